@@ -167,6 +167,6 @@ class Head(Protocol):
         """Its decoder layer; None if it has none."""
         ...
 
-    def draft(self, forwards: HeadForwards) -> LevelLogits:
+    def draft(self, forwards: HeadForwards, /) -> LevelLogits:
         """Return the function that computes the logits of a draft, level by level."""
         ...

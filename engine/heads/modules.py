@@ -1,8 +1,9 @@
-"""What the modules of several kinds share: residual blocks, decoder layers, masks, drafting."""
+"""What several kinds draft with: residual blocks, decoder layers, masks, ways to draft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
+from engine.heads.drafting import Columns, Growing, HeadForwards, HeadLayer, LevelLogits, Take
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
@@ -78,14 +79,21 @@ def vectors_of(rows: Rows) -> Tensor:
     return rows.vectors
 
 
-def learned_masks(config: HeadConfig, take: Take, name: str) -> Tensor | None:
-    """Return the learned vectors of the masks, (K, D); None without masks."""
-    return take(f"mask.{name}") if config.masks else None
+def learned_masks(config: HeadConfig, take: Take, *names: str) -> list[Tensor | None]:
+    """Return the masks' learned vectors of each name, (K, D); None without masks."""
+    return [take(f"mask.{name}") if config.masks else None for name in names]
 
 
-def mask_numbers(rows: Rows) -> Tensor:
-    """Return the number of each row's mask, from 1, and 0 for other tokens, (T,) int64."""
-    return torch.from_numpy(np.maximum(-rows.tokens, 0))
+def mask_tensors(config: HeadConfig, *names: str) -> TensorShapes:
+    """Return names and shapes of the masks' learned vectors."""
+    return {f"mask.{name}": (config.masks, config.hidden_size) for name in names if config.masks}
+
+
+def mask_rows(rows: Rows, x: Tensor, vectors: Tensor | None) -> Tensor:
+    """Return x, (T, D), with the rows of masks replaced by their vectors; see `replace_masks`."""
+    if vectors is None:
+        return x
+    return replace_masks(torch.from_numpy(np.maximum(-rows.tokens, 0)), x, vectors)
 
 
 def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
@@ -100,6 +108,16 @@ def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
         return x
     numbers = numbers.to(x.device)
     return torch.where((numbers == 0)[:, None], x, vectors[(numbers - 1).clamp(min=0)])
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredHead:
+    """A head that drafts with one decoder layer."""
+
+    columns: Columns
+    layer: HeadLayer
+    draft: Callable[[HeadForwards], LevelLogits]
+    keeps: tuple[int, ...] = ()
 
 
 def draft_with_states(forwards: HeadForwards) -> LevelLogits:

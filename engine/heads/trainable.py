@@ -9,12 +9,187 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from engine.heads.packed import Packed, Texts, pack
+from engine.model.shape import ModelShape
+from engine.model.slots import Rows, Slots
+
+
+class Texts(NamedTuple):
+    """Texts end to end, T tokens, and the tokens after which drafts begin."""
+
+    ids: Tensor
+    """x, (T,) int64."""
+    embedded: Tensor
+    """E(x), (T, D)."""
+    features: Tensor
+    """f: the target's final normed hidden state at each token, (T, D)."""
+    starts: np.ndarray
+    """First token of each text, then T, (N + 1,) int64."""
+    anchors: np.ndarray
+    """Tokens after which a draft begins, (A,) int64, rising; none is the first or the last of its
+    text."""
+    answers: Tensor | None = None
+    """Whether each token belongs to an answer, (T,) bool; losses count no others. None: all do."""
+
+    def anchors_with(self, count: int) -> np.ndarray:
+        """Return the anchors whose text has at least `count` more tokens."""
+        ends = self.starts[np.searchsorted(self.starts, self.anchors, side="right")]
+        return self.anchors[self.anchors + count < ends]
+
+    def anchor_tensor(self, count: int) -> Tensor:
+        """Return `anchors_with(count)` on the texts' device."""
+        return torch.from_numpy(self.anchors_with(count)).to(self.ids.device)
+
+
+class PackedText(NamedTuple):
+    """R packed rows of one text."""
+
+    tokens: np.ndarray
+    """The token that each row is or follows, (R,) int64, from 0."""
+    numbers: np.ndarray
+    """Number of the row in its group, (R,) int64: 0 for the token, k for the k-th row after it."""
+    positions: np.ndarray
+    """(R,) int64, from 0."""
+    seen: np.ndarray
+    """Rows that each row attends to, itself included, (R, R) bool."""
+
+
+class Packed(NamedTuple):
+    """The rows of several texts, one text after the other."""
+
+    tokens: Tensor
+    """Index of each row's token in `Texts`, (R,) int64."""
+    numbers: Tensor
+    """As in `PackedText`."""
+    positions: Tensor
+    """As in `PackedText`."""
+    seen: tuple[Tensor, ...]
+    """As in `PackedText`, for each text."""
+
+    def at(self, number: int) -> Tensor:
+        """Return the rows of a number, in order."""
+        return torch.nonzero(self.numbers == number)[:, 0]
+
+
+def lay_out(groups: np.ndarray) -> PackedText:
+    """Pack a text's tokens, (L,), with `groups[i]` rows after token i."""
+    sizes = groups + 1
+    tokens = np.repeat(np.arange(len(groups)), sizes)
+    first = np.cumsum(sizes) - sizes
+    numbers = np.arange(len(tokens)) - first[tokens]
+    previous = np.concatenate([[-1], first[:-1]])
+    parents = np.where(numbers == 0, previous[tokens], np.arange(len(tokens)) - 1)
+    slots = Slots(1, len(tokens))
+    slots.append(Rows.of(0, np.zeros(len(tokens)), parents))
+    return PackedText(tokens, numbers, slots.positions[0], slots.ancestor_mask(0, 0))
+
+
+def pack(texts: Texts, count: int, *, within: bool) -> Packed:
+    """Return the rows that a layer reads: the tokens of each text without its ends, with groups.
+
+    The row of x_j reads f_(j-1), so x_0 has no row; x_(L-1) has nothing to predict.
+
+    Args:
+        texts: The texts.
+        count: Rows after each anchor.
+        within: Whether rows that would predict past the end of their text are left out.
+    """
+    layouts, tokens = list[PackedText](), list[np.ndarray]()
+    for start, stop in zip(texts.starts[:-1], texts.starts[1:], strict=True):
+        inner = np.arange(start + 1, stop - 1)
+        groups = np.where(np.isin(inner, texts.anchors), count, 0)
+        layout = lay_out(np.minimum(groups, stop - 2 - inner) if within else groups)
+        layouts.append(layout)
+        tokens.append(inner[layout.tokens])
+    device = texts.ids.device
+    columns = (tokens, [part.numbers for part in layouts], [part.positions for part in layouts])
+    return Packed(
+        *(torch.from_numpy(np.concatenate(column)).to(device) for column in columns),
+        seen=tuple(torch.from_numpy(layout.seen).to(device) for layout in layouts),
+    )
+
+
+class TrainableNorm(nn.Module):
+    """Root-mean-square norm."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self._eps)
+
+
+class TrainableAttention(nn.Module):
+    """Attention of packed rows; rotary pairs are (i, i + head_dim / 2)."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(width, queries, bias=False)
+        self.k_proj = nn.Linear(width, keys, bias=False)
+        self.v_proj = nn.Linear(width, keys, bias=False)
+        self.o_proj = nn.Linear(queries, width, bias=False)
+        self._size, self._scale = shape.head_dim, shape.rope_scale
+        self.register_buffer("frequencies", torch.tensor(shape.frequencies), persistent=False)
+
+    def forward(self, x: Tensor, packed: Packed) -> Tensor:
+        """Map (R, D) to (R, D)."""
+        angles = packed.positions[:, None, None] * self.get_buffer("frequencies")
+        cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(x).unflatten(-1, (-1, self._size)) for project in projections)
+        sizes = [len(mask) for mask in packed.seen]
+        split = (t.transpose(0, 1).split(sizes, 1) for t in (_rotate(q, cos, sin), _rotate(k, cos, sin), v))
+        outputs = [
+            functional.scaled_dot_product_attention(*(t[None] for t in qkv), attn_mask=mask, enable_gqa=True)
+            for qkv, mask in zip(zip(*split, strict=True), packed.seen, strict=True)
+        ]
+        return self.o_proj(torch.cat(outputs, 2)[0].transpose(0, 1).flatten(1))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class TrainableFeedForward(nn.Module):
+    """down(SiLU(gate(x)) * up(x))."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class TrainableLayer(nn.Module):
+    """A layer of the target's shape, without biases; `input_norm` norms its attention's input."""
+
+    def __init__(self, shape: ModelShape, *, input_norm: bool) -> None:
+        super().__init__()
+        self.input_layernorm = TrainableNorm(shape.width, shape.eps) if input_norm else nn.Identity()
+        self.self_attn = TrainableAttention(shape)
+        self.post_attention_layernorm = TrainableNorm(shape.width, shape.eps)
+        self.mlp = TrainableFeedForward(shape.width, shape.inner)
+
+    def forward(self, x: Tensor, packed: Packed) -> Tensor:
+        """Map (R, D) to (R, D)."""
+        x = x + self.self_attn(self.input_layernorm(x), packed)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
 
 _AT_ONCE = 1024
 """States whose logits are computed at once: V floats each."""
@@ -115,42 +290,41 @@ class TrainableHead:
         return self.rescale(tensors, 1 / self.scale)
 
 
-def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return EAGLE's tensors for embeddings without the scale: `fc` takes it, and masks lose it."""
-    scaled = dict(tensors)
-    if "fc.weight" in scaled:
-        embedded, features = scaled["fc.weight"].chunk(2, 1)
-        scaled["fc.weight"] = torch.cat((embedded * scale, features), 1)
-        if "mask.embedding" in scaled:
-            scaled["mask.embedding"] = scaled["mask.embedding"] / scale
-    return scaled
-
-
 def rows_of_anchors(texts: Texts, packed: Packed, number: int) -> Tensor:
     """Return the rows of a number in the anchors' groups; the anchors themselves have number 0."""
     rows, anchors = packed.at(number), torch.from_numpy(texts.anchors).to(texts.ids.device)
     return rows[torch.isin(packed.tokens[rows], anchors)]
 
 
-def learn_with_masks(states_of: Callable[[Texts, Packed], Tensor], masks: int, texts: Texts) -> list[Learned]:
-    """Return the states of all tokens, and of the masks behind the anchors."""
-    packed = pack(texts, masks, within=True)
-    states, learned = states_of(texts, packed), list[Learned]()
-    for k in range(masks + 1):
-        rows = packed.at(k)
-        learned.append(Learned(states[rows], packed.tokens[rows] + 1 + k))
-    return learned
+def layered_head(
+    module: nn.Module, masks: int, draft: Callable[[Texts, Frozen, int], Tensor] | None = None, **more: Any
+) -> TrainableHead:
+    """Return the functions of a module that maps the rows' embeddings and features to states.
 
+    It learns the states of all tokens, and of the masks behind the anchors.
 
-def draft_from_masks(
-    states_of: Callable[[Texts, Packed], Tensor], texts: Texts, frozen: Frozen, count: int
-) -> Tensor:
-    """Return `count` drafts at each anchor, (A, count), from one forward."""
-    packed = pack(texts, count - 1, within=False)
-    states = states_of(texts, packed)
-    return torch.stack(
-        [frozen.draft_best(states[rows_of_anchors(texts, packed, k)]) for k in range(count)], 1
-    )
+    Args:
+        module: (embeddings, features, packed) -> states, (R, D) each.
+        masks: K.
+        draft: As in `TrainableHead`; None: all tokens in one forward over masks.
+        more: Further fields of `TrainableHead`.
+    """
+
+    def states_of(texts: Texts, packed: Packed) -> Tensor:
+        return module(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
+
+    def learn(texts: Texts) -> list[Learned]:
+        packed = pack(texts, masks, within=True)
+        states, rows = states_of(texts, packed), [packed.at(k) for k in range(masks + 1)]
+        return [Learned(states[at], packed.tokens[at] + 1 + k) for k, at in enumerate(rows)]
+
+    def draft_from_masks(texts: Texts, frozen: Frozen, count: int) -> Tensor:
+        packed = pack(texts, count - 1, within=False)
+        states = states_of(texts, packed)
+        places = (states[rows_of_anchors(texts, packed, k)] for k in range(count))
+        return torch.stack([frozen.draft_best(place) for place in places], 1)
+
+    return TrainableHead(module, learn, draft or draft_from_masks, **more)
 
 
 def mask_vectors(masks: int, width: int, level: float, *names: str) -> nn.ParameterDict:

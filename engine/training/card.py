@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from math import prod
 from operator import add
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.environment import environment
-from engine.errors import UsageError
 from engine.pairs.pair import Pair
 from engine.training.data import SOURCES, UNKNOWN
+from engine.training.loop import read_json
 from engine.training.measure import (
     ROWS,
     Acceptance,
     Cost,
     LoadedPair,
     Loss,
+    held_out_prompts,
     measure_acceptance,
     measure_cost,
     measure_losses,
+    read_prompts,
 )
 from engine.training.options import CardSettings
-from engine.training.prompts import held_out_prompts, read_prompts
 from engine.types import Sampling
 
-FACTS = "training.json"
 _MB = 1_000_000
 
 
@@ -75,7 +73,7 @@ def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> s
         UsageError: A file of prompts or the corpus cannot be read, or the pair has no drafter.
         ModelError: A model is missing or broken.
     """
-    fixed, loaded = _read_json(settings.fixed), LoadedPair.load(pair)
+    fixed, loaded = read_json(settings.fixed), LoadedPair.load(pair)
     window = min(settings.window, pair.context)
     new = min(settings.new_tokens, window // 2)
     sets: list[tuple[str, Iterable[str]]] = [("the fixed prompts below", fixed["prompts"])]
@@ -94,23 +92,6 @@ def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> s
         tuple(_samples(loaded, fixed)),
     )
     return render(facts, measured, fixed, window)
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the facts of a pair's or head's training; empty if unknown.
-
-    Raises:
-        UsageError: The file is not JSON.
-    """
-    path = folder / FACTS
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); it must be a JSON object") from None
 
 
 def _sizes(loaded: LoadedPair) -> Sizes:

@@ -7,7 +7,8 @@ output is f_j, which the target's LM head reads, and which the row of the next d
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,34 @@ from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
 from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.eagle3 import matches as matches_eagle3
-from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
-from engine.heads.packed import Packed, Texts, pack
+from engine.heads.modules import (
+    LayeredHead,
+    decoder_layer,
+    draft_with_states,
+    layer_tensors,
+    linear,
+    mask_rows,
+    replace_masks,
+    vectors_of,
+)
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.heads.trainable import (
     Frozen,
-    Learned,
+    Packed,
+    Texts,
     TrainableHead,
+    TrainableLayer,
     init_matrices,
+    layered_head,
+    mask_vectors,
+    pack,
     rows_of_anchors,
-    scale_fc,
 )
-from engine.heads.trainable_layer import TrainableLayer
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
+from engine.model.slots import Rows
 
 
 def check(config: HeadConfig) -> None:
@@ -71,67 +84,80 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
     return Published(config, names)
 
 
-class Eagle:
-    """The layer that drafts, one level per forward."""
+def load(
+    config: HeadConfig,
+    take: Take,
+    target: Decoder,
+    draft: Callable[[HeadForwards], LevelLogits] = draft_with_states,
+    keeps: tuple[int, ...] = (-1,),
+    masks: Sequence[Tensor | None] = (None, None),
+) -> LayeredHead:
+    """Return the head to draft with; `masks` are the embeddings and features of masks, (K, D)."""
+    lm_head, columns = lent_lm_head(config, take, target)
+    fc, (embedding, feature) = linear(take, "fc", bias=config.biased), masks
 
-    keeps = (-1,)
+    def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
+        h = mask_rows(rows, vectors_of(rows), feature)
+        return fc(torch.cat([mask_rows(rows, e, embedding), h], 1)), None
 
-    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        lm_head, self.columns = lent_lm_head(config, take, target)
-        fc, ends = linear(take, "fc", bias=config.biased), (target.embedding, lm_head)
-        decoder = decoder_layer(
-            config.layer(), take, lambda rows, e: (fc(torch.cat([e, vectors_of(rows)], 1)), None), ends
-        )
-        work = Work(1, 2, vocabulary_share(config))
-        self.layer = HeadLayer(decoder, exact=work, guessed=work)
-
-    def draft(self, forwards: HeadForwards) -> LevelLogits:
-        """Forward the layer once per level."""
-        return draft_with_states(forwards)
+    ends, count = (target.embedding, lm_head), 0 if embedding is None else len(embedding)
+    decoder = decoder_layer(config.layer(), take, inputs, ends, count)
+    work = Work(1, 2, vocabulary_share(config))
+    return LayeredHead(columns, HeadLayer(decoder, exact=work, guessed=work), draft, keeps)
 
 
-class TrainableEagle(nn.Module):
-    """The layer in training; it reads embeddings times `scale`."""
+class EagleLayer(nn.Module):
+    """The layer in training; it reads embeddings times `scale`, and K masks (ParallelSpec)."""
 
-    def __init__(self, shape: ModelShape, scale: float = 1.0) -> None:
+    def __init__(self, shape: ModelShape, masks: int, scale: float, level: float) -> None:
         super().__init__()
         self._scale = scale
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
         self.layers = nn.ModuleList([TrainableLayer(shape, input_norm=False)])
         init_matrices(self)
-
-    def learn(self, texts: Texts) -> list[Learned]:
-        """Return the states of all tokens; later places would read predicted states."""
-        packed = pack(texts, 0, within=True)
-        states = self(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
-        return [Learned(states, packed.tokens + 1)]
-
-    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
-        """Return `count` drafts at each anchor, (A, count)."""
-        drafts, states = list[Tensor](), list[Tensor]()
-        for drafted in range(count):
-            packed = pack(texts, drafted, within=False)
-            embedded, features = texts.embedded[packed.tokens], texts.features[packed.tokens - 1]
-            for k, (token, state) in enumerate(zip(drafts, states, strict=True), 1):
-                embedded[packed.at(k)], features[packed.at(k)] = frozen.embedding[token], state
-            states.append(self(embedded, features, packed)[rows_of_anchors(texts, packed, drafted)])
-            drafts.append(frozen.draft_best(states[-1]))
-        return torch.stack(drafts, 1)
+        self.mask = mask_vectors(masks, shape.width, level, "embedding", "feature")
 
     def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
         """Map the rows' embeddings and features, (R, D) each, to states, (R, D)."""
-        return self.layers[0](self.fc(torch.cat((embedded * self._scale, features), -1)), packed)
+        embedded = replace_masks(packed.numbers, embedded * self._scale, self.mask.get("embedding"))
+        features = replace_masks(packed.numbers, features, self.mask.get("feature"))
+        return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)
 
-    def head(self) -> TrainableHead:
-        """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(self, self.learn, self.draft, scale_fc, self._scale)
+
+def _draft_by_token(layer: EagleLayer, texts: Texts, frozen: Frozen, count: int) -> Tensor:
+    """Return `count` drafts at each anchor, (A, count); each reads the states of those before."""
+    drafts, states = list[Tensor](), list[Tensor]()
+    for drafted in range(count):
+        packed = pack(texts, drafted, within=False)
+        embedded, features = texts.embedded[packed.tokens], texts.features[packed.tokens - 1]
+        for k, (token, state) in enumerate(zip(drafts, states, strict=True), 1):
+            embedded[packed.at(k)], features[packed.at(k)] = frozen.embedding[token], state
+        states.append(layer(embedded, features, packed)[rows_of_anchors(texts, packed, drafted)])
+        drafts.append(frozen.draft_best(states[-1]))
+    return torch.stack(drafts, 1)
+
+
+def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Return tensors for embeddings without the scale: `fc` takes it, and masks lose it."""
+    scaled = dict(tensors)
+    if "fc.weight" in scaled:
+        embedded, features = scaled["fc.weight"].chunk(2, 1)
+        scaled["fc.weight"] = torch.cat((embedded * scale, features), 1)
+        if "mask.embedding" in scaled:
+            scaled["mask.embedding"] = scaled["mask.embedding"] / scale
+    return scaled
+
+
+def _trainable(shape: ModelShape, _: int, scale: float, level: float) -> TrainableHead:
+    layer = EagleLayer(shape, 0, scale, level)
+    return layered_head(layer, 0, partial(_draft_by_token, layer), rescale=scale_fc, scale=scale)
 
 
 KIND = Kind(
     check=check,
     tensors=tensors,
-    load=Eagle,
+    load=load,
     layered=True,
     published=PublishedForm(_matches, _read),
-    trainable=lambda shape, _, scale, __: TrainableEagle(shape, scale).head(),
+    trainable=_trainable,
 )

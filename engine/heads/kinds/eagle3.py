@@ -20,9 +20,16 @@ from torch import Tensor
 
 from engine.errors import ModelError
 from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
+from engine.heads.drafting import HeadLayer, Take
 from engine.heads.kind import Kind, PublishedForm
-from engine.heads.modules import decoder_layer, draft_with_states, layer_tensors, linear, vectors_of
+from engine.heads.modules import (
+    LayeredHead,
+    decoder_layer,
+    draft_with_states,
+    layer_tensors,
+    linear,
+    vectors_of,
+)
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.heads.vocabulary import own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
@@ -136,40 +143,32 @@ def _states(file: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
     return ()
 
 
-class Eagle3:
-    """The layer that drafts, one level per forward."""
+def _load(config: HeadConfig, take: Take, target: Decoder) -> LayeredHead:
+    shape, fc = _layer(config), linear(take, "fc", bias=False)
+    embedding_norm, vector_norm = (
+        Norm(take(f"layers.0.{name}.weight"), shape.eps) for name in ("input_layernorm", "hidden_norm")
+    )
 
-    keeps = (1,)
+    def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = vectors_of(rows)
+        normed = vector_norm(vectors)
+        residual = normed if config.norm_before_residual else vectors.clone()
+        return residual, torch.cat([embedding_norm(e), normed], 1)
 
-    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        shape, fc = _layer(config), linear(take, "fc", bias=False)
-        embedding_norm, vector_norm = (
-            Norm(take(f"layers.0.{name}.weight"), shape.eps) for name in ("input_layernorm", "hidden_norm")
-        )
-
-        def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, Tensor]:
-            vectors = vectors_of(rows)
-            normed = vector_norm(vectors)
-            residual = normed if config.norm_before_residual else vectors.clone()
-            return residual, torch.cat([embedding_norm(e), normed], 1)
-
-        (lm_head,), self.columns = own_lm_heads(config, take, ["lm_head.weight"])
-        embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
-        decoder = decoder_layer(shape, take, inputs, (embedding, lm_head))
-        qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D
-        work = Work(1, qkv, vocabulary_share(config))
-        exact = work._replace(squares=qkv + _state_count(config))
-        self.layer = HeadLayer(decoder, exact=exact, guessed=work, fuse=fc)
-
-    def draft(self, forwards: HeadForwards) -> LevelLogits:
-        """Forward the layer once per level."""
-        return draft_with_states(forwards)
+    (lm_head,), columns = own_lm_heads(config, take, ["lm_head.weight"])
+    embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
+    decoder = decoder_layer(shape, take, inputs, (embedding, lm_head))
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D
+    work = Work(1, qkv, vocabulary_share(config))
+    exact = work._replace(squares=qkv + _state_count(config))
+    layer = HeadLayer(decoder, exact=exact, guessed=work, fuse=fc)
+    return LayeredHead(columns, layer, draft_with_states, keeps=(1,))
 
 
 KIND = Kind(
     check=_check,
     tensors=_tensors,
-    load=Eagle3,
+    load=_load,
     layered=True,
     serves="eagle",
     published=PublishedForm(matches, _read),

@@ -22,9 +22,8 @@ from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.medusa import check
 from engine.heads.modules import linear, residual
-from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
-from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
 from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
@@ -164,41 +163,32 @@ class HydraBlock(nn.Module):
         return self.res_connection(z) + functional.silu(self.linear(z))
 
 
-class TrainableHydra(nn.Module):
-    """The heads in training, with one block each; they read embeddings times `scale`."""
+def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
+    """Return heads to train, with one block each; they read embeddings times `scale`."""
+    blocks = [HydraBlock(i + 2, width) for i in range(heads)]
+    module = nn.ModuleDict({"hydra_mlp": nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)})
 
-    def __init__(self, width: int, heads: int, scale: float = 1.0) -> None:
-        super().__init__()
-        self._scale = scale
-        blocks = [HydraBlock(i + 2, width) for i in range(heads)]
-        self.hydra_mlp = nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)
+    def state(i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
+        """Return head i's state, (..., D), from a feature and i + 1 embeddings, (..., D) each."""
+        return blocks[i](torch.cat((feature, torch.cat(embedded, -1) * scale), -1))
 
-    def learn(self, texts: Texts) -> list[Learned]:
-        """Return the states of every head, with the text's own tokens as drafts."""
+    def learn(texts: Texts) -> list[Learned]:
         learned = list[Learned]()
-        for i in range(len(self.hydra_mlp)):
+        for i in range(heads):
             n = texts.anchor_tensor(i + 1)
-            inputs = [texts.features[n - 1], *(texts.embedded[n + j] for j in range(i + 1))]
-            learned.append(Learned(self.state(i, *inputs), n + 1 + i))
+            embedded = (texts.embedded[n + j] for j in range(i + 1))
+            learned.append(Learned(state(i, texts.features[n - 1], *embedded), n + 1 + i))
         return learned
 
-    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
-        """Return `count` drafts at each anchor, (A, count)."""
+    def draft(texts: Texts, frozen: Frozen, count: int) -> Tensor:
         n, drafts = texts.anchor_tensor(0), list[Tensor]()
         inputs = [texts.features[n - 1], texts.embedded[n]]
         for i in range(count):
-            drafts.append(frozen.draft_best(self.state(i, *inputs)))
+            drafts.append(frozen.draft_best(state(i, *inputs)))
             inputs.append(frozen.embedding[drafts[-1]])
         return torch.stack(drafts, 1)
 
-    def state(self, i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
-        """Return head i's state, (..., D), from a feature and i + 1 embeddings, (..., D) each."""
-        z = torch.cat((feature, torch.cat(embedded, -1) * self._scale), -1)
-        return self.hydra_mlp[i].get_submodule("1")(z)
-
-    def head(self) -> TrainableHead:
-        """Return the module with its training functions; saved weights include the scale."""
-        return TrainableHead(self, self.learn, self.draft, _scaled, self._scale)
+    return TrainableHead(module, learn, draft, _scaled, scale)
 
 
 def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
@@ -218,5 +208,5 @@ KIND = Kind(
     layered=False,
     sized_by="heads",
     published=PublishedForm(_matches, _read),
-    trainable=lambda shape, size, scale, _: TrainableHydra(shape.width, size, scale).head(),
+    trainable=lambda shape, size, scale, _: _trainable(shape.width, size, scale),
 )

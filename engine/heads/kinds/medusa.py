@@ -20,9 +20,8 @@ from engine.heads.config import MOST, HeadConfig, TensorShapes
 from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.modules import draft_at_once, linear, residual
-from engine.heads.packed import Texts
 from engine.heads.published import Published, target_name, vocab_size
-from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
 from engine.heads.vocabulary import lent_lm_head, own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
@@ -132,60 +131,31 @@ class ResidualBlock(nn.Module):
         return x + functional.silu(self.linear(x))
 
 
-class TrainableMedusaHead(nn.ModuleList):
-    """One block, and the head's own LM head if it learns one."""
+def _trainable(width: int, heads: int) -> TrainableHead:
+    """Return heads to train, with one block each, then the target's LM head or their own."""
+    module = nn.ModuleList(nn.ModuleList([ResidualBlock(width)]) for _ in range(heads))
 
-    def __init__(self, width: int) -> None:
-        super().__init__([ResidualBlock(width)])
+    def own(i: int) -> Tensor | None:
+        parameters = dict(module.named_parameters())
+        return parameters.get(f"{i}.1.weight")
 
-    @property
-    def own(self) -> Tensor | None:
-        """The head's own LM head, (N, D)."""
-        lm_head = self[1] if len(self) > 1 else None
-        return lm_head["weight"] if isinstance(lm_head, nn.ParameterDict) else None
+    def state(i: int, features: Tensor) -> Tensor:
+        return module.get_submodule(f"{i}.0")(features)
 
-    def add_lm_head(self, lm_head: Tensor) -> None:
-        """Learn a copy of an LM head, (N, D)."""
-        self.append(nn.ParameterDict({"weight": nn.Parameter(lm_head.clone())}))
+    def learn(texts: Texts) -> list[Learned]:
+        anchors = [texts.anchor_tensor(i + 1) for i in range(heads)]
+        return [Learned(state(i, texts.features[n - 1]), n + 1 + i, own(i)) for i, n in enumerate(anchors)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., D) to (..., D)."""
-        return self[0](x)
-
-
-class TrainableMedusa(nn.ModuleList):
-    """The heads in training, with one block each, then the target's LM head or their own."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(TrainableMedusaHead(width) for _ in range(heads))
-
-    @property
-    def heads(self) -> list[TrainableMedusaHead]:
-        """The heads in order."""
-        return [head for head in self if isinstance(head, TrainableMedusaHead)]
-
-    def add_lm_heads(self, lm_head: Tensor) -> None:
-        """Give each head a copy of the target's LM head, (N, D), to learn."""
-        for head in self.heads:
-            head.add_lm_head(lm_head)
-
-    def learn(self, texts: Texts) -> list[Learned]:
-        """Return the states of every head."""
-        learned = list[Learned]()
-        for i, head in enumerate(self.heads):
-            n = texts.anchor_tensor(i + 1)
-            learned.append(Learned(head(texts.features[n - 1]), n + 1 + i, head.own))
-        return learned
-
-    def draft(self, texts: Texts, frozen: Frozen, count: int) -> Tensor:
-        """Return `count` drafts at each anchor, (A, count)."""
+    def draft(texts: Texts, frozen: Frozen, count: int) -> Tensor:
         features = texts.features[texts.anchor_tensor(0) - 1]
-        drafts = [frozen.draft_best(head(features), head.own) for head in self.heads[:count]]
-        return torch.stack(drafts, 1)
+        return torch.stack([frozen.draft_best(state(i, features), own(i)) for i in range(count)], 1)
 
-    def head(self) -> TrainableHead:
-        """Return the module with its training functions."""
-        return TrainableHead(self, self.learn, self.draft, add_lm_heads=self.add_lm_heads)
+    def add_lm_heads(lm_head: Tensor) -> None:
+        for i in range(heads):
+            learned = nn.ParameterDict({"weight": nn.Parameter(lm_head.clone())})
+            module.get_submodule(str(i)).add_module("1", learned)
+
+    return TrainableHead(module, learn, draft, add_lm_heads=add_lm_heads)
 
 
 KIND = Kind(
@@ -195,5 +165,5 @@ KIND = Kind(
     layered=False,
     sized_by="heads",
     published=PublishedForm(_matches, _read),
-    trainable=lambda shape, size, *_: TrainableMedusa(shape.width, size).head(),
+    trainable=lambda shape, size, *_: _trainable(shape.width, size),
 )

@@ -14,21 +14,19 @@ import torch
 from engine.errors import UsageError
 from engine.heads.files import HeadWeights, read_head
 from engine.heads.kinds import KINDS
-from engine.heads.packed import Texts
-from engine.heads.trainable import Frozen, TrainableHead
+from engine.heads.trainable import Frozen, Texts, TrainableHead
 from engine.heads.vocabulary import target_ids
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
-from engine.training.card import read_facts
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
 from engine.training.heads.losses import DraftAcceptance, acceptance
 from engine.training.heads.plot import PLOT
 from engine.training.heads.train import build_head, read_frozen
-from engine.training.measure import LoadedPair
+from engine.training.loop import read_facts
+from engine.training.measure import LoadedPair, held_out_prompts, read_prompts
 from engine.training.options import HEAD_DEFAULTS, CardSettings
-from engine.training.prompts import held_out_prompts, read_prompts
 from engine.types import Sampling
 
 FOLDER = "heads"

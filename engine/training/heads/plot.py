@@ -8,9 +8,8 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.training.steps import LOG, read_log
+from engine.training.loop import LOG, MEASURED, read_log
 
-ACCEPTANCE = "acceptance.jsonl"
 PLOT = "curves.svg"
 _COLOURS = ("#2f6fde", "#d9541e", "#1f9d61", "#b03a9b", "#b8860b", "#00808a", "#7a5af5", "#d1335b", "#5f6b7a")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _KEY = 460, 280, 52, 34, 40, 96
@@ -58,7 +57,7 @@ def draw(panels: Sequence[Panel], columns: int = 0) -> str:
 
 def training_curves(out: Path) -> str:
     """Return the curves of a head's training: its loss, and the acceptance rate by place."""
-    losses, measured = read_log(out / LOG), read_log(out / ACCEPTANCE)
+    losses, measured = read_log(out / LOG), read_log(out / MEASURED)
     size = max(1, len(losses) // 100)
     means = [
         (float(part[-1]["step"]), sum(row["loss"] for row in part) / len(part))

@@ -5,16 +5,55 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from engine.errors import UsageError
 from engine.heads.files import read_head, write_head
 from engine.heads.vocabulary import offsets
 from engine.pairs.config import read_config
-from engine.training.card import read_facts
-from engine.training.heads.vocabulary import most_frequent
-from engine.training.steps import write_facts
+from engine.training.data import Corpus
+from engine.training.loop import check_empty, read_facts, write_facts
 from engine.training.target_text import read_text
+from engine.types import check_range
+
+
+class Vocabulary(NamedTuple):
+    """The tokens that a head drafts."""
+
+    tokens: Tensor
+    """(N,) int64, rising."""
+    coverage: float
+    """Share of the answers' tokens that are among them."""
+
+    def facts(self, vocab: int) -> dict[str, float]:
+        """Return the facts for the card; `vocab` is the target's V."""
+        return {"tokens": len(self.tokens), "of": vocab, "coverage": round(self.coverage, 5)}
+
+
+def most_frequent(corpus: Corpus, count: int, vocab: int) -> Vocabulary:
+    """Return the `count` most frequent tokens of the answers; among equals, lower ids first.
+
+    Raises:
+        UsageError: The target has fewer tokens.
+    """
+    check_range("vocabulary", count, 1, vocab)
+    counts = np.bincount(_answers(corpus), minlength=vocab)
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:count])
+    return Vocabulary(torch.from_numpy(chosen), float(counts[chosen].sum() / max(1, counts.sum())))
+
+
+def _answers(corpus: Corpus) -> np.ndarray:
+    """Return the tokens of all answers."""
+    if corpus.answers is None:
+        return corpus.ids
+    change = np.zeros(len(corpus.ids) + 1, dtype=np.int64)
+    change[corpus.answers] += 1
+    change[corpus.starts[1:]] -= 1
+    return corpus.ids[np.cumsum(change)[:-1] > 0]
 
 
 def shorten_head(
@@ -46,8 +85,7 @@ def shorten_head(
             head is for another target or has its own LM head, or the text is another target's.
         ModelError: The head or the text is broken.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is not empty; choose another --out")
+    check_empty(out)
     config, tensors = read_head(head, target)
     if config.own_lm_head or "lm_head.weight" in tensors:
         raise UsageError(

@@ -12,53 +12,107 @@ stay fixed.
 
 from __future__ import annotations
 
-import json
 import threading
 from functools import reduce
 from math import nan
 from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.errors import UsageError
 from engine.files import replacing
-from engine.heads.config import HeadConfig, layer_fields
-from engine.heads.files import tokenizer_digest, write_head
+from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes, layer_fields
+from engine.heads.files import check_head, read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
 from engine.heads.trainable import Frozen, TrainableHead
 from engine.heads.vocabulary import offsets
 from engine.model.shape import EMBEDDING, ModelShape
-from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.checkpoint import Checkpoint, some
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
-from engine.training.checkpoint import State
 from engine.training.data import Corpus, find_sources, read_mixture
-from engine.training.fit import Losses, Phase
-from engine.training.heads.features import Batches
+from engine.training.heads.features import Batches, stored_features
 from engine.training.heads.losses import acceptance, head_losses
-from engine.training.heads.plot import ACCEPTANCE, PLOT, training_curves
-from engine.training.heads.start import compare, copy
-from engine.training.heads.stored import stored_features
-from engine.training.heads.vocabulary import most_frequent
-from engine.training.options import HeadOptions
-from engine.training.steps import (
-    LOG,
+from engine.training.heads.plot import PLOT, training_curves
+from engine.training.heads.shorten import most_frequent
+from engine.training.loop import (
+    MEASURED,
     Listener,
     Progress,
     Training,
-    check_lengths,
     ignore,
-    phase_facts,
+    read_facts,
     read_log,
-    trim_log,
     write_facts,
 )
+from engine.training.options import HeadOptions
+from engine.training.step import Losses, Phase
 from engine.training.target_text import FILE as WRITTEN
-from engine.training.target_text import read_text, write_text
+from engine.training.target_text import check_lengths, read_text, write_text
 from engine.types import check_range
+
+
+class Start(NamedTuple):
+    """Names of tensors; the tokens that a head drafts are a setting and not among them."""
+
+    copied: list[str]
+    """In both heads, with equal shapes."""
+    left_out: list[str]
+    """In the trained head only, or with another shape."""
+    random: list[str]
+    """In the new head only, or with another shape; they begin with random numbers."""
+
+
+def compare(options: HeadOptions, config: HeadConfig) -> Start | None:
+    """Compare the tensors of `options.start` with those of a new head; None without a start.
+
+    Args:
+        options: The settings.
+        config: The new head's.
+
+    Raises:
+        UsageError: The trained head is for another target, none of its tensors fits, or some do not
+            and `options.start_partial` is false.
+        ModelError: The trained head is broken.
+    """
+    if options.start is None:
+        return None
+    trained, own = _trained(check_head(options.start, options.target)), _trained(config)
+    copied = [name for name, shape in trained.items() if own.get(name) == shape]
+    if not copied:
+        raise UsageError(
+            f"start is {options.start}, but no tensor of that head fits this one; leave out --start"
+        )
+    left_out = {name: shape for name, shape in trained.items() if name not in copied}
+    if left_out and not options.start_partial:
+        shown = [
+            f"{name} ({list(shape)} instead of {list(own[name])})" if name in own else name
+            for name, shape in left_out.items()
+        ]
+        raise UsageError(
+            f"{options.start} has tensors without a place in this head: {some(shown)}; add --start-partial to leave "
+            "them out"
+        )
+    return Start(copied, list(left_out), [name for name in own if name not in copied])
+
+
+def copy(head: TrainableHead, options: HeadOptions, start: Start) -> dict[str, Any]:
+    """Copy the tensors into a head; return the facts of the trained head, and `start`."""
+    assert options.start is not None, "the comparison found one"
+    tensors = head.from_file(read_head(options.start, options.target).tensors)
+    head.module.load_state_dict({name: tensors[name] for name in start.copied}, strict=False)
+    before = read_facts(options.start)
+    return {name: before.get(name) for name in ("kind", "phase", "begun_from")} | start._asdict()
+
+
+def _trained(config: HeadConfig) -> TensorShapes:
+    """Return the tensors of a head that a training changes."""
+    shapes = KINDS[config.kind].tensors(config)
+    return {name: shape for name, shape in shapes.items() if name not in INDEX_TENSORS}
+
 
 _MEASURED = 48
 """Held-out texts that a checkpoint is measured on."""
@@ -102,20 +156,15 @@ def train_head(
     steps = batches.steps(options.epochs, options.batch) or options.steps
     head, config, begun = _begin(options, shape, features[:_SAMPLE], frozen, training)
     phase = Phase(options.kind, "head", steps, options.batch, 0, options.learning_rate, 0)
-    if training.is_main:
-        for name in (LOG, ACCEPTANCE):
-            trim_log(out / name, (phase,), training.state)
 
     def losses_of(step: int, rows: slice) -> Losses:
         texts = batches.batch(step, options.batch, options.anchors, options.seed, rows)
         return head_losses(head, texts, frozen, options)
 
-    def measure(step: int) -> None:
+    def measure() -> dict[str, Any]:
         held_out, count = batches.held(_AT_ONCE, _MEASURED), KINDS[options.kind].drafts(options.size)
         total = reduce(add, (acceptance(head, texts, frozen, count) for texts in held_out))
-        row = {"phase": phase.name, "step": step, "rates": total.rates, "length": total.length}
-        with (out / ACCEPTANCE).open("a", encoding="utf-8") as log:
-            log.write(json.dumps(row | {"reached": total.reached, "accepted": total.accepted}) + "\n")
+        return {"rates": total.rates, "length": total.length} | total._asdict()
 
     training.fit(phase, head.module, losses_of, measure)
     if not training.is_main:
@@ -124,7 +173,8 @@ def train_head(
     write_head(out, config, tensors, int8=options.storage == "int8")
     tokens = batches.tokens(steps * options.batch, options.seed)
     more = {"vocabulary": vocabulary.facts(shape.vocab)} if vocabulary else {}
-    _write_facts(options, training.state, phase, corpus, tokens, begun | more)
+    facts = _facts(options, training.facts(phase) | {"tokens": tokens}, corpus)
+    write_facts(out, facts | begun | more)
     with replacing(out / PLOT) as file:
         file.write(training_curves(out))
     return out
@@ -231,18 +281,13 @@ def _features(text: Path, corpus: Corpus, target: Path, training: Training) -> T
     return stored_features(folder, corpus, target, *place, report, training.cancel)
 
 
-def _write_facts(
-    options: HeadOptions, state: State, phase: Phase, corpus: Corpus, tokens: int, more: dict[str, Any]
-) -> None:
-    """Write the facts of the training, and more, for the card."""
-    losses = [row["loss"] for row in read_log(options.out / LOG)]
-    facts: dict[str, Any] = {
+def _facts(options: HeadOptions, phase: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    return {
         "kind": options.kind,
         "target": options.target_name or options.target.name,
-        "phase": phase_facts(phase, state, losses) | {"tokens": tokens, "length": options.sequence},
+        "phase": phase | {"length": options.sequence},
         "answers": len(corpus.repeats),
         "text_tokens": len(corpus.ids),
-        "acceptance": read_log(options.out / ACCEPTANCE)[-1],
+        "acceptance": read_log(options.out / MEASURED)[-1],
         "options": options.fixed(),
     }
-    write_facts(options.out, facts | more)

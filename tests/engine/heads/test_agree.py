@@ -8,15 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.heads.files import read_head, write_head
 from engine.heads.find import load_head
-from engine.heads.kinds.eagle import TrainableEagle
-from engine.heads.kinds.hydra import TrainableHydra
-from engine.heads.kinds.medusa import TrainableMedusa
-from engine.heads.packed import Texts, pack
-from engine.heads.trainable import TrainableHead
+from engine.heads.trainable import Frozen, Texts, TrainableHead, pack
 from engine.layout import Packing
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
@@ -66,24 +62,22 @@ def drafted(target: Path, out: Path) -> list[Tensor]:
     return level_rows(host, prefix, LEVELS)
 
 
-def state(module: nn.Module, texts: Texts, embedding: Tensor, path: list[int]) -> Tensor:
-    """Return the module's state after the text and some drafts, (D,)."""
-    (n,) = texts.anchors
-    f, place = texts.features[n - 1], len(path)
-    if isinstance(module, TrainableMedusa):
-        return module[place](f)
-    if isinstance(module, TrainableHydra):
-        return module.state(place, f, texts.embedded[n], *(embedding[token] for token in path))
-    if not isinstance(module, TrainableEagle):
-        packed = pack(texts, SIZE, within=False)
-        return module(texts, packed)[packed.at(place)[-1]]
-    states = list[Tensor]()
-    for count in range(place + 1):
-        packed = pack(texts, count, within=False)
-        embedded, features = texts.embedded[packed.tokens], texts.features[packed.tokens - 1]
-        for k, (token, previous) in enumerate(zip(path[:count], states, strict=True), 1):
-            embedded[packed.at(k)], features[packed.at(k)] = embedding[token], previous
-        states.append(module(embedded, features, packed)[packed.at(count)[-1]])
+def state(head: TrainableHead, texts: Texts, frozen: Frozen, path: list[int]) -> Tensor:
+    """Return the head's state after the text and some drafts, (D,)."""
+    n, place = int(texts.anchors[0]), len(path)
+    ids = texts.ids.clone()
+    ids[n + 1 : n + 1 + place] = torch.tensor(path)
+    texts = texts._replace(ids=ids, embedded=frozen.embedding[ids])
+    learned = head.learn(texts)
+    if place < len(learned):
+        return learned[place].states[learned[place].labels == n + 1 + place][-1]
+    states = list[Tensor]()  # EAGLE's later drafts read its own states
+    for _ in range(place + 1):
+        packed = pack(texts, 0, within=True)
+        features = texts.features.clone()
+        features[n : n + len(states)] = torch.stack(states) if states else features[:0]
+        inputs = (texts.embedded[packed.tokens], features[packed.tokens - 1], packed)
+        states.append(head.module(*inputs)[packed.tokens == n + len(states)][0])
     return states[-1]
 
 
@@ -92,15 +86,12 @@ def state(module: nn.Module, texts: Texts, embedding: Tensor, path: list[int]) -
 def test_drafting_has_the_logits_of_the_training(kind, target, tmp_path):
     head = trained(kind, target, tmp_path / "head")
     frozen = read_frozen(target, ModelShape.of(read_config(target), target), torch.device("cpu"))
-    ids = np.array([*TEXT, 1])
+    ids = np.array([*TEXT, *[1] * (SIZE + 2)])
     (features,) = features_of(load(target), [ids])
-    tokens = torch.from_numpy(ids)
-    anchors = np.array([len(TEXT) - 1])
+    tokens, anchors = torch.from_numpy(ids), np.array([len(TEXT) - 1])
     texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
     for at, rows in zip(FRONTIERS, drafted(target, tmp_path / "head"), strict=True):
-        expected = [
-            state(head.module, texts, frozen.embedding, path_to(node)) @ frozen.lm_head.T for node in at
-        ]
+        expected = [state(head, texts, frozen, path_to(node)) @ frozen.lm_head.T for node in at]
         assert len(rows) in (1, len(at))
         for i, logits in enumerate(expected):
             torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-4, rtol=1e-4)

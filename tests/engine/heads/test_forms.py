@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import silu
 
 from engine.heads.files import read_head
 from engine.heads.kinds import KINDS
-from engine.heads.kinds.eagle import TrainableEagle
-from engine.heads.kinds.hydra import TrainableHydra
-from engine.heads.kinds.medusa import TrainableMedusa
-from engine.heads.packed import Packed
+from engine.heads.trainable import Packed
 from tests.engine.heads.forms import (
     CONFIG,
     HEADS,
@@ -29,6 +29,13 @@ from tests.engine.heads.forms import (
     reference_medusa,
     store,
 )
+
+
+def module_of(kind: str, shape: Any = None) -> nn.Module:
+    """Return the module that is trained, of three heads or of a layer of some shape."""
+    build = KINDS[kind].trainable
+    assert build is not None
+    return build(shape or SimpleNamespace(width=D), 3, 1.0, 1.0).module
 
 
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
@@ -47,10 +54,10 @@ def test_medusa(prefix: str, tmp_path: Path) -> None:
         V,
     )
     assert head.config.target == "owner/target"
-    f, ours = torch.randn(D), TrainableMedusa(D, 3)
+    f, ours = torch.randn(D), module_of("medusa")
     ours.load_state_dict({k: t for k, t in head.tensors.items() if "linear" in k})
     for i, logits in enumerate(reference_medusa(tensors, f, prefix)):
-        torch.testing.assert_close(head.tensors[f"{i}.1.weight"] @ ours[i](f), logits)
+        torch.testing.assert_close(head.tensors[f"{i}.1.weight"] @ ours.get_submodule(f"{i}.0")(f), logits)
 
 
 def test_medusa_of_two_layers_and_without_lm_heads(tmp_path: Path) -> None:
@@ -65,14 +72,11 @@ def test_hydra(numbers: tuple[int, ...], tmp_path: Path) -> None:
     tensors = drawn(hydra(numbers)) | {"input_embed_fn.weight": torch.zeros(V, D)}
     head = read_head(store(tmp_path / "h", tensors, {"hydra_num_heads": 3}))
     assert (head.config.kind, head.config.heads, head.config.layers) == ("hydra", 3, len(numbers))
-    ours, names = (
-        TrainableHydra(D, 3),
-        {k: t for k, t in head.tensors.items() if "_mlp" in k and k.split(".")[2] == "1"},
-    )
-    ours.load_state_dict(names)
+    ours = module_of("hydra")
+    ours.load_state_dict({k: t for k, t in head.tensors.items() if re.match(r"hydra_mlp\.\d\.1", k)})
     for i in range(3):
         z = torch.randn((i + 2) * D)
-        state = ours.state(i, *z.split(D))
+        state = ours.get_submodule(f"hydra_mlp.{i}.1")(z)
         if len(numbers) > 1:
             block = (head.tensors[f"hydra_mlp.{i}.3.linear.{part}"] for part in ("weight", "bias"))
             weight, bias = block
@@ -101,7 +105,7 @@ def test_eagle(published: str, tmp_path: Path) -> None:
     assert head.config.target == ("owner/target" if published == "speculators" else "")
     assert head.config.shape["rope_parameters"]["rope_theta"] == 5000
     assert head.config.shape["head_dim"] == D // HEADS
-    ours = TrainableEagle(head.config.layer())
+    ours = module_of("eagle", head.config.layer())
     ours.load_state_dict(head.tensors)
     n, e, f = 7, torch.randn(7, D), torch.randn(7, D)
     zero, seen = torch.zeros(n, dtype=torch.int64), torch.ones(n, n, dtype=torch.bool).tril()

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.training.options import PairOptions
+from engine.training.options import PairOptions, Shape
 from engine.training.pair import train_pair
-from engine.training.recipe import Shape
 from tests.engine.training.tiny import chats, stories, write_source
 
 

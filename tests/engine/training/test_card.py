@@ -18,21 +18,23 @@ from engine.errors import SpecScopeError, UsageError
 from engine.pairs.pair import Pair
 from engine.pairs.stored import PAIRS
 from engine.training import cli
-from engine.training.bar import cancel_on_interrupt
-from engine.training.card import Measured, Sample, Sizes, make_card, read_facts, render
+from engine.training.card import Measured, Sample, Sizes, make_card, render
+from engine.training.cli import cancel_on_interrupt
 from engine.training.data import find_sources, is_held_out, read_documents
+from engine.training.loop import read_facts
 from engine.training.measure import (
     Acceptance,
     Cost,
     LoadedPair,
     Loss,
     Timing,
+    held_out_prompts,
     measure_acceptance,
     measure_cost,
     measure_losses,
+    read_prompts,
 )
 from engine.training.options import PROMPTS, CardSettings, PairOptions
-from engine.training.prompts import held_out_prompts, read_prompts
 from engine.training.tokenizer import Encoder
 from engine.types import Limits, Sampling
 

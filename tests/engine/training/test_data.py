@@ -18,7 +18,7 @@ from engine.training.data import (
     read_mixture,
     training_documents,
 )
-from engine.training.prompts import read_prompts
+from engine.training.measure import read_prompts
 
 
 def make_stream(seed: int = 0) -> Stream:

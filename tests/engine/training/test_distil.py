@@ -17,15 +17,11 @@ from engine.errors import ModelError, RunCancelled, UsageError
 from engine.pairs.load import load
 from engine.training import cli
 from engine.training.data import Corpus, Mixed, Stream
-from engine.training.distil import distil_drafter
-from engine.training.fit import losses
-from engine.training.options import DistilOptions
-from engine.training.pair import new_model
-from engine.training.prune import prune
-from engine.training.recipe import Shape
-from engine.training.steps import Progress, read_log
-from engine.training.target_text import read_text, save_text
-from engine.training.writer import Text
+from engine.training.loop import Progress, read_log
+from engine.training.options import DistilOptions, Shape
+from engine.training.pair import distil_drafter, new_model, prune
+from engine.training.step import losses
+from engine.training.target_text import Text, read_text, save_text
 from tests.engine.training.test_pair import stop_after
 
 Options = Callable[..., DistilOptions]

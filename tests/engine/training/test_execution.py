@@ -17,14 +17,19 @@ from torch import nn
 from torch.nn import functional
 
 from engine.errors import UsageError
-from engine.training import checkpoint
-from engine.training.execution import Execution, pick_dtype
-from engine.training.fit import LossesOf, Phase, learning_rate, losses, make_optimisers
-from engine.training.heads.distil import distilled
-from engine.training.options import PairOptions
+from engine.training.heads.losses import distilled
+from engine.training.loop import CHECKPOINTS, Training, ignore, read_log
+from engine.training.options import PairOptions, Recipe, Shape
 from engine.training.pair import new_model
-from engine.training.recipe import Recipe, Shape
-from engine.training.steps import Training, ignore, read_log
+from engine.training.step import (
+    Execution,
+    LossesOf,
+    Phase,
+    learning_rate,
+    losses,
+    make_optimisers,
+    pick_dtype,
+)
 
 Options = Callable[..., PairOptions]
 PHASE = Phase("target", "target", 4, 4, 8, 1e-2, 0)
@@ -79,7 +84,7 @@ def test_bf16_computes_forwards_only(options: Options, tmp_path: Path) -> None:
     fast, exact = trained_losses(settings), trained_losses(options(out=tmp_path / "fp32"))
     assert fast != exact
     assert fast == pytest.approx(exact, rel=0.02)
-    stored = load_file(settings.out / checkpoint.FOLDER / "0-0000004.safetensors")
+    stored = load_file(settings.out / CHECKPOINTS / "0-0000004.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
@@ -139,9 +144,9 @@ TWO_PROCESSES = """
 import json, os, sys
 import torch
 from pathlib import Path
-from engine.training.execution import Execution
-from engine.training.fit import Losses
-from engine.training.recipe import Recipe
+from engine.training.step import Execution
+from engine.training.step import Losses
+from engine.training.options import Recipe
 
 rank = 0 if os.fork() else 1
 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}

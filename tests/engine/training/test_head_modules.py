@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.heads.kinds.eagle import TrainableEagle
-from engine.heads.kinds.hydra import TrainableHydra
-from engine.heads.packed import Packed, Texts, lay_out, pack
-from engine.heads.trainable import Frozen, Learned, TrainableHead
+from engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
@@ -37,6 +34,11 @@ def texts() -> Texts:
     ids = torch.randint(0, VOCABULARY, (21,), generator=generator)
     embedding, features = (torch.randn(n, WIDTH, generator=generator) for n in (VOCABULARY, 21))
     return Texts(ids, embedding[ids], features, np.array([0, 12, 21]), np.array([3, 5, 9, 15]))
+
+
+def states_of(head: TrainableHead, texts: Texts, packed: Packed) -> Tensor:
+    """Return the states of the rows, (R, D)."""
+    return head.module(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
 
 
 def head_of(kind: str, shape: ModelShape, size: int = 3) -> TrainableHead:
@@ -84,7 +86,7 @@ def test_packed_training_is_k_plus_1_forwards_of_inference(
     head, masks = head_of(kind, shape), 3
     packed, compared = pack(texts, masks, within=True), 0
     with torch.no_grad():
-        states = head.module(texts, packed)
+        states = states_of(head, texts, packed)
         for row, (token, number) in enumerate(
             zip(packed.tokens.tolist(), packed.numbers.tolist(), strict=True)
         ):
@@ -96,7 +98,7 @@ def test_packed_training_is_k_plus_1_forwards_of_inference(
                 positions=torch.arange(n),
                 seen=(torch.ones(n, n, dtype=torch.bool).tril(),),
             )
-            alone = head.module(texts, chain)[-1]
+            alone = states_of(head, texts, chain)[-1]
             torch.testing.assert_close(states[row], alone, atol=1e-5, rtol=1e-5)
             compared += number > 0
     assert compared == 10
@@ -111,8 +113,8 @@ def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts
     seen[row, row - 1] = False
     with torch.no_grad():
         whole, cut = (
-            head.module(texts, packed),
-            head.module(texts, packed._replace(seen=(seen, packed.seen[1]))),
+            states_of(head, texts, packed),
+            states_of(head, texts, packed._replace(seen=(seen, packed.seen[1]))),
         )
     assert float((whole[row] - cut[row]).abs().max()) > 1e-3
 
@@ -144,24 +146,22 @@ def test_later_drafts_read_earlier_drafts(kind: str, shape: ModelShape, texts: T
     with torch.no_grad():
         drafts, n = head.draft(texts, frozen, 3), 5
         inputs = [embedded[n]]
-        if isinstance(head.module, TrainableHydra):
+        if kind == "hydra":
             for i in range(3):
                 z = torch.cat([texts.features[n - 1], *inputs])
-                block = head.module.hydra_mlp[i].get_submodule("1")
-                state = block.res_connection(z) + functional.silu(block.linear(z))
+                linear, res_connection = (
+                    head.module.get_submodule(f"hydra_mlp.{i}.1.{part}")
+                    for part in ("linear", "res_connection")
+                )
+                state = res_connection(z) + functional.silu(linear(z))
                 inputs.append(frozen.embedding[(state @ frozen.lm_head.T).argmax()])
                 assert (inputs[-1] == frozen.embedding[drafts[1, i]]).all()
         else:
-            assert isinstance(head.module, TrainableEagle)
             tokens, features = [*embedded[1 : n + 1]], [*texts.features[:n]]
             for i in range(3):
                 rows = len(tokens)
-                chain = Packed(
-                    torch.zeros(rows, dtype=torch.int64),
-                    torch.zeros(rows, dtype=torch.int64),
-                    torch.arange(rows),
-                    (torch.ones(rows, rows, dtype=torch.bool).tril(),),
-                )
+                zero, seen = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, rows, dtype=torch.bool)
+                chain = Packed(zero, zero, torch.arange(rows), (seen.tril(),))
                 features.append(head.module(torch.stack(tokens), torch.stack(features), chain)[-1])
                 tokens.append(frozen.embedding[(features[-1] @ frozen.lm_head.T).argmax()])
                 assert (tokens[-1] == frozen.embedding[drafts[1, i]]).all()

@@ -21,13 +21,12 @@ from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from engine.pairs.config import read_config
 from engine.pairs.load import load
-from engine.training import cli, commands
+from engine.training import cli
 from engine.training.data import Corpus
-from engine.training.heads.features import Batches, features_of
-from engine.training.heads.stored import stored_features
+from engine.training.heads.features import Batches, features_of, stored_features
 from engine.training.heads.train import read_frozen, train_head
+from engine.training.loop import Progress, read_log
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
-from engine.training.steps import Progress, read_log
 from engine.training.target_text import read_text
 from tests.engine.training.test_distil import toy_corpus
 
@@ -281,10 +280,10 @@ def test_the_command_line_takes_a_target_instead_of_a_pair(
     cli.add_arguments(parser)
     words = ["medusa", "--data", "data", "--out", "out", "--target"]
     args = parser.parse_args([*words, str(options.target)])
-    assert commands.find_target(args) == (options.target, "target")
+    assert cli.find_target(args) == (options.target, "target")
     monkeypatch.setattr("engine.pairs.sources.resolve", lambda name, report: Path("cache", str(name)))
     args = parser.parse_args([*words, "owner/name"])
-    assert commands.find_target(args) == (Path("cache/owner/name"), "owner/name")
+    assert cli.find_target(args) == (Path("cache/owner/name"), "owner/name")
     with pytest.raises(SystemExit) as error:
         parser.parse_args([*words, "smollm2", "--pair", "bundled"])
     assert error.value.code == 2

@@ -16,12 +16,10 @@ from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.training.data import Corpus, Stream, find_sources
-from engine.training.execution import pick_device
-from engine.training.fit import learning_rate, losses, plan
-from engine.training.options import PairOptions
-from engine.training.pair import new_model, train_pair
-from engine.training.recipe import Shape
-from engine.training.steps import Progress, read_log, save_model
+from engine.training.loop import Progress, read_log
+from engine.training.options import PairOptions, Shape
+from engine.training.pair import new_model, save_model, train_pair
+from engine.training.step import learning_rate, losses, pick_device, plan
 from engine.training.tokenizer import Encoder
 from tests.engine.training.tiny import stories, write_source
 

@@ -16,20 +16,18 @@ from torch import Tensor
 import engine
 from engine.errors import UsageError
 from engine.heads.files import read_head
-from engine.heads.packed import Texts
-from engine.heads.trainable import Frozen, Learned
+from engine.heads.trainable import Frozen, Learned, Texts
 from engine.heads.vocabulary import target_ids
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
-from engine.training import cli, commands
+from engine.training import cli
 from engine.training.data import Corpus
 from engine.training.heads.card import restore
 from engine.training.heads.losses import acceptance, head_losses
-from engine.training.heads.shorten import shorten_head
+from engine.training.heads.shorten import most_frequent, shorten_head
 from engine.training.heads.train import train_head
-from engine.training.heads.vocabulary import most_frequent
+from engine.training.loop import read_log
 from engine.training.options import HeadOptions
-from engine.training.steps import read_log
 from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.training.test_head_modules import VOCABULARY, WIDTH, stub
@@ -239,8 +237,8 @@ def test_a_setting_on_the_command_line_replaces_the_recipes() -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     words = "parallelspec_medusa --data d --out o --recipe paper --batch 4"
-    options = HeadOptions.of(**commands.given(parser.parse_args(words.split()), HeadOptions))
+    options = HeadOptions.of(**cli.given(parser.parse_args(words.split()), HeadOptions))
     assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
     words = "parallelspec_medusa --data d --out o"
-    options = HeadOptions.of(**commands.given(parser.parse_args(words.split()), HeadOptions))
+    options = HeadOptions.of(**cli.given(parser.parse_args(words.split()), HeadOptions))
     assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 1e-3, 0.95, 4)

@@ -25,11 +25,14 @@ from engine.pairs.pair import Pair
 from engine.training.data import Stream, narrow
 from engine.training.heads.features import Batches
 from engine.training.heads.train import train_head
+from engine.training.loop import Progress
 from engine.training.measure import LoadedPair
 from engine.training.options import HeadOptions
-from engine.training.steps import Progress
 from engine.training.target_text import (
     PART,
+    Text,
+    Writer,
+    Written,
     chat_prompts,
     cut_prompts,
     fingerprint,
@@ -37,9 +40,9 @@ from engine.training.target_text import (
     read_text,
     save_part,
     save_text,
+    slots_for,
 )
 from engine.training.tokenizer import ASSISTANT, BOS, split_chat
-from engine.training.writer import Text, Writer, Written, slots_for
 from engine.types import Sampling
 from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import chats
@@ -144,7 +147,7 @@ def test_all_slots_share_one_attention_call(
 def test_keys_and_values_limit_the_slots(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert slots_for(target, (20, 11), 10_000) == 128
     assert slots_for(target, (20, 11), 5) == 5
-    monkeypatch.setattr("engine.training.writer.CACHE_BYTES", 3 * 2 * 2 * 32 * 4 * 32 + 1)
+    monkeypatch.setattr("engine.training.target_text.CACHE_BYTES", 3 * 2 * 2 * 32 * 4 * 32 + 1)
     assert slots_for(target, (20, 11), 10_000) == 3
 
 
