@@ -115,7 +115,10 @@ def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iter
             texts.append(_text(loaded, frozen, ids, written))
             q = loaded.read(loaded.drafter, (ids + written)[:-1])[len(ids) - 1 :]
             drafted += chained((q.argmax(-1) == logits.argmax(-1)).tolist()[1:], DRAFTS)
-        yield Answers(name, tuple(text for text in texts if len(text.anchors)), drafted)
+        answered = tuple(text for text in texts if len(text.anchors))
+        if not answered:
+            raise UsageError(f"{name}: no prompt with an answer fits into {window} tokens; give other prompts")
+        yield Answers(name, answered, drafted)
 
 
 def _text(loaded: LoadedPair, frozen: Frozen, prompt: Sequence[int], written: Sequence[int]) -> Texts:

@@ -110,6 +110,15 @@ def test_missing_heads_and_untrainable_heads_are_refused(pair: Path, tmp_path: P
         restore(HeadWeights(replace(head.config, biased=True), head.tensors), shape)
 
 
+def test_prompts_that_do_not_fit_are_refused(pair: Path, tmp_path: Path) -> None:
+    file = tmp_path / "questions" / "question.jsonl"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"turns": ["dog" * 100]}))
+    settings = CardSettings(prompts=(file,), window=96, new_tokens=24)
+    with pytest.raises(UsageError, match="questions: no prompt with an answer fits into 96 tokens"):
+        make_heads_card(Pair.of(pair / "target", pair / "drafter"), pair, settings)
+
+
 def test_the_command_line_writes_the_card(
     pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
