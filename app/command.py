@@ -28,11 +28,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"specscope: {_one_line(message)}; see {self.prog} --help\n")
 
 
+class _Version(argparse.Action):
+    """Print the version; only this option needs the package's metadata."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(f"specscope {version('specscope')}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = _Parser(prog="specscope", description=__doc__, allow_abbrev=False)
     parser.set_defaults(command=COMMANDS["play"].run, root=parser)
-    parser.add_argument("--version", action="version", version=f"specscope {version('specscope')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     COMMANDS["play"].add_arguments(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, module in COMMANDS.items():
