@@ -251,10 +251,6 @@ def test_the_address_is_what_one_sees_back_works_and_a_reload_returns_to_the_run
     page.go_back()
     expect(prompt).to_have_text("First question")
     assert page.url == first
-    page.go_back()
-    wait_for(page, "idle")
-    page.go_forward()
-    expect(prompt).to_have_text("First question")
     wait_for(page, "done")
 
     new_tokens(page, 1500)
