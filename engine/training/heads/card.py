@@ -117,7 +117,9 @@ def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iter
             drafted += chained((q.argmax(-1) == logits.argmax(-1)).tolist()[1:], DRAFTS)
         answered = tuple(text for text in texts if len(text.anchors))
         if not answered:
-            raise UsageError(f"{name}: no prompt with an answer fits into {window} tokens; give other prompts")
+            raise UsageError(
+                f"{name}: no prompt with an answer fits into {window} tokens; give other prompts"
+            )
         yield Answers(name, answered, drafted)
 
 
