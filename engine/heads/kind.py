@@ -11,6 +11,7 @@ from engine.heads.config import HeadConfig, TensorShapes
 from engine.heads.drafting import Head, Take
 from engine.heads.published import Published
 from engine.heads.trainable import TrainableHead
+from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 
@@ -38,6 +39,9 @@ class Kind:
     """Names and shapes of all tensors."""
     load: Callable[[HeadConfig, Take, Decoder], Head]
     """(config, tensors, target) -> the head to draft with."""
+    work: Callable[[HeadConfig, int, int], Work]
+    """(config, levels of the draft, number of the draft's forward from 0) -> the forward's work for
+    one sequence. A prefill is a first forward."""
     layered: bool
     """Whether the head has a decoder layer, with KV rows and a context."""
     sized_by: Literal["heads", "masks", ""] = ""

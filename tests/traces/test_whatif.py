@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import engine
-from engine.errors import UsageError
+from engine.errors import ModelError, UsageError
 from engine.methods import METHODS
 from engine.pairs.pair import Pair
 from engine.run.serving import Load
@@ -431,3 +431,104 @@ class TestConfidence:
         trace = read_traces(FILES / "vllm.jsonl").traces[0]
         with pytest.raises(UsageError, match="has no probabilities of its drafts"):
             replayed(trace, "assisted", profile=PROFILE, config={"schedule": "constant"})
+
+
+@cache
+def bundled(method: str, profile: str, temperature: float, load: bool = False, **config: Any) -> Trace:
+    """Return a run of the bundled models; without a profile it is measured."""
+    runtime = "virtual" if profile else "local-thread"
+    with engine.open("bundled", runtime=runtime, profile=profile or None) as cluster:
+        return cluster.run(
+            method,
+            "Tell me about the sea",
+            config=config,
+            sampling=engine.Sampling(temperature=temperature, seed=1),
+            limits=engine.Limits(16),
+            load=Load((0.0,)) if load else None,
+        )
+
+
+class TestHeadsAndTrees:
+    @pytest.mark.parametrize("source", ["8xA100", PROFILE, ""])
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize(
+        ("method", "config"),
+        [
+            ("eagle", {"tree": "eagle"}),
+            ("eagle2", {"top": 4, "depth": 4, "total": 12}),
+            ("hydra", {"tree": "medusa"}),
+            ("medusa", {"tree": "medusa"}),
+            ("parallelspec_eagle", {"tree": "[[0],[1],[0,0]]"}),
+            ("parallelspec_medusa", {"tree": "[[0],[1],[0,0]]", "first": "mask"}),
+            ("tree", {"width": 3, "depth": 4}),
+            ("easyspec", {"width": 3, "devices": 1}),
+        ],
+    )
+    def test_a_replay_is_a_real_run_on_the_other_profile(
+        self, method: str, config: dict[str, Any], temperature: float, source: str
+    ):
+        real = bundled(method, "8xA100", temperature, **config)
+        result = replayed(bundled(method, source, temperature, **config), profile="8xA100")
+        replay = result.replay
+        assert replay.spans == real.spans
+        assert (replay.rounds, replay.commits, replay.decisions) == (
+            real.rounds,
+            real.commits,
+            real.decisions,
+        )
+        assert replay.footer == real.footer
+        assert replay.header.devices == real.header.devices
+        assert measure(replay) == measure(real)
+        assert result.drawn == 0 < result.decided
+        assert result.plain is not None
+        assert result.plain.token_ids() == real.token_ids()
+
+    @pytest.mark.parametrize(
+        ("method", "changed", "message"),
+        [
+            ("medusa", {"heads": 1}, "or a run of this method with its own settings"),
+            ("tree", {"width": 2}, "or a run of such trees with its own settings"),
+        ],
+    )
+    def test_other_settings_are_refused(self, method: str, changed: dict[str, Any], message: str):
+        with pytest.raises(UsageError, match=message):
+            replayed(bundled(method, "8xA100", 0.0), config=changed)
+
+    def test_settings_that_name_the_recorded_values_change_nothing(self):
+        trace = bundled("tree", "8xA100", 0.0)
+        assert trace.header.environment["open"] == {"width": 0, "depth": 0}
+        result = replayed(trace, config={"width": trace.header.config["width"]})
+        assert result.replay.spans == trace.spans
+        assert result.notes[-1] == "Not planned anew: width, depth."
+
+    def test_what_spans_do_not_time_is_refused(self):
+        trace = bundled("tree", "8xA100", 0.0)
+        head = bundled("medusa", "8xA100", 0.0)
+        moved = replace(trace.spans[0], kind="communicate")
+        ranks = [replace(s, device="gpu7") if s.id % 2 else s for s in trace.spans]
+        for run, message in [
+            (bundled("tree", "8xA100", 0.0, load=True), "does not say which of them share a forward"),
+            (_changed(trace, spans=[moved, *trace.spans[1:]]), "KV cache from the target"),
+            (_changed(trace, spans=ranks), "several devices share a model"),
+            (_changed(head, header=replace(head.header, environment={})), "does not name its head"),
+        ]:
+            with pytest.raises(UsageError, match=message):
+                replayed(run)
+
+    def test_a_head_that_is_gone_is_named(self):
+        trace = bundled("medusa", "8xA100", 0.0)
+        environment = {**trace.header.environment, "head": "gone/head"}
+        with pytest.raises(ModelError, match="gone/head"):
+            replayed(_changed(trace, header=replace(trace.header, environment=environment)))
+
+    def test_fewer_heads_of_medusa_draft_near_the_end(self):
+        """Their number is not in the span."""
+        trace = bundled("medusa", "8xA100", 0.0, tree="medusa")
+        lengths = {s.end - s.start for s in trace.spans if s.kind == "draft"}
+        assert len(lengths) > 1
+        assert replayed(trace).replay.spans == trace.spans
+
+
+def _changed(trace: Trace, **fields: Any) -> Trace:
+    """Return a copy of a trace with other fields."""
+    return replace(trace, **fields)

@@ -16,6 +16,7 @@ from engine.simulate.records import MOST_GPUS
 from engine.types import check_range
 from traces.requests import load_of
 from traces.whatif.recording import longest_draft, read
+from traces.whatif.retimed import check, has_trees, is_kept, kept, retimed
 from traces.whatif.rules import FIRST, way_of
 from traces.whatif.script import script_of
 
@@ -84,9 +85,14 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     """
     began = time.perf_counter()
     method, config = _method(trace, change)
-    recording = read(trace, way_of(asdict(method.configure(config))))
+    again = is_kept(trace, method, change.config)
+    recording = read(trace, None if again else way_of(asdict(method.configure(config))))
     profile, pair = _cluster(trace.header, change)
-    _check(recording, method, config)
+    if again:
+        config = trace.header.config
+        check(trace, method.layout(method.configure(config)))
+    else:
+        _check(recording, method, config)
     script = script_of(recording)
     plain: Trace | None = None
     with engine.open(
@@ -94,16 +100,19 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     ) as cluster:
         load = _load(trace.header)
         options: dict[str, Any] = {"limits": script.limits, "load": load}
-        replay = script.restored(cluster.run(method.key, *script.prompts, config=config, **options))
-        baseline = (BASELINE, {}) if load else _baseline(method, config, len(script.prompts))
-        if baseline != (method.key, config):
-            key, settings = baseline
+        key, settings = (BASELINE, {}) if load else _baseline(method, config, len(script.prompts))
+        if (key, settings) != (method.key, config):
             plain = script.restored(cluster.run(key, *script.prompts, config=settings, **options))
-    _check_drafts(recording, replay)
-    same = _same_text(recording, replay)
-    decided, drawn = _tests(recording, replay, same)
-    differs = min((i for i in same if i is not None), default=None)
-    notes = (*recording.notes, *_assumptions(recording, replay, differs))
+        if again and plain:
+            layout = method.layout(method.configure(config))
+            replay = retimed(trace, layout, cluster, profile.latency(pair), plain.header)
+        else:
+            replay = script.restored(cluster.run(method.key, *script.prompts, config=config, **options))
+            _check_drafts(recording, replay)
+    decided, drawn, differs = (
+        (sum(map(_is_test, replay.decisions)), 0, None) if again else _outcome(recording, replay)
+    )
+    notes = (*recording.notes, *(kept(trace) if again else _assumptions(recording, replay, differs)))
     facts = {"run": trace.header.run_id, "decided": decided, "drawn": drawn, "notes": [*notes]}
     group = uuid.uuid4().hex[:12]
     for rows in filter(None, (replay, plain)):
@@ -164,7 +173,7 @@ def _check(recording: Recording, method: Method, config: Mapping[str, Any]) -> N
     if layout.head:
         raise UsageError(
             f"{method.key} drafts with a head, which reads hidden states; {recording.name} has none: "
-            "choose a method with a drafter, or one that copies"
+            "choose a method with a drafter, or one that copies, or a run of this method with its own settings"
         )
     if layout.needs_drafter and not recording.rates.known:
         raise UsageError(
@@ -208,11 +217,17 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
             f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "
             "choose a schedule without confidence"
         )
-    if any(d.node >= 0 and d.parent != d.node - 1 for d in replay.decisions):
+    if has_trees(replay):
         raise UsageError(
             f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: "
-            "choose a chain, such as width 1, or another method"
+            "choose a chain, such as width 1, another method, or a run of such trees with its own settings"
         )
+
+
+def _outcome(recording: Recording, replay: Trace) -> tuple[int, int, int | None]:
+    """Return the numbers of `_tests`, and the index of a first token with other draws."""
+    same = _same_text(recording, replay)
+    return *_tests(recording, replay, same), min((i for i in same if i is not None), default=None)
 
 
 def _tests(recording: Recording, replay: Trace, same: Sequence[int | None]) -> tuple[int, int]:

@@ -102,8 +102,13 @@ def load(
 
     ends, count = (target.embedding, lm_head), 0 if embedding is None else len(embedding)
     decoder = decoder_layer(config.layer(), take, inputs, ends, count)
-    work = Work(1, 2, vocabulary_share(config))
-    return LayeredHead(columns, HeadLayer(decoder, exact=work, guessed=work), draft, keeps)
+    layer = HeadLayer(decoder, exact=work(config, 1, 0), guessed=work(config, 2, 1))
+    return LayeredHead(columns, layer, draft, keeps)
+
+
+def work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - all forwards are alike
+    """Return the work of a forward of the layer; for the arguments see `Kind.work`."""
+    return Work(1, 2, vocabulary_share(config))
 
 
 class EagleLayer(nn.Module):
@@ -157,6 +162,7 @@ KIND = Kind(
     check=check,
     tensors=tensors,
     load=load,
+    work=work,
     layered=True,
     published=PublishedForm(_matches, _read),
     trainable=_trainable,

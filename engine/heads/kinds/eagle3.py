@@ -143,6 +143,12 @@ def _states(file: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
     return ()
 
 
+def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - a forward per level
+    shape = _layer(config)
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D
+    return Work(1, qkv + (0 if number else _state_count(config)), vocabulary_share(config))
+
+
 def _load(config: HeadConfig, take: Take, target: Decoder) -> LayeredHead:
     shape, fc = _layer(config), linear(take, "fc", bias=False)
     embedding_norm, vector_norm = (
@@ -158,10 +164,7 @@ def _load(config: HeadConfig, take: Take, target: Decoder) -> LayeredHead:
     (lm_head,), columns = own_lm_heads(config, take, ["lm_head.weight"])
     embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
     decoder = decoder_layer(shape, take, inputs, (embedding, lm_head))
-    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D
-    work = Work(1, qkv, vocabulary_share(config))
-    exact = work._replace(squares=qkv + _state_count(config))
-    layer = HeadLayer(decoder, exact=exact, guessed=work, fuse=fc)
+    layer = HeadLayer(decoder, exact=_work(config, 1, 0), guessed=_work(config, 2, 1), fuse=fc)
     return LayeredHead(columns, layer, draft_with_states, keeps=(1,))
 
 
@@ -169,6 +172,7 @@ KIND = Kind(
     check=_check,
     tensors=_tensors,
     load=_load,
+    work=_work,
     layered=True,
     serves="eagle",
     published=PublishedForm(matches, _read),

@@ -85,6 +85,10 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
     return Published(config, names)
 
 
+def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - a head per level
+    return Work(0, 2 * (number + 2) + config.layers - 1, vocabulary_share(config))
+
+
 class Hydra:
     """Heads that draft one after the other."""
 
@@ -98,7 +102,7 @@ class Hydra:
         further = range(3, 2 * config.layers + 1, 2)
         self._blocks = [[linear(take, f"hydra_mlp.{i}.{j}.linear") for j in further] for i in heads]
         lm_head, self.columns = lent_lm_head(config, take, target)
-        self._lm_heads, self._share = [lm_head for _ in heads], vocabulary_share(config)
+        self._lm_heads, self._config = [lm_head for _ in heads], config
         if config.own_lm_head:
             self._lm_heads = [linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in heads]
         self._embedding = target.embedding
@@ -120,7 +124,7 @@ class Hydra:
 
     def work(self, i: int) -> Work:
         """Return the work of a call of head i."""
-        return Work(0, 2 * (i + 2) + len(self._blocks[i]), self._share)
+        return _work(self._config, i + 1, i)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Call one head per level, over all nodes that get children."""
@@ -205,6 +209,7 @@ KIND = Kind(
     check=_check,
     tensors=_tensors,
     load=Hydra,
+    work=_work,
     layered=False,
     sized_by="heads",
     published=PublishedForm(_matches, _read),

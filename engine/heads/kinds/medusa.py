@@ -73,6 +73,11 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
     return Published(config, names)
 
 
+def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - one call
+    lm_heads = levels if config.own_lm_head else 1
+    return Work(0, config.layers * levels, vocabulary_share(config) * lm_heads, levels)
+
+
 class Medusa:
     """Heads that draft: residual blocks, then the target's LM head or the head's own."""
 
@@ -89,7 +94,7 @@ class Medusa:
             self._lm_heads, self.columns = own_lm_heads(config, take, names)
         else:
             self._lent_lm_head, self.columns = lent_lm_head(config, take, target)
-        self._share = vocabulary_share(config)
+        self._config = config
 
     @torch.inference_mode()
     def __call__(self, states: Tensor, count: int) -> Tensor:
@@ -103,8 +108,7 @@ class Medusa:
 
     def work(self, count: int, states: int = 1) -> Work:
         """Return the work of a call."""
-        blocks, lm_heads = sum(map(len, self._blocks[:count])), len(self._lm_heads[:count]) or 1
-        return Work(0, blocks, self._share * lm_heads, count * states)
+        return _work(self._config, count, 0)._replace(outputs=count * states)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
         """Call all heads once, for the states of all prefixes."""
@@ -162,6 +166,7 @@ KIND = Kind(
     check=check,
     tensors=_tensors,
     load=Medusa,
+    work=_work,
     layered=False,
     sized_by="heads",
     published=PublishedForm(_matches, _read),

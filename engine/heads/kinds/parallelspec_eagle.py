@@ -43,6 +43,7 @@ KIND = Kind(
     check=check,
     tensors=_tensors,
     load=_load,
+    work=eagle.work,
     layered=True,
     sized_by="masks",
     trainable=_trainable,

@@ -58,8 +58,12 @@ def _load(config: HeadConfig, take: Take, target: Decoder) -> LayeredHead:
     lm_head, columns = lent_lm_head(config, take, target)
     ends = (target.embedding, lm_head)
     decoder = decoder_layer(_layer(config), take, inputs, ends, config.masks)
-    work = Work(1, 0, vocabulary_share(config))
+    work = _work(config, 1, 0)
     return LayeredHead(columns, HeadLayer(decoder, exact=work, guessed=work), draft_with_masks)
+
+
+def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - one forward
+    return Work(1, 0, vocabulary_share(config))
 
 
 class MedusaLayer(nn.Module):
@@ -87,6 +91,7 @@ KIND = Kind(
     check=check,
     tensors=_tensors,
     load=_load,
+    work=_work,
     layered=True,
     sized_by="masks",
     scaled=True,

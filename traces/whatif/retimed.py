@@ -1,0 +1,187 @@
+"""Runs of drafting heads and token trees, timed anew: their forwards, rounds and tokens stay.
+
+A head reads hidden states, and a tree holds tokens that a recording has no ranks of, so neither can
+draft again. But drafter and target take turns: a forward begins when the one before it ends, and
+its time depends on what its span records: its kind, model, rows and cached rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from engine.errors import UsageError
+from engine.layout import Layout, Separate
+from engine.trace.events import Span
+from engine.trace.trace import Trace
+from traces.imported import origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from engine.cluster.session import Cluster
+    from engine.heads.work import Work
+    from engine.methods import Method
+    from engine.simulate.latency import Latency
+    from engine.trace.events import Header
+
+    Works: TypeAlias = Callable[[int, int], Work]
+    """(levels of the draft, number of the draft's forward) -> the work of a head's forward."""
+
+
+def is_kept(trace: Trace, method: Method, changed: Mapping[str, Any]) -> bool:
+    """Return whether a replay is the recorded head or tree with the recorded settings.
+
+    Args:
+        trace: The recorded run.
+        method: The replay's method.
+        changed: Its settings that were given.
+    """
+    header = trace.header
+    if method.key != header.method or origin(header) is not None:
+        return False
+    recorded = method.configure(header.config)
+    if asdict(method.configure({**header.config, **changed})) != asdict(recorded):
+        return False
+    return bool(method.layout(recorded).head) or has_trees(trace)
+
+
+def has_trees(trace: Trace) -> bool:
+    """Return whether a draft is not a chain."""
+    return any(d.node >= 0 and d.parent != d.node - 1 for d in trace.decisions)
+
+
+def kept(trace: Trace) -> Iterator[str]:
+    """Yield sentences on what a replay keeps of a run."""
+    yield "Forwards, rounds and tokens are the recorded ones; only their times are those of the cluster."
+    if names := trace.header.environment.get("open"):
+        yield f"Not planned anew: {', '.join(names)}."
+
+
+def check(trace: Trace, layout: Layout) -> None:
+    """Raise UsageError unless the times of a run follow from its spans."""
+    header, found = trace.header, layout.arrangement
+    what = f"run {header.run_id} drafts with a head or trees"
+    if len(header.prompt_ids) > 1 or "load" in header.environment:
+        raise UsageError(
+            f"{what} for several prompts, and a trace does not say which of them share a forward: "
+            "choose a run of one prompt without a load"
+        )
+    in_turn = isinstance(found, Separate) and found.targets == 1 and (found.turns or not found.drafters)
+    places = {(span.model, span.device) for span in trace.spans}
+    if not in_turn or len(places) > len({model for model, _ in places}):
+        raise UsageError(
+            f"{what}, and several devices share a model, so its spans do not give times elsewhere: "
+            "choose a run with each model on one device"
+        )
+    if any(span.step == 0 and span.kind != "prefill" for span in trace.spans):
+        raise UsageError(
+            f"{what}, and its drafter got the prompt's KV cache from the target, which a profile does not time: "
+            "choose a run with a drafter that reads the prompt"
+        )
+    if layout.head and "head" not in header.environment:
+        raise UsageError(f"{what}, and does not name its head, whose size decides its times: record it again")
+
+
+def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, plain: Header) -> Trace:
+    """Return a recorded run with the times that it has on a virtual cluster.
+
+    Args:
+        trace: The recorded run, which `check` accepts.
+        layout: The layout of its method.
+        cluster: The virtual cluster.
+        latency: The cluster's times.
+        plain: Header of a replay of plain decoding on this cluster.
+
+    Raises:
+        UsageError: The cluster has too few devices.
+        ModelError: The head is gone or broken.
+    """
+    from engine.cluster.names import labelled_devices
+
+    header = trace.header
+    assigned = {model: each for model, each in cluster.placement.site.assign(layout).items() if each}
+    works = _works(Path(header.environment["head"])) if layout.head else None
+    if works is not None:
+        assigned["drafter"] = assigned["target"]
+    places = {model: each[0].devices[0].name for model, each in assigned.items()}
+    spans = _spans(trace, latency, places, works)
+    ends = defaultdict[int, int](int)
+    for span in spans:
+        ends[span.step] = max(ends[span.step], span.end)
+    planned = {name: header.environment[name] for name in ("open",) if name in header.environment}
+    new = replace(
+        header,
+        run_id=uuid.uuid4().hex[:12],
+        created=plain.created,
+        runtime=plain.runtime,
+        profile=plain.profile,
+        devices=labelled_devices(assigned, ["drafter"] * len(assigned.get("drafter", ()))),
+        environment={**plain.environment, **planned},
+    )
+    return Trace(
+        new,
+        spans=spans,
+        rounds=[replace(r, time=ends[r.step]) for r in trace.rounds],
+        decisions=trace.decisions,
+        commits=[replace(c, time=ends[c.step]) for c in trace.commits],
+        pieces=trace.pieces,
+        footer=trace.footer and replace(trace.footer, time=max(ends.values(), default=0)),
+    )
+
+
+def _works(path: Path) -> Works:
+    """Return the work of the forwards of a stored head."""
+    from engine.heads.files import check_head
+    from engine.heads.kinds import KINDS
+
+    config = check_head(path)
+    return lambda levels, number: KINDS[config.kind].work(config, levels, number)
+
+
+def _spans(trace: Trace, latency: Latency, places: Mapping[str, str], works: Works | None) -> list[Span]:
+    """Return the spans of a run with new times, in the order of their ids."""
+    levels, forwards = _levels(trace), defaultdict[int, int](int)
+    spans, free = list[Span](), dict[str, int]()
+    for span in _with_messages(trace):
+        device = places[span.model]
+        if span.kind in ("communicate", "sample"):
+            us = latency.sample_us if span.kind == "sample" else latency.communicate_us
+        elif works is not None and span.model == "drafter":
+            work = works(levels.get(span.step, 1), forwards[span.step])
+            us = latency.head(work, span.rows, span.context)
+            forwards[span.step] += span.kind == "draft"
+        else:
+            us = latency(span.model, span.rows, span.context)
+        # only prefills run at once
+        start = max(free.values(), default=0) if span.step else free.get(device, 0)
+        free[device] = start + 1000 * us
+        spans.append(replace(span, device=device, start=start, end=free[device]))
+    return spans
+
+
+def _with_messages(trace: Trace) -> Iterator[Span]:
+    """Yield the spans in order; before each judgement a message, which measured runs do not have.
+
+    As in a virtual run, their ids follow the forward's, and plain decoding has neither.
+    """
+    forward = 0
+    for span in sorted(trace.spans, key=lambda span: span.id):
+        if span.kind == "sample" and span.rows:
+            yield replace(span, id=forward + 1, kind="communicate")
+            yield replace(span, id=forward + 2)
+        elif span.kind not in ("sample", "communicate"):
+            forward = span.id
+            yield span
+
+
+def _levels(trace: Trace) -> dict[int, int]:
+    """Return the levels of each round's draft."""
+    positions = defaultdict[int, list[int]](list)
+    for d in trace.decisions:
+        if d.node >= 0 or d.outcome == "discarded":
+            positions[d.step].append(d.position)
+    return {step: max(found) - min(found) + 1 for step, found in positions.items()}
