@@ -40,7 +40,7 @@ _OWN = {
         "Accepted / drafted levels: siblings of a tree count once. Of chains it is accepted / drafted.",
     ),
 }
-"""Label and definition of what is in no other table."""
+"""Label and definition of rates that no other table has."""
 
 
 class Definition(NamedTuple):

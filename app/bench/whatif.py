@@ -1,4 +1,4 @@
-"""The error of what-if: predictions of runs that are then really run, by class, in virtual time."""
+"""Compares what-if predictions with virtual runs of the predicted settings, by class."""
 
 from __future__ import annotations
 
