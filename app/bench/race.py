@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+import transformers
+
+from engine.errors import UsageError
+from engine.pairs.pair import Pair
+from engine.pairs.reference import load_reference
 
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""
@@ -114,3 +124,78 @@ class Race:
 
 def _quotients(numerators: Iterable[float], denominators: Iterable[float]) -> list[float]:
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+class Transformers:
+    """A pair in transformers: fp32, on the CPU, other settings at their defaults.
+
+    Args:
+        pair: Pair to load, from local files only.
+        new_tokens: Most tokens to generate.
+    """
+
+    def __init__(self, pair: Pair, new_tokens: int) -> None:
+        self._pair = pair
+        self._target = load_reference(pair.target_path)
+        self._new_tokens = new_tokens
+
+    def generate(self, ids: Sequence[int]) -> list[int]:
+        """Return the output ids of greedy decoding."""
+        return self._generate(ids)
+
+    def assisted(self, gamma: int | None = None) -> Generate:
+        """Return greedy assisted generation.
+
+        Args:
+            gamma: Constant draft length, without a confidence threshold; None keeps the defaults.
+
+        Raises:
+            UsageError: The pair has no drafter.
+        """
+        drafter = self._drafter
+        settings = copy.deepcopy(self._settings)
+        if gamma is not None:
+            settings.num_assistant_tokens = gamma
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+
+        def generate(ids: Sequence[int]) -> list[int]:
+            drafter.generation_config = settings
+            return self._generate(ids, assistant_model=drafter)
+
+        return generate
+
+    @cached_property
+    def _drafter(self) -> Any:
+        if self._pair.drafter_path is None:
+            raise UsageError(f"{self._pair.name} has no drafter; assisted generation needs one")
+        return load_reference(self._pair.drafter_path)
+
+    @cached_property
+    def _settings(self) -> Any:
+        return self._drafter.generation_config
+
+    def _generate(self, ids: Sequence[int], **more: Any) -> list[int]:
+        prompt = torch.tensor([list(ids)])
+        out = self._target.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=self._new_tokens,
+            **more,
+        )
+        return out[0, prompt.shape[1] :].tolist()
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Turn off hints and progress bars of transformers."""
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import engine
-from app.bench.baseline import Transformers, quiet
 from app.bench.figures import Figure
 from app.bench.plan import Plan
-from app.bench.race import Generate, Race
+from app.bench.race import Generate, Race, Transformers, quiet
 from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
 from engine.types import Limits
