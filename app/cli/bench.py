@@ -233,7 +233,7 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
     import engine
     from app.bench import methods, peers
     from app.cli.chosen import able
-    from app.cli.waiting import DownloadBar
+    from app.cli.status import DownloadBar
 
     peers.llama_cpp()
     args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
@@ -262,7 +262,7 @@ def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
 
 def _drafters(args: argparse.Namespace) -> int:
     from app.bench import drafters
-    from app.cli.waiting import DownloadBar
+    from app.cli.status import DownloadBar
     from engine.environment import environment
     from engine.pairs.pair import Pair
     from engine.pairs.sources import resolve

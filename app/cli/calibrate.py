@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common
-from app.cli.waiting import DownloadBar
+from app.cli.status import DownloadBar
 from engine.errors import UsageError
 from engine.files import replacing
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from app.cli.status import Status
-from app.cli.waiting import DownloadBar
+from app.cli.status import DownloadBar, Status
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

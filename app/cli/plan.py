@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import clusters, common
-from app.cli.waiting import DownloadBar
+from app.cli.status import DownloadBar
 from engine.types import check_range
 
 if TYPE_CHECKING:

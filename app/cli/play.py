@@ -120,7 +120,7 @@ def _announce(line: str) -> None:
 
 def _get_model() -> None:
     """Download the model to open with; go on without it after a failure or Ctrl-C."""
-    from app.cli.fetching import fetch
+    from app.cli.models import fetch
     from app.pairs import opening
     from app.server import terminated_by_exit
     from engine.pairs.catalog import CATALOG

@@ -17,8 +17,7 @@ from app.render.lab import progress, result
 from app.tabs.analysis import CHARTS
 from app.tabs.lab_runs import MODELS_ROW, Settings, Work, work_of
 from app.tabs.plan import MOST_PASSES
-from app.tabs.stops import Stops
-from app.tabs.wiring import QUIET
+from app.tabs.wiring import QUIET, Stops
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS
 from engine.pairs.forms import FORMS

@@ -18,8 +18,7 @@ from app.render.load import progress, shown
 from app.tabs.analysis import CHARTS
 from app.tabs.lab import HERE, pairs_of
 from app.tabs.load_runs import AT_ONCE, RATE, TIMES, Cell, LoadPlan, Settings, plan_of, servable, serve
-from app.tabs.stops import Stops
-from app.tabs.wiring import QUIET
+from app.tabs.wiring import QUIET, Stops
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile, profiles

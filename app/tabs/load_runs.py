@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app import pairs
-from app.arrivals import parse_arrivals, poisson
-from app.loaded import batch_sizes
+from app.loaded import batch_sizes, parse_arrivals, poisson
 from app.runs import RunRequest
 from app.tabs.plan import VIRTUAL
 from engine.bounds import check_prompt

@@ -8,7 +8,7 @@ from typing import Any
 from app import pairs
 from app.ray import RUNTIME, Ray
 from app.runs import RunRequest
-from app.tabs.choice import Choice, read_choices, with_baselines
+from app.tabs.picker import Choice, read_choices, with_baselines
 from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
 from engine.errors import UsageError
 from engine.layout import Layout

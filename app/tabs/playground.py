@@ -12,24 +12,18 @@ import gradio as gr
 
 from app.busy import Reading, busy_since, read_load
 from app.pairs import TOY, opening
-from app.render.chat import conversation
 from app.render.html import alert
-from app.render.models import absent_note
-from app.render.settings import folded_line, kept_line, name_of_lane
-from app.render.turn import finished_line, turn_line
+from app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
 from app.routes import find_traces
 from app.runs import Lane, alternating
-from app.tabs.chat import Chat
-from app.tabs.choice import MOST_RUNS
-from app.tabs.composer import Composer
-from app.tabs.demo import build_demo
-from app.tabs.form import Form, build_settings, offer_script
-from app.tabs.library import Library
-from app.tabs.picker import value_of
+from app.tabs.chat import Chat, conversation
+from app.tabs.form import Composer, Form, build_settings, offer_script
+from app.tabs.library import Library, absent_note
+from app.tabs.picker import MOST_RUNS, value_of
 from app.tabs.plan import FormError, make_requests, passes_of
 from app.tabs.races import Streams, running, stored
 from app.tabs.streaming import Frame, frames
-from app.tabs.viewer import build_viewer, viewed
+from app.tabs.viewer import build_demo, build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from engine.errors import ModelError, PairError, SpecScopeError, UsageError
 from engine.methods import BASELINE

@@ -1,4 +1,4 @@
-"""The trace viewer as a component: its value names runs; `app.js` fetches their document."""
+"""The trace viewer as a component, whose value names runs, and the race that plays at first."""
 
 from __future__ import annotations
 
@@ -32,3 +32,23 @@ def viewed(runs: Sequence[str], revision: int = 0, *, live: bool = False) -> str
         live: Show the timeline only; the live panes show the text.
     """
     return json.dumps({"runs": list(runs), "revision": revision, "live": live})
+
+
+DEMO = (
+    '<section class="app-demo app-card" aria-label="A finished race"><header><h2>A finished race: '
+    '<span class="app-demo-prompt"></span></h2><button type="button" class="app-link app-demo-more">The whole '
+    'timeline</button><button type="button" class="app-link app-demo-hide">Hide</button></header>'
+    '<div class="app-demo-root"></div></section>'
+)
+"""Constant, so that Gradio never renders it again."""
+
+
+def build_demo() -> None:
+    """Lay out the race; `demo.js` fetches its document (see `app.demo`)."""
+    gr.HTML(
+        value="",
+        html_template=DEMO,
+        js_on_load="SpecScopeDemo.mount(element, SpecScopeAddress.later());",
+        apply_default_css=False,
+        elem_id="demo",
+    )

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from app.downloads import MAX_DOWNLOADS
-from app.render.panes import LivePane
 from app.render.turn import turn_line
 from app.runs import Lane, LiveRun, RunRequest
 from app.service import Service
-from app.tabs.streaming import frames, turn_state
+from app.tabs.streaming import LivePane, frames, turn_state
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.pairs.progress import Progress, Report
 from tests.app.fakes import FakeCluster, FakeOpen

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.render.panes import LivePane, ordinal
 from app.render.turn import turn_line
 from app.runs import Lane, LiveRun, RunRequest, alternating, lanes_of
 from app.tabs import streaming
-from app.tabs.streaming import frames, turn_state
+from app.tabs.streaming import LivePane, frames, ordinal, turn_state
 from engine.errors import ModelError
 from engine.types import Sampling
 from tests.app.fakes import WORDS, FakeCluster
