@@ -226,15 +226,6 @@ def lanes_of(runs: Iterable[LiveRun]) -> list[Lane]:
     return [Lane(lane) for lane in lanes]
 
 
-def alternating(requests: Sequence[RunRequest], passes: int) -> list[tuple[int, RunRequest]]:
-    """Return (pane, request) in the order of the runs: every other pass goes backwards.
-
-    So a machine that becomes slower in the course of the passes does not favour the first method.
-    """
-    panes = list(enumerate(requests))
-    return [pair for n in range(passes) for pair in (panes if n % 2 == 0 else reversed(panes))]
-
-
 def one_line(error: BaseException) -> str:
     """Return an error as one line; errors that are not SpecScope's get their type as prefix."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
-from engine.errors import OutOfMemory, StoreError, UsageError
+from engine.errors import OutOfMemory, UsageError
 from engine.pairs import catalog
 from engine.pairs.sources import resolve
-from engine.trace.events import Event, Header
+from engine.trace.events import Event
 from engine.trace.trace import Trace
 from traces.store import Store
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.cluster.prompts import Prompt
-    from traces.recorder import Recorder
 
 KEPT_RUNS = 64
 """Ended runs that are kept in memory; older ones are read from the database."""
@@ -250,7 +249,13 @@ class Service:
             run.end("done")
             return
         more = {"load": load_of(*request.load)} if request.load else {}
-        with self._recording(run) as listener:
+        with self.store.listening() if self.store else nullcontext() as record:
+
+            def listen(event: Event) -> None:
+                run.append(event)
+                if record is not None:
+                    record(event)
+
             trace = cluster.run(
                 request.method,
                 request.prompt,
@@ -258,37 +263,12 @@ class Service:
                 config=request.config,
                 sampling=request.sampling,
                 limits=request.limits,
-                listener=listener,
+                listener=listen,
                 cancel=run.stopped,
                 group=request.group,
                 **more,
             )
         run.end("cancelled" if trace.status == "cancelled" else "done")
-
-    @contextmanager
-    def _recording(self, run: LiveRun) -> Iterator[Callable[[Event], None]]:
-        """Yield the listener that stores a run's events in memory and in the database."""
-        recorder: Recorder | None = None
-
-        def listen(event: Event) -> None:
-            nonlocal recorder
-            run.append(event)
-            if self.store is None:
-                return
-            if isinstance(event, Header):
-                recorder = self.store.record(event)
-            elif recorder is not None:
-                recorder.add(event)
-
-        try:
-            yield listen
-        except BaseException:
-            if recorder is not None:
-                with suppress(StoreError):  # the run's own error is more useful
-                    recorder.close()
-            raise
-        if recorder is not None:
-            recorder.close()
 
     def _cluster_for(self, request: RunRequest) -> Cluster:
         if self._cluster is None or self._cluster[0] != request.place:

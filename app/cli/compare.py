@@ -10,7 +10,6 @@ the speed of two passes is their mean.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import statistics
 import uuid
@@ -57,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the methods, the baseline first."""
     from app.busy import read_load
+    from traces.passes import alternating
     from traces.view.settings import models_text
 
     keys = method_keys(args.methods)
@@ -65,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
     keys, left_out = equipped(args, configs)
     limits, rows = common.limits_of(args), prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(clusters.open_cluster(args))
+    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
         if args.methods == "all":
             keys, unable = able(keys, cluster)
             left_out |= unable
@@ -79,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         before, done = read_load(), 0
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
-            for name, number in _order(list(entries), args.repeat):
+            for number, name in alternating(list(entries), args.repeat):
                 key, config = entries[name]
                 if part := _parts(key, rows).get(i):
                     seeded = common.seeded(sampling, i)
@@ -121,11 +119,6 @@ def _check_repeat(args: argparse.Namespace) -> None:
         raise UsageError(f"--repeat is {args.repeat}; it must be at least 1 and at most {MAX_PASSES}")
     if args.profile and args.repeat > 1:
         raise UsageError(f"--repeat is {args.repeat}; with --profile it must be 1: virtual times do not vary")
-
-
-def _order(names: list[str], passes: int) -> list[tuple[str, int]]:
-    """Return (name, pass) in the order of the runs: every other pass goes backwards."""
-    return [(name, n) for n in range(passes) for name in (names if n % 2 == 0 else names[::-1])]
 
 
 def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:

@@ -8,7 +8,6 @@ all requests arrive at once. Request i has seed S + i.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import uuid
@@ -99,9 +98,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _requests(args)
     options = {"sampling": common.sampling_of(args, len(requests)), "limits": common.limits_of(args)}
     cells: Cells = {key: {} for key in keys}
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(clusters.open_cluster(args))
+    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
         if args.methods == "all":
             keys, unable = able(keys, cluster, _load(args, requests[:1], 1))
             left_out |= unable

@@ -6,7 +6,6 @@ A method for batches decodes all prompts in one run; other methods have one run 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import uuid
 from itertools import count
@@ -51,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
         check_prompt(prompt)  # the limit for any context, before models load
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(clusters.open_cluster(args))
+    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
         before = read_load()
         streams = not args.json and sys.stdout.isatty()
         batches = batches_of(args.method, prompts)
@@ -126,15 +123,10 @@ def recorded(
         part: Which one of how many runs it is.
         stream: Whether to print the text as it arrives.
     """
-    recorders: list[Any] = []
     title = " ".join(filter(None, [method, part]))
     status, tokens = Status(title), count(1)
 
-    def listen(event: Any) -> None:
-        if recorders:
-            recorders[0].add(event)
-        else:
-            recorders.append(store.record(event))
+    def show(event: Any) -> None:
         if isinstance(event, Commit):
             status.text = f"{title}: {next(tokens)} tokens"
             if stream:
@@ -152,14 +144,21 @@ def recorded(
         if not status.shown:
             print(f"specscope: {status.text}", file=sys.stderr, flush=True)
 
-    try:
-        with status:
-            return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
-    finally:
-        if stream and recorders:
-            print()
-        for recorder in recorders:
-            recorder.close()
+    with store.listening() as record:
+        begun = False
+
+        def listen(event: Any) -> None:
+            nonlocal begun
+            begun = True
+            record(event)
+            show(event)
+
+        try:
+            with status:
+                return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
+        finally:
+            if stream and begun:
+                print()
 
 
 def result_of(trace: Trace) -> dict[str, Any]:

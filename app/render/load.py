@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from app.runs import LiveRun
-    from app.tabs.load_runs import Cell, LoadPlan
+    from app.tabs.experiments import LoadCell, LoadPlan
 
 
-def progress(plan: LoadPlan, done: int, cell: Cell | None = None, run: LiveRun | None = None) -> str:
+def progress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
     """Return how many runs are done, and how many requests of the present one."""
     total = len(plan.cells)
     words = [f"{done} of {total} runs"]

@@ -15,7 +15,7 @@ from app.examples import lab_example, lab_settings
 from app.render.html import alert, note
 from app.render.lab import progress, result
 from app.tabs.analysis import CHARTS
-from app.tabs.lab_runs import MODELS_ROW, Settings, Work, work_of
+from app.tabs.experiments import HERE, MODELS_ROW, SweepSettings, SweepWork, sweep_work
 from app.tabs.plan import MOST_PASSES
 from app.tabs.wiring import QUIET, Stops
 from engine.errors import SpecScopeError, UsageError
@@ -34,8 +34,6 @@ _ABOUT = (
     "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
     "decodes; against drafters, each one has a row; otherwise the models decode your prompts. A cell opens its trace."
 )
-HERE = "here"
-"""Value of the cluster for measured runs on this machine."""
 
 
 class State(NamedTuple):
@@ -152,13 +150,15 @@ class Lab:
         cells, work = list[Cell](), None
         with self.stops.work() as (name, stop):
             try:
-                work = work_of(Settings(*given), HERE, self.service(), stop)
+                work = sweep_work(SweepSettings(*given), self.service(), stop)
                 yield from self._states(name, work, cells, stop)
             except SpecScopeError as error:
                 shown = result(work.plan, cells, work.points, drawn=True) if work and cells else ""
                 yield State(name, alert(str(error)), shown)
 
-    def _states(self, name: str, work: Work, cells: list[Cell], stop: threading.Event) -> Iterator[State]:
+    def _states(
+        self, name: str, work: SweepWork, cells: list[Cell], stop: threading.Event
+    ) -> Iterator[State]:
         plan, before = work.plan, read_load()
         yield State(name, progress(plan, cells), result(plan, cells, work.points))
         for cell in sweep(plan, work.run, stop):

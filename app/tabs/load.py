@@ -16,8 +16,19 @@ from app.loaded import result_of
 from app.render.html import alert, note
 from app.render.load import progress, shown
 from app.tabs.analysis import CHARTS
-from app.tabs.lab import HERE, pairs_of
-from app.tabs.load_runs import AT_ONCE, RATE, TIMES, Cell, LoadPlan, Settings, plan_of, servable, serve
+from app.tabs.experiments import (
+    AT_ONCE,
+    HERE,
+    RATE,
+    TIMES,
+    LoadCell,
+    LoadPlan,
+    LoadSettings,
+    load_plan,
+    servable,
+    serve,
+)
+from app.tabs.lab import pairs_of
 from app.tabs.wiring import QUIET, Stops
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE, METHODS
@@ -145,7 +156,7 @@ class LoadTab:
         plan: LoadPlan | None = None
         with self.stops.work() as (name, stop):
             try:
-                plan = plan_of(Settings(*given), HERE)
+                plan = load_plan(LoadSettings(*given))
                 yield from self._states(name, plan, cells, stop)
             except SpecScopeError as error:
                 message = "Stopped: the finished runs are shown." if stop.is_set() and cells else str(error)
@@ -166,7 +177,7 @@ class LoadTab:
         yield State(name, note(f"{done} runs."), _result(plan, cells, warning))
 
 
-def _last(plan: LoadPlan, cell: Cell) -> bool:
+def _last(plan: LoadPlan, cell: LoadCell) -> bool:
     """Return whether a run is the last one with its batch size."""
     return cell == [one for one in plan.cells if one.batch == cell.batch][-1]
 

@@ -171,7 +171,7 @@ def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, A
     """Return the pair, or the user's target, drafters and heads."""
     if values["models"] != OWN:
         return _pair(values, choices)
-    target, heads = str(values["target"] or "").strip(), _lines(values["head"])
+    target, heads = str(values["target"] or "").strip(), lines_of(values["head"])
     if not target:
         raise FormError(
             "models",
@@ -210,9 +210,9 @@ def _drafters(values: Mapping[str, Any]) -> tuple[str, ...]:
     chosen = values["drafting"]
     if chosen in FORMS:
         return (chosen,)
-    return _lines(values["drafter"]) if chosen == OTHER else ()
+    return lines_of(values["drafter"]) if chosen == OTHER else ()
 
 
-def _lines(typed: str | None) -> tuple[str, ...]:
+def lines_of(typed: object) -> tuple[str, ...]:
     """Return the non-blank lines of a text."""
-    return tuple(line.strip() for line in (typed or "").splitlines() if line.strip())
+    return tuple(line.strip() for line in str(typed or "").splitlines() if line.strip())

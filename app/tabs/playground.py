@@ -15,7 +15,7 @@ from app.pairs import TOY, opening
 from app.render.html import alert
 from app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
 from app.routes import find_traces
-from app.runs import Lane, alternating
+from app.runs import Lane
 from app.tabs.chat import Chat, conversation
 from app.tabs.form import Composer, Form, build_settings, offer_script
 from app.tabs.library import Library, absent_note
@@ -28,6 +28,7 @@ from app.tabs.wiring import QUIET, Update
 from engine.errors import ModelError, PairError, SpecScopeError, UsageError
 from engine.methods import BASELINE
 from engine.pairs.forms import is_form
+from traces.passes import alternating
 
 if TYPE_CHECKING:
     from app.ray import Ray
@@ -244,8 +245,8 @@ class Playground:
     def _start(self, requests: Sequence[RunRequest], passes: int) -> list[Lane]:
         """Queue all passes of all requests; return a lane per request."""
         lanes: list[list[LiveRun]] = [[] for _ in requests]
-        for pane, request in alternating(requests, passes):
-            lanes[pane].append(self.service.start(request))
+        for _, pane in alternating(range(len(requests)), passes):
+            lanes[pane].append(self.service.start(requests[pane]))
         return [Lane(runs) for runs in lanes]
 
     def stop_runs(self, talk: Any) -> None:

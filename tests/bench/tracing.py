@@ -88,18 +88,10 @@ def run_traced(
     store: Store, cluster: Cluster, method: str, config: Mapping[str, Any], prompt: Sequence[int], new: int
 ) -> Traced:
     """Run a method and write its trace to a store."""
-    recorders: list[Any] = []
-
-    def listen(event: Any) -> None:
-        if recorders:
-            recorders[0].add(event)
-        else:
-            recorders.append(store.record(event))
-
     begun, own, total = time.perf_counter(), time.thread_time(), time.process_time()
-    trace = cluster.run(method, prompt, config=config, limits=Limits(new), listener=listen)
-    seconds = time.perf_counter() - begun
-    recorders[0].close()
+    with store.listening() as listen:
+        trace = cluster.run(method, prompt, config=config, limits=Limits(new), listener=listen)
+        seconds = time.perf_counter() - begun
     others = time.process_time() - total - (time.thread_time() - own)
     return Traced(trace, seconds, max(0.0, others))
 
