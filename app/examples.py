@@ -28,12 +28,10 @@ FOLDER = Path(__file__).parents[1] / "assets" / "examples"
 
 
 def lab_settings() -> SweepSettings:
-    """Return the settings of the Lab's example."""
     return SweepSettings(**_read("lab")["settings"])
 
 
 def load_settings() -> LoadSettings:
-    """Return the settings of the Load tab's example."""
     return LoadSettings(**_read("load")["settings"])
 
 
@@ -96,7 +94,6 @@ def _make_load() -> dict[str, Any]:
 
 
 def record() -> None:
-    """Make both examples with the settings in their files, and write them."""
     for name, make in (("lab", _make_lab), ("load", _make_load)):
         file = FOLDER / f"{name}.json"
         file.write_text(json.dumps(make(), indent=1) + "\n", encoding="utf-8")

@@ -52,13 +52,11 @@ READ = (
 )
 """Paths that the page reads; a path ending in a slash includes all paths below it."""
 WRITTEN = ("/gradio_api/queue/join", "/specscope/import")
-"""Paths that the page posts to."""
 LONGEST = 255
 """Most bytes of Gradio's paths, as of a file's name; looking for a file of a longer one fails."""
 
 
 def report_failure(what: str, error: BaseException) -> None:
-    """Write one line about an unexpected error to stderr."""
     what = what if len(what) <= 150 else f"{what[:100]}… ({len(what)} characters)"
     line = f"specscope: {what} failed: {type(error).__name__}: {error}"
     sys.stderr.write("".join(c if c.isprintable() else " " for c in line[:400]) + "\n")
@@ -71,7 +69,6 @@ class Boundary:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -109,7 +106,6 @@ class KnownRoutes:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] == "http" and not _known(scope["method"], scope["path"]):
             await PlainTextResponse("there is no such address", status_code=404)(scope, receive, send)
             return
@@ -134,7 +130,6 @@ class SameOrigin:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] == "http" and not _own(scope["method"], Headers(scope=scope)):
             answer = PlainTextResponse("requests from other sites are refused", status_code=403)
             await answer(scope, receive, send)
@@ -182,7 +177,6 @@ class Login:
         self._guesses = Guesses(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -236,14 +230,12 @@ class Guesses:
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def wait(self, address: str) -> float:
-        """Return the seconds until the address may guess again; 0 or less when it may now."""
         count, last = self._count(address)
         if count < FREE_GUESSES:
             return 0.0
         return last + min(2.0 ** (count - FREE_GUESSES), MAX_WAIT) - self._clock()
 
     def add(self, address: str) -> None:
-        """Count a wrong guess."""
         count, _ = self._count(address)
         self._counts[address] = count + 1, self._clock()
         self._counts.move_to_end(address)
@@ -251,7 +243,6 @@ class Guesses:
             self._counts.popitem(last=False)
 
     def forget(self, address: str) -> None:
-        """Reset an address after a correct password."""
         self._counts.pop(address, None)
 
     def _count(self, address: str) -> tuple[int, float]:

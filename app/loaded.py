@@ -43,15 +43,6 @@ TITLES = (
 
 
 def batch_sizes(text: str, name: str) -> list[int]:
-    """Return batch sizes in ascending order.
-
-    Args:
-        text: Whole numbers, separated by commas.
-        name: What they are called in messages.
-
-    Raises:
-        UsageError: One is no whole number, or out of range.
-    """
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -68,14 +59,9 @@ def result_of(
     tpot_ms: float,
     warning: str,
 ) -> dict[str, Any]:
-    """Return the JSON object of the command.
+    """Return the JSON object of `specscope load`.
 
-    Args:
-        cells: The runs by method and batch size, at least the baseline's first one.
-        left_out: Why a method was not run.
-        ttft_ms: Limit of a good request's time to first token.
-        tpot_ms: Limit of its mean time per further token.
-        warning: A sentence about the machine or the run; may be empty.
+    `cells` has at least the baseline's first run; `ttft_ms` and `tpot_ms` limit a good request.
     """
     known = {
         key: {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in runs.items()}
@@ -135,13 +121,7 @@ class Arrival(NamedTuple):
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Return the seconds of a Poisson process: the first request at 0, then exponential gaps.
-
-    Args:
-        rate: Requests per second, at least LEAST_RATE.
-        count: Requests.
-        seed: Equal seeds give equal arrivals.
-    """
+    """Return the seconds of a Poisson process: the first request at 0, then exponential gaps."""
     if not (math.isfinite(rate) and rate >= LEAST_RATE):
         raise UsageError(f"the rate is {rate:g}; it must be at least {LEAST_RATE:g} requests/s, and finite")
     draws, now = random.Random(seed), 0.0
@@ -153,20 +133,13 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 
 
 def read_arrivals(path: Path, most: int) -> list[Arrival]:
-    """Read a file of at most `most` bytes; see `parse_arrivals`."""
     return parse_arrivals(read_text(path, most), path, rows=path.suffix == ".jsonl")
 
 
 def parse_arrivals(content: str, path: object, *, rows: bool = False) -> list[Arrival]:
     """Return the requests of a text: a time a line, or JSON with `arrival` and perhaps `prompt`.
 
-    Args:
-        content: The text.
-        path: Its name in messages.
-        rows: Whether a line is a JSON object.
-
-    Raises:
-        UsageError: There is no request, or a line is wrong; the message has the line's number.
+    Errors name the line.
     """
     parse = _row if rows else _time
     lines = enumerate(content.split("\n"), 1)

@@ -59,15 +59,7 @@ def build_app(
     pair: str | None = TOY,
     ray: Ray | None = None,
 ) -> ASGIApp:
-    """Return the web application.
-
-    Args:
-        service: Executes the runs and stores the traces.
-        host: Address to listen on; requests with another `Host` are refused.
-        auth: Login as `user:password`; None for no login.
-        pair: Name of the pair to open with; None for the best one on this machine.
-        ray: The Ray cluster that the page offers for runs; None for none.
-    """
+    """Return the web application; requests with another `Host` are refused."""
     app = FastAPI(title="SpecScope", **NO_DOCS)
     app.include_router(build_router(service))
     app = gr.mount_gradio_app(
@@ -90,7 +82,6 @@ def build_app(
 
 
 def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
-    """Wrap an application in the guards, for the address it will listen on."""
     # The last wrapper sees a request first. Middleware inside the app would miss its failures.
     guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
     guarded = SameOrigin(KnownRoutes(guarded))
@@ -122,19 +113,8 @@ def serve(
 ) -> int:
     """Serve the playground until it is stopped, and return the exit code.
 
-    Args:
-        host: Address to listen on.
-        port: Port to listen on; None for 7860 or the next free one.
-        auth: Login as `user:password`; None for no login.
-        unsafe: Allow an address that others can reach without a login.
-        database: Trace database; None for the user's own.
-        pair: Name of the pair to open with; None for the best one on this machine.
-        ray: The Ray cluster that the page offers for runs, checked (`Ray.check`); None for none.
-        announce: Called with the line that contains the address; None prints it.
-
-    Raises:
-        UsageError: The address, the port or the login cannot be used.
-        StoreError: The database cannot be used.
+    Without a port it is 7860 or the next free one; `auth` is `user:password`; `unsafe` allows an
+    address that others can reach without a login; `announce` takes the line with the address.
     """
     check_exposure(host, auth, unsafe)
     listener = bind(host, port)
@@ -195,11 +175,7 @@ def terminated_by_exit() -> Generator[None]:
 
 
 def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
-    """Refuse an address that others can reach without a login, unless `unsafe` is set.
-
-    Raises:
-        UsageError: The login is malformed, or the address needs one.
-    """
+    """Refuse an address that others can reach without a login, unless `unsafe` is set."""
     if auth is not None:
         user, colon, password = auth.partition(":")
         if not (user and colon and password and _is_unicode(auth)):
@@ -220,11 +196,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens on `port`; for None on 7860 or the next free port.
-
-    Raises:
-        UsageError: The port is taken or may not be used, or the address is not this machine's.
-    """
+    """Return a socket that listens on `port`; for None on 7860 or the next free port."""
     if not host or not _is_unicode(host):
         raise UsageError(f"--host is {host!r}; give an address such as 127.0.0.1")
     if port is not None:
@@ -290,10 +262,6 @@ class Early:
     Gradio adds the HTML of its parameter `head` when its own script runs. Scripts in it load while
     components call them: a page on a busy machine would stay half dead. A browser runs the deferred
     scripts of the page in their order, Gradio's among them.
-
-    Args:
-        app: Answers `/` with a page that has a script.
-        html: The HTML; its scripts are deferred.
     """
 
     def __init__(self, app: ASGIApp, html: str) -> None:
@@ -301,7 +269,6 @@ class Early:
         self.html = html.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http" or scope["path"] != "/":
             await self.app(scope, receive, send)
             return

@@ -36,13 +36,9 @@ MOST_HELD = 128
 class Cluster(Protocol):
     """An open cluster as the service uses it; `engine.open` returns one."""
 
-    def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace:
-        """Decode one prompt, or a batch, with one method."""
-        ...
+    def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace: ...
 
-    def close(self) -> None:
-        """End all workers."""
-        ...
+    def close(self) -> None: ...
 
 
 OpenCluster = Callable[..., Cluster]
@@ -56,23 +52,13 @@ def open_cluster(**place: Any) -> Cluster:
 
 
 def load_of(arrivals: tuple[float, ...], batch: int, chunk: int) -> Any:
-    """Return `engine.Load(arrivals, batch, chunk)`."""
     import engine
 
     return engine.Load(arrivals, batch, chunk)
 
 
 class Service:
-    """Execute requests one at a time and store every trace.
-
-    Args:
-        database: File of the stored traces; None keeps them in memory only.
-        open_cluster: Opens a cluster from the arguments of `engine.open`.
-        find_model: Returns the directory of a hub model after downloading it if necessary.
-
-    Raises:
-        StoreError: The database cannot be used.
-    """
+    """Execute requests one at a time and store every trace, in memory only without a database."""
 
     def __init__(
         self,
@@ -95,11 +81,6 @@ class Service:
         self._thread.start()
 
     def start(self, request: RunRequest) -> LiveRun:
-        """Queue a run, after the download of its models if any, and return at once.
-
-        Raises:
-            UsageError: The service is closed, or too many downloads are running.
-        """
         run = LiveRun(request, self._leave)
         with self._changed:
             if self._closing:
@@ -110,7 +91,6 @@ class Service:
         return run
 
     def _enqueue(self, runs: Sequence[LiveRun]) -> None:
-        """Append runs to the queue."""
         with self._changed:
             for run in runs:
                 # A run that waits for nothing but the models shows `loading`.
@@ -120,7 +100,6 @@ class Service:
             self._changed.notify()
 
     def download_of(self, name: str) -> LiveRun | None:
-        """Return a run that waits for the download of a model; None if there is none."""
         with self._changed:
             return next(iter(self._waiting_for(name)), None)
 
@@ -141,9 +120,6 @@ class Service:
 
         The bundled pair takes its place on the workers, which would otherwise keep the deleted
         files open.
-
-        Raises:
-            UsageError: No model has this name, it is not downloaded, or a run uses it.
         """
         with self._changed:
             users = [run for run in self._runs.values() if not run.ended and name in run.request.models]
@@ -156,23 +132,17 @@ class Service:
         return size
 
     def find(self, ticket: str) -> LiveRun | None:
-        """Return the run with this ticket or run id if it is in memory, else None."""
         with self._changed:
             return self._runs.get(ticket) or next(
                 (r for r in self._runs.values() if r.run_id == ticket), None
             )
 
     def race(self, group: str) -> list[LiveRun]:
-        """Return the runs of a comparison that are in memory, in the order they were started."""
         with self._changed:
             return [run for run in self._runs.values() if group and run.request.group == group]
 
     def trace(self, name: str) -> Trace | None:
-        """Return the live or stored trace of a ticket or run id; None for an unknown one.
-
-        Raises:
-            StoreError: The stored trace cannot be read.
-        """
+        """Return the live or stored trace of a ticket or run id; None for an unknown one."""
         run = self.find(name)
         if run is not None:
             return run.trace()

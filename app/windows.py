@@ -29,17 +29,12 @@ MOST_SPANS = 1200
 """Most spans of a part of one run; the timeline merges spans of less than two pixels anyway."""
 MOST_BINS = 2000
 MOST_RUNS = 8
-"""Most runs that are aligned."""
 FURTHEST = 1e12
 """Largest time of a window in ms: 30 years."""
 
 
 def long_runs(store: Store | None, ids: Sequence[str]) -> list[Extent] | None:
-    """Return the sizes of stored runs that are too long to open whole; None for other runs.
-
-    Raises:
-        StoreError: A run cannot be read.
-    """
+    """Return the sizes of stored runs that are too long to open whole; None for other runs."""
     if store is None or not ids:
         return None
     sizes = [size for size in map(store.extent, ids) if size is not None and size.end > size.begin]
@@ -55,12 +50,7 @@ class Windows:
     def document(self, names: str) -> dict[str, Any] | None:
         """Return the first document of runs that are too long to open whole; None for other runs.
 
-        Args:
-            names: As for `find_passes`. Of several passes it has the first: the median one is not
-                known before all passes are read.
-
-        Raises:
-            StoreError: A run cannot be read.
+        Of several passes it has the first: the median one is not known before all passes are read.
         """
         ids = [self._id(name.split("~")[0]) for name in names.split(",") if name]
         store = self._service.store
@@ -76,17 +66,7 @@ class Windows:
     ) -> dict[str, Any]:
         """Return a window of a run: `part`, its rows, or `bins` if it has too many.
 
-        Args:
-            name: A run's id or ticket.
-            low: Start of the window, in ms of the document.
-            high: Its end.
-            margin: Milliseconds on either side that are read, too, where the rows are few enough.
-            bins: Number of bins.
-            rows: Whether rows may be the answer.
-
-        Raises:
-            UsageError: The run has no windows, or the numbers are out of range.
-            StoreError: The run cannot be read.
+        Times are ms of the document; `margin` on either side is read, too, where the rows are few.
         """
         size, store = self._size(name), self._service.store
         if size is None or store is None:
@@ -108,18 +88,7 @@ class Windows:
         return {"bins": bins_view(store.bins(run, size, start, end, bins), size)}
 
     def aligned(self, names: str, sequence: int, low: float, high: float) -> AlignedPart:
-        """Return the tokens that the first run commits in a window, and the others' same tokens.
-
-        Args:
-            names: As for `document`.
-            sequence: A sequence of the first run.
-            low: Start of the window, in ms of the document.
-            high: Its end.
-
-        Raises:
-            UsageError: A run has no windows, or the numbers are out of range.
-            StoreError: A run cannot be read.
-        """
+        """Return the tokens of the first run in a window (ms), and the others' same tokens."""
         ids = [name.split("~")[0] for name in names.split(",") if name][: MOST_RUNS + 1]
         if len(ids) > MOST_RUNS:
             raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
@@ -137,7 +106,6 @@ class Windows:
         return None if store is None else store.extent(self._id(name))
 
     def _id(self, name: str) -> str:
-        """Return the run id of a ticket or a run id."""
         run = self._service.find(name)
         return name if run is None else run.run_id
 
@@ -148,7 +116,6 @@ def _ns(ms: float, size: Extent) -> int:
 
 
 MOST = 600
-"""Most tokens of a window that are shown."""
 
 
 class _Stored:
@@ -163,7 +130,6 @@ class _Stored:
         return self.store.line(self.run, self.size, sequence)
 
     def clock(self, ns: int) -> float:
-        """Return the ms since decoding began, as in the document."""
         return round((ns - self.size.begin) / 1e6, 3)
 
     def row(self, view: RowView, first: int, shown: int) -> PartRow:
@@ -181,19 +147,7 @@ class _Stored:
 def aligned_part(
     store: Store, runs: Sequence[tuple[str, Extent]], sequence: int, low: int, high: int
 ) -> AlignedPart:
-    """Return the tokens of a window of the first run, and the same tokens of the other runs.
-
-    Args:
-        store: Has the runs.
-        runs: Ids and sizes, in the order shown.
-        sequence: A sequence of the first run.
-        low: Start of the window, in ns since that run's start.
-        high: Its end.
-
-    Raises:
-        UsageError: The first run has no such sequence.
-        StoreError: A run cannot be read.
-    """
+    """Return the tokens of the first run in a window (ns), and the others' same tokens."""
     stored = [_Stored(store, run, size) for run, size in runs]
     sequences = len(stored[0].output.header.prompt_ids)
     if not 0 <= sequence < sequences:

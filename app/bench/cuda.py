@@ -58,7 +58,6 @@ class Size:
     kv_heads: int
 
     def config(self) -> LlamaConfig:
-        """Return the shape as transformers' config."""
         return LlamaConfig(
             vocab_size=32000,
             hidden_size=self.width,
@@ -81,12 +80,7 @@ CPU = (Size("160M", 12, 768, 3072, 12, 12), Size("40M", 8, 512, 1536, 8, 8))
 
 
 def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
-    """Return the figures, and facts of the device.
-
-    Args:
-        repeats: Timed forwards of each kind.
-        note: Shows progress.
-    """
+    """Return the figures, and facts of the device; each kind of forward repeats."""
     on_gpu = torch.cuda.is_available()
     device, sizes = (torch.device("cuda:0"), GPU) if on_gpu else (torch.device("cpu"), CPU)
     figures = dict[str, Figure]()
@@ -117,11 +111,6 @@ def bandwidth(device: torch.device) -> float:
 
 
 def colocated(target: Timed, drafter: Timed, repeats: int) -> tuple[Figure, float]:
-    """Return the time of drafts and a verification in turn over their time at once.
-
-    The second value is the median time in turn, in seconds: the models' part of a round.
-    """
-
     def draft() -> None:
         for _ in range(DRAFTS):
             drafter.static(1)
@@ -189,7 +178,6 @@ def _counted_waits(device: str) -> Generator[list[warnings.WarningMessage]]:
 
 
 def _on_own_stream(work: Callable[[], None]) -> Callable[[], None]:
-    """Return work that runs on a CUDA stream of its own, if there is CUDA."""
     if not torch.cuda.is_available():
         return work
 
@@ -202,12 +190,7 @@ def _on_own_stream(work: Callable[[], None]) -> Callable[[], None]:
 
 
 class Timed:
-    """A model of one shape with random weights, in the engine and in transformers.
-
-    Args:
-        size: The shape.
-        device: Takes it in bf16 on a GPU, in fp32 on a CPU.
-    """
+    """A model of a shape with random weights, in the engine (bf16 on a GPU) and transformers."""
 
     def __init__(self, size: Size, device: torch.device) -> None:
         self.name = size.name
@@ -241,7 +224,6 @@ class Timed:
         return self.decoder.forward(self._cache, chain, np.arange(rows)).logits.argmax(-1).tolist()
 
     def static(self, rows: int) -> list[int]:
-        """Forward as `forward` does, in a static step."""
         self.decoder.steps = self._static
         try:
             return self.forward(rows)
@@ -279,19 +261,12 @@ class Timed:
 
     @torch.inference_mode()
     def reference(self, rows: int) -> list[int]:
-        """Forward as `forward` does, in transformers."""
         inputs = torch.ones((1, rows), dtype=torch.int64, device=self.decoder.device)
         logits = self._reference(inputs, past_key_values=self._past, use_cache=True).logits
         self._past.crop(-rows)
         return logits[0].argmax(-1).tolist()
 
     def over_floor(self, speed: float, repeats: int) -> dict[str, Figure]:
-        """Return the times of forwards over the time of reading the weights once.
-
-        Args:
-            speed: Bytes per second.
-            repeats: Timed forwards of each kind, in turn.
-        """
         floor, figures = self.bytes / speed, dict[str, Figure]()
         kinds = {"decode": self.static, "eager": self.forward, "transformers": self.reference}
         for rows, suffix in ((1, ""), (16, "_16_rows")):
@@ -331,7 +306,6 @@ def _default(device: torch.device, dtype: torch.dtype) -> Generator[None]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long work takes."""
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun

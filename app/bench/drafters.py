@@ -95,18 +95,14 @@ def _probabilities(model: Decoder, answer: Answer, vocabulary: int) -> Tensor:
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "chats.jsonl"
 """Twenty prompts in the style of MT-bench."""
 CONTEXT = 128
-"""Cached rows before a timed forward."""
 ROWS = (1, 2, 4, 8, 16)
-"""Rows of the target's timed forwards."""
 
 
 class Size(NamedTuple):
     """Size of a run."""
 
     new_tokens: int
-    """Most tokens of an answer."""
     repeats: int
-    """Timed forwards of each kind."""
 
 
 QUICK, FULL = Size(24, 20), Size(96, 100)
@@ -120,7 +116,6 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
-        """Return the times of some forwards."""
         return cls(1e3 * min(seconds), 1e3 * median(seconds))
 
 
@@ -137,22 +132,17 @@ class Row:
     """Of the target's forwards in between."""
     agreement: Agreement
     speculative: Plan
-    """Best draft of speculative decoding at temperature 0, predicted."""
     pearl: Plan
-    """Best draft of PEARL at temperature 0, predicted."""
 
     @property
     def c(self) -> float:
-        """T(target) / T(drafter), one row each."""
         return self.target_times.median / self.times.median
 
     @property
     def name(self) -> str:
-        """The drafter's name in a table."""
         return self.drafter + ", noise" * self.noisy
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         return {
             "drafter": self.drafter,
             "noise": self.noisy,
@@ -180,7 +170,6 @@ class Report:
     rows: tuple[Row, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         return {
             "pair": self.pair,
             "target_bytes": self.target_bytes,
@@ -190,7 +179,6 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Return the table as lines of text."""
         curve = ", ".join(f"{rows}: {1e3 * seconds:.1f}" for rows, seconds in self.verify)
         head = f"{'drafter':16}{'MB':>8}{'ms min':>8}{'median':>8}{'c':>6}{'agrees':>8}{'overlap':>9}"
         text = [
@@ -209,18 +197,7 @@ class Report:
 
 
 def measure(pair: Pair, prompts: Sequence[Sequence[int]], size: Size, note: Note, *, noise: bool) -> Report:
-    """Measure the drafters of a pair's target.
-
-    Args:
-        pair: The target, and drafters of its own if it has some.
-        prompts: Ids of each prompt.
-        size: Tokens of an answer, and repeats.
-        note: Shows progress.
-        noise: Whether to measure the forms of a target with noise on its weights, too.
-
-    Raises:
-        UsageError: A prompt and its answer exceed the context.
-    """
+    """Measure the drafters of a pair's target; with `noise`, those of a noisy target, too."""
     for prompt in prompts:
         pair.check_length(prompt, size.new_tokens)
     with speed.one_core():
@@ -258,7 +235,6 @@ def _row(
     verify: Curve,
     size: Size,
 ) -> Row:
-    """Measure one drafter."""
     drafter = load(path, name="drafter")
     forwards = [timed_forward(model, 1, CONTEXT) for model in (target, drafter)]
     times = [[forward() for forward in forwards] for _ in range(size.repeats + 5)][5:]
@@ -276,7 +252,6 @@ def _noisy(
     verify: Curve,
     note: Note,
 ) -> list[Row]:
-    """Measure the forms of a target with noise; noise changes no time."""
     note("answers of the target with noise")
     target, noisy = load_noisy(pair.target_path), list[Row]()
     written = answers(target, pair, prompts, size.new_tokens)
@@ -292,7 +267,6 @@ def _noisy(
 
 
 def _verify(target: Decoder, repeats: int) -> Curve:
-    """Return the median seconds of forwards of the target, by rows."""
     forwards = [timed_forward(target, rows, CONTEXT) for rows in ROWS]
     times = [[forward() for forward in forwards] for _ in range(repeats // 2 + 2)][2:]
     return tuple((rows, median(column)) for rows, column in zip(ROWS, zip(*times, strict=True), strict=True))

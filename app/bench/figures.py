@@ -20,7 +20,6 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """Median of the values."""
         return statistics.median(self.values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +70,6 @@ BARS = {
 
 
 def judged(figures: Mapping[str, Figure], bars: Mapping[str, Bar] = BARS) -> dict[str, dict[str, Any]]:
-    """Return each bar with its median and whether it is met."""
     return {
         key: {
             **({"at_least": bar.at_least} if bar.at_least is not None else {"at_most": bar.at_most}),

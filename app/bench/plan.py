@@ -24,7 +24,6 @@ class Plan:
     sweep_rounds: int
     new_tokens: int
     repeats: int
-    """Repeats of timed forwards."""
     speculative_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     pearl_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     least_rounds: int = 3
@@ -37,7 +36,6 @@ class Plan:
     batch_rounds: int = 3
 
     def questions(self) -> list[str]:
-        """Return the first prompts of the bench's list."""
         return json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"][: self.prompts]
 
 

@@ -26,11 +26,6 @@ class Race:
 
     In a round every contestant decodes every prompt; the first contestant changes with each prompt.
     Time is measured over the whole call, from prompt ids to output ids, with prefill and set-up.
-
-    Args:
-        contestants: Decoding functions by name.
-        prompts: Ids of each prompt.
-        clock: Returns seconds.
     """
 
     def __init__(
@@ -40,9 +35,7 @@ class Race:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.tokens: dict[str, list[int]] = {name: [] for name in contestants}
-        """Output tokens of each round."""
         self.seconds: dict[str, list[float]] = {name: [] for name in contestants}
-        """Time of each round."""
         self._contestants = dict(contestants)
         self._prompts = prompts
         self._clock = clock
@@ -57,15 +50,7 @@ class Race:
         least: int = 3,
         warm_up: bool = True,
     ) -> Race:
-        """Run up to `rounds` rounds, at least `least`, for `seconds` at most.
-
-        Args:
-            rounds: Most rounds.
-            seconds: Time after which no round begins.
-            least: Rounds that are run even beyond that time.
-            after_round: Called after every round.
-            warm_up: Whether each contestant decodes the first prompt before the first round.
-        """
+        """Run `least` to `rounds` rounds; none begins after `seconds` once `least` are done."""
         for generate in self._contestants.values() if warm_up else ():
             generate(self._prompts[0])
         begun = self._clock()
@@ -101,11 +86,9 @@ class Race:
         return tuple(_quotients(self.speeds[one], self.speeds[other]))
 
     def speed(self, name: str) -> float:
-        """Return a contestant's median tokens per second."""
         return statistics.median(self.speeds[name])
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
-        """Return the contestant with the highest median speed, of `names` or of all."""
         return max(self._contestants if names is None else names, key=self.speed)
 
     def same(self, *names: str) -> bool:
@@ -114,11 +97,9 @@ class Race:
         return all(other == first for other in others)
 
     def written(self, name: str) -> list[list[int]]:
-        """Return the ids that a contestant wrote last, for each prompt in order."""
         return [self._written[name][number] for number in range(len(self._prompts))]
 
     def table(self) -> dict[str, float]:
-        """Return the median tokens per second of all contestants."""
         return {name: round(self.speed(name), 1) for name in self._contestants}
 
 
@@ -127,12 +108,7 @@ def _quotients(numerators: Iterable[float], denominators: Iterable[float]) -> li
 
 
 class Transformers:
-    """A pair in transformers: fp32, on the CPU, other settings at their defaults.
-
-    Args:
-        pair: Pair to load, from local files only.
-        new_tokens: Most tokens to generate.
-    """
+    """A pair in transformers: fp32, on the CPU, from local files, else with defaults."""
 
     def __init__(self, pair: Pair, new_tokens: int) -> None:
         self._pair = pair
@@ -140,18 +116,10 @@ class Transformers:
         self._new_tokens = new_tokens
 
     def generate(self, ids: Sequence[int]) -> list[int]:
-        """Return the output ids of greedy decoding."""
         return self._generate(ids)
 
     def assisted(self, gamma: int | None = None) -> Generate:
-        """Return greedy assisted generation.
-
-        Args:
-            gamma: Constant draft length, without a confidence threshold; None keeps the defaults.
-
-        Raises:
-            UsageError: The pair has no drafter.
-        """
+        """Return greedy assisted generation; without `gamma`, with transformers' defaults."""
         drafter = self._drafter
         settings = copy.deepcopy(self._settings)
         if gamma is not None:
@@ -189,7 +157,6 @@ class Transformers:
 
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
-    """Turn off hints and progress bars of transformers."""
     level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

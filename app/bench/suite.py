@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def measure(plan: Plan, note: Note) -> dict[str, Figure]:
-    """Measure everything on the bundled pair, fp32 on the CPU."""
     pair = Pair.find()
     questions = plan.questions()
     prompts = [pair.encode(question) for question in questions]
@@ -148,7 +147,6 @@ def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Fi
 
 
 def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Return a batch size's row: speeds, without drafts too, acceptance length, padding."""
     from traces.metrics import measure as metrics
 
     alone = race.speed(f"both {smallest}")

@@ -46,7 +46,6 @@ def progress() -> Generator[Callable[[str], None]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("--quick", action="store_true", help="fewer prompts and rounds: under five minutes")
     parser.add_argument(
         "--cuda",
@@ -116,7 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, with progress on stderr."""
     from app.bench import plan, suite
 
     _check(args)
@@ -170,7 +168,6 @@ def report(
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Check the combination of options."""
     names = ("cuda", "drafters", "peers", "whatif")
     parts = [f"--{name}" for name in names if getattr(args, name)]
     if len(parts) > 1:
@@ -183,7 +180,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_models(args: argparse.Namespace, part: str) -> None:
-    """Check the options that name models and what they decode."""
     models, fixed = args.pair or args.target, ("head", "runtime", "address")
     if models and part not in ("", "--drafters", "--peers"):
         raise UsageError(f"{part} needs no other models; leave out --pair and --target")

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 Traces: TypeAlias = dict[str, dict[int, Trace]]
 """The runs by name and by number of the first prompt."""
 MAX_PASSES = 9
-"""Most passes of a comparison."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     common.add_methods(parser)
     parser.add_argument(
         "--repeat",
@@ -54,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the methods, the baseline first."""
     from app.busy import read_load
     from traces.passes import alternating
     from traces.view.settings import models_text
@@ -135,8 +132,6 @@ def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:
 
 
 def _speeds(passes: list[Traces], prompts: Collection[int]) -> dict[str, list[float]]:
-    """Return the tokens/s of each pass of each method, over the runs of these first prompts."""
-
     def speed(runs: dict[int, Trace]) -> float:
         return _figures([trace for i, trace in runs.items() if i in prompts])["tokens_per_second"] or 0.0
 
@@ -146,11 +141,7 @@ def _speeds(passes: list[Traces], prompts: Collection[int]) -> dict[str, list[fl
 def _fitting(
     args: argparse.Namespace, cluster: Any, rows: list[PromptRow]
 ) -> tuple[list[PromptRow], list[dict[str, Any]]]:
-    """Return the rows that fit the context with their output, and the skipped rows with reasons.
-
-    Raises:
-        UsageError: No row fits.
-    """
+    """Return the rows that fit the context with their output, and the skipped rows with reasons."""
     fitting, skipped = list[PromptRow](), list[dict[str, Any]]()
     new, context = args.max_new_tokens, cluster.context
     for row in rows:
@@ -203,7 +194,6 @@ def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
 
 
 def _summaries(traces: Traces, rows: list[PromptRow], passes: list[Traces]) -> dict[str, Any]:
-    """Return the summary of each method: figures of all runs, facts, and figures by category."""
     runs_of = {key: list(runs.values()) for key, runs in traces.items()}
     figures = _compared(runs_of, _speeds(passes, range(len(rows))))
     summaries = {
@@ -232,9 +222,7 @@ def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
 def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     """Return the figures of each method, with its speed-up or the reason why it has none.
 
-    Args:
-        groups: The runs of each method.
-        speeds: Of the passes; the speed of a method with two passes is their mean.
+    Of two passes the speed is the mean.
     """
     from traces.comparable import comparisons
 
@@ -283,7 +271,6 @@ def _figures(runs: list[Trace]) -> dict[str, Any]:
 
 
 def _texts(runs: list[Trace]) -> list[list[int]]:
-    """Return the output ids of each prompt."""
     return [t.token_ids(i) for t in runs for i in range(len(t.header.prompt_ids))]
 
 
@@ -297,7 +284,6 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 
 def print_comparison(result: dict[str, Any]) -> None:
-    """Print a row per method; `result` is the JSON object of the command."""
     prompts = f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'}"
     print(" · ".join([result["models"], prompts, result["clock"]]))
     for row in result["skipped"]:
@@ -335,7 +321,6 @@ def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
 
 
 def _notes(figures: dict[str, Any]) -> list[str]:
-    """Return the notes of a row: the speeds of a batch, and the reason for a missing speed-up."""
     notes = list[str]()
     if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
         speed = figures["tokens_per_second_per_sequence"]

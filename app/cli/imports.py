@@ -10,7 +10,6 @@ from app.cli import common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "file",
         type=Path,

@@ -38,11 +38,9 @@ Requests: TypeAlias = list[tuple[float, Any]]
 """(seconds, prompt) of each request."""
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 REQUESTS = 16
-"""Requests without --requests and --arrivals."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     common.add_methods(parser)
     arriving = parser.add_mutually_exclusive_group()
     arriving.add_argument(
@@ -88,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the requests with each method and batch size, with progress on stderr."""
     from app.busy import read_load
     from app.loaded import result_of
 
@@ -135,7 +132,6 @@ def _load(args: argparse.Namespace, requests: Requests, batch: int) -> Load:
 
 
 def _checked(args: argparse.Namespace) -> list[int]:
-    """Check the options, and return the batch sizes in ascending order."""
     batches = batch_sizes(args.batch, "--batch")
     check_range("--chunk", args.chunk, 1)
     check_range("--ttft-ms", args.ttft_ms, 0, exclusive=True)
@@ -150,7 +146,6 @@ def _checked(args: argparse.Namespace) -> list[int]:
 
 
 def _requests(args: argparse.Namespace) -> Requests:
-    """Return the seconds and the prompt of each request."""
     known = read_arrivals(args.arrivals, MAX_PROMPT_FILE) if args.arrivals else []
     own = [one.prompt for one in known if one.prompt is not None]
     if own and (args.prompt is not None or args.prompt_file is not None):
@@ -169,14 +164,12 @@ def _requests(args: argparse.Namespace) -> Requests:
 
 
 def _rows(args: argparse.Namespace) -> list[PromptRow]:
-    """Return the prompts of the options, or the bench's."""
     if args.prompt is not None or args.prompt_file is not None:
         return prompts_of(args)
     return list(map(PromptRow, json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"]))
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Print the result, and write its chart."""
     from app.cli.load import chart, page, print_load
 
     if args.output is not None:
@@ -202,11 +195,9 @@ th, td { padding: 4px 10px; text-align: right; white-space: nowrap;
   border-bottom: 1px solid light-dark(#e2e6ee, #25304a); }
 th:first-child { text-align: left; }
 """
-"""The page of a load, in the colours of the other pages."""
 
 
 def print_load(result: Mapping[str, Any]) -> None:
-    """Print a row per method and batch size, and where each method stops paying."""
     limits = result["limits"]
     print(f"{result['models']} · {result['requests']} requests · {result['clock']}")
     print(f"{'method':20}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS))
@@ -226,7 +217,6 @@ def print_load(result: Mapping[str, Any]) -> None:
 
 
 def chart(result: Mapping[str, Any]) -> str:
-    """Return an SVG chart by batch size: throughput, goodput and the two latencies."""
     clock, panels = result["clock"], list[Panel]()
     for name, title in TITLES:
         shown = title.format(clock=clock)

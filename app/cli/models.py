@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     add_json(parser)
     parser.add_argument(
         "action", nargs="?", choices=("list", "get", "path", "remove"), default="list", help="(list)"
@@ -36,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out the action."""
     from engine.pairs import catalog
     from engine.pairs.progress import megabytes
 
@@ -89,14 +87,8 @@ def _answer(args: argparse.Namespace, line: str, value: dict[str, Any]) -> int:
 def fetch(name: str, patience: float = math.inf, limit: float = math.inf) -> Path:
     """Return the directory of a model after downloading it if necessary.
 
-    Args:
-        name: Short name of the model.
-        patience: Most seconds until the first byte, and between two bytes.
-        limit: Most seconds for all bytes; the conversion that follows has no limit.
-
-    Raises:
-        UsageError: No model has this name.
-        ModelError: The download failed, or a limit has passed.
+    The download fails after `patience` seconds without a byte, or `limit` seconds in all; the
+    conversion that follows has no limit.
     """
     from engine.pairs import catalog
 
@@ -134,7 +126,6 @@ class _Watch:
         self._thread.join()
 
     def see(self, progress: Progress) -> None:
-        """Take the state of the download."""
         if progress.work != "Downloading" or 0 < progress.total <= progress.done:
             self._over.set()
         elif progress.done > self._done:

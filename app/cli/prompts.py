@@ -28,11 +28,6 @@ class PromptRow:
 
 
 def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
-    """Return the prompts that the options name.
-
-    Raises:
-        UsageError: The file cannot be read or contains no prompt; the message has line and reason.
-    """
     if args.limit is not None:
         check_range("--limit", args.limit, 1)
     if args.prompt is None:
@@ -45,7 +40,6 @@ def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Read a text file (one prompt), or .jsonl with turns, prompt, question or text per row."""
     content = read_text(path, MAX_PROMPT_FILE)
     if path.suffix != ".jsonl":
         rows = [PromptRow(content.strip())]

@@ -23,7 +23,6 @@ from engine.trace.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
     common.add_settings(parser, "a setting of the method; repeatable")
     common.add_generation(parser)
@@ -33,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the method on the prompts and store each run."""
     from app.busy import read_load
     from traces.view.settings import planned_text
 
@@ -75,7 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def batches_of(method: str, prompts: list[Any]) -> list[list[Any]]:
-    """Return the prompts of each run: all in one for a method for batches, else one each."""
     return [prompts] if find(method).batched else [[prompt] for prompt in prompts]
 
 
@@ -114,14 +111,7 @@ def recorded(
 ) -> Trace:
     """Run a method on prompts and store its events as they arrive; show the progress on stderr.
 
-    Args:
-        store: Takes the events.
-        cluster: The open models.
-        method: Key of the method.
-        prompts: The prompts of the run.
-        options: Other arguments of `Cluster.run`.
-        part: Which one of how many runs it is.
-        stream: Whether to print the text as it arrives.
+    `options` go to `Cluster.run`; `part` names the run among several; `stream` prints the text.
     """
     title = " ".join(filter(None, [method, part]))
     status, tokens = Status(title), count(1)

@@ -18,11 +18,7 @@ WIDEST = 100
 
 
 class Status:
-    """A line with a text and its seconds; nothing where stderr is no terminal.
-
-    Args:
-        text: What is done now; another one can be assigned.
-    """
+    """A line with a text, which can be changed, and its seconds; nothing without a terminal."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -37,7 +33,6 @@ class Status:
 
     @property
     def shown(self) -> bool:
-        """Whether stderr is a terminal."""
         return self._thread is not None
 
     def __exit__(self, *_: object) -> None:
@@ -62,11 +57,7 @@ class Status:
 
 
 class DownloadBar:
-    """A progress bar per model if stderr is a terminal, else one line when the download begins.
-
-    Args:
-        before: Called before the first output.
-    """
+    """A progress bar per model if stderr is a terminal, else one line when the download begins."""
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self._before = before
@@ -81,7 +72,6 @@ class DownloadBar:
             self._bar.close()
 
     def show(self, progress: Progress) -> None:
-        """Show the progress of a download."""
         if self._model != progress.model:
             self._model = progress.model
             self._before()

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     from traces.store import Store
 
 TOKENS = 128
-"""Default of --max-new-tokens."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
     parser.add_argument(
         "--over",
@@ -66,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweep, with progress on stderr, and print the cells."""
     from app.busy import read_load
     from traces.lab.points import points_of
     from traces.lab.sweep import Sweep, sweep
@@ -132,7 +129,6 @@ def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
 
 
 def _check(args: argparse.Namespace, *, scripted: bool) -> None:
-    """Check the combination of options."""
     if args.output is not None:
         common.check_output(args.output)
     if not scripted:
@@ -169,7 +165,6 @@ def _scripted(args: argparse.Namespace) -> Runner:
 def _decoder(
     args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
 ) -> Runner:
-    """Return what decodes the prompts of a job and stores the run."""
     limits, sampling = common.limits_of(args), common.sampling_of(args, len(prompts))
     opened, batched = stack.enter_context(_Opened(args)), find(plan.method).batched
     opened.cluster(plan.setup(*plan.places[0]).drafter)
@@ -184,11 +179,7 @@ def _decoder(
 
 
 class _Opened(contextlib.AbstractContextManager["_Opened"]):
-    """The models of a sweep with one drafter at a time.
-
-    Args:
-        args: The options of the cluster; another drafter replaces theirs.
-    """
+    """The models of a sweep with one drafter at a time, which replaces that of the options."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._stack = args, contextlib.ExitStack()

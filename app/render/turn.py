@@ -31,14 +31,7 @@ EMPTY = "Your own prompt: type it above, choose methods and press Run."
 
 
 def turn_line(state: str, lanes: Sequence[Lane] = (), warning: str = "", earlier: Turns = ()) -> str:
-    """Return the status of a turn, the reason for waiting, and links to finished traces.
-
-    Args:
-        state: State of the turn.
-        lanes: Its panes.
-        warning: Why measured times may be wrong; empty for no reason.
-        earlier: The names of the runs of the turns before, for the report.
-    """
+    """Return the status of a turn, why it waits, and links to its and earlier turns' traces."""
     runs = [run for lane in lanes for run in lane.runs]
     if state == "idle":
         return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
@@ -130,7 +123,6 @@ def folded_line(values: Mapping[str, Any], lanes: Sequence[Lane]) -> str:
 
 
 def kept_line() -> str:
-    """Return the line after a reload, when the settings of the last turn are unknown."""
     return (
         '<div class="app-folded"><span>The conversation of this tab was kept.</span>'
         '<button type="button" class="app-link">Change settings</button></div>'

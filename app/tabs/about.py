@@ -45,11 +45,6 @@ KEYS = (
 
 
 def about_page(facts: Mapping[str, Any]) -> str:
-    """Return the page.
-
-    Args:
-        facts: Result of `engine.environment`, with versions of the page's packages.
-    """
     left = (
         _card("What SpecScope does", _what()),
         _card("Limits", "<ul>" + "".join(f"<li>{text(line)}</li>" for line in LIMITS) + "</ul>"),

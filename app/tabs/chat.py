@@ -50,7 +50,6 @@ class Chat:
             return cls()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         return {**asdict(self), "past": [list(turn) for turn in self.past]}
 
     def messages(self, system: str | None) -> list[dict[str, str]]:
@@ -93,7 +92,6 @@ def _past(user: object, answer: object, who: object, shown: Iterable[object] = (
 
 
 def conversation(chat: Chat) -> str:
-    """Return the earlier turns, folded, and the message being answered."""
     if not chat.prompt:
         return ""
     past = "".join(

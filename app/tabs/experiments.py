@@ -42,15 +42,12 @@ MOST_PROMPTS = 8
 MOST_RUNS = 240
 """Most runs of a sweep with models, plain decoding included: others wait meanwhile."""
 AT_ONCE, RATE, TIMES = "at once", "rate", "times"
-"""How requests arrive."""
 MOST_METHODS = 5
 """Methods beside plain decoding."""
 MOST_SIZES = 8
-"""Batch sizes."""
 MOST_REQUESTS = MOST_LOAD_TOKENS = 256
 """Requests, and new tokens of a request."""
 MOST_MS = 3_600_000
-"""Largest limit of a latency."""
 
 
 class SweepSettings(NamedTuple):
@@ -79,13 +76,11 @@ class LoadSettings(NamedTuple):
     methods: Sequence[str]
     models: str
     profile: str
-    """A profile's name, or `HERE`."""
     profile_pair: str
     """The modelled pair; the profile's default if empty."""
     arriving: str
     """`AT_ONCE`, `RATE` or `TIMES`."""
     rate: float | None
-    """Requests per second."""
     times: str
     """A time in seconds a line."""
     requests: float | None
@@ -126,16 +121,6 @@ class LoadPlan:
 
 
 def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) -> SweepWork:
-    """Return the checked sweep of the settings.
-
-    Args:
-        given: The values of the controls.
-        service: Executes runs with models, one at a time.
-        stop: Set when the sweep shall end.
-
-    Raises:
-        UsageError: A value is wrong.
-    """
     _check_profile(given.profile)
     if given.method not in sweepable():
         raise UsageError(f"{shown(given.method)} has no sweep; choose one of {', '.join(sweepable())}")
@@ -176,12 +161,6 @@ class Decoder:
     batched: bool
 
     def __call__(self, job: Job) -> Trace:
-        """Return the trace of a job.
-
-        Raises:
-            RunCancelled: `stop` was set.
-            SpecScopeError: The run failed.
-        """
         prompts = (self.request.prompt, *self.request.further)
         first, *further = prompts if self.batched else [prompts[job.sample]]
         drafter = () if job.drafter == USUAL else (job.drafter,)
@@ -205,11 +184,6 @@ def servable() -> list[str]:
 
 
 def load_plan(given: LoadSettings) -> LoadPlan:
-    """Return the checked runs of the settings.
-
-    Raises:
-        UsageError: A value is wrong.
-    """
     _check_profile(given.profile)
     methods = [key for key in dict.fromkeys(map(str, given.methods or ())) if key != BASELINE]
     check_range("the number of methods", len(methods), 1, MOST_METHODS)
@@ -235,12 +209,7 @@ def serve(
 ) -> Iterator[tuple[LoadCell, LiveRun, Trace | None]]:
     """Execute the runs one after the other.
 
-    Yields:
-        The cell and its run, several times while it waits and runs, and at its end with the trace.
-
-    Raises:
-        RunCancelled: `stop` was set.
-        SpecScopeError: A run failed.
+    A cell comes several times while it waits and runs, and at its end with the trace.
     """
     groups = {cell.batch: uuid.uuid4().hex[:12] for cell in plan.cells}
     for cell in plan.cells:
@@ -266,11 +235,7 @@ def _waiting(run: LiveRun, stop: threading.Event, pause: float = 0.05) -> Iterat
 def _request(
     models: str, methods: Sequence[str], prompts: Sequence[str], tokens: int, profile: str, profile_pair: str
 ) -> RunRequest:
-    """Return what all runs of an experiment share.
-
-    Raises:
-        UsageError: The models or the cluster cannot run the methods.
-    """
+    """Return what all runs of an experiment share; refuse what models or cluster cannot run."""
     if models not in pairs.NAMES:
         raise UsageError(f"there are no models {shown(models)}; choose one of {', '.join(pairs.NAMES)}")
     for method in (METHODS[key] for key in methods):
@@ -290,7 +255,6 @@ def _request(
 
 
 def _check_prompts(prompts: Sequence[str]) -> None:
-    """Refuse prompts that are too long for any model."""
     for prompt in prompts:
         check_prompt(prompt)
 
@@ -310,7 +274,6 @@ def _check_drafters(plan: Sweep) -> None:
 
 
 def _arrivals(given: LoadSettings) -> list[float]:
-    """Return the seconds of the requests."""
     if given.arriving == TIMES:
         times = [one.seconds for one in parse_arrivals(str(given.times or ""), "the list of times")]
         check_range("the number of times", len(times), 1, MOST_REQUESTS)

@@ -35,9 +35,7 @@ class Form:
 
     controls: dict[str, gr.components.Component] = field(default_factory=dict)
     alerts: dict[str, gr.HTML] = field(default_factory=dict)
-    """The message line of each part of the form."""
     about: gr.HTML | None = None
-    """The note on the chosen models."""
 
     @property
     def offered(self) -> list[gr.components.Component | None]:
@@ -46,11 +44,9 @@ class Form:
 
     @property
     def inputs(self) -> list[gr.components.Component]:
-        """The input components of a handler."""
         return list(self.controls.values())
 
     def values(self, given: Sequence[Any]) -> dict[str, Any]:
-        """Return the handler's arguments by name."""
         return dict(zip(self.controls, given, strict=True))
 
     def add(self, name: str, control: gr.components.Component) -> gr.components.Component:
@@ -59,22 +55,12 @@ class Form:
         return control
 
     def alert(self, where: str) -> None:
-        """Add the message line of a part of the form."""
         assert where in WHERE, f"{where} is not a part of the form"
         self.alerts[where] = gr.HTML(elem_id=f"alert-{where}")
 
 
 def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
-    """Build the settings below the prompt: models, sampling and devices, then the methods.
-
-    Args:
-        form: Takes the controls.
-        pair: Name of the pair that is chosen at first.
-        ray: The Ray cluster that is offered; None for none.
-
-    Returns:
-        The card of the models, for more about them.
-    """
+    """Build the settings below the prompt; return the card of the models."""
     picker = form.add("methods", build_picker(pair))
     with gr.Column(elem_id="settings", elem_classes="app-plain"):
         with gr.Row(equal_height=False):
@@ -238,12 +224,7 @@ SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
 
 
 class Composer:
-    """The card's components.
-
-    Args:
-        form: Takes the place of the prompt's error.
-        chosen: Whether the pair to open with was chosen; otherwise the card says which is absent.
-    """
+    """The card with the prompt; without a `chosen` pair it says which model is absent."""
 
     def __init__(self, form: Form, *, chosen: bool) -> None:
         with gr.Column(elem_id="composer", elem_classes="app-card"):
@@ -296,11 +277,9 @@ class Composer:
 
     @property
     def buttons(self) -> list[gr.Button]:
-        """The buttons of a turn."""
         return [self.clear, self.again, self.stop, self.go]
 
     def shown(self, *, running: bool) -> Update:
-        """Show the buttons that a turn needs."""
         follow = {self.follow: gr.update(visible=False)} if running else {}
         return {
             self.go: gr.update(visible=not running),
@@ -312,5 +291,4 @@ class Composer:
 
 
 def samples() -> list[dict[str, str]]:
-    """Return the examples: title and prompt of each."""
     return json.loads(SAMPLES.read_text(encoding="utf-8"))

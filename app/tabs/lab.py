@@ -45,12 +45,7 @@ class State(NamedTuple):
 
 
 class Lab:
-    """The tab's components and their event handlers.
-
-    Args:
-        service: Returns what executes the runs.
-        pair: Name of the pair that is chosen at first; None for the best one on this machine.
-    """
+    """The tab's components and their event handlers."""
 
     def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
         self.service, self._opening, self._first = service, pair, lab_settings()
@@ -67,7 +62,6 @@ class Lab:
             self.message = html(elem_id="lab-message")
             self.map = html(elem_id="lab-map", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
-            """Name of the page's last sweep."""
         self._connect()
 
     def _build_axes(self) -> None:
@@ -124,7 +118,6 @@ class Lab:
         return gr.skip() if name else lab_example()
 
     def offer(self, method: str) -> list[Any]:
-        """Offer the axes of a method."""
         if method not in sweepable():
             return [gr.skip()] * 6
         rows = _rows(method)
@@ -135,7 +128,6 @@ class Lab:
         ]
 
     def offer_values(self, method: str, field: str) -> Any:
-        """Offer usual values of a field."""
         return gr.update(**_values(method, field))
 
     def offer_rows(self, method: str, rows: str) -> list[Any]:
@@ -146,7 +138,6 @@ class Lab:
         return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
     def run(self, *given: Any) -> Iterator[State]:
-        """Yield the sweep's name, the message and the heat map after every cell."""
         cells, work = list[Cell](), None
         with self.stops.work() as (name, stop):
             try:
@@ -210,7 +201,6 @@ def _usual(field: Setting) -> str:
 
 
 def pairs_of(name: str) -> dict[str, Any]:
-    """Return choices and value of the dropdown of a cluster's pairs."""
     try:
         profile = Profile.load(name) if name in profiles() else None
     except UsageError:

@@ -32,10 +32,8 @@ TICK = 0.25
 class Library:
     """A row per model of the catalog.
 
-    Args:
-        service: Returns the service, which downloads and removes the models.
-        models: The control with the chosen pair; it changes when a model comes or goes.
-        notice: The line at the prompt about a model that is not on this machine.
+    `models` is the control with the chosen pair, which changes when a model comes or goes;
+    `notice` is the line at the prompt about a model that is not on this machine.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class Shelf:
             self.keep = gr.Button("Keep", elem_id=f"keep-{entry.name}", **small)
         self.message = gr.HTML(elem_id=f"message-{entry.name}")
         self.shown = [self.line, self.get, self.cancel, self.remove, self.confirm, self.message]
-        """Components that show the state of the model."""
         self._connect()
 
     def _connect(self) -> None:
@@ -139,7 +136,6 @@ class Shelf:
         }
 
     def state(self, message: str = "") -> Update:
-        """Show whether the model is on this machine."""
         here = installed(self.entry.name) is not None
         return {
             self.line: model_line(self.entry, here=here),
@@ -166,14 +162,6 @@ def absent_note() -> str:
 def model_line(
     entry: Entry, progress: Progress | None = None, *, here: bool = False, busy: bool = False
 ) -> str:
-    """Return the name, licence, size and state of a model.
-
-    Args:
-        entry: The model.
-        progress: State of its download or conversion.
-        here: Whether it is on this machine.
-        busy: Whether it is being downloaded.
-    """
     state = "busy" if busy else "here" if here else "absent"
     about = f"{entry.name} · {entry.parameters} parameters · {entry.licence}"
     return (

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
 
     Cells: TypeAlias = dict[str, dict[int, Trace]]
-    """The runs that are done, by method and batch size."""
 
 _ABOUT = (
     "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "
@@ -59,11 +58,7 @@ class State(NamedTuple):
 
 
 class LoadTab:
-    """The tab's components and their event handlers.
-
-    Args:
-        service: Returns what executes the runs.
-    """
+    """The tab's components and their event handlers."""
 
     def __init__(self, service: Callable[[], Service]) -> None:
         self.service, self._first = service, load_settings()
@@ -81,7 +76,6 @@ class LoadTab:
             self.message = html(elem_id="load-message")
             self.result = html(elem_id="load-result", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
-            """Name of the page's last series."""
         self._connect()
 
     def _build_methods(self) -> None:
@@ -141,17 +135,14 @@ class LoadTab:
     # -- event handlers
 
     def first(self, name: str) -> Any:
-        """Show the finished example, until a series has run."""
         return gr.skip() if name else load_example()
 
     def offer(self, arriving: str) -> list[Any]:
-        """Show the settings of the way in which requests arrive."""
         return [
             gr.update(visible=visible) for visible in (arriving == RATE, arriving == TIMES, arriving != TIMES)
         ]
 
     def run(self, *given: Any) -> Iterator[State]:
-        """Yield the series' name, the progress, and the figures after every batch size."""
         cells: Cells = {}
         plan: LoadPlan | None = None
         with self.stops.work() as (name, stop):
@@ -178,7 +169,6 @@ class LoadTab:
 
 
 def _last(plan: LoadPlan, cell: LoadCell) -> bool:
-    """Return whether a run is the last one with its batch size."""
     return cell == [one for one in plan.cells if one.batch == cell.batch][-1]
 
 

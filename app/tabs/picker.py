@@ -33,16 +33,10 @@ class Choice(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Title of the method."""
         return METHODS[self.method].title
 
 
 def read_choices(value: str | None) -> list[Choice]:
-    """Return the choices in the picker's value, a JSON object, with checked settings.
-
-    Raises:
-        UsageError: The value names an unknown method or setting, or too few or too many methods.
-    """
     choices = [_choice(row) for row in _rows(value)]
     if not 1 <= len(choices) <= MOST_METHODS:
         raise UsageError(f"{len(choices)} methods are chosen; choose 1 to {MOST_METHODS}")
@@ -55,7 +49,6 @@ def read_choices(value: str | None) -> list[Choice]:
 
 
 def _same(one: Choice, other: Choice) -> bool:
-    """Return whether two choices run the same method with the same settings and prompts."""
     method = METHODS[one.method]
     return (one.method, one.prompts) == (other.method, other.prompts) and method.configure(
         one.config
@@ -80,11 +73,7 @@ def _choice(row: Any) -> Choice:
 
 
 def checked(method: Method, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the given settings, converted and checked.
-
-    Raises:
-        UsageError: A setting is unknown or out of range; the message names the method.
-    """
+    """Return the given settings, converted and checked; an error names the method."""
     try:
         config = method.configure(given)
     except UsageError as error:
@@ -98,11 +87,6 @@ def further_prompts(typed: str | None) -> list[str]:
 
 
 def with_baselines(choices: Iterable[Choice]) -> list[Choice]:
-    """Return the choices, each batch after the batched plain decoding of the same prompts.
-
-    Raises:
-        UsageError: The choices and their baselines are too many.
-    """
     chosen = list(choices)
     complete: list[Choice] = []
     for choice in chosen:
@@ -171,7 +155,6 @@ def value_of(pair: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def contents() -> dict[str, Any]:
-    """Return everything that the picker shows, as plain JSON values."""
     return {
         "most": MOST_METHODS,
         "groups": GROUPS,
@@ -186,7 +169,6 @@ def contents() -> dict[str, Any]:
 
 
 def group_of(method: Method) -> str:
-    """Return the group of a method, from its layout and its settings."""
     layout = method.layout(method.Config())
     if method.batched:
         return "Many sequences"
@@ -248,5 +230,4 @@ def label_of(setting: Setting) -> str:
 
 
 def sample_prompts() -> list[str]:
-    """Return the sample prompts: those of the bench."""
     return json.loads((PROMPTS / "bench.json").read_text(encoding="utf-8"))["prompts"]

@@ -23,7 +23,6 @@ USUAL, OTHER = "usual", "other"
 """Values of `drafting`, beside the forms of the target's own weights."""
 VIRTUAL = "virtual"
 MOST_PASSES = 3
-"""Most times that a measured comparison repeats."""
 WHERE = ("prompt", "methods", "sampling", "place", "models")
 """The parts of the form that can show a message."""
 
@@ -41,16 +40,9 @@ def make_requests(
 ) -> list[RunRequest]:
     """Return one request per chosen method and baseline, all with the same conversation.
 
-    Args:
-        values: By control: methods (see `read_choices`), temperature, top_k, top_p, seed,
-            max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`),
-            target, drafting (a form of the target's weights, `usual` or `other`), drafter, head.
-        messages: The conversation to answer.
-        group: Id of the comparison.
-        ray: The Ray cluster that the page offers; None for none.
-
-    Raises:
-        FormError: A value is invalid.
+    Values by control: methods (see `read_choices`), temperature, top_k, top_p, seed,
+    max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`), target,
+    drafting (a form of the target's weights, `usual` or `other`), drafter, head.
     """
     try:
         choices = with_baselines(read_choices(values["methods"]))
@@ -75,11 +67,6 @@ def make_requests(
 
 
 def passes_of(values: Mapping[str, Any]) -> int:
-    """Return how many times the comparison runs: once in virtual time, which never varies.
-
-    Raises:
-        FormError: The number is out of range.
-    """
     passes = values["passes"]
     if passes not in range(1, MOST_PASSES + 1):
         raise FormError("place", f"passes is {passes}; it must be 1 to {MOST_PASSES}")
@@ -110,7 +97,6 @@ def _further(choice: Choice, messages: Sequence[Mapping[str, str]]) -> tuple[lis
 
 
 def _layout(choice: Choice) -> Layout:
-    """Return a method's layout with the chosen settings."""
     method = METHODS[choice.method]
     return method.layout(method.configure(choice.config))
 
@@ -150,7 +136,6 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
 
 
 def _place(values: Mapping[str, Any], ray: Ray | None) -> dict[str, Any]:
-    """Return runtime and profile, or the address of the Ray cluster."""
     if values["runtime"] == RUNTIME:
         if ray is None:
             raise FormError("place", "this playground has no Ray cluster; start it with specscope play --ray")
@@ -168,7 +153,6 @@ def _place(values: Mapping[str, Any], ray: Ray | None) -> dict[str, Any]:
 
 
 def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the pair, or the user's target, drafters and heads."""
     if values["models"] != OWN:
         return _pair(values, choices)
     target, heads = str(values["target"] or "").strip(), lines_of(values["head"])
@@ -189,7 +173,6 @@ def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, A
 
 
 def _pair(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the name of the chosen pair."""
     name = values["models"]
     if name not in pairs.NAMES:
         raise FormError("models", "no models are chosen; choose a pair from the list")
@@ -214,5 +197,4 @@ def _drafters(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def lines_of(typed: object) -> tuple[str, ...]:
-    """Return the non-blank lines of a text."""
     return tuple(line.strip() for line in str(typed or "").splitlines() if line.strip())

@@ -37,13 +37,7 @@ if TYPE_CHECKING:
 
 
 class Playground:
-    """The tab's components and their event handlers.
-
-    Args:
-        service: Executes the runs.
-        pair: Name of the pair to open with; None for the best one on this machine.
-        ray: The Ray cluster that it offers for runs; None for none.
-    """
+    """The tab's components and their event handlers; without a pair the best one opens."""
 
     def __init__(self, service: Service, pair: str | None = TOY, ray: Ray | None = None) -> None:
         self.service, self.pair, self.ray = service, pair, ray
@@ -172,7 +166,6 @@ class Playground:
     async def ask(
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
-        """Answer the typed message with all selected methods."""
         if not (prompt or "").strip():
             yield self._complaint(FormError("prompt", "the prompt is empty; type some text"))
             return
@@ -243,7 +236,6 @@ class Playground:
             yield self._show(frame, chat, lanes, revision, before)
 
     def _start(self, requests: Sequence[RunRequest], passes: int) -> list[Lane]:
-        """Queue all passes of all requests; return a lane per request."""
         lanes: list[list[LiveRun]] = [[] for _ in requests]
         for _, pane in alternating(range(len(requests)), passes):
             lanes[pane].append(self.service.start(requests[pane]))
@@ -262,7 +254,6 @@ class Playground:
         yield {**self.blank(), self.kept: json.dumps(Chat().to_json())}
 
     def blank(self) -> Update:
-        """Show no conversation."""
         return {
             self.chat: Chat().to_json(),
             self.turn: turn_line("idle"),

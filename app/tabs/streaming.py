@@ -28,7 +28,6 @@ WORDS = {
     "cancelled": "stopped",
     "failed": "failed",
 }
-"""Text of each state."""
 REFUSED = "Not started; the reason is shown at the control to correct."
 KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
@@ -125,7 +124,6 @@ def token(commit: Commit) -> str:
 
 
 def ordinal(n: int) -> str:
-    """Return 1st, 2nd, 3rd, 4th, ..."""
     ending = "th" if 10 <= n % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{ending}"
 
@@ -157,7 +155,6 @@ class Frame:
 
 
 def turn_state(states: Sequence[str]) -> str:
-    """Return the state of a turn from the states of its runs."""
     for active in ("running", "loading", "downloading"):
         if active in states:
             return active

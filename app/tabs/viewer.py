@@ -24,13 +24,7 @@ def build_viewer(elem_id: str) -> gr.HTML:
 
 
 def viewed(runs: Sequence[str], revision: int = 0, *, live: bool = False) -> str:
-    """Return a value of the viewer.
-
-    Args:
-        runs: Tickets or run ids.
-        revision: A new number makes the viewer fetch the same runs again.
-        live: Show the timeline only; the live panes show the text.
-    """
+    """Return a value of the viewer; a new `revision` makes it fetch the same runs again."""
     return json.dumps({"runs": list(runs), "revision": revision, "live": live})
 
 

@@ -25,7 +25,6 @@ class Stops:
 
     @contextmanager
     def work(self) -> Iterator[tuple[str, threading.Event]]:
-        """Return a name for new work, and the event that Stop sets."""
         name, stop = uuid.uuid4().hex, threading.Event()
         self._events[name] = stop
         try:
@@ -48,12 +47,7 @@ class Stops:
     ) -> None:
         """Let `start` run the work and `stop`, which is off until then, end it.
 
-        Args:
-            start: The button that begins the work.
-            stop: The button that ends it.
-            run: Yields what `shown` shows; the first of it is the work's name.
-            given: Components with the arguments of `run`.
-            shown: Components that show the work; the first keeps its name.
+        The first of what `run` yields, and of `shown`, is the work's name.
         """
 
         @wraps(run)
