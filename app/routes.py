@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -45,17 +45,15 @@ MAX_TURNS = 12
 """Most turns before the last one in a report."""
 MAX_UPLOAD = 64 * 2**20
 UPLOAD_SECONDS = 300.0
+SCRIPTS = ("picker.js", "charts.js", "address.js", "demo.js", "app.js")
+"""Of the page, in their order."""
 FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),
     "viewer.css": (viewer_style, "text/css"),
     "plotly.js": (plotly_script, "text/javascript"),
-    "picker.js": (lambda: page_asset("picker.js"), "text/javascript"),
-    "charts.js": (lambda: page_asset("charts.js"), "text/javascript"),
-    "address.js": (lambda: page_asset("address.js"), "text/javascript"),
-    "demo.js": (lambda: page_asset("demo.js"), "text/javascript"),
-    "app.js": (lambda: page_asset("app.js"), "text/javascript"),
-    "app.css": (lambda: page_asset("app.css"), "text/css"),
-    "papers.css": (lambda: page_asset("papers/papers.css"), "text/css"),
+    **{name: (partial(page_asset, name), "text/javascript") for name in SCRIPTS},
+    "app.css": (partial(page_asset, "app.css"), "text/css"),
+    "papers.css": (partial(page_asset, "papers/papers.css"), "text/css"),
 }
 EXPORTS: dict[str, tuple[Callable[[Trace, IO[str]], None], str]] = {
     "trace.jsonl": (write_jsonl, "application/x-ndjson"),
@@ -85,23 +83,16 @@ ICON = (
 
 def head() -> str:
     """Return the HTML that Gradio adds to the page's head: icon and styles."""
-    return (
-        f'<link rel="icon" href="{ICON}">'
-        f'<link rel="stylesheet" href="{address("viewer.css")}">'
-        f'<link rel="stylesheet" href="{address("app.css")}">'
-        f'<link rel="stylesheet" href="{address("papers.css")}">'
-    )
+    styles = (f'<link rel="stylesheet" href="{address(name)}">' for name in FILES if name.endswith(".css"))
+    return f'<link rel="icon" href="{ICON}">' + "".join(styles)
 
 
 def scripts() -> str:
     """Return the deferred scripts of viewer and page, which run before Gradio's."""
-    return (
-        f'<script src="{address("picker.js")}" defer></script>'
-        f'<script src="{address("charts.js")}" defer></script>'
-        f'<script src="{address("address.js")}" defer></script>'
-        f'<script src="{address("demo.js")}" defer></script>'
-        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}" defer></script>'
-        f'<script src="{address("viewer.js")}" defer></script>'
+    plotly = f' data-plotly="{address("plotly.js")}"'
+    return "".join(
+        f'<script src="{address(name)}"{plotly if name == "app.js" else ""} defer></script>'
+        for name in (*SCRIPTS, "viewer.js")
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.bench.figures import BARS, Bar, Figure, judged
 from app.cli import common
-from app.cli.prompts import prompts_of
+from app.cli.prompts import PromptRow, prompts_of
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -197,6 +197,14 @@ def _check_models(args: argparse.Namespace, part: str) -> None:
         raise UsageError(f"--methods {args.methods} does not go with {part}; leave it out")
 
 
+def _rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> list[PromptRow]:
+    """Return the prompts of the named file, or `limit` of the usual one."""
+    if limit is not None and not args.limit:
+        args.limit = None if args.prompt_file else limit
+    chosen = {"prompt": None, "prompt_file": args.prompt_file or usual, "limit": args.limit}
+    return prompts_of(argparse.Namespace(**chosen))
+
+
 def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
     import engine
@@ -205,9 +213,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
-    args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
-    args.prompt_file = args.prompt_file or methods.PROMPTS
-    rows = prompts_of(args)
+    rows = _rows(args, methods.PROMPTS, plan.prompts)
     with progress() as note:
         note("workers")
         runtime = args.runtime or "local-process"
@@ -232,9 +238,7 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
     from app.cli.status import DownloadBar
 
     peers.llama_cpp()
-    args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
-    args.prompt_file = args.prompt_file or methods.PROMPTS
-    rows = prompts_of(args)
+    rows = _rows(args, methods.PROMPTS, plan.prompts)
     with tempfile.TemporaryDirectory() as folder, DownloadBar() as bar:
         file = peers.gguf_of(args.target or args.pair, Path(folder), bar.show)
         with progress() as note:
@@ -269,8 +273,7 @@ def _drafters(args: argparse.Namespace) -> int:
             pair = Pair.of(args.target, *(args.drafter or ()), resolve=find)
         else:
             pair = Pair.find(args.pair or "bundled", find)
-    args.prompt, args.prompt_file = None, args.prompt_file or drafters.PROMPTS
-    prompts = [pair.encode(row.text) for row in prompts_of(args)]
+    prompts = [pair.encode(row.text) for row in _rows(args, drafters.PROMPTS)]
     with progress() as note:
         size = drafters.QUICK if args.quick else drafters.FULL
         report = drafters.measure(pair, prompts, size, note, noise=args.noise)

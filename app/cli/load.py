@@ -23,7 +23,6 @@ from app.loaded import COLUMNS, TITLES, batch_sizes, poisson, read_arrivals, ver
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
 from engine.files import replacing
-from engine.training.heads.plot import Line, Panel, draw
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -217,6 +216,8 @@ def print_load(result: Mapping[str, Any]) -> None:
 
 
 def chart(result: Mapping[str, Any]) -> str:
+    from engine.training.heads.plot import Line, Panel, draw
+
     clock, panels = result["clock"], list[Panel]()
     for name, title in TITLES:
         shown = title.format(clock=clock)

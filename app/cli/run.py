@@ -13,9 +13,8 @@ from typing import Any
 
 from app.cli import clusters, common
 from app.cli.chosen import lacking
-from app.cli.prompts import prompt_for, prompts_of
+from app.cli.prompts import checked_prompts
 from app.cli.status import Status
-from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import find
 from engine.trace.events import Commit
@@ -41,11 +40,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head; leave it out")
     if reason := lacking(args, args.method, config):
         raise UsageError(reason)
-    limits, rows = common.limits_of(args), prompts_of(args)
-    sampling = common.sampling_of(args, len(rows))
-    prompts = [prompt_for(args, row) for row in rows]
-    for prompt in prompts:
-        check_prompt(prompt)  # the limit for any context, before models load
+    limits, prompts = common.limits_of(args), checked_prompts(args)
+    sampling = common.sampling_of(args, len(prompts))
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
     with common.open_store(args) as store, clusters.open_cluster(args) as cluster:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli import clusters, common
 from app.cli.chosen import lacking
-from app.cli.prompts import prompt_for, prompts_of
+from app.cli.prompts import checked_prompts
 from app.cli.run import parse_fields, recorded
-from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.files import replacing
 from engine.methods import find
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args, scripted=scripted)
     if not scripted and (reason := lacking(args, method.key, parse_fields(args.fields))):
         raise UsageError(reason)
-    prompts = [] if scripted else _prompts(args)
+    prompts = [] if scripted else checked_prompts(args)
     measured = clusters.is_measured(args)
     plan = Sweep(
         method.key,
@@ -145,13 +144,6 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
         raise UsageError(
             "drafts of a given acceptance rate have no models to measure; name a cluster with --profile"
         )
-
-
-def _prompts(args: argparse.Namespace) -> list[Any]:
-    prompts = [prompt_for(args, row) for row in prompts_of(args)]
-    for prompt in prompts:
-        check_prompt(prompt)  # the limit for any context, before models load
-    return prompts
 
 
 def _scripted(args: argparse.Namespace) -> Runner:

@@ -13,8 +13,8 @@ from app.render.analysis import LONGEST, acceptance_table, chart, difference, wh
 from app.render.history import name_of
 from app.render.html import alert, note
 from app.routes import find_traces, store_of
-from app.tabs.viewer import build_viewer, viewed
-from app.tabs.wiring import QUIET, Update
+from app.tabs.plan import check_profile
+from app.tabs.wiring import QUIET, Update, build_viewer, viewed
 from engine.errors import SpecScopeError, UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
@@ -180,10 +180,7 @@ class Analysis:
         from traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
 
         try:
-            if profile not in profiles():  # a path would name a file of the server
-                raise UsageError(
-                    f"there is no profile {shown(profile)}; choose one of {', '.join(profiles())}"
-                )
+            check_profile(profile)
             (trace,) = find_traces(self.service(), str(run))
             change = Change(
                 profile, str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app import pairs
 from app.loaded import batch_sizes, parse_arrivals, poisson
 from app.runs import RunRequest
-from app.tabs.plan import MOST_PASSES, VIRTUAL, lines_of
+from app.tabs.plan import MOST_PASSES, VIRTUAL, check_profile, lines_of
 from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import BASELINE, METHODS
 from engine.pairs.forms import FORMS
 from engine.run.serving import CHUNK, Load, under_load
-from engine.simulate.profile import Profile, profiles
+from engine.simulate.profile import Profile
 from engine.types import Limits, check_range
 from traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
 from traces.lab.points import Point, points_of
@@ -121,7 +121,7 @@ class LoadPlan:
 
 
 def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) -> SweepWork:
-    _check_profile(given.profile)
+    check_profile(given.profile, HERE)
     if given.method not in sweepable():
         raise UsageError(f"{shown(given.method)} has no sweep; choose one of {', '.join(sweepable())}")
     method, scripted = METHODS[given.method], given.rows == ACCEPTANCE
@@ -184,7 +184,7 @@ def servable() -> list[str]:
 
 
 def load_plan(given: LoadSettings) -> LoadPlan:
-    _check_profile(given.profile)
+    check_profile(given.profile, HERE)
     methods = [key for key in dict.fromkeys(map(str, given.methods or ())) if key != BASELINE]
     check_range("the number of methods", len(methods), 1, MOST_METHODS)
     if unable := [key for key in methods if key not in servable()]:
@@ -257,12 +257,6 @@ def _request(
 def _check_prompts(prompts: Sequence[str]) -> None:
     for prompt in prompts:
         check_prompt(prompt)
-
-
-def _check_profile(name: str) -> None:
-    """Refuse a path, which would name a file of the server."""
-    if name not in (HERE, *profiles()):
-        raise UsageError(f"there is no profile {shown(name)}; choose one of {', '.join(profiles())}")
 
 
 def _check_drafters(plan: Sweep) -> None:

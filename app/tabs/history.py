@@ -13,8 +13,7 @@ from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
 from app.tabs.analysis import Analysis
 from app.tabs.plan import MOST_PASSES
-from app.tabs.viewer import build_viewer, viewed
-from app.tabs.wiring import QUIET, Update
+from app.tabs.wiring import QUIET, Update, build_viewer, viewed
 from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError
 from traces.passes import grouped

@@ -19,13 +19,12 @@ from app.runs import Lane
 from app.tabs.chat import Chat, conversation
 from app.tabs.form import Composer, Form, build_settings, offer_script
 from app.tabs.library import Library, absent_note
-from app.tabs.picker import MOST_RUNS, value_of
-from app.tabs.plan import FormError, make_requests, passes_of
+from app.tabs.picker import value_of
+from app.tabs.plan import MOST_RUNS, FormError, blame, make_requests, passes_of
 from app.tabs.races import Streams, running, stored
 from app.tabs.streaming import Frame, frames
-from app.tabs.viewer import build_demo, build_viewer, viewed
-from app.tabs.wiring import QUIET, Update
-from engine.errors import ModelError, PairError, SpecScopeError, UsageError
+from app.tabs.wiring import QUIET, Update, build_demo, build_viewer, viewed
+from engine.errors import SpecScopeError
 from engine.methods import BASELINE
 from engine.pairs.forms import is_form
 from traces.passes import alternating
@@ -302,14 +301,14 @@ class Playground:
         chat = chat.answered(answers, shown)
         follow = _follow(chat)
         answered = follow["choices"]
-        blame = _blame([run for lane in lanes for run in lane.runs])
-        message = {self.composer.prompt: chat.prompt} if blame and not answered else {}
+        fault = blame([run for lane in lanes for run in lane.runs])
+        message = {self.composer.prompt: chat.prompt} if fault and not answered else {}
         return {
             **self._keep(chat),
             self.composer.follow: follow,
             **message,  # a refused message returns to the box, to be corrected
             **self.composer.shown(running=False),
-            **self._alerts(blame),
+            **self._alerts(fault),
         }
 
     def _keep(self, chat: Chat) -> Update:
@@ -339,13 +338,3 @@ def _warning(lanes: Sequence[Lane], before: Reading) -> str:
     elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
     decoded = any((trace := lane.trace()) is not None and trace.commits for lane in lanes)
     return busy_since(before) if decoded and not elsewhere else ""
-
-
-def _blame(runs: Sequence[LiveRun]) -> FormError | None:
-    """Return the failure of a run that an input caused, with the part of the form to correct."""
-    for run in runs:
-        if isinstance(run.cause, ModelError | PairError):
-            return FormError("models", run.error)
-        if isinstance(run.cause, UsageError):
-            return FormError("prompt", run.error)
-    return None

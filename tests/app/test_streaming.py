@@ -186,6 +186,7 @@ def test_html_in_tokens_is_escaped(service, opener) -> None:
         (("done", "done"), "done"),
         (("done", "cancelled"), "cancelled"),
         (("failed", "done"), "failed"),
+        (("downloading", "cancelled"), "downloading"),
     ],
 )
 def test_turn_states(states, turn) -> None:
