@@ -75,7 +75,6 @@ class Error:
     drawn: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         rounded = {
             "mean": fmean(self.values),
             "median": median(self.values),
@@ -99,12 +98,8 @@ def measure(
 ) -> list[Error]:
     """Return the errors of all classes on the bundled pair, whose texts do not end early.
 
-    Args:
-        texts: Texts of each class, shared out among its pairs of settings; each has a seed and one
-            of the prompts.
-        note: Takes the progress.
-        classes: What is predicted.
-        tokens: Tokens of each run.
+    The texts of a class are shared out among its pairs of settings; each has a seed and one of the
+    prompts.
     """
     pair, sums = replace(Pair.find(), eos=()), {c.name: _Sum() for c in classes}
     with _open(pair, *PROFILE) as here, _open(pair, *OTHER) as there:
@@ -150,7 +145,6 @@ def _add(
 
 
 def lines(errors: list[Error]) -> list[str]:
-    """Return the table as text."""
     head = f"{'class':36}{'n':>4}{'mean':>9}{'median':>9}{'mean abs':>10}{'least':>9}{'most':>9}{'drawn':>8}"
     rows = [
         f"What-if: predicted time over the real run's, less 1; bundled pair, virtual ({PROFILE[0]})",

@@ -11,7 +11,6 @@ from app.cli.status import Status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "file",
         type=Path,

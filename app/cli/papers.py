@@ -24,7 +24,6 @@ _WIDEST = 56
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "--paper",
         action="append",

@@ -12,7 +12,6 @@ from engine.files import replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="id of a stored run")
     parser.add_argument("--compared", action="store_true", help="add the other runs of each run's comparison")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="F.html", help="file to write")
@@ -22,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report."""
     from traces.export.report import render_report
 
     common.check_output(args.output)

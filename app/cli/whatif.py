@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("run", metavar="RUN", help="id of a stored run, also of an imported one")
     parser.add_argument(
         "--profile",
@@ -43,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay the run and print its figures beside the recorded ones."""
     from traces.whatif.replay import Change, what_if
     from traces.whatif.result import facts
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -76,7 +77,8 @@ def test_a_measurement_names_models_method_part_and_seconds(capsys, request, sho
         measuring()
         time.sleep(0.5)
 
-    recorded(None, SimpleNamespace(pair=SimpleNamespace(name="m"), run=run), "pearl", [], {}, "(2 of 3)")
+    store = SimpleNamespace(listening=nullcontext)
+    recorded(store, SimpleNamespace(pair=SimpleNamespace(name="m"), run=run), "pearl", [], {}, "(2 of 3)")
     line = "measuring m for pearl (2 of 3): 8 to 14 s, once on this machine; Ctrl-C stops it"
     err = capsys.readouterr().err
     assert (line in err, err == f"specscope: {line}\n") == (True, not shown)
