@@ -312,7 +312,7 @@ def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace
             raise UsageError(f"threads is {args.threads}; it must be at least 1")
         torch.set_num_threads(args.threads)
     with cancel_on_interrupt() as cancel, _progress_bar() as show:
-        train(options, show, cancel, resume=args.resume)
+        train(options, progress=show, cancel=cancel, resume=args.resume)
     return PartialState().is_main_process
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from math import nan
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -54,8 +54,15 @@ class Progress(NamedTuple):
 Listener = Callable[[Progress], None]
 
 
-def ignore(_: object) -> None:
-    """Ignore the report."""
+class Control(TypedDict, total=False):
+    """The arguments of `Training` that every function that trains takes, too."""
+
+    progress: Listener
+    cancel: threading.Event
+    resume: bool
+
+
+def ignore(_: object) -> None: ...
 
 
 @dataclass(slots=True)
@@ -92,7 +99,11 @@ class Training:
     """
 
     def __init__(
-        self, options: Recipe, progress: Listener, cancel: threading.Event | None, resume: bool
+        self,
+        options: Recipe,
+        progress: Listener = ignore,
+        cancel: threading.Event | None = None,
+        resume: bool = False,
     ) -> None:
         self._options, self._folder = options, options.out / CHECKPOINTS
         self.execution = Execution(options)

@@ -25,6 +25,7 @@ from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.training.data import find_sources, is_held_out, read_documents
+from engine.training.options import CardSettings
 from engine.training.tokenizer import ROLES, Encoder, split_chat
 from engine.types import Sampling
 
@@ -32,12 +33,21 @@ MOST_BYTES = 64 * 2**20
 """Largest file of prompts."""
 
 
-def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count: int) -> list[str]:
-    """Return the first user turns of held-out chats, up to `count` from each of the sources.
+def prompt_sets(settings: CardSettings, held_out: float, sources: Iterable[str]) -> dict[str, list[str]]:
+    """Return the prompts of a card by the name of their set: held-out chats, then each file.
 
     Raises:
-        UsageError: The corpus cannot be read.
+        UsageError: The corpus or a file cannot be read.
     """
+    sets = dict[str, list[str]]()
+    if settings.data is not None:
+        chats = held_out_prompts(settings.data, held_out, sources, settings.chats)
+        sets["chats held out of the corpus"] = chats
+    return sets | {path.parent.name: read_prompts(path, settings.count) for path in settings.prompts}
+
+
+def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count: int) -> list[str]:
+    """Return the first user turns of held-out chats, up to `count` from each of the sources."""
     prompts = list[str]()
     for source, path in find_sources(data).items():
         if source in sources:

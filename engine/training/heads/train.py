@@ -12,12 +12,11 @@ stay fixed.
 
 from __future__ import annotations
 
-import threading
 from functools import reduce
 from math import nan
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -40,10 +39,9 @@ from engine.training.heads.plot import PLOT, training_curves
 from engine.training.heads.shorten import most_frequent
 from engine.training.loop import (
     MEASURED,
-    Listener,
+    Control,
     Progress,
     Training,
-    ignore,
     read_facts,
     read_log,
     write_facts,
@@ -121,16 +119,8 @@ _SAMPLE = 100_000
 """Features whose root mean square is taken."""
 
 
-def train_head(
-    options: HeadOptions,
-    progress: Listener = ignore,
-    cancel: threading.Event | None = None,
-    *,
-    resume: bool = False,
-) -> Path:
+def train_head(options: HeadOptions, **control: Unpack[Control]) -> Path:
     """Train a drafting head and write it to `out`.
-
-    For `progress`, `cancel` and `resume` see `Training`.
 
     Returns:
         `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
@@ -143,7 +133,7 @@ def train_head(
         ModelError: A model, the text or the checkpoint is broken.
     """
     target, shape = options.target, check(options)
-    training, out = Training(options, progress, cancel, resume), options.out
+    training, out = Training(options, **control), options.out
     with training.execution.main_first():
         text = _text(options, training)
         corpus = read_text(text, target)

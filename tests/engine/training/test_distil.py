@@ -145,9 +145,9 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
     for resume, (phase, step) in enumerate((("written", 128), ("distil", 3), ("distil", 9), ("distil", 12))):
         listen, cancel = stop_after(step, phase)
         with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
-            distil_drafter(parts, listen, cancel, resume=resume > 0)
+            distil_drafter(parts, progress=listen, cancel=cancel, resume=resume > 0)
     reports = list[Progress]()
-    distil_drafter(parts, reports.append, resume=True)
+    distil_drafter(parts, progress=reports.append, resume=True)
     assert not [p for p in reports if p.phase in ("written", "distil")], "both were finished"
     for file in ("drafter/model.safetensors", "written.safetensors", "loss.jsonl"):
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
@@ -156,7 +156,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
 def test_text_of_an_earlier_training_is_reused(settings: Options, tmp_path: Path) -> None:
     first, reports = distil_drafter(settings(steps=2)), list[Progress]()
     again = settings(steps=2, out=tmp_path / "again", text=first / "written.safetensors")
-    distil_drafter(again, reports.append)
+    distil_drafter(again, progress=reports.append)
     assert "written" not in {p.phase for p in reports}
     assert (again.out / "drafter/model.safetensors").read_bytes() == (
         first / "drafter/model.safetensors"

@@ -153,7 +153,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
                 cancel.set()
 
         with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
-            train_head(parts, listen, cancel, resume=resume > 0)
+            train_head(parts, progress=listen, cancel=cancel, resume=resume > 0)
     train_head(parts, resume=True)
     features = [f"written.features/{path.name}" for path in (straight / "written.features").iterdir()]
     assert features
@@ -164,7 +164,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
 def test_text_and_features_are_reused_by_another_head(settings: Options) -> None:
     first, reports = train_head(settings(steps=2)), list[Progress]()
     again = settings("medusa", steps=2, text=first / "written.safetensors")
-    train_head(again, reports.append)
+    train_head(again, progress=reports.append)
     assert {p.phase for p in reports} == {"medusa"}
     assert not (again.out / "written.features").exists()
 

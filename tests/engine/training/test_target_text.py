@@ -246,9 +246,9 @@ def test_an_interrupted_training_goes_on_writing(templated: Path, corpus: Path, 
     with pytest.raises(
         RunCancelled, match=r"^stopped after the target wrote 384 tokens, which are kept: add --re"
     ):
-        train_head(options, listen, cancel)
+        train_head(options, progress=listen, cancel=cancel)
     assert written == [128, 256]
-    train_head(options, listen, resume=True)
+    train_head(options, progress=listen, resume=True)
     assert written == [128, 256, 500]
 
 
