@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ def linear(take: Take, name: str, *, bias: bool = True) -> Linear:
     return Linear(take(f"{name}.weight"), take(f"{name}.bias") if bias else None, bits=8)
 
 
-def residual(blocks: Sequence[Linear], x: Tensor) -> Tensor:
+def residual(blocks: Iterable[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
     """Apply x + SiLU(W x + b) for each block, (..., D)."""
     for block in blocks:
         x = x + functional.silu(block(x))

@@ -47,38 +47,25 @@ class Texts(NamedTuple):
         return torch.from_numpy(self.anchors_with(count)).to(self.ids.device)
 
 
-class PackedText(NamedTuple):
-    """R packed rows of one text."""
-
-    tokens: np.ndarray
-    """The token that each row is or follows, (R,) int64, from 0."""
-    numbers: np.ndarray
-    """Number of the row in its group, (R,) int64: 0 for the token, k for the k-th row after it."""
-    positions: np.ndarray
-    """(R,) int64, from 0."""
-    seen: np.ndarray
-    """Rows that each row attends to, itself included, (R, R) bool."""
-
-
 class Packed(NamedTuple):
-    """The rows of several texts, one text after the other."""
+    """R packed rows: those of several texts, one text after the other."""
 
     tokens: Tensor
-    """Index of each row's token in `Texts`, (R,) int64."""
+    """Index in `Texts` of the token that each row is or follows, (R,) int64."""
     numbers: Tensor
-    """As in `PackedText`."""
+    """Number of the row in its group, (R,) int64: 0 for the token, k for the k-th row after it."""
     positions: Tensor
-    """As in `PackedText`."""
+    """(R,) int64, from 0 in each text."""
     seen: tuple[Tensor, ...]
-    """As in `PackedText`, for each text."""
+    """For each text the rows that each row attends to, itself included, (R', R') bool."""
 
     def at(self, number: int) -> Tensor:
         """Return the rows of a number, in order."""
         return torch.nonzero(self.numbers == number)[:, 0]
 
 
-def lay_out(groups: np.ndarray) -> PackedText:
-    """Pack a text's tokens, (L,), with `groups[i]` rows after token i."""
+def lay_out(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Pack a text's tokens, (L,), with `groups[i]` rows after token i; see `Packed`."""
     sizes = groups + 1
     tokens = np.repeat(np.arange(len(groups)), sizes)
     first = np.cumsum(sizes) - sizes
@@ -87,7 +74,7 @@ def lay_out(groups: np.ndarray) -> PackedText:
     parents = np.where(numbers == 0, previous[tokens], np.arange(len(tokens)) - 1)
     slots = Slots(1, len(tokens))
     slots.append(Rows.of(0, np.zeros(len(tokens)), parents))
-    return PackedText(tokens, numbers, slots.positions[0], slots.ancestor_mask(0, 0))
+    return tokens, numbers, slots.positions[0], slots.ancestor_mask(0, 0)
 
 
 def pack(texts: Texts, count: int, *, within: bool) -> Packed:
@@ -100,18 +87,17 @@ def pack(texts: Texts, count: int, *, within: bool) -> Packed:
         count: Rows after each anchor.
         within: Whether rows that would predict past the end of their text are left out.
     """
-    layouts, tokens = list[PackedText](), list[np.ndarray]()
+    layouts = list[tuple[np.ndarray, ...]]()
     for start, stop in zip(texts.starts[:-1], texts.starts[1:], strict=True):
         inner = np.arange(start + 1, stop - 1)
         groups = np.where(np.isin(inner, texts.anchors), count, 0)
-        layout = lay_out(np.minimum(groups, stop - 2 - inner) if within else groups)
-        layouts.append(layout)
-        tokens.append(inner[layout.tokens])
+        tokens, *layout = lay_out(np.minimum(groups, stop - 2 - inner) if within else groups)
+        layouts.append((inner[tokens], *layout))
+    *columns, masks = zip(*layouts, strict=True)
     device = texts.ids.device
-    columns = (tokens, [part.numbers for part in layouts], [part.positions for part in layouts])
     return Packed(
         *(torch.from_numpy(np.concatenate(column)).to(device) for column in columns),
-        seen=tuple(torch.from_numpy(layout.seen).to(device) for layout in layouts),
+        seen=tuple(torch.from_numpy(mask).to(device) for mask in masks),
     )
 
 
@@ -258,11 +244,6 @@ class Learned(NamedTuple):
         return Learned(self.states[counted], self.labels[counted], self.own)
 
 
-def unscaled(tensors: Mapping[str, Tensor], _: float) -> dict[str, Tensor]:
-    """Return the tensors: the module's weights are those of the file."""
-    return dict(tensors)
-
-
 @dataclass(frozen=True)
 class TrainableHead:
     """A module with its training functions."""
@@ -273,7 +254,7 @@ class TrainableHead:
     earlier drafts."""
     draft: Callable[[Texts, Frozen, int], Tensor]
     """(texts, frozen, count) -> greedy drafts at every anchor, as in use, (A, count)."""
-    rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = unscaled
+    rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
     """(tensors, factor) -> tensors whose weights include the factor of the embeddings."""
     scale: float = 1.0
     """Factor of the embeddings in training; the file's weights include it."""

@@ -8,7 +8,7 @@ x + SiLU(W x + b).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ class Hydra:
         ids = torch.tensor([token for path in paths for token in path], device=self._embedding.device)
         tokens = self._embedding.index_select(0, ids).view(len(paths), -1)
         z = torch.cat([states.expand(len(paths), -1), tokens], 1)
-        x = self._residual[i](z) + functional.silu(self._first[i](z))
+        x = _state(self._first[i], self._residual[i], z)
         return self._lm_heads[i](residual(self._blocks[i], x)).float()
 
     def work(self, i: int) -> Work:
@@ -151,30 +151,29 @@ def _path(tree: Growing, node: int) -> list[int]:
     return [int(tree.prefix.tokens[-1]), *path]
 
 
-class HydraBlock(nn.Module):
-    """Wr z + br + SiLU(W z + b)."""
+def _state(first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """Return a head's state after its first layer, (..., D), for z of (..., (i + 2) D)."""
+    return connection(z) + functional.silu(first(z))
 
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs * width, width)
-        self.res_connection = nn.Linear(inputs * width, width)
-        for part in (self.linear, self.res_connection):
-            nn.init.normal_(part.weight, std=0.02)
-            nn.init.zeros_(part.bias)
 
-    def forward(self, z: Tensor) -> Tensor:
-        """Map (..., inputs * D) to (..., D)."""
-        return self.res_connection(z) + functional.silu(self.linear(z))
+def _block(inputs: int, width: int) -> nn.ModuleDict:
+    """Return the first layer of a head to train."""
+    parts = {name: nn.Linear(inputs * width, width) for name in ("linear", "res_connection")}
+    for part in parts.values():
+        nn.init.normal_(part.weight, std=0.02)
+        nn.init.zeros_(part.bias)
+    return nn.ModuleDict(parts)
 
 
 def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
     """Return heads to train, with one block each; they read embeddings times `scale`."""
-    blocks = [HydraBlock(i + 2, width) for i in range(heads)]
+    blocks = [_block(i + 2, width) for i in range(heads)]
     module = nn.ModuleDict({"hydra_mlp": nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)})
 
     def state(i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
         """Return head i's state, (..., D), from a feature and i + 1 embeddings, (..., D) each."""
-        return blocks[i](torch.cat((feature, torch.cat(embedded, -1) * scale), -1))
+        z = torch.cat((feature, torch.cat(embedded, -1) * scale), -1)
+        return _state(blocks[i]["linear"], blocks[i]["res_connection"], z)
 
     def learn(texts: Texts) -> list[Learned]:
         learned = list[Learned]()

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import MOST, HeadConfig, TensorShapes
@@ -121,30 +120,24 @@ class Medusa:
         return draft_at_once(compute)
 
 
-class ResidualBlock(nn.Module):
-    """x + SiLU(W x + b); begins as the identity."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., D) to (..., D)."""
-        return x + functional.silu(self.linear(x))
+def _block(width: int) -> nn.Module:
+    """Return a block to train, which begins as the identity."""
+    block = nn.Linear(width, width)
+    nn.init.zeros_(block.weight)
+    nn.init.zeros_(block.bias)
+    return nn.ModuleDict({"linear": block})
 
 
 def _trainable(width: int, heads: int) -> TrainableHead:
     """Return heads to train, with one block each, then the target's LM head or their own."""
-    module = nn.ModuleList(nn.ModuleList([ResidualBlock(width)]) for _ in range(heads))
+    module = nn.ModuleList(nn.ModuleList([_block(width)]) for _ in range(heads))
 
     def own(i: int) -> Tensor | None:
         parameters = dict(module.named_parameters())
         return parameters.get(f"{i}.1.weight")
 
     def state(i: int, features: Tensor) -> Tensor:
-        return module.get_submodule(f"{i}.0")(features)
+        return residual([module.get_submodule(f"{i}.0.linear")], features)
 
     def learn(texts: Texts) -> list[Learned]:
         anchors = [texts.anchor_tensor(i + 1) for i in range(heads)]
