@@ -67,9 +67,7 @@ class TreeShape(Protocol):
     """How a tree grows."""
 
     @property
-    def depth(self) -> int:
-        """The largest number of levels."""
-        ...
+    def depth(self) -> int: ...
 
     @property
     def parents(self) -> int:
@@ -164,7 +162,6 @@ class Wide:
         return sorted(nodes, key=lambda node: node.parent)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return all indices."""
         return list(range(len(nodes)))
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:  # noqa: ARG002
@@ -172,7 +169,6 @@ class Wide:
         return ()
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return all indices."""
         return list(range(len(paths)))
 
 
@@ -185,21 +181,17 @@ class Static:
 
     @property
     def depth(self) -> int:
-        """The number of levels."""
         return max(map(len, self.paths))
 
     @property
     def parents(self) -> int:
-        """The number of nodes with children, including the prefix's last token."""
         return len(_children(self.paths))
 
     @property
     def children(self) -> int:
-        """The largest number of children of a node."""
         return max(_children(self.paths).values())
 
     def cut(self, depth: int) -> Static:
-        """Return the tree's first levels."""
         return Static(tuple(path for path in self.paths if len(path) <= depth))
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
@@ -213,15 +205,12 @@ class Static:
         return _best_of_each(tops, above, wanted)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the nodes that have children."""
         return [i for i, node in enumerate(nodes) if node.ranks in _children(self.paths)]
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:
-        """Return the first levels."""
         return _plans(self.paths, levels)
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return all indices."""
         return list(range(len(paths)))
 
 
@@ -258,12 +247,10 @@ class Dynamic:
 
     @property
     def parents(self) -> int:
-        """The number of nodes that get children, including the prefix's last token."""
         return 1 + self.top * (self.depth - 1)
 
     @property
     def children(self) -> int:
-        """The number of children of each node."""
         return self.top
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
@@ -271,7 +258,6 @@ class Dynamic:
         raise ValueError("a dynamic tree is a function of the prefix; it cannot be sampled")
 
     def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
-        """Return the most probable tokens after each node."""
         return _best_of_each(tops, above, [self.top] * len(above))
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:

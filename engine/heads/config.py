@@ -128,21 +128,11 @@ class HeadConfig:
             )
 
     def check_reads_last_state(self) -> None:
-        """Check that the head reads the target's final normed state only.
-
-        Raises:
-            ModelError: It reads others.
-        """
         if self.features != (-1,):
             read = reprlib.repr(list(self.features))
             raise ModelError(f"features is {read}; supported is [-1], the target's last state")
 
     def check_features(self) -> None:
-        """Check the numbers of the target's layers whose states the head reads.
-
-        Raises:
-            ModelError: One is out of range, or there are too many.
-        """
         valid = all(type(i) is int and 0 <= i <= MOST_LAYERS for i in self.features)
         if not valid or len(self.features) > MOST:
             raise ModelError(
@@ -152,10 +142,6 @@ class HeadConfig:
 
     def layer(self, *, input_norm: bool = False, final_norm: bool = False) -> ModelShape:
         """Return the shape of the head's decoder layer.
-
-        Args:
-            input_norm: Whether the layer norms its attention's input.
-            final_norm: Whether the layer's output is normed before the LM head.
 
         Raises:
             ModelError: A field of `shape` is missing or wrong.
@@ -195,5 +181,4 @@ def layer_shape(fields: dict[str, Any]) -> ModelShape:
 
 
 def layer_fields(config: Any) -> dict[str, Any]:
-    """Return the `LAYER_FIELDS` of a transformers config."""
     return {name: getattr(config, name) for name in LAYER_FIELDS}

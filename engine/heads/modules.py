@@ -22,7 +22,6 @@ _LENT = ("embed_tokens.weight", "lm_head.weight")
 
 
 def linear(take: Take, name: str, *, bias: bool = True) -> Linear:
-    """Return the linear map whose tensors begin with a name."""
     return Linear(take(f"{name}.weight"), take(f"{name}.bias") if bias else None, bits=8)
 
 

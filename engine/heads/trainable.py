@@ -43,7 +43,6 @@ class Texts(NamedTuple):
         return self.anchors[self.anchors + count < ends]
 
     def anchor_tensor(self, count: int) -> Tensor:
-        """Return `anchors_with(count)` on the texts' device."""
         return torch.from_numpy(self.anchors_with(count)).to(self.ids.device)
 
 
@@ -60,7 +59,6 @@ class Packed(NamedTuple):
     """For each text the rows that each row attends to, itself included, (R', R') bool."""
 
     def at(self, number: int) -> Tensor:
-        """Return the rows of a number, in order."""
         return torch.nonzero(self.numbers == number)[:, 0]
 
 
@@ -80,12 +78,8 @@ def lay_out(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
 def pack(texts: Texts, count: int, *, within: bool) -> Packed:
     """Return the rows that a layer reads: the tokens of each text without its ends, with groups.
 
-    The row of x_j reads f_(j-1), so x_0 has no row; x_(L-1) has nothing to predict.
-
-    Args:
-        texts: The texts.
-        count: Rows after each anchor.
-        within: Whether rows that would predict past the end of their text are left out.
+    The row of x_j reads f_(j-1), so x_0 has no row; x_(L-1) has nothing to predict. Each anchor has
+    `count` rows after it, without those that would predict past the end of their text if `within`.
     """
     layouts = list[tuple[np.ndarray, ...]]()
     for start, stop in zip(texts.starts[:-1], texts.starts[1:], strict=True):
@@ -110,7 +104,6 @@ class TrainableNorm(nn.Module):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., D) to (..., D)."""
         return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self._eps)
 
 
@@ -128,7 +121,6 @@ class TrainableAttention(nn.Module):
         self.register_buffer("frequencies", torch.tensor(shape.frequencies), persistent=False)
 
     def forward(self, x: Tensor, packed: Packed) -> Tensor:
-        """Map (R, D) to (R, D)."""
         angles = packed.positions[:, None, None] * self.get_buffer("frequencies")
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -157,7 +149,6 @@ class TrainableFeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., D) to (..., D)."""
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -172,7 +163,6 @@ class TrainableLayer(nn.Module):
         self.mlp = TrainableFeedForward(shape.width, shape.inner)
 
     def forward(self, x: Tensor, packed: Packed) -> Tensor:
-        """Map (R, D) to (R, D)."""
         x = x + self.self_attn(self.input_layernorm(x), packed)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -214,11 +204,9 @@ class Frozen(NamedTuple):
         return torch.cat([(part @ self.lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
 
     def draft_best(self, states: Tensor, own: Tensor | None = None) -> Tensor:
-        """Return the head's most probable token of each state, (T,).
+        """Return the head's most probable token of each state, (T,), for states of (T, D).
 
-        Args:
-            states: (T, D).
-            own: The head's own LM head, (N, D); None: the target's.
+        `own` is the head's own LM head, (N, D); None: the target's.
         """
         lm_head = self.draft_lm_head if own is None else own
         columns = torch.cat([(part @ lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
@@ -237,7 +225,6 @@ class Learned(NamedTuple):
     """The LM head of these states, (N, D); None: the target's."""
 
     def of_answers(self, texts: Texts) -> Learned:
-        """Return the states that predict tokens of answers."""
         if texts.answers is None:
             return self
         counted = texts.answers[self.labels]
@@ -263,11 +250,9 @@ class TrainableHead:
     always use the target's."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to save."""
         return self.rescale(self.module.state_dict(), self.scale)
 
     def from_file(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the module's tensors for those of a file."""
         return self.rescale(tensors, 1 / self.scale)
 
 
@@ -318,7 +303,6 @@ def mask_vectors(masks: int, width: int, level: float, *names: str) -> nn.Parame
 
 
 def init_matrices(module: nn.Module) -> None:
-    """Fill all matrices with small random numbers."""
     for parameter in module.parameters():
         if parameter.ndim == 2:
             nn.init.normal_(parameter, std=0.02)

@@ -95,7 +95,6 @@ class Setting:
 
     @property
     def free_text(self) -> bool:
-        """Whether the value is any text."""
         return self.type is str and not self.choices
 
     def parse(self, value: Any) -> Any:
@@ -144,7 +143,6 @@ class Setting:
         return number
 
     def _allowed(self) -> str:
-        """Describe the allowed values for an error message."""
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[self.type]
         bounds = [
             f"{side} {number(bound)}"
@@ -179,7 +177,6 @@ class Method:
     """(Config, Situation) -> Config without `auto` values, checked against the cluster."""
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return the fields of the Config, in order."""
         hints = get_type_hints(self.Config)
         return tuple(
             Setting(name=f.name, type=hints[f.name], default=f.default, **f.metadata)
@@ -187,7 +184,6 @@ class Method:
         )
 
     def lossless(self, cfg: Any) -> bool:
-        """Return whether runs with this Config keep the target's distribution."""
         return not any(getattr(cfg, s.name) in s.lossy for s in self.settings())
 
     def configure(self, values: Mapping[str, Any]) -> Any:
@@ -218,16 +214,7 @@ def method(
 ) -> Callable[[Decode], Decode]:
     """Register the decorated coroutine as the method of its file; one method per file.
 
-    Args:
-        title: Name in the playground.
-        source: Paper, in a few words.
-        config: Dataclass of the settings.
-        uses: Models that the method runs.
-        baseline: Whether it is the baseline of speed-ups.
-        batched: Whether one run decodes several prompts at once.
-        plain: Settings with which a method for batches drafts nothing.
-        layout: Config -> workers; by default one device for each model in `uses`.
-        plan: Replaces `auto` values of a Config and checks it; by default nothing is replaced.
+    For the arguments see `Method`; `layout` is by default one device for each model in `uses`.
     """
     device_per_model = Layout(Separate(drafters=int("drafter" in uses)))
 

@@ -127,20 +127,16 @@ class SlotAttention:
             self._attended = attended.view(queries.shape).transpose(0, 1).unsqueeze(0)
 
     def _is_padded_chain(self, cache: Cache) -> bool:
-        """Return whether the new rows are a chain, then padding rows."""
         chain = cache.chain_length(self.slot)
         return chain > self.start and bool((cache.flags[self.slot, chain : self.stop] & PAD).all())
 
     def _first_read(self, window: int | None) -> int:
-        """Return the index of the first row that attention reads."""
         return max(0, self.start + 1 - window) if window is not None and self.causal else 0
 
     def cells(self, window: int | None) -> int:
-        """Return the query-key cells of the slot; see `Attention.cells`."""
         return self.count * (self.rows_read - self._first_read(window))
 
     def run(self, layer: int, window: int | None) -> None:
-        """Run the attention of the slot; see `Attention.run`."""
         self._new_kv[layer].copy_(self._buffered_kv)
         view = self._views.get(window)
         if view is None:

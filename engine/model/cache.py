@@ -97,7 +97,6 @@ class Cache(Slots):
             self.tensor[:, slot, :, first:last] = kv
 
     def buffers(self, count: int) -> Buffers:
-        """Return the buffers of a forward of `count` rows."""
         buffers = self._buffers.get(count) or Buffers(self.shape, count, self.tensor)
         if count <= _REUSED:
             self._buffers[count] = buffers

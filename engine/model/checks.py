@@ -17,14 +17,6 @@ def check_forward(
 ) -> None:
     """Check a forward's arguments; see `LanguageModel.forward`.
 
-    Args:
-        name: The model's name, for errors.
-        rows: The new rows.
-        want: Indices of the rows whose logits are wanted, (W,).
-        hidden: Layers whose states are wanted.
-        ids: The token ids of the model.
-        layers: Number of its layers.
-
     Raises:
         UsageError: A token id, a row or a layer does not exist.
     """

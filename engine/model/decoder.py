@@ -136,21 +136,18 @@ class Decoder:
         return Linear(weight, keep=self.shape.tied or not bits, bits=8 if bits else 0, rotated=rotated)
 
     def new_cache(self, slots: int, capacity: int) -> Cache:
-        """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""
         positions = min(capacity, self.context)
         if positions > self.rotations.shape[1]:
             self.rotations = self._rotations(positions)
         return Cache(self.shape, slots, capacity, self.dtype, self.device)
 
     def _rotations(self, positions: int) -> Tensor:
-        """Return the rotations of positions from 0 on."""
         angles = torch.arange(positions).float()[:, None] * self._frequencies
         sizes = torch.where(self._frequencies != 0, self.shape.rope_scale, 1.0)
         return torch.polar(sizes.expand_as(angles), angles)[:, :, None].to(self.device)
 
     @property
     def depth(self) -> int:
-        """Number of layers."""
         return self.shape.layers
 
     @torch.inference_mode()
@@ -164,7 +161,6 @@ class Decoder:
         stage_io: StageIO | None = None,
         stopped: Callable[[], bool] = never,
     ) -> Output:
-        """Run the rows and add them to the cache; see `LanguageModel.forward`."""
         ids = range(self._lowest_id, self.vocab_size)
         check_forward(self.name, rows, want, hidden, ids=ids, layers=self.shape.layers)
         in_order = want.tolist() == list(range(len(rows)))
@@ -195,7 +191,6 @@ class Decoder:
             raise
 
     def _communicated(self) -> int:
-        """Return the nanoseconds of all communication so far; 0 for a model on one device."""
         return self._ranks.spent if self._ranks is not None else 0
 
     def logits(self, x: Tensor) -> Tensor:
@@ -210,7 +205,6 @@ class Decoder:
         return self.vocabulary.limited(logits, self.vocab_size)
 
     def _output(self, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """Return a linear layer's output, (T, D), summed over the ranks and normed."""
         output = linear(inputs)
         if self._ranks is not None:
             output = self._ranks.add(output)
@@ -221,7 +215,6 @@ class Decoder:
     def _add_to(
         self, x: Tensor, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
     ) -> None:
-        """Add `_output` to x, (T, D), in place."""
         if self._ranks is None and norm is None and self.shape.residual_scale == 1.0:
             linear.add_to(x, inputs)
         else:

@@ -100,11 +100,7 @@ class Family:
 
 
 def family_of(name: Any, path: Path) -> Family:
-    """Return the family of an architecture.
-
-    Raises:
-        ModelError: It is not supported.
-    """
+    """Return the family of an architecture."""
     if isinstance(name, str) and name in FAMILIES:
         return FAMILIES[name]
     known = f"supported are {', '.join(FAMILIES)}"
@@ -125,7 +121,6 @@ def _llama(config: Any) -> dict[str, Any]:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Return the options of models before Llama: layer norms, biases, learned positions."""
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
     return {
         **biases,

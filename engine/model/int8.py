@@ -43,17 +43,11 @@ def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(matrix: Tensor, scale: Tensor) -> Tensor:
-    """Return a matrix of int8 in float32, (out, in).
-
-    Args:
-        matrix: (out, in) int8.
-        scale: (out,), any type of floating-point numbers.
-    """
+    """Return a matrix of int8, (out, in), in float32; its scales are (out,)."""
     return matrix.float() * scale.float()[:, None]
 
 
 def has_fbgemm() -> bool:
-    """Return whether torch has FBGEMM, as on x86."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
@@ -132,7 +126,6 @@ class RefinedProduct:
         self._count = min(REFINED, len(weight))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out), for x of (T, in)."""
         output = self._product(x)
         _, columns = largest(output, self._count)
         rows = self._weight[columns]

@@ -67,7 +67,6 @@ class MklProduct:
         self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out), for x of (T, in)."""
         return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, None, len(x))
 
 
@@ -82,5 +81,4 @@ class OneDnnProduct:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out), for x of (T, in)."""
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")

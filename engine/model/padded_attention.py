@@ -53,7 +53,6 @@ class PaddedAttention:
         self._masks: dict[int | None, Tensor] = {}
 
     def run(self, layer: int, window: int | None) -> None:
-        """Run the attention of all slots; see `Attention.run`."""
         self._kv[layer][self._slots, :, self._indices] = self._buffered_kv
         if window not in self._masks:
             self._masks[window] = self._mask(window)
@@ -68,7 +67,6 @@ class PaddedAttention:
         self._attended.copy_(attended.transpose(1, 2))
 
     def cells(self, window: int | None) -> int:  # noqa: ARG002 - all keys are read, whatever the window
-        """Return the query-key cells of all slots; see `Attention.cells`."""
         return len(self._indices) * self._rows_read
 
     def _mask(self, window: int | None) -> Tensor:

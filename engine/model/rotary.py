@@ -26,7 +26,6 @@ PARTIAL = ("phi3",)
 
 
 def head_dim(config: Any) -> int:
-    """Return the size of a head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -46,7 +45,6 @@ def context_of(config: Any) -> int:
 
 
 def no_rotation(config: Any) -> dict[str, Any]:
-    """Return the fields of the shape of a model that rotates nothing."""
     return {"frequencies": (0.0,) * (head_dim(config) // 2), "rope_scale": 1.0}
 
 
@@ -81,7 +79,6 @@ def rotations(config: Any, path: Path) -> dict[str, Any]:
 
 
 def _rotated(config: Any, path: Path) -> list[Any]:
-    """Return whether each layer has a rotation."""
     flags: Any = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     if len(flags) != config.num_hidden_layers or not all(flag in (0, 1) for flag in flags):
         raise ModelError(

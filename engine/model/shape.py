@@ -87,11 +87,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: PretrainedConfig, path: Path) -> ModelShape:
-        """Return the shape in a config; error messages name `path`.
-
-        Raises:
-            ModelError: The architecture or one of its options is not supported.
-        """
+        """Return the shape in a config; error messages name `path`."""
         check_fields(vars(config), path)
         family = (config.architectures or ["none"])[0]
         kind = family_of(family, path)

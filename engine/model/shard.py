@@ -96,12 +96,7 @@ class Shard:
         return self._part(1, columns[matrix]) if matrix in columns and kind == "weight" else None
 
     def take(self, key: str, read: Callable[[str, Part | None], Tensor]) -> Tensor:
-        """Return the rank's padded part of a tensor.
-
-        Args:
-            key: The tensor's name.
-            read: Returns a part of a tensor, without what lies beyond its end.
-        """
+        """Return the rank's padded part of a tensor; `read` leaves out what lies beyond its end."""
         part = self.part(key)
         tensor = read(key, part)
         if part is not None:

@@ -72,7 +72,6 @@ class Linear:
         return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
 
     def into(self, out: Tensor, x: Tensor) -> None:
-        """Write x W' + b to `out`, (T, out)."""
         if self._product is not None:
             out.copy_(self._product(x))
             if self.bias is not None:
@@ -83,7 +82,6 @@ class Linear:
             torch.addmm(self.bias, x, self.transposed, out=out)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        """Add x W' + b to `total`, (T, out), in place."""
         if self._product is not None:
             total.add_(self._product(x))
         else:
@@ -122,7 +120,6 @@ class Norm:
         self._scaled = weight * math.sqrt(self.size)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normed rows, of x's shape."""
         if self._quick:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             return x.div(torch.hypot(length, self._floor)).mul_(self._scaled)
@@ -136,7 +133,6 @@ class LayerNorm:
         self.weight, self.bias, self.eps = weight, bias, eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normed rows, of x's shape."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -191,15 +187,7 @@ class Layer:
         bits: int = 0,
         rotated: bool = False,
     ) -> Layer:
-        """Collect the weights of layer `number`.
-
-        Args:
-            shape: The model's shape.
-            number: Index of the layer, from 0.
-            take: Returns a checkpoint tensor by name.
-            bits: Of its matrices (see `Linear`).
-            rotated: Whether the hidden state is rotated (`engine.model.rotated`).
-        """
+        """Collect the weights of layer `number`."""
         prefix, linear = f"model.layers.{number}.", partial(Linear, bits=bits, rotated=rotated)
 
         def pairs(x: Tensor) -> Tensor:

@@ -65,7 +65,6 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, turns: Sequence[float]) -> Times:
-        """Return the median, least and most of a list."""
         return cls(median(turns), min(turns), max(turns))
 
 
@@ -222,7 +221,6 @@ def _rows(batch: int, count: int, start: int) -> Rows:
 
 
 def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:
-    """Return the wall time in microseconds, until the GPU is done."""
     wait = torch.cuda.synchronize if model is not None and model.device.type == "cuda" else lambda: None
     wait()
     start = time.perf_counter_ns()

@@ -162,7 +162,6 @@ class Profile:
 
 
 def profiles() -> list[str]:
-    """Return the names of all profiles, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

@@ -75,11 +75,6 @@ class Hardware:
     """Microseconds that all GPUs wait for one all-reduce or gather, besides its bytes."""
 
     def known(self, name: str) -> float:
-        """Return one of the numbers.
-
-        Raises:
-            UsageError: It is None.
-        """
         value: float | None = getattr(self, name)
         if value is None:
             raise UsageError(f"the profile of {self.name} does not say hardware.{name}; choose another one")
@@ -208,7 +203,6 @@ class Model:
 
     @property
     def _gpus_per_layer(self) -> int:
-        """GPUs that compute one layer together."""
         return self.gpus if self.split == "tensor" else 1
 
     def _matrices_us(

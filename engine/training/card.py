@@ -63,11 +63,6 @@ class Measured(NamedTuple):
 def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> str:
     """Measure a pair and return its card as Markdown; call with torch on one thread.
 
-    Args:
-        pair: Any pair with a drafter.
-        facts: Facts of its training; see `read_facts`.
-        settings: Prompts, corpus and sizes of the measurements.
-
     Raises:
         UsageError: A file of prompts or the corpus cannot be read, or the pair has no drafter.
         ModelError: A model is missing or broken.
@@ -114,7 +109,6 @@ def _samples(loaded: LoadedPair, fixed: Mapping[str, Any]) -> Iterable[Sample]:
 
 
 def render(facts: Mapping[str, Any], measured: Measured, fixed: Mapping[str, Any], window: int) -> str:
-    """Return the card as Markdown."""
     parts = [
         "# Model card: a target and its drafter",
         "Written by `specscope train card` from measurements of this pair; its sample texts are shown as they came.",

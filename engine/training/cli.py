@@ -35,7 +35,6 @@ CARD = "README.md"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the commands with their options."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, run: Callable[..., int], doc: str, **defaults: Any) -> argparse.ArgumentParser:
@@ -68,11 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen command; return 0.
-
-    Raises:
-        SpecScopeError: A setting is wrong, a file cannot be read, or the training was stopped.
-    """
     return args.train(args)
 
 
@@ -270,7 +264,6 @@ def given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict[
 
 
 def _find_pair(name: str) -> tuple[Pair, Path]:
-    """Return a pair and its folder, by path or by name."""
     from engine.pairs.pair import Pair
     from engine.pairs.stored import PAIRS
 

@@ -206,7 +206,6 @@ class Stream:
         return order, np.cumsum(np.diff(self._corpus.starts)[order])
 
     def _within(self, epoch: int, offset: int, count: int) -> np.ndarray:
-        """Return up to `count` tokens of one epoch, from `offset`."""
         order, ends = self._epoch(epoch)
         first, last = np.searchsorted(ends, [offset, offset + count - 1], side="right")
         chosen = order[first : last + 1]

@@ -115,7 +115,6 @@ class Training:
             self.state = self._open(resume or not self.is_main)
 
     def begin(self, part: str) -> None:
-        """Report that a part begins."""
         self.progress(Progress(part, 0, 0, nan))
 
     def read_corpus(self, sources: Mapping[str, Path], mixture: Mapping[str, int], tokenizer: Any) -> Corpus:
@@ -145,12 +144,7 @@ class Training:
     ) -> None:
         """Train a model from `state` to the end of a phase.
 
-        Args:
-            phase: The stretch of training.
-            model: The model to train.
-            losses_of: Returns the model's losses in a step, for some rows of its batch.
-            measure: Returns a row of `MEASURED`, every `checkpoint_every` steps and at the end; not
-                timed.
+        `measure` returns a row of `MEASURED`, every `checkpoint_every` steps and at the end.
 
         Raises:
             RunCancelled: The event was set; a checkpoint is written.
@@ -188,7 +182,6 @@ class Training:
                 )
 
     def save(self, model: nn.Module | None = None, optimisers: Sequence[Optimizer] = ()) -> None:
-        """Write a checkpoint and remove the previous one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         state, previous = self.state, self._folder / self.state.tensors
         if model is not None:
@@ -204,7 +197,6 @@ class Training:
             previous.unlink()
 
     def facts(self, phase: Phase) -> dict[str, Any]:
-        """Return the facts of a finished phase, for the card."""
         losses = [row["loss"] for row in read_log(self._options.out / LOG) if row["phase"] == phase.name]
         return {
             "name": phase.name,
@@ -216,7 +208,6 @@ class Training:
         }
 
     def _open(self, resume: bool) -> State:
-        """Return the state of the training in `out`; a new training needs an empty folder."""
         out = self._options.out
         if resume:
             if not (self._folder / _STATE).is_file():
@@ -244,7 +235,6 @@ class Training:
         return state
 
     def _restore(self, model: nn.Module, optimisers: Sequence[Optimizer]) -> None:
-        """Copy the tensors of the checkpoint into the model and its optimisers."""
         path = self._folder / self.state.tensors
         try:
             tensors = load_file(path)
@@ -308,7 +298,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def write_facts(out: Path, facts: Mapping[str, Any]) -> None:
-    """Write the facts of a training, for its card."""
     with replacing(out / FACTS) as file:
         file.write(json.dumps(facts, indent=1) + "\n")
 

@@ -211,7 +211,6 @@ class Loss:
     drafter_nats: float
 
     def __add__(self, other: Loss) -> Loss:
-        """Return the sum of both, with this one's source."""
         return Loss(
             self.source,
             self.documents + other.documents,
@@ -232,12 +231,8 @@ def measure_losses(
 ) -> tuple[Loss, ...]:
     """Return the loss on the held-out documents of each source that has some.
 
-    Args:
-        loaded: The models.
-        data: Folder of the corpus.
-        held_out: Share of documents that is held out.
-        window: Tokens of one forward; the next window starts with an empty cache.
-        tokens: Tokens of each source; the last document is read to its end.
+    `window` tokens are one forward; the next one starts with an empty cache. Each source has about
+    `tokens` tokens: its last document is read to the end.
     """
     encode, losses = Encoder(loaded.pair.tokenizer), list[Loss]()
     for source, path in find_sources(data).items():
@@ -280,7 +275,6 @@ class Acceptance:
     1."""
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        """Return the sum of both, with this one's name."""
         return Acceptance(
             self.name,
             self.prompts + other.prompts,
@@ -305,15 +299,7 @@ class Acceptance:
 def measure_acceptance(
     loaded: LoadedPair, name: str, prompts: Iterable[str], window: int, new: int
 ) -> Acceptance:
-    """Compare the drafter with the target's greedy and sampled answers, token by token.
-
-    Args:
-        loaded: The models.
-        name: Name of the set of prompts.
-        prompts: One user turn each.
-        window: Most tokens of prompt and answer.
-        new: Most tokens of an answer.
-    """
+    """Compare the drafter with the target's greedy and sampled answers, token by token."""
     total = Acceptance(name, 0, 0, 0, 0, 0, 0.0)
     for prompt in prompts:
         ids = loaded.pair.encode(prompt)

@@ -45,7 +45,6 @@ class Shape:
         return cls(*(int(part) for part in parts))
 
     def parameters(self, vocabulary: int) -> int:
-        """Return the number of parameters of a model of this shape and vocabulary."""
         layer = 4 * self.hidden**2 + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         return vocabulary * self.hidden + self.layers * layer + self.hidden
 

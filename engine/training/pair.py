@@ -45,16 +45,7 @@ _CALIBRATION = 8192
 
 
 def train_pair(options: PairOptions, **control: Unpack[Control]) -> Path:
-    """Train a pair; write `target`, `drafter` and `loss.jsonl`, the loss of every step, to `out`.
-
-    Returns:
-        `out`.
-
-    Raises:
-        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
-        RunCancelled: `cancel` was set; the training can be resumed.
-        ModelError: The checkpoint is broken.
-    """
+    """Train a pair; write `target`, `drafter` and `loss.jsonl`, every step's loss, to `out`."""
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
     training = Training(options, **control)

@@ -119,7 +119,6 @@ class Writer:
         return Text(ids, len(ids), self._next - 1)
 
     def _step(self) -> None:
-        """Write one token in each slot."""
         finished, texts = self.written.finished, self.written.unfinished
         for slot, token in enumerate(self._next_tokens(texts)):
             text = texts[slot]
@@ -281,16 +280,10 @@ def write_text(
     training: Training,
     corpus: Corpus | None = None,
 ) -> None:
-    """Let a pair's target write `options.written` tokens, and store them.
+    """Let a pair's target write `options.written` tokens, and store them in the file `path`.
 
-    An interrupted writing goes on with the texts stored so far.
-
-    Args:
-        path: The file.
-        pair: The target with its tokenizer; its drafter is not used.
-        options: Settings of the training.
-        training: The training, which reports progress and can be cancelled.
-        corpus: The tokenized text of `options.data`, if it is read already.
+    An interrupted writing goes on with the texts stored so far. `corpus` is the tokenized text of
+    `options.data`, if it is read already.
 
     Raises:
         RunCancelled: The training was cancelled; the texts so far are stored.

@@ -88,12 +88,10 @@ def _for_target(config: HeadConfig, layers: int) -> HeadConfig:
 
 
 def matches(names: Collection[str]) -> bool:
-    """Return whether a checkpoint with these tensor names is an EAGLE-3 head."""
     return any(part in name for name in names for part in _NAMES)
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Read the tensor names of EAGLE-3 or of speculators."""
     names = {re.sub(r"^midlayer\.", "layers.0.", name): name for name in shapes}
     layer, file = layer_config(path, raw, names), path / "config.json"
     for flag in _UNSUPPORTED:

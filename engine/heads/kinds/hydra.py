@@ -123,7 +123,6 @@ class Hydra:
         return self._lm_heads[i](residual(self._blocks[i], x)).float()
 
     def work(self, i: int) -> Work:
-        """Return the work of a call of head i."""
         return _work(self._config, i + 1, i)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
@@ -157,7 +156,6 @@ def _state(first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Ten
 
 
 def _block(inputs: int, width: int) -> nn.ModuleDict:
-    """Return the first layer of a head to train."""
     parts = {name: nn.Linear(inputs * width, width) for name in ("linear", "res_connection")}
     for part in parts.values():
         nn.init.normal_(part.weight, std=0.02)
@@ -166,7 +164,6 @@ def _block(inputs: int, width: int) -> nn.ModuleDict:
 
 
 def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
-    """Return heads to train, with one block each; they read embeddings times `scale`."""
     blocks = [_block(i + 2, width) for i in range(heads)]
     module = nn.ModuleDict({"hydra_mlp": nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)})
 

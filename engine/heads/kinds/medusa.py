@@ -32,7 +32,6 @@ _BLOCK = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})\.linear\.weight")
 
 
 def check(config: HeadConfig) -> None:
-    """Check the config of a Medusa or a Hydra head."""
     low = 1 if config.own_lm_head else 0
     config.check(vocab_size=(low, MOST_TOKENS), heads=(1, MOST), layers=(1, MOST))
     config.check_reads_last_state()
@@ -106,7 +105,6 @@ class Medusa:
         return logits.float().unflatten(0, (count, len(states))).transpose(0, 1)
 
     def work(self, count: int, states: int = 1) -> Work:
-        """Return the work of a call."""
         return _work(self._config, count, 0)._replace(outputs=count * states)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:

@@ -78,7 +78,6 @@ class MedusaLayer(nn.Module):
         self.mask = mask_vectors(masks, shape.width, level, "embedding")
 
     def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
-        """Map the rows' embeddings and features, (R, D) each, to states, (R, D)."""
         inputs = replace_masks(packed.numbers, embedded * self._scale + features, self.mask.get("embedding"))
         return self.norm(self.layers[0](inputs, packed))
 

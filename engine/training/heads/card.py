@@ -168,7 +168,6 @@ def _measure(
 
 
 def render(answers: Sequence[Answers], heads: Sequence[MeasuredHead], notes: Sequence[str] = ()) -> str:
-    """Return the card as Markdown."""
     columns = ("head", "parameters", "file", "steps", "tokens", "minutes", "lambda", "loss", "begun from")
     parts = [
         "# Card: drafting heads of this pair",

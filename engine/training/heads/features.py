@@ -129,15 +129,6 @@ def stored_features(
 ) -> Tensor:
     """Return the target's features of a text, (N, D) bfloat16; those `folder` lacks are written.
 
-    Args:
-        folder: The folder of the features.
-        corpus: The text, N tokens.
-        target: Directory of the target.
-        device: Where the target runs.
-        dtype: Dtype of its weights.
-        report: Takes the number of tokens done.
-        cancel: Set it to stop.
-
     Raises:
         RunCancelled: `cancel` was set; complete files are kept.
         UsageError: The folder holds the features of another text or target.

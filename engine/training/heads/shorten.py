@@ -30,7 +30,6 @@ class Vocabulary(NamedTuple):
     """Share of the answers' tokens that are among them."""
 
     def facts(self, vocab: int) -> dict[str, float]:
-        """Return the facts for the card; `vocab` is the target's V."""
         return {"tokens": len(self.tokens), "of": vocab, "coverage": round(self.coverage, 5)}
 
 
@@ -47,7 +46,6 @@ def most_frequent(corpus: Corpus, count: int, vocab: int) -> Vocabulary:
 
 
 def _answers(corpus: Corpus) -> np.ndarray:
-    """Return the tokens of all answers."""
     if corpus.answers is None:
         return corpus.ids
     change = np.zeros(len(corpus.ids) + 1, dtype=np.int64)
@@ -74,15 +72,15 @@ def shorten_head(
         out: New folder for the result.
         text: File of text that the target wrote; not read if all tokens stay.
         vocabulary: N; 0 for all tokens of the target.
-        int8: Store matrices as int8.
-        keep: Matrices that stay in bf16.
+        int8: Store matrices as int8, except those to `keep`, which stay in bf16.
+        keep: Names of matrices.
 
     Returns:
         Number of tokens, of how many, and their share of the answers; empty if all tokens stay.
 
     Raises:
-        UsageError: A setting is wrong, `keep` names no matrix of the head, `out` is in use, the
-            head is for another target or has its own LM head, or the text is another target's.
+        UsageError: A setting is wrong, `out` is in use, the head is for another target or has its
+            own LM head, or the text is another target's.
         ModelError: The head or the text is broken.
     """
     check_empty(out)

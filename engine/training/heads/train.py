@@ -67,10 +67,6 @@ class Start(NamedTuple):
 def compare(options: HeadOptions, config: HeadConfig) -> Start | None:
     """Compare the tensors of `options.start` with those of a new head; None without a start.
 
-    Args:
-        options: The settings.
-        config: The new head's.
-
     Raises:
         UsageError: The trained head is for another target, none of its tensors fits, or some do not
             and `options.start_partial` is false.
@@ -107,7 +103,6 @@ def copy(head: TrainableHead, options: HeadOptions, start: Start) -> dict[str, A
 
 
 def _trained(config: HeadConfig) -> TensorShapes:
-    """Return the tensors of a head that a training changes."""
     shapes = KINDS[config.kind].tensors(config)
     return {name: shape for name, shape in shapes.items() if name not in INDEX_TENSORS}
 
@@ -236,7 +231,6 @@ def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen
 
 
 def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadConfig:
-    """Return the config of a trained head."""
     kind = KINDS[options.kind]
     return HeadConfig(
         kind=options.kind,
