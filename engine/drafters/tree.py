@@ -46,7 +46,6 @@ class Node(NamedTuple):
     """Larger is better. In a tree that is a function of the prefix: the drafter's probability of
     the path to this node. In a sampled tree: minus the rejections before it is tested."""
     ranks: Ranks = ()
-    """Its place in the tree: (0, 2) is the third child of the first child."""
 
 
 class LevelPlan(NamedTuple):
@@ -177,7 +176,6 @@ class Static:
     """Always the same tree, without the nodes for which q has too few tokens."""
 
     paths: tuple[Ranks, ...]
-    """The ranks of every node: (0, 2) is the third child of the first child."""
 
     @property
     def depth(self) -> int:

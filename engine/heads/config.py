@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
-"""Shapes of tensors by name."""
 INDEX_TENSORS = ("d2t",)
 """Tensors of int64; all others hold floating-point numbers."""
 LAYER_FIELDS = (
@@ -60,9 +59,7 @@ class HeadConfig:
     vocab_size: int
     """V, the target's; 0 if a published head does not name it."""
     heads: int = 0
-    """Number of heads (medusa, hydra)."""
     layers: int = 1
-    """Layers of each head (medusa, hydra)."""
     masks: int = 0
     """K, number of mask tokens (parallelspec_medusa, parallelspec_eagle)."""
     features: tuple[int, ...] = (-1,)
@@ -74,7 +71,6 @@ class HeadConfig:
     shape: dict[str, Any] = field(default_factory=dict[str, Any])
     """Sizes of the decoder layer, named as in a transformers config; empty for medusa and hydra."""
     target: str = ""
-    """Name of the target."""
     embedding_scale: float = 1.0
     """Factor of E(x) before the feature is added (parallelspec_medusa)."""
     own_lm_head: bool = False

@@ -1,7 +1,7 @@
 """The interface between a drafting head and its worker, which runs the head's forwards.
 
 D is the target's width, V its vocabulary, N the number of tokens that a head drafts: V, or fewer
-(`engine.heads.vocabulary`). The target's forwards leave its hidden states beside the KV cache, so
+(`engine.heads.modules`). The target's forwards leave its hidden states beside the KV cache, so
 drafting costs no forward of the target. Before the target has forwarded a token, a head drafts
 nothing: after a prompt of one token the first draft is empty.
 

@@ -18,8 +18,8 @@ from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import parse_json, read_bytes, replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
 from engine.heads.kinds import KINDS
+from engine.heads.modules import check_ids
 from engine.heads.published import Published, check_supported, is_redundant
-from engine.heads.vocabulary import check_ids
 from engine.model.fields import LONGEST_VOCABULARY
 from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, some
 from engine.pairs.config import read_config, read_object

@@ -31,7 +31,6 @@ class HeadFile:
     path: Path
     config: HeadConfig
     target: Path
-    """The target's directory."""
 
     def check_split(self) -> None:
         """Check that the head can draft on the last device of a target that is split by layers.

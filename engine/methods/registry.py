@@ -31,7 +31,6 @@ class Situation:
     devices: int
     """Devices that can share a drafter's layers."""
     drafters: int
-    """Different drafters of the pair."""
     servers: tuple[int, ...]
     """Target servers that fit beside 0, 1, 2, ... drafters."""
     c: Callable[[], float]
@@ -162,9 +161,7 @@ class Method:
     summary: str
     """First line of the module's docstring."""
     uses: tuple[str, ...]
-    """Models that the method runs: `target`, `drafter`."""
     baseline: bool
-    """Whether it is the baseline of speed-ups."""
     Config: type
     decode: Decode
     layout: Callable[[Any], Layout]

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.errors import RunCancelled
-from engine.model.attention import SlotAttention
+from engine.errors import RunCancelled, UsageError
+from engine.model.attention import SlotAttention, attention_parts
 from engine.model.cache import Buffers, Cache
-from engine.model.checks import check_forward
 from engine.model.fuzzy import Fuzzy, layer_groups
+from engine.model.int8 import rotated
 from engine.model.language import Output, never
-from engine.model.padded_attention import attention_parts
-from engine.model.rotated import rotated
 from engine.model.shape import EMBEDDING, POSITIONS
 from engine.model.shard import SplitHead
 from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
 
     Without an attention input, attention reads the normed residual input."""
+    import numpy as np
 
 
 class Decoder:
@@ -60,7 +59,7 @@ class Decoder:
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
         bits: Of a model that serves drafts only (see `Linear`); an LM head has 8 at least.
-        rotate: Whether the tensors are those of a rotated model (`engine.model.rotated`), whose
+        rotate: Whether the tensors are those of a rotated model (`engine.model.int8`), whose
             embeddings are rotated here.
         shard: This rank's part of a model split by tensors; `shape` and `take` are then the rank's.
         ranks: The ranks of such a model; all of them run every forward.
@@ -84,9 +83,7 @@ class Decoder:
     ) -> None:
         span = range(shape.layers) if span is None else span
         self.is_first = span.start == 0
-        """Whether this is the first stage, which embeds tokens."""
         self.is_last = span.stop == shape.layers
-        """Whether this is the last stage, which computes logits."""
         self.shape = replace(shape, layers=len(span), windows=shape.windows[span.start : span.stop])
         self.name = name
         self.vocab_size = shape.vocab
@@ -328,3 +325,22 @@ class Decoder:
 def _required(stage_io: StageIO | None) -> StageIO:
     assert stage_io is not None, "a stage of a split model needs a StageIO"
     return stage_io
+
+
+def check_forward(
+    name: str, rows: Rows, want: np.ndarray, hidden: tuple[int, ...], *, ids: range, layers: int
+) -> None:
+    """Check a forward's arguments; see `LanguageModel.forward`.
+
+    Raises:
+        UsageError: A token id, a row or a layer does not exist.
+    """
+    tokens, wanted = rows.tokens.tolist(), want.tolist()
+    if tokens and not ids.start <= min(tokens) <= max(tokens) < ids.stop:
+        unknown = next(token for token in tokens if token not in ids)
+        raise UsageError(f"token id {unknown} is not in the {name}'s vocabulary of {ids.stop}")
+    if wanted and not 0 <= min(wanted) <= max(wanted) < len(tokens):
+        invalid = next(row for row in wanted if not 0 <= row < len(tokens))
+        raise UsageError(f"wanted row {invalid} is not one of the rows 0 to {len(tokens) - 1}")
+    if not all(-1 <= i <= layers for i in hidden):
+        raise UsageError(f"hidden layers are {hidden}; they must be -1 to {layers}")

@@ -24,7 +24,6 @@ class Place(NamedTuple):
     """Where a checkpoint keeps one of our tensors."""
 
     key: str
-    """The stored tensor's name."""
     start: int = 0
     """First row of ours in it; matrices that are fused follow each other."""
     rows: int = 0

@@ -53,13 +53,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that one rank holds.
-
-    Args:
-        whole: The shape of the whole model.
-        rank: Number of the rank, from 0.
-        ways: Number of ranks.
-    """
+    """The part of a model that one rank holds."""
 
     whole: ModelShape
     rank: int
@@ -145,7 +139,6 @@ class SplitHead:
     def __init__(self, weight: Tensor, vocab: int, ranks: Ranks) -> None:
         self._linear, self._ranks = Linear(weight, keep=True), ranks
         self.vocabulary = Vocabulary(vocab, ranks)
-        """The columns of `part`."""
 
     def part(self, x: Tensor) -> Tensor:
         """Return this rank's columns of the logits, (T, C), for x of (T, D)."""

@@ -73,11 +73,7 @@ class Size(NamedTuple):
 
 
 class StaticSteps:
-    """The steps of a decoder, made when first needed.
-
-    Args:
-        decoder: Runs the forwards.
-    """
+    """The steps of a decoder, made when first needed."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -111,14 +107,7 @@ class StaticSteps:
 
 
 class StaticStep:
-    """A forward of one size: inputs in fixed memory, the same operations at every call.
-
-    Args:
-        decoder: Its layers and head.
-        cache: The cache that the step reads and writes.
-        size: The size.
-        pool: See `graph_pool`.
-    """
+    """A forward of one size: inputs in fixed memory, the same operations at every call."""
 
     def __init__(self, decoder: Decoder, cache: Cache, size: Size, pool: Any = None) -> None:
         self.size, self._pool = size, pool

@@ -16,7 +16,6 @@ Record = TypeVar("Record")
 Table = Mapping[str, Any]
 MOST_GPUS = 1024
 MOST_TABLES = 100
-"""Tables of one kind, such as models."""
 _LONGEST_TEXT = 1000
 _GPUS, _SPEED, _RATE, _TIME = (1, MOST_GPUS), (1e-3, 1e9), (1e-3, 1e9), (0, 1e6)
 RANGES: dict[str, tuple[float, float]] = {

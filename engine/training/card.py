@@ -41,13 +41,10 @@ class Sizes(NamedTuple):
     """Sizes of a pair's models and files."""
 
     target: int
-    """Parameters of the target."""
     drafter: int
-    """Parameters of the drafter."""
     total: int
     """Bytes of all files of both models."""
     largest: int
-    """Bytes of the largest file of weights."""
 
 
 class Measured(NamedTuple):

@@ -199,7 +199,7 @@ def _run_head(args: argparse.Namespace) -> int:
 
 
 def _run_shorten(args: argparse.Namespace) -> int:
-    from engine.training.heads.shorten import shorten_head
+    from engine.training.heads.train import shorten_head
 
     settings = {name: getattr(args, name) for name in ("text", "vocabulary", "keep")}
     facts = shorten_head(args.head, find_target(args)[0], args.out, int8=args.storage == "int8", **settings)

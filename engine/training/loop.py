@@ -27,10 +27,9 @@ from torch.optim import Optimizer
 
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.files import replacing
-from engine.training.data import Corpus
+from engine.training.data import Corpus, Encoder
 from engine.training.options import Recipe
 from engine.training.step import Execution, Losses, LossesOf, Phase, learning_rate, make_optimisers
-from engine.training.tokenizer import Encoder
 
 CHECKPOINTS = "checkpoints"
 _STATE = "state.json"
@@ -70,11 +69,9 @@ class State:
     """Progress of a training."""
 
     phase: int = 0
-    """Index of the phase."""
     step: int = 0
     """Finished steps of the phase."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """Time spent in each phase, by its name."""
     tokenizer: bool = False
     """Whether the tokenizer is trained, or for `train distil` the pair's models are copied."""
     text_tokens: int = 0
@@ -86,11 +83,8 @@ class State:
 class Training:
     """One training under way: how it computes, its progress (`state`), its listener.
 
-    Args:
-        options: The settings.
-        progress: Called after every step, in the main process.
-        cancel: Set it to stop the training after the current step, with a checkpoint.
-        resume: Whether to continue the training in `out`.
+    `progress` is called after every step, in the main process. `cancel`, once set, stops the
+    training after the current step, with a checkpoint; `resume` goes on with the one in `out`.
 
     Raises:
         UsageError: The device is missing; `out` is in use, has nothing to resume, or its training

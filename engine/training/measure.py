@@ -24,13 +24,11 @@ from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.training.data import find_sources, is_held_out, read_documents
+from engine.training.data import ROLES, Encoder, find_sources, is_held_out, read_documents, split_chat
 from engine.training.options import CardSettings
-from engine.training.tokenizer import ROLES, Encoder, split_chat
 from engine.types import Sampling
 
 MOST_BYTES = 64 * 2**20
-"""Largest file of prompts."""
 
 
 def prompt_sets(settings: CardSettings, held_out: float, sources: Iterable[str]) -> dict[str, list[str]]:
@@ -150,10 +148,8 @@ class Cost(NamedTuple):
     rows: Timing
     """`ROWS` rows of the target in one forward."""
     context: int
-    """Tokens in the cache."""
     repeats: int
     load: float
-    """The machine's load average."""
 
     @property
     def c(self) -> Timing:
@@ -203,7 +199,6 @@ class Loss:
     source: str
     documents: int
     tokens: int
-    """Tokens predicted."""
     bytes: int
     """UTF-8 bytes of text, without role markers."""
     target_nats: float

@@ -30,12 +30,23 @@ from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
 from engine.pairs.reference import load_reference
-from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture, training_documents
+from engine.training.data import (
+    BOS,
+    EOS,
+    PAD,
+    USER,
+    Corpus,
+    Mixed,
+    Stream,
+    find_sources,
+    read_mixture,
+    train_tokenizer,
+    training_documents,
+)
 from engine.training.loop import Control, Training, read_facts, write_facts
 from engine.training.options import DistilOptions, PairOptions, Shape
 from engine.training.step import Phase, pick_device, plan, text_losses
 from engine.training.target_text import FILE, check_lengths, read_text, write_text
-from engine.training.tokenizer import BOS, EOS, PAD, USER, train_tokenizer
 
 ROLES = ("target", "drafter")
 SHARD = "14MB"

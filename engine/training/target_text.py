@@ -2,7 +2,7 @@
 
 Prompts come from the corpus. If the target has a chat template, a prompt is the first turn of a
 chat, in the target's own format: as one user message through its template, as in a run. If it has
-none, or if the corpus's format is its own (`engine.training.tokenizer`), documents are cut: a chat
+none, or if the corpus's format is its own (`engine.training.data`), documents are cut: a chat
 after one of its `<|assistant|>` markers, any other document somewhere in its first tokens. Every
 second prompt is answered greedily, the others at temperature 1.
 """
@@ -28,10 +28,18 @@ from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.training.data import Corpus, find_sources, narrow, read_mixture, training_documents
+from engine.training.data import (
+    CHAT_TEMPLATE,
+    ROLES,
+    Corpus,
+    find_sources,
+    narrow,
+    read_mixture,
+    split_chat,
+    training_documents,
+)
 from engine.training.loop import Progress, Training
 from engine.training.options import DistilOptions, HeadOptions
-from engine.training.tokenizer import CHAT_TEMPLATE, ROLES, split_chat
 
 SLOTS = 128
 """Most answers written at once."""

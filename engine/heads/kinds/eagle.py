@@ -24,10 +24,13 @@ from engine.heads.modules import (
     decoder_layer,
     draft_with_states,
     layer_tensors,
+    lent_lm_head,
     linear,
     mask_rows,
     replace_masks,
     vectors_of,
+    vocabulary_share,
+    vocabulary_tensors,
 )
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.heads.trainable import (
@@ -42,7 +45,6 @@ from engine.heads.trainable import (
     pack,
     rows_of_anchors,
 )
-from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape

@@ -28,10 +28,12 @@ from engine.heads.modules import (
     draft_with_states,
     layer_tensors,
     linear,
+    own_lm_heads,
     vectors_of,
+    vocabulary_share,
+    vocabulary_tensors,
 )
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
-from engine.heads.vocabulary import own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape

@@ -21,10 +21,9 @@ from engine.heads.config import HeadConfig, TensorShapes
 from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.medusa import check
-from engine.heads.modules import linear, residual
+from engine.heads.modules import lent_lm_head, linear, residual, vocabulary_share, vocabulary_tensors
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
-from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 
@@ -119,7 +118,7 @@ class Hydra:
         ids = torch.tensor([token for path in paths for token in path], device=self._embedding.device)
         tokens = self._embedding.index_select(0, ids).view(len(paths), -1)
         z = torch.cat([states.expand(len(paths), -1), tokens], 1)
-        x = _state(self._first[i], self._residual[i], z)
+        x = first_state(self._first[i], self._residual[i], z)
         return self._lm_heads[i](residual(self._blocks[i], x)).float()
 
     def work(self, i: int) -> Work:
@@ -150,7 +149,9 @@ def _path(tree: Growing, node: int) -> list[int]:
     return [int(tree.prefix.tokens[-1]), *path]
 
 
-def _state(first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+def first_state(
+    first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Tensor], z: Tensor
+) -> Tensor:
     """Return a head's state after its first layer, (..., D), for z of (..., (i + 2) D)."""
     return connection(z) + functional.silu(first(z))
 
@@ -170,7 +171,7 @@ def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
     def state(i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
         """Return head i's state, (..., D), from a feature and i + 1 embeddings, (..., D) each."""
         z = torch.cat((feature, torch.cat(embedded, -1) * scale), -1)
-        return _state(blocks[i]["linear"], blocks[i]["res_connection"], z)
+        return first_state(blocks[i]["linear"], blocks[i]["res_connection"], z)
 
     def learn(texts: Texts) -> list[Learned]:
         learned = list[Learned]()

@@ -18,10 +18,17 @@ from engine.errors import ModelError
 from engine.heads.config import MOST, HeadConfig, TensorShapes
 from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
-from engine.heads.modules import draft_at_once, linear, residual
+from engine.heads.modules import (
+    draft_at_once,
+    lent_lm_head,
+    linear,
+    own_lm_heads,
+    residual,
+    vocabulary_share,
+    vocabulary_tensors,
+)
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
-from engine.heads.vocabulary import lent_lm_head, own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.fields import MOST_TOKENS

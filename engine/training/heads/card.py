@@ -14,8 +14,8 @@ import torch
 from engine.errors import UsageError
 from engine.heads.files import HeadWeights, read_head
 from engine.heads.kinds import KINDS
+from engine.heads.modules import target_ids
 from engine.heads.trainable import Frozen, Texts, TrainableHead
-from engine.heads.vocabulary import target_ids
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair

@@ -111,11 +111,8 @@ class Batches:
 
 
 TEXTS = 64
-"""Texts of one file."""
 _AT_ONCE = 16
-"""Texts of one forward."""
 _NAME = "features"
-"""The tensor of a file."""
 
 
 def stored_features(

@@ -15,12 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.slots import Rows
 from engine.pairs.load import load
-from engine.training.data import Corpus, Stream, find_sources
+from engine.training.data import Corpus, Encoder, Stream, find_sources
 from engine.training.loop import Progress, read_log
 from engine.training.options import PairOptions, Shape
 from engine.training.pair import new_model, save_model, train_pair
 from engine.training.step import learning_rate, losses, pick_device, plan
-from engine.training.tokenizer import Encoder
 from tests.engine.training.tiny import stories, write_source
 
 Options = Callable[..., PairOptions]
