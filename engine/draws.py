@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelError
-from engine.largest import largest
 from engine.types import Sampling
 
 Purpose: TypeAlias = Literal["draft", "accept", "residual", "target"]
@@ -26,6 +25,10 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 NOT_FINITE = "the model's logits are not finite numbers: its weights or its number type are unsuitable"
 TOP = 5
 """Tokens that the trace shows of each row."""
+SPREAD = 128
+"""Columns of a long row that are first reduced to one."""
+LONG = 4096
+"""Rows of fewer numbers are searched whole."""
 
 
 class Key(NamedTuple):
@@ -86,6 +89,21 @@ def pick(u: float, weights: Tensor | np.ndarray) -> int:
     # u * total may round up to the total: then the result is the last index of positive weight
     last = np.searchsorted(cumulative, cumulative[-1])
     return int(min(np.searchsorted(cumulative, u * cumulative[-1], side="right"), last))
+
+
+def pick_rows(u: Tensor, weights: Tensor) -> Tensor:
+    """Return `pick` of each row on the weights' device, (R,).
+
+    Args:
+        u: A number in [0, 1) per row, (R,) float64.
+        weights: (R, V), at least 0.
+    """
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:].contiguous()
+    chosen = torch.searchsorted(cumulative, u[:, None] * total, right=True)
+    last = torch.searchsorted(cumulative, total)
+    # numbers that are not finite have no place: the caller finds them in the probabilities
+    return torch.minimum(chosen, last)[:, 0].clamp(max=weights.shape[1] - 1)
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -200,3 +218,25 @@ def most_probable_of(ids: Tensor, values: Tensor) -> tuple[Top, ...]:
     if any(top[0][1] != top[0][1] for top in tops):
         raise ModelError(NOT_FINITE)
     return tops
+
+
+def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest numbers of each row and their columns, both (R, k), as `Tensor.topk`.
+
+    On a CPU long rows take a half to a sixth of its time: the k largest numbers lie in k groups
+    of columns with the largest maxima.
+
+    Args:
+        rows: (R, V).
+        k: At most V.
+    """
+    count, width = rows.shape
+    groups = width // SPREAD
+    if rows.is_cuda or width < LONG or width % SPREAD or k > groups:
+        values, columns = rows.topk(k)
+        return values, columns
+    spread = rows.unflatten(1, (SPREAD, groups))
+    best = spread.amax(1).topk(k).indices
+    near = spread.gather(2, best[:, None].expand(count, SPREAD, k)).flatten(1)
+    values, places = near.topk(k)
+    return values, places // k * groups + best.gather(1, places % k)

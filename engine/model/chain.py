@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from engine.draws import TOP, softmax, warp
+from engine.draws import TOP, pick_rows, softmax, warp
 from engine.model.static import PerCache, Size, StaticAttention, captured, graph_pool, read_length
 
 if TYPE_CHECKING:
@@ -256,16 +256,3 @@ class Chain:
         parts: list[Any] = [token[:, None], chosen, top_ids, top]
         self._facts[j].copy_(torch.cat([part.double() for part in parts], 1))
         return token
-
-
-def pick_rows(u: Tensor, weights: Tensor) -> Tensor:
-    """Return `engine.draws.pick` of each row on the weights' device, (S,).
-
-    Args:
-        u: A number in [0, 1) per row, (S,) float64.
-        weights: (S, V), at least 0.
-    """
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:].contiguous()
-    chosen = torch.searchsorted(cumulative, u[:, None] * total, right=True)
-    return torch.minimum(chosen, torch.searchsorted(cumulative, total))[:, 0]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.draws import TOP, softmax, warp
-from engine.model.chain import pick_rows
+from engine.draws import TOP, pick_rows, softmax, warp
 
 if TYPE_CHECKING:
     from engine.drafters.tree import LevelPlan

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.largest import largest
+from engine.draws import largest
 from engine.model.rotated import can_rotate, rotated_blocks
 
 if TYPE_CHECKING:

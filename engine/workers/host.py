@@ -29,7 +29,6 @@ from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
 from engine.model.stage import StageIO
 from engine.types import DraftToken, Judgement, Prefix, Sampling
-from engine.vocabulary import Vocabulary
 from engine.workers.builder import Drafting
 from engine.workers.exchange import Exchange
 from engine.workers.forwards import NO_DRAFT, Forwards
@@ -64,7 +63,6 @@ from engine.workers.replies import Facts, Reply, Stamp
 from engine.workers.room import taken
 from engine.workers.shortage import out_of_memory
 from engine.workers.slab import attach
-from engine.workers.split_drafts import add_exchange, gathered
 from engine.workers.trees import grow
 
 
@@ -282,20 +280,13 @@ class Host:
         if not job.prefixes:  # only parts of prompts
             return ()
         if not job.judges:
-            # a judge of kept scores runs beside the next forward, so it cannot meet other ranks
-            logits = gathered(self.forwards.models[model].vocabulary, logits, stamps)
             self._scores |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
             return None
-        vocabulary, best = self.forwards.models[model].vocabulary, job.best
         if not job.greedy:
-            return self._judge(job.judges, logits, job.prefixes, stamps, vocabulary, best=best)
-        logits = [vocabulary.limited(rows, self._vocab_size) for rows in logits]
-        before = vocabulary.spent
-        greedy = (Sampling(), self._draws, self._q_row, vocabulary)
-        judgements = judge_all(job.judges, logits, job.prefixes, *greedy, best=best)
-        if vocabulary.split:
-            add_exchange(stamps, vocabulary.spent - before)
-        return judgements
+            return self._judge(job.judges, logits, job.prefixes, stamps, best=job.best)
+        logits = [rows[:, : self._vocab_size] for rows in logits]
+        greedy = (Sampling(), self._draws, self._q_row)
+        return judge_all(job.judges, logits, job.prefixes, *greedy, best=job.best)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self._slabs[self._name][row]
@@ -310,7 +301,7 @@ class Host:
     ) -> tuple[Judgement, ...]:
         """Judge whole rows of an earlier forward."""
         logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
-        return self._judge(jobs, logits, prefixes, stamps, Vocabulary(logits[0].shape[1]))
+        return self._judge(jobs, logits, prefixes, stamps)
 
     def _judge(
         self,
@@ -318,13 +309,11 @@ class Host:
         logits: Sequence[torch.Tensor],
         prefixes: Sequence[Prefix],
         stamps: list[Stamp],
-        vocabulary: Vocabulary,
         *,
         best: bool = False,
     ) -> tuple[Judgement, ...]:
-        start, before = self.forwards.clock.mark(), vocabulary.spent
-        rules = (self._sampling, self._draws, self._q_row, vocabulary)
+        start, rules = self.forwards.clock.mark(), (self._sampling, self._draws, self._q_row)
         judgements = judge_all(jobs, logits, prefixes, *rules, best=best)
-        judged, spent = sum(len(job.draft) for job in jobs), vocabulary.spent - before
-        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0, communicated=spent))
+        judged = sum(len(job.draft) for job in jobs)
+        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
         return judgements

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from engine.accept import judge
 from engine.draws import Draws, argmax
-from engine.packed_rows import Case, read
+from engine.rows import Case, read
 from engine.types import DraftToken, Judgement, Prefix, Sampling
-from engine.vocabulary import Vocabulary
 from engine.workers.jobs import Judge
 
 
@@ -22,23 +21,20 @@ def judge_all(
     sampling: Sampling,
     draws: Callable[[int], Draws],
     q_row: Callable[[DraftToken], Tensor | None],
-    vocabulary: Vocabulary,
     *,
     best: bool = False,
 ) -> tuple[Judgement, ...]:
     """Judge the drafts of several sequences.
 
-    Whole rows in the host's memory are read number by number. Other rows are read ahead, all at
-    once: rows of a GPU, and rows whose columns are split over ranks.
+    Rows in the host's memory are read number by number, those of a GPU ahead, all at once.
 
     Args:
         jobs: One per sequence.
-        logits: Each sequence's rows, (R, C).
+        logits: Each sequence's rows, (R, V).
         prefixes: The tokens before row 0.
-        sampling: The warp of p.
+        sampling: The logits processors of p.
         draws: Sequence -> its random numbers.
         q_row: See `engine.accept.judge`.
-        vocabulary: The rows' columns.
         best: Whether judgements include the best token after every row.
     """
     cases = [
@@ -52,8 +48,7 @@ def judge_all(
         )
         for job, rows, x in zip(jobs, logits, prefixes, strict=True)
     ]
-    ahead = vocabulary.split or logits[0].is_cuda
-    packed = read(cases, sampling, vocabulary) if ahead else None
+    packed = read(cases, sampling) if logits[0].is_cuda else None
     judgements = tuple(
         judge(
             case.logits if packed is None else packed[i],

@@ -14,7 +14,6 @@ from engine.workers.chains import propose_chains
 from engine.workers.forwards import Forwards
 from engine.workers.jobs import Propose
 from engine.workers.replies import Grown, Stamp
-from engine.workers.split_drafts import gathered, propose_greedy
 
 
 def propose(
@@ -30,8 +29,6 @@ def propose(
         stopped: Checked between two forwards of the host.
     """
     sampled = job.sampled and not drafting.sampling.greedy
-    if forwards.models[job.model].vocabulary.split and not sampled:
-        return propose_greedy(forwards, job, drafting.vocab_size, stamps, stopped)
     if not stopped() and (chains := propose_chains(forwards, job, drafting, stamps)) is not None:
         return chains
     return _propose_by_token(forwards, job, drafting, stamps, stopped, sampled=sampled)
@@ -48,12 +45,11 @@ def _propose_by_token(
 ) -> tuple[tuple[Grown, ...], ...]:
     """Draft with one forward per position, whose tokens the host reads."""
     sampling, prefixes = drafting.sampling, list(job.prefixes)
-    vocabulary, draws = forwards.models[job.model].vocabulary, [drafting.draws(p.sequence) for p in prefixes]
+    draws = [drafting.draws(prefix.sequence) for prefix in prefixes]
     ids: list[list[int]] = [[] for _ in prefixes]
     logits: list[list[torch.Tensor]] = [[] for _ in prefixes]
     ended = set[int]()
-    for step, active, split in levels(forwards, job, prefixes, ended, stamps, stopped):
-        out = gathered(vocabulary, split, stamps)
+    for step, active, out in levels(forwards, job, prefixes, ended, stamps, stopped):
         for i, rows in zip(active, out, strict=True):
             row, prefix = rows[0, : drafting.vocab_size], prefixes[i]
             token, q = propose_token(

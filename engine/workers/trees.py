@@ -20,7 +20,6 @@ from engine.workers.growths import grow_at_once
 from engine.workers.head_forwards import PackedForwards
 from engine.workers.jobs import Grow
 from engine.workers.replies import Grown, Stamp
-from engine.workers.split_drafts import gathered
 
 
 def grow(
@@ -86,9 +85,8 @@ class ModelLevels:
         if not trees[0].depth:
             kind, fuzzy = ("calibrate", None) if self._calibrates else ("draft", self._fuzzy)
             drafts = [NO_DRAFT] * len(trees)
-            rows = forwards.extend(job.model, prefixes, drafts, self._stamps, kind, fuzzy=fuzzy)
-            return gathered(forwards.models[job.model].vocabulary, rows, self._stamps)
-        rows = forwards.branch(
+            return forwards.extend(job.model, prefixes, drafts, self._stamps, kind, fuzzy=fuzzy)
+        return forwards.branch(
             job.model,
             prefixes,
             [tree.level() for tree in trees],
@@ -97,4 +95,3 @@ class ModelLevels:
             fuzzy=self._fuzzy,
             provisional=self._calibrates,
         )
-        return gathered(forwards.models[job.model].vocabulary, rows, self._stamps)

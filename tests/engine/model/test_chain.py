@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.draws import Draws, Key, pick, propose_token
-from engine.model.chain import Chains, pick_rows
+from engine.draws import Draws, Key, pick, pick_rows, propose_token
+from engine.model.chain import Chains
 from engine.model.clock import Clock
 from engine.model.slots import Rows
 from engine.pairs.load import load

