@@ -12,7 +12,7 @@ token, else emit x. At temperature 0 every draft is judged by rule 2, and x is t
 draw. The longest accepted path wins, then the likeliest, then the first (Medusa, Cai et al. 2024,
 section 2.3.1).
 
-The same logits processors (`engine.draws.warp`) make p and q from logits. Pure functions; all
+The same logits processors (`engine.draws`) make p and q from logits. Pure functions; all
 random numbers are from a `Draws`.
 """
 
@@ -111,7 +111,7 @@ class _Walk:
     def decide(self, parent: int, children: list[int], position: int) -> list[Judged]:
         """Decide between the children of a node and the target's own token; the last one counts.
 
-        In the result p may be nan, for the warped p, and `top_p` is empty: see `with_target_rows`.
+        In the result p may be nan and `top_p` is empty: see `with_target_rows`.
         """
         if children and self._chosen is not None:
             return self._typical(self._chosen, parent, children, position)

@@ -1,4 +1,4 @@
-"""Drawing tokens: the warp of logits to probabilities, and random numbers by key.
+"""Drawing tokens: logits processors (temperature, top-k, top-p), and random numbers by key.
 
 Every random number is a function of its key (position, purpose, node), not of the time of the call.
 So no two acceptance tests, siblings or sequences share a number, and a run's text cannot depend on
@@ -106,7 +106,7 @@ def pick_rows(u: Tensor, weights: Tensor) -> Tensor:
     return torch.minimum(chosen, last)[:, 0].clamp(max=weights.shape[1] - 1)
 
 
-def warp(logits: Tensor, sampling: Sampling) -> Tensor:
+def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return the probabilities after temperature, then top-k, then top-p; not for temperature 0.
 
     Tokens that tie with the last kept one are kept, too, so the order of a sort has no effect. The
@@ -150,7 +150,7 @@ def propose_token(
     Args:
         logits_row: The drafter's logits, (V,).
         position: Position of the drafted token.
-        sampling: Its warp makes q.
+        sampling: Its logits processors make q.
         draws: Its number with the key (position, "draft", node) decides.
         sampled: Draw from q; ignored at temperature 0.
         node: Distinguishes drafts at one position of a tree.
@@ -160,7 +160,7 @@ def propose_token(
     """
     if not sampled or sampling.greedy:
         return argmax(logits_row[None])[0], None
-    q = warp(logits_row[None], sampling)[0]
+    q = process_logits(logits_row[None], sampling)[0]
     return draws.choose(Key(position, "draft", node), q), q
 
 
@@ -169,26 +169,26 @@ def facts(
 ) -> tuple[tuple[float, ...], tuple[Top, ...]]:
     """Return the probability of each drafted token and the k most probable tokens of each row.
 
-    Both are for the trace: q(token) as it was sampled, or the unwarped softmax of a greedy draft.
+    Both are for the trace: q(token) as it was sampled, or the plain softmax of a greedy draft.
 
     Args:
         logits: The drafter's rows, (R, V).
         ids: The token drafted from each row, (R,).
-        sampling: The warp of q.
+        sampling: The logits processors of q.
         sampled: Whether the tokens were drawn from q.
         k: Tokens to list per row; tokens of probability 0 are left out.
 
     Raises:
         ModelError: The logits are not finite.
     """
-    q = warp(logits, sampling) if sampled and not sampling.greedy else softmax(logits)
+    q = process_logits(logits, sampling) if sampled and not sampling.greedy else softmax(logits)
     tops = most_probable(q, k)
     chosen = q.gather(-1, torch.tensor(ids, device=q.device)[:, None])
     return tuple(chosen[:, 0].tolist()), tops
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Return the unwarped probabilities, in float32 or float64."""
+    """Return the probabilities without logits processors, in float32 or float64."""
     return (logits if logits.dtype == torch.float64 else logits.float()).softmax(-1)
 
 

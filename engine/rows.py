@@ -24,8 +24,8 @@ from engine.draws import (
     most_probable,
     most_probable_of,
     pick_rows,
+    process_logits,
     softmax,
-    warp,
 )
 from engine.errors import ModelError
 from engine.types import Draft, Sampling, Typical
@@ -34,17 +34,13 @@ from engine.types import Draft, Sampling, Typical
 class TokenDistribution(Protocol):
     """The target's distribution p of one position, or what rejections left of it."""
 
-    def of(self, token: int) -> float:
-        """Return a token's probability."""
-        ...
+    def of(self, token: int) -> float: ...
 
     def residual(self, q: Tensor) -> TokenDistribution:
         """Return norm(max(0, p - q)), p if that is zero everywhere; q is (V,) on the CPU."""
         ...
 
-    def draw(self, draws: Draws, key: Key) -> int:
-        """Draw a token with the number of a key."""
-        ...
+    def draw(self, draws: Draws, key: Key) -> int: ...
 
 
 class TargetRows(Protocol):
@@ -56,13 +52,9 @@ class TargetRows(Protocol):
         ...
 
     @property
-    def size(self) -> int:
-        """V."""
-        ...
+    def size(self) -> int: ...
 
-    def __len__(self) -> int:
-        """Return R."""
-        ...
+    def __len__(self) -> int: ...
 
     def argmax(self) -> list[int]:
         """Return the best token of each row; ties go to the lowest id."""
@@ -72,9 +64,7 @@ class TargetRows(Protocol):
         """Return the target's own token after a row: the argmax, or a draw from p."""
         ...
 
-    def distribution(self, row: int) -> TokenDistribution:
-        """Return p of a row."""
-        ...
+    def distribution(self, row: int) -> TokenDistribution: ...
 
     def bounds(self, rows: Sequence[int], typical: Typical) -> list[float]:
         """Return the probability that typical acceptance asks for in each row."""
@@ -87,7 +77,9 @@ class TargetRows(Protocol):
     def described(
         self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
     ) -> tuple[list[float], tuple[Top, ...]]:
-        """Return p of (row, token), unwarped without sampling, and each row's most probable tokens.
+        """Return p of (row, token), and each row's most probable tokens.
+
+        Without sampling, p is the plain softmax.
 
         Each token is a drafted one of its row, or was decided there.
         """
@@ -112,7 +104,7 @@ class WholeRows:
     def __init__(self, logits: Tensor, sampling: Sampling) -> None:
         self._logits = logits
         self.sampled, self.size = not sampling.greedy, logits.shape[1]
-        self._p = warp(logits, sampling) if self.sampled else logits.new_empty((0, self.size))
+        self._p = process_logits(logits, sampling) if self.sampled else logits.new_empty((0, self.size))
         self._best = [] if self.sampled else argmax(logits)
 
     def __len__(self) -> int:
@@ -220,7 +212,7 @@ class _Table:
 
     Args:
         logits: (R, V).
-        sampling: The logits processors of p; at temperature 0, p is the unwarped softmax.
+        sampling: The logits processors of p; at temperature 0, p is the plain softmax.
         drafted: (row, token) of the D drafted tokens.
         numbers: Row -> the number in [0, 1) of the target's own draw after it.
     """
@@ -233,7 +225,7 @@ class _Table:
         numbers: dict[int, float],
     ) -> None:
         self.sampled, (count, self.size) = not sampling.greedy, logits.shape
-        self.p = warp(logits, sampling) if self.sampled else softmax(logits)
+        self.p = process_logits(logits, sampling) if self.sampled else softmax(logits)
         if not self.sampled:
             numbers = dict.fromkeys(range(count), 0.0)
         rows, tokens, own_rows, us = _uploaded(drafted, numbers, logits.device)

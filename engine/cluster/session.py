@@ -33,7 +33,7 @@ from engine.trace.events import Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
 from engine.workers.jobs import Measure
-from engine.workers.transports.shards import ShardsWorker
+from engine.workers.transports.ensemble import Ensemble
 from engine.workers.worker import Worker
 
 
@@ -198,7 +198,7 @@ class Cluster:
         try:
             execution.execute(self.placement)
         except OutOfMemory:
-            if any(isinstance(worker, ShardsWorker) for worker in workers.distinct):
+            if any(isinstance(w, Ensemble) and w.kind == "ranks" for w in workers.distinct):
                 self.placement.restart()  # the other ranks waited for the one that failed
             raise
         return recording.trace

@@ -85,7 +85,6 @@ class StaticSteps:
         self._pool = graph_pool(decoder.device)
 
     def count(self, cache: Cache) -> int:
-        """Return the number of steps made for a cache."""
         return len(self._steps.of(cache))
 
     def run(
@@ -165,7 +164,6 @@ class StaticStep:
         return Output(logits, states, self._attention.cells(None))
 
     def _fill(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> None:
-        """Write the inputs."""
         if self._copied is not None:  # the inputs of the step's last forward
             self._copied.synchronize()
         size, numbers, visible = self.size, self._hosted.numpy(), self._hosted_visible.numpy()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.accept import judge
-from engine.draws import Draws, Key, softmax, warp
+from engine.draws import Draws, Key, process_logits, softmax
 from engine.errors import ModelError
 from engine.rows import Case, read
 from engine.types import Draft, DraftToken, RowRef, Sampling, Typical
@@ -140,7 +140,7 @@ def test_a_round_waits_once_for_the_device_and_once_more_for_a_rejected_sample(s
         assert copies(Random(seed, False), sampling, Typical(0.3, 0.5))[0] == 1
         case = Random(seed, True)
         if seed % 4:  # the draft of a drafter that is the target
-            case.q = softmax(case.logits) if sampling.greedy else warp(case.logits, sampling)
+            case.q = softmax(case.logits) if sampling.greedy else process_logits(case.logits, sampling)
             ids = case.q.argmax(-1).tolist()
             case.draft = Draft(tuple(replace(t, id=ids[t.parent + 1]) for t in case.draft.tokens))
         count, judgement = copies(case, sampling)
