@@ -58,19 +58,13 @@ class LanguageModel(Protocol):
     """The part of a model that workers use."""
 
     @property
-    def name(self) -> str:
-        """The model's name in spans: target or drafter."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
-    def context(self) -> int:
-        """Context length in positions."""
-        ...
+    def context(self) -> int: ...
 
     @property
     def depth(self) -> int:
