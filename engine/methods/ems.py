@@ -20,7 +20,7 @@ from engine.drafters.tree import Wide
 from engine.layout import Layout, Packing, Separate
 from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting
-from engine.run.batch import Batch
+from engine.run.serving import Batch
 from engine.types import Draft
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.largest import largest
+from engine.draws import largest
 from engine.model.shape import EMBEDDING, ModelShape
 
 if TYPE_CHECKING:
