@@ -18,6 +18,7 @@ GROUND = (
         "errors",
         "environment",
         "files",
+        "plot",
         "bounds",
         "types",
         "layout",
