@@ -11,7 +11,7 @@ from traces.view.aligned import Output, aligned_rows, aligned_tokens
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from traces.lines import Line
+    from traces.bins import Line
     from traces.store import Store
     from traces.view.aligned import AlignedPart, PartRow, RowView
     from traces.windows import Extent

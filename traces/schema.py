@@ -298,7 +298,7 @@ ROWS: dict[type[Any], Table] = {
     events.Occupancy: _table(Occupancy),
 }
 """The table of each kind of event; its columns are `run`, `number`, and the event's fields."""
-FIELDS: dict[type[Any], tuple[str, ...]] = {event: tuple(table.c.keys()[2:]) for event, table in ROWS.items()}
+COLUMNS: dict[type[Any], list[Column[Any]]] = {event: [*table.c][2:] for event, table in ROWS.items()}
 """The columns of each kind of event, in the order of its fields."""
 
 

@@ -260,7 +260,7 @@ def _figures(runs: list[Trace]) -> dict[str, Any]:
     from traces.comparable import batch_size
     from traces.metrics import measure
     from traces.places import per_level_of
-    from traces.view.branches import has_trees
+    from traces.view.tokens import has_trees
 
     mine = [measure(t).to_dict() for t in runs]
     forwards = sum(m["target_forwards"] for m in mine)

@@ -41,8 +41,8 @@ def print_comparison(result: dict[str, Any]) -> None:
 
 def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
     """Return that a method's drafter is often wrong, and which one is wrong less often."""
-    from traces.drafters import wrong_drafter
     from traces.places import per_level_of
+    from traces.verdict import wrong_drafter
 
     text = wrong_drafter(runs[0].header, draft_forwards, per_level_of(runs))
     return f"{text} The option is --drafter int4." if text else None

@@ -17,7 +17,7 @@ from app.tabs.viewer import build_viewer, viewed
 from app.tabs.wiring import QUIET, Update
 from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError
-from traces.passes import grouped
+from traces.race import grouped
 
 if TYPE_CHECKING:
     from app.service import Service

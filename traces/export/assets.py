@@ -75,12 +75,8 @@ def report_template() -> str:
 def file_page(title: str, body: str, style: str, *scripts: str, kind: str = "") -> str:
     """Return a page in one file that requests nothing.
 
-    Args:
-        title: Its title and heading, as plain text.
-        body: Its content, as HTML.
-        style: CSS.
-        scripts: JavaScript; the first one runs before the page is drawn, the others at its end.
-        kind: Class of the body.
+    `title` is plain text, `body` HTML, `kind` the class of the body element. The first script runs
+    before the page is drawn, the others at its end.
     """
     first, *last = (f"<script>{script}</script>" for script in scripts) if scripts else ("",)
     allowed = "style-src 'unsafe-inline'; img-src data: blob:" + "; script-src 'unsafe-inline'" * bool(

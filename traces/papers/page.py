@@ -40,22 +40,12 @@ _KEY = (
 
 
 def render_page(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
-    """Return the page as the text of one HTML file (UTF-8).
-
-    Args:
-        papers: The papers, in the order shown.
-        rows: Their rows.
-    """
+    """Return the page as the text of one HTML file (UTF-8)."""
     return file_page("The papers, row by row", render_body(papers, rows), page_asset("papers/papers.css"))
 
 
 def render_body(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
-    """Return the page's content as HTML; its filters need `assets/papers/papers.css`, no script.
-
-    Args:
-        papers: The papers, in the order shown.
-        rows: Their rows.
-    """
+    """Return the page's content as HTML; its filters need `assets/papers/papers.css`, no script."""
     summary = Summary.of(rows)
     parts = [
         f'<p class="muted">{escape(_INTRODUCTION)}</p>',
