@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 from traces.comparable import comparisons, other_load
 from traces.metrics import measure
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
     from traces.metrics import Metrics
 
+T = TypeVar("T")
 ONE_PASS = 0.06
 """How far a single measured pass may be from the next ones, as a share of its speed.
 
-Source: passes of plain decoding on two quiet cores, docs/methods.md.
+Source: passes of plain decoding on two quiet cores, docs/methods/metrics.md.
 """
 
 
@@ -141,6 +142,14 @@ class Spread(TypedDict):
     """Passes that have a speed."""
     low: float
     high: float
+
+
+def alternating(items: Sequence[T], passes: int) -> list[tuple[int, T]]:
+    """Return (pass, item) in the order of the runs: every other pass goes backwards.
+
+    So a machine that becomes slower in the course of the passes does not favour the first item.
+    """
+    return [(n, item) for n in range(passes) for item in (items if n % 2 == 0 else items[::-1])]
 
 
 def median_first(passes: Sequence[Trace]) -> list[Trace]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,11 +22,11 @@ from traces.recorder import Recorder, Writer, insert_rows, insert_run
 from traces.schema import RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from sqlalchemy import ColumnElement, Connection, Row
 
-    from engine.trace.events import Commit
+    from engine.trace.events import Commit, Event
     from traces.bins import Bins, Columns, Line
     from traces.windows import Extent, Window
 
@@ -104,6 +104,21 @@ class Store:
             StoreError: The database cannot be written, or holds a run of this id.
         """
         return self._writing().record(header)
+
+    @contextmanager
+    def listening(self) -> Generator[Callable[[Event], None]]:
+        """Yield a listener that records one run, from its header on."""
+        with ExitStack() as stack:
+            recorder: Recorder | None = None
+
+            def listen(event: Event) -> None:
+                nonlocal recorder
+                if isinstance(event, Header):
+                    recorder = stack.enter_context(self.record(event))
+                elif recorder is not None:
+                    recorder.add(event)
+
+            yield listen
 
     def insert(self, *traces: Trace) -> None:
         """Store whole traces in one transaction, under their ids. A stored run is never replaced.

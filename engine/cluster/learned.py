@@ -40,7 +40,7 @@ def learn(path: Path, trace: Trace, plan: Plan | None, verify: Curve) -> None:
     plain = not any(r.drafted for r in trace.rounds)
     expected = plan.seconds if plan else seconds_at(verify, 1) if plain and verify else 0.0
     measured = _seconds_per_token(trace)
-    if not expected or measured is None:
+    if not expected or measured is None or (plan and plan.others >= TOO_BUSY):
         return
     greedy = not trace.header.sampling["temperature"]
     ratios, name = _read(path), _name(PLAIN if plain else trace.header.method, greedy=greedy)

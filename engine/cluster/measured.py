@@ -1,27 +1,31 @@
 """The files of measurements, in the user's cache folder.
 
-A measurement depends only on the models, the method and the machine.
+A measurement depends only on the models, the method and the machine. One that other programs
+disturbed serves as long as they go on, and is made again on a quiet machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.drafters.pace import Curve, Probe
 from engine.drafters.plan import best_dynamic, best_tree
 from engine.errors import UsageError
 from engine.files import cache_folder, parse_json, read_text, replacing
 from engine.pairs.forms import split_form
+from engine.trace.events import TOO_BUSY
 
 LONGEST = 1 << 20
 """Bytes of a file."""
+Load: TypeAlias = Callable[[], float]
+"""The cores that other programs use now; called only for a disturbed measurement."""
 BROKEN = (UsageError, ValueError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError)
 """Errors of a file with wrong values."""
 
@@ -44,15 +48,16 @@ def measured_path(facts: Mapping[str, Any], models: Iterable[Path]) -> Path:
     return cache_folder() / "measured" / f"{sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def read_probe(path: Path) -> Probe | None:
-    """Return a method's stored measurement; None if the file is missing or broken."""
+def read_probe(path: Path, load: Load) -> Probe | None:
+    """Return a method's stored measurement; None if the file is missing, broken or disturbed."""
     try:
         stored = parse_json(read_text(path, LONGEST))
         probe = Probe(**{name: _frozen(value) for name, value in stored.items()})
         plans = best_tree(probe), best_dynamic(probe, 1)  # wrong values fail here
     except BROKEN:
         return None
-    return probe if all(isfinite(plan.speedup) for plan in plans) else None
+    fine = all(isfinite(plan.speedup) for plan in plans) and _serves(probe.others, load)
+    return probe if fine else None
 
 
 def write_probe(path: Path, probe: Probe) -> None:
@@ -60,18 +65,29 @@ def write_probe(path: Path, probe: Probe) -> None:
     write(path, asdict(probe))
 
 
-def read_curve(path: Path) -> Curve:
-    """Return the target's stored seconds by rows; empty if the file is missing or broken."""
+def read_curve(path: Path, load: Load) -> tuple[Curve, float]:
+    """Return the target's stored seconds by rows, and the cores of other programs meanwhile.
+
+    The curve is empty if the file is missing, broken or disturbed.
+    """
     try:
-        curve = tuple((int(rows), float(seconds)) for rows, seconds in parse_json(read_text(path, LONGEST)))
+        stored = parse_json(read_text(path, LONGEST))
+        curve = tuple((int(rows), float(seconds)) for rows, seconds in stored["verify"])
+        others = float(stored["others"])
+        fine = all(isfinite(seconds) and seconds > 0 for _, seconds in curve) and _serves(others, load)
     except BROKEN:
-        return ()
-    return curve if all(isfinite(seconds) and seconds > 0 for _, seconds in curve) else ()
+        return (), 0.0
+    return (curve, others) if fine else ((), 0.0)
 
 
-def write_curve(path: Path, curve: Curve) -> None:
-    """Store the target's seconds by rows."""
-    write(path, curve)
+def write_curve(path: Path, curve: Curve, others: float) -> None:
+    """Store the target's seconds by rows, and the cores of other programs meanwhile."""
+    write(path, {"verify": curve, "others": others})
+
+
+def _serves(others: float, load: Load) -> bool:
+    """Return whether a measurement beside other programs serves now."""
+    return others < TOO_BUSY or load() >= TOO_BUSY
 
 
 def write(path: Path, value: Any) -> None:

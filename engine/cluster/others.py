@@ -64,6 +64,10 @@ class OtherPrograms:
                 continue
         self._before = read(self._processes)
 
+    def cores(self) -> float:
+        """Return the cores that other programs used until now; 0 for a short time."""
+        return others(self._before, read(self._processes)) or 0.0
+
     def row(self, time: int) -> Occupancy | None:
         """Return the load until now as a row; None for a short run.
 
