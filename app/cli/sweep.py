@@ -147,7 +147,7 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
 
 
 def _scripted(args: argparse.Namespace) -> Runner:
-    from traces.lab.scripted import Scripted
+    from traces.lab.sweep import Scripted
 
     runner = Scripted(args.profile, args.profile_pair or "", args.max_new_tokens)
     runner.check(args.seeds)

@@ -28,8 +28,8 @@ from engine.heads.files import check_head
 from engine.heads.kinds import KINDS
 from engine.methods import BASELINE
 from engine.pairs.pair import Pair
+from engine.plot import Line, Panel, draw
 from engine.trace.trace import Trace
-from engine.training.heads.plot import Line, Panel, draw
 from tests.bench import script
 from tests.bench.placements import decoding_speed
 from traces.metrics import measure as metrics

@@ -28,9 +28,8 @@ from tests.bench import script
 from tests.browser.conftest import launched
 from traces.export.assets import viewer_script, viewer_style
 from traces.store import Store
-from traces.view.delta import Delta, delta
 from traces.view.document import view_model
-from traces.view.packed import packed
+from traces.view.packed import Delta, delta, packed
 from traces.waiting import decode_window
 
 if TYPE_CHECKING:
