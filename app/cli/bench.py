@@ -288,7 +288,7 @@ def _whatif(args: argparse.Namespace) -> int:
     from app.bench import whatif
 
     with progress() as note:
-        errors = whatif.measure(2 if args.quick else 12, note)
+        errors = whatif.measure(6 if args.quick else 36, note)
     if args.json:
         common.print_json({"classes": [error.to_dict() for error in errors], "quick": args.quick})
     else:

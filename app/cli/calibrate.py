@@ -45,9 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from engine.pairs.catalog import opening
     from engine.pairs.pair import Pair
     from engine.pairs.sources import resolve
-    from engine.simulate.calibrate import FULL, QUICK, calibrate
+    from engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
     from engine.simulate.profile import Profile, parse
-    from engine.simulate.writing import profile_text
 
     with DownloadBar() as bar:
         pair = (

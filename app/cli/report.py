@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from app.cli import common
+from app.cli.status import Status
 from engine.files import replacing
 
 
@@ -23,10 +24,10 @@ def run(args: argparse.Namespace) -> int:
     from traces.export.report import render_report
 
     common.check_output(args.output)
-    with contextlib.closing(common.open_stored(args, args.runs)) as store:
+    with contextlib.closing(common.open_stored(args, args.runs)) as store, Status("writing the report"):
         names = [n for name in args.runs for n in (store.group(name) if args.compared else [name])]
         traces = [store.load(name) for name in dict.fromkeys(names)]
-    page = render_report(traces, redact_prompt=args.redact_prompt)
+        page = render_report(traces, redact_prompt=args.redact_prompt)
     with replacing(args.output) as file:
         file.write(page)
     size = args.output.stat().st_size

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from app.cli import common
 from app.cli.run import parse_fields
+from app.cli.status import Status
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     )
     with contextlib.closing(common.open_stored(args, [args.run])) as store:
         trace = store.load(args.run)
-    result = what_if(trace, change)
+    with Status("replaying the run"):
+        result = what_if(trace, change)
     if args.store:
         with contextlib.closing(common.open_store(args)) as store:
             store.insert(*result.traces)
