@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common
-from app.cli.waiting import DownloadBar
+from app.cli.status import DownloadBar
 from engine.errors import UsageError
 from engine.files import replacing
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "--pair",
         metavar="NAME",
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure this machine, write the profile and print a summary."""
     _check(args)
     from engine.pairs.catalog import opening
     from engine.pairs.pair import Pair

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+import threading
+import time
+from typing import TYPE_CHECKING, Any
 
 from app.cli.common import add_json, print_json
-from app.cli.fetching import fetch
+from app.cli.status import DownloadBar
+from engine.errors import ModelError, RunCancelled
 from engine.types import check_range
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.pairs.progress import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     add_json(parser)
     parser.add_argument(
         "action", nargs="?", choices=("list", "get", "path", "remove"), default="list", help="(list)"
@@ -28,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out the action."""
     from engine.pairs import catalog
     from engine.pairs.progress import megabytes
 
@@ -76,3 +82,62 @@ def _answer(args: argparse.Namespace, line: str, value: dict[str, Any]) -> int:
     else:
         print(line)
     return 0
+
+
+def fetch(name: str, patience: float = math.inf, limit: float = math.inf) -> Path:
+    """Return the directory of a model after downloading it if necessary.
+
+    The download fails after `patience` seconds without a byte, or `limit` seconds in all; the
+    conversion that follows has no limit.
+    """
+    from engine.pairs import catalog
+
+    with DownloadBar() as bar, _Watch(patience, limit) as watch:
+
+        def show(progress: Progress) -> None:
+            watch.see(progress)
+            bar.show(progress)
+
+        try:
+            return catalog.get(name, show, watch.cancel)
+        except RunCancelled:
+            raise ModelError(f"{name} cannot be downloaded: {watch.reason}; check the network") from None
+
+
+class _Watch:
+    """Sets `cancel` when a download has been without a new byte, or has taken, for too long."""
+
+    def __init__(self, patience: float, limit: float) -> None:
+        self.cancel = threading.Event()
+        self.reason = ""
+        self._patience, self._limit = patience, limit
+        self._done, self._since = 0, time.monotonic()
+        self._begun = self._since
+        self._over = threading.Event()
+        """Set when all bytes are here, or when the download has ended."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def see(self, progress: Progress) -> None:
+        if progress.work != "Downloading" or 0 < progress.total <= progress.done:
+            self._over.set()
+        elif progress.done > self._done:
+            self._done, self._since = progress.done, time.monotonic()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.1):
+            now = time.monotonic()
+            if now - self._since > self._patience:
+                self.reason = f"no byte arrived in {self._patience:g} s"
+            elif now - self._begun > self._limit:
+                self.reason = f"it was not complete after {self._limit:g} s"
+            if self.reason:
+                self.cancel.set()
+                return

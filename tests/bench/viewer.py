@@ -2,16 +2,15 @@
 
 The bars are on what a person waits for: seconds and frames per second. A busy machine makes them
 worse, too. The CPU time of the page's main thread shows whether the page itself is slow.
+`python -m tests.bench.viewer [--quick] [--json]`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,13 +18,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import engine
-from app.bench.figures import Figure
+from app.bench.figures import Bar, Figure
 from app.bench.plan import Note
 from app.service import Service
 from app.windows import Windows
-from engine.errors import UsageError, one_line
 from engine.trace.trace import Trace
 from engine.types import Limits
+from tests.bench import script
+from tests.browser.conftest import launched
 from traces.export.assets import viewer_script, viewer_style
 from traces.store import Store
 from traces.view.delta import Delta, delta
@@ -42,9 +42,6 @@ PANES, TOKENS, DELTAS = 4, 600, 40
 """Runs that grow at once, their tokens, and the deltas that bring them, ten a second."""
 FRAMES = 60
 """Frames in which the window moves."""
-CHROMIUMS = ("chromium-headless-shell", "chromium", "chromium-browser")
-"""Names of the system's Chromium; the shell without windows needs the least time."""
-FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 PAGE = '<!doctype html><meta charset="utf-8"><style>{}</style><div id="viewer"></div><script>{}</script>'
 OPEN = """async (text) => {
     const root = document.getElementById("viewer");
@@ -81,22 +78,22 @@ GROW = """async (deltas) => {
 }"""
 
 
+BARS = {
+    "viewer_answer_ms_100000": Bar(at_most=150),
+    "viewer_window_ms_100000": Bar(at_most=150),
+    "viewer_open_ms_100000": Bar(at_most=1000),
+    "viewer_pan_fps_100000": Bar(at_least=57),
+    "viewer_zoom_fps_100000": Bar(at_least=57),
+    "viewer_live_fps": Bar(at_least=30),
+}
+
+
 def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Figure]:
     """Return the figures of the server's answers, opening and moving for each size, and of growth.
 
-    Args:
-        sizes: Spans of each document.
-        repeats: How often each document is opened and moved.
-        note: Called with the name of each measurement.
-
-    Raises:
-        UsageError: Playwright or Chromium is missing.
+    Each document is opened and moved `repeats` times.
     """
     figures: dict[str, Figure] = {}
-    if find_spec("playwright") is None:
-        raise UsageError("--viewer needs Playwright, a package for tests; pip install -e '.[dev]'")
-    with chromium():
-        note("a run to repeat")  # a missing browser is named before this takes time
     base = virtual_run()
     with chromium() as page:
         for size in sizes:
@@ -155,21 +152,11 @@ def virtual_run() -> Trace:
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """Yield an empty page of headless Chromium: the system's, else Playwright's.
+    """Yield an empty page of headless Chromium."""
+    from playwright.sync_api import sync_playwright
 
-    Raises:
-        UsageError: Chromium is missing.
-    """
-    from playwright.sync_api import Error, sync_playwright
-
-    path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     with sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        except Error as error:
-            raise UsageError(
-                f"--viewer needs Chromium ({one_line(error)[:80]}); playwright install chromium"
-            ) from None
+        browser = launched(playwright)
         try:
             yield browser.new_page(viewport={"width": 1400, "height": 950})
         finally:
@@ -298,3 +285,9 @@ def _steps(trace: Trace, low: int, high: int) -> Trace:
 def _delta(trace: Trace, low: int, high: int) -> Delta:
     part = _steps(trace, low, high)
     return delta(trace.header.run_id, [*part.spans, *part.commits], high, ended=False)
+
+
+if __name__ == "__main__":
+    script.main(
+        script.options(__doc__), lambda args, note: (measure(SIZES, 1 if args.quick else 2, note), {}), BARS
+    )

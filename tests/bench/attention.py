@@ -4,6 +4,7 @@ The sequences have different numbers of cached rows. `loop` calls once for each 
 as eager forwards do. `masked` is one call per layer over the longest cache, whose mask hides the
 rest, as in static steps. `varlen` is `torch.nn.attention.varlen`, on a GPU and for chains only; it
 reads a cache in which the keys of a token lie together, unlike the engine's.
+`python -m tests.bench.attention [--quick] [--json]`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from engine.model.static import Size as StepSize
 from engine.model.static import StaticAttention
+from tests.bench import script
 
 SHORTEST, LONGEST = 64, 2048
 """Cached rows of the first sequence, and of the last one with its new rows.
@@ -67,12 +69,7 @@ CASES = (Case(8, 1), Case(8, 6), Case(8, 21, tree=True), Case(32, 6))
 
 
 def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
-    """Return the figures; and the device, and each case's fastest way, also as lines of text.
-
-    Args:
-        repeats: Timed forwards of each case and way.
-        note: Shows progress.
-    """
+    """Return the figures; and the device, and each case's fastest way, also as lines of text."""
     on_gpu = torch.cuda.is_available()
     device, size = (torch.device("cuda:0"), GPU[1]) if on_gpu else (torch.device("cpu"), CPU[1])
     figures, fastest = dict[str, Figure](), dict[str, str]()
@@ -250,3 +247,7 @@ def lines(figures: dict[str, Figure], fastest: dict[str, str]) -> list[str]:
         ]
         found.append(f"{case}: {best} is the fastest; {', '.join(others)}")
     return found
+
+
+if __name__ == "__main__":
+    script.main(script.options(__doc__), lambda args, note: measure(5 if args.quick else 20, note), {})

@@ -2,6 +2,7 @@
 
 A server of its own and headless Chromium, four methods of up to 600 tokens each, one after another
 on the devices of this machine. A busy machine makes both figures worse.
+`python -m tests.bench.page [--quick] [--json]`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from app.bench.figures import Figure
-from app.bench.serving import serving
-from app.bench.viewer import chromium
+from app.bench.figures import Bar, Figure
 from app.runs import RunRequest
 from app.service import Service
 from engine.errors import SpecScopeError
 from engine.types import Limits, Sampling
+from tests.bench import script
+from tests.bench.soak import serving
+from tests.bench.viewer import chromium
 from traces.store import Store
 from traces.waiting import decode_window
 
@@ -57,6 +59,9 @@ STOP = """() => new Promise((done) => {
     document.getElementById("stop").click();
 })"""
 """Returns the ms from a click on Stop to the end of the first frame that shows it."""
+
+
+BARS = {"page_stop_ms": Bar(at_most=200), "page_share": Bar(at_most=1.3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +111,7 @@ class Turns:
 def measure(repeats: int, note: Note) -> dict[str, Figure]:
     """Return the time of Stop, and the time of runs with an open page over that without one.
 
-    Args:
-        repeats: How often each is measured.
-        note: See `app.bench.plan.Note`.
-
-    Raises:
-        SpecScopeError: The server did not start, or a run failed.
+    Each is measured `repeats` times.
     """
     with TemporaryDirectory() as folder:
         database = Path(folder) / "traces.db"
@@ -203,3 +203,7 @@ def alone(service: Service, trace: Trace) -> Trace:
     if found is None or run.state != "done":
         raise SpecScopeError(f"{header.title} failed without the page: {run.error}")
     return found
+
+
+if __name__ == "__main__":
+    script.main(script.options(__doc__), lambda args, note: (measure(1 if args.quick else 3, note), {}), BARS)

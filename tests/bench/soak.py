@@ -2,17 +2,20 @@
 
 A server of its own gets what browsers send when Run is pressed. Every run must end as done in the
 database with all of its rows, and the memory of the server and its workers must not grow after
-the warm-up.
+the warm-up. `python -m tests.bench.soak [--json]`.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,14 @@ from typing import Any
 import httpx
 import psutil
 
-from app.bench.figures import Figure
+from app.bench.figures import Bar, Figure
 from app.bench.plan import Note
-from app.bench.serving import serving
 from engine.errors import SpecScopeError
+from tests.bench import script
 from traces.store import Store
 
+ROOT = Path(__file__).resolve().parents[2]
+RUNS, CLIENTS = 200, 8
 NEW_TOKENS = 16
 """Most tokens of an answer."""
 WARM_UP = 0.25
@@ -33,6 +38,30 @@ WARM_UP = 0.25
 PATIENCE_S = 300.0
 """Seconds without an answer that a client waits for."""
 PROMPTS = ("Tell me a story.", "Who are you?", "Write one sentence about the sea.")
+
+
+BARS = {
+    "soak_errors": Bar(at_most=0),
+    "soak_lost": Bar(at_most=0),
+    "soak_memory_growth": Bar(at_most=1.1),
+    "server_start_s": Bar(at_most=5),
+}
+
+
+@contextmanager
+def serving(database: Path) -> Generator[tuple[str, psutil.Process]]:
+    """Serve the playground with the bundled pair; yield the address and the process."""
+    command = [sys.executable, "-m", "app.main", "play", "--pair", "bundled"]
+    command += ["--port", "0", "--db", str(database)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            line = child.stdout.readline().strip()
+            if not line.startswith("SpecScope: http"):
+                raise SpecScopeError(f"the server did not start; its first line is {line!r}")
+            yield line.removeprefix("SpecScope: "), psutil.Process(child.pid)
+        finally:
+            child.terminate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +101,7 @@ class Button:
 def measure(runs: int, clients: int, note: Note) -> dict[str, Figure]:
     """Start at least `runs` runs with `clients` clients at once.
 
-    Args:
-        runs: Runs; a press of the button starts one for each of the page's usual methods.
-        clients: Clients that press the button at the same time.
-        note: See `app.bench.plan.Note`.
-
-    Raises:
-        SpecScopeError: The server did not start, or it refused a request.
+    A press of the button starts a run for each of the page's usual methods.
     """
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "traces.db"
@@ -169,3 +192,7 @@ def _stored(database: Path, expected: int) -> dict[str, int]:
         rows = [row for offset in range(0, expected, 100) for row in store.runs(offset=offset, limit=100)[0]]
         whole = sum(store.load(row.header.run_id).status == "done" for row in rows)
     return {"expected": expected, "stored": len(rows), "lost": expected - whole}
+
+
+if __name__ == "__main__":
+    script.main(script.options(__doc__), lambda _, note: (measure(RUNS, CLIENTS, note), {}), BARS)
