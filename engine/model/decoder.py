@@ -10,38 +10,31 @@ In a fuzzy forward (`engine.model.fuzzy`) the layers of a group read one hidden 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.errors import RunCancelled, UsageError
-from engine.model.attention import SlotAttention, attention_parts
+from engine.model.attention import Attention, SlotAttention, attention_parts
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.int8 import rotated
-from engine.model.language import Output, never
-from engine.model.shape import EMBEDDING, POSITIONS
+from engine.model.language import Output, Steps, never
+from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
+from engine.model.shard import Ranks, Shard
+from engine.model.slots import Rows
+from engine.model.stage import StageIO
 from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from engine.model.attention import Attention
-    from engine.model.language import Steps
-    from engine.model.shape import ModelShape
-    from engine.model.shard import Ranks, Shard
-    from engine.model.slots import Rows
-    from engine.model.stage import StageIO
-
     MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
 
     Without an attention input, attention reads the normed residual input."""
-    import numpy as np
 
 
 class Decoder:

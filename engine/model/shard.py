@@ -9,20 +9,16 @@ keys of another one; ranks beyond the number of KV heads have only padded heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.model.shape import ModelShape
 from engine.model.weights import Linear
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from engine.model.shape import ModelShape
 
 HEAD = "lm_head.weight"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUND = (*("errors", "environment", "files", "bounds", "types", "layout", "draws", "rows", "accept"),)
+GROUND = ("errors", "environment", "files", "plot", "bounds", "types", "layout", "draws", "rows", "accept")
 ROOMS = (
     *GROUND,
     "trace",
