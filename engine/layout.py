@@ -20,7 +20,6 @@ class Separate:
     """Target servers and drafters on separate devices."""
 
     targets: int = 1
-    """Target servers."""
     drafters: int = 1
     """Drafters, the first ones of the pair; 0 for methods that draft without a model."""
     turns: bool = False
@@ -56,7 +55,6 @@ class Layout:
     batch: int = 1
     """Sequences decoded at once."""
     packing: Packing = Packing()
-    """How forwards of several sequences are packed."""
     slack: int = 96
     """KV rows per sequence for one forward's tree, in addition to prompt and output."""
     in_step: bool = False

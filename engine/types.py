@@ -134,7 +134,6 @@ class RowRef(NamedTuple):
     slab: str
     """Name of the slab; the drafter's worker has the same name."""
     row: int
-    """Index of the row in the slab."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,6 @@ class DraftToken:
     top: tuple[tuple[int, float], ...] = ()
     """The drafter's most probable tokens and their probabilities, for the trace."""
     span: int = -1
-    """Id of the draft span that produced it."""
     number: int = -1
     """Its number in the run; -1 for a token that no model drafted."""
 
@@ -259,7 +257,6 @@ class PoolUpdate(NamedTuple):
     gained: tuple[Gram, ...]
     """The n-grams added or met again, in order."""
     size: int
-    """The number of n-grams in the pool."""
 
 
 class Judged(NamedTuple):
@@ -315,7 +312,6 @@ class Verdict(Judgement):
     mode: str = "verify"
     """plain, verify, pre-verify or post-verify: see `engine.run.scores.mode_of`."""
     span: int = -1
-    """Id of the target's span."""
 
     @property
     def all_accepted(self) -> bool:

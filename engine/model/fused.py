@@ -42,7 +42,6 @@ class Kind(NamedTuple):
     """The sizes of a draft, and its way of choosing tokens."""
 
     slot: int
-    """The first slot."""
     slots: int
     """S, the slots from there on."""
     plans: tuple[LevelPlan, ...]

@@ -17,7 +17,6 @@ class Call(NamedTuple):
     columns: tuple[Sequence[Any], ...]
     """Arguments with one entry for each sequence; the first are the prefixes."""
     options: tuple[Any, ...]
-    """The other arguments."""
 
 
 class Gathering:

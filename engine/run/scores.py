@@ -73,9 +73,7 @@ class Scorer:
     dispatcher: Dispatcher
     worker: Worker
     model: str
-    """The target's name on its worker."""
     gathering: Gathering | None = None
-    """Under load: makes the calls of several sequences in one."""
 
     def start(
         self, parts: Sequence[Scores], drafts: Sequence[Draft], chunks: tuple[Chunk, ...] = ()

@@ -35,7 +35,6 @@ class _Line:
     full: bool = False
     """Whether the output has no room for more tokens."""
     job: Task[Any] | None = None
-    """The draft under way."""
 
 
 @dataclass(eq=False, slots=True)

@@ -216,9 +216,7 @@ class Document:
 
     tag: ClassVar[str] = "document"
     document: int
-    """Its index, from 0."""
     tokens: tuple[int, ...]
-    """Its token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +253,6 @@ class Pooled:
     gained: Grams
     """N-grams that the pool learnt, in order, with repetitions."""
     size: int
-    """The number of n-grams in the pool after the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +290,6 @@ class Footer:
     reasons: tuple[str, ...]
     """Per sequence: eos, stop, length, or empty."""
     texts: tuple[str, ...]
-    """Per sequence: the text."""
     time: int
     error: str = ""
 

@@ -47,7 +47,6 @@ class Drafting(NamedTuple):
 
     sampling: Sampling
     draws: Callable[[int], Draws]
-    """Maps a sequence to its draws."""
     vocab_size: int
     """The target's."""
     write: Callable[[int, torch.Tensor], None]

@@ -53,7 +53,6 @@ class Join:
     rank: int
     """This worker's number in the group; 0 is the leader."""
     ways: int
-    """Workers of the group."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,7 @@ class Link:
     path: str
     """The shared memory through which the ranks find each other."""
     rank: int
-    """This worker's number in the group; 0 is the leader."""
     ways: int
-    """Workers of the group."""
     backend: str
     """`gloo` or `nccl`."""
 
@@ -77,13 +74,11 @@ class Begin:
 
     sampling: Sampling
     slots: int
-    """Sequences decoded at once."""
     capacity: int
     """KV rows per slot."""
     vocab_size: int
     """The target's; a drafter proposes no id beyond it."""
     packing: Packing
-    """How forwards of several sequences are packed."""
     run: int = 0
     """The run's number: it separates the exchanges of a group in one run from those in another."""
     features: tuple[int, ...] = ()
@@ -95,7 +90,6 @@ class Room:
     """Ask for the memory of KV caches; nothing changes. Value: a `Taken`."""
 
     begin: Begin
-    """The run that is to begin."""
     models: tuple[str, ...]
     """Names of the models, and heads, that it uses on this worker."""
 
@@ -113,7 +107,6 @@ class Stage(NamedTuple):
     number: int
     """From 0."""
     total: int
-    """The number of stages."""
     states: bytes = b""
     """Hidden states from the previous stage (`engine.model.stage`)."""
 
@@ -228,7 +221,6 @@ class Judge:
     bonus: bool
     skip: int
     typical: Typical | None = None
-    """Judge by typical acceptance, which is lossy."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +251,6 @@ class Measure:
     context: int
     repeats: int
     rows: tuple[int, ...] = (1,)
-    """The numbers, in the order in which they are measured."""
     seconds: float = inf
     """Time after which no forward starts; the first one always does."""
     stage: Stage | None = None
@@ -347,7 +338,6 @@ class Stamp(NamedTuple):
     cells: int = 0
     """Query-key cells of its attention, in one layer and one head."""
     batch: int = 1
-    """Sequences of its rows."""
     work: Work | None = None
     """Work of a drafting head's forward."""
     parts: tuple[PartTime, ...] = ()

@@ -41,7 +41,6 @@ class Fork(NamedTuple):
 
     environment: dict[str, str]
     folder: str
-    """Working directory."""
     files: tuple[int, ...]
     """Numbers that the other files get in the worker: those of stdout and stderr."""
 

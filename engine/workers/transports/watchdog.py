@@ -37,9 +37,7 @@ class Owed(NamedTuple):
     """A worker's unanswered jobs at the time of a check."""
 
     jobs: tuple[Job, ...]
-    """Unanswered jobs."""
     replies: int
-    """Replies received so far."""
     unread: bool
     """Whether the run has not read all data from the worker: then the run is late."""
     patient: bool
