@@ -107,13 +107,7 @@ def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Figure]
 
 
 def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
-    """Return the server's ms for the answers with which the page opens a stored run and moves.
-
-    Args:
-        trace: A run.
-        name: Ending of the figures' names.
-        repeats: How often a window is asked for, in each of three widths.
-    """
+    """Return the server's ms for the answers with which the page opens a stored run and moves."""
     opened, moved = list[float](), list[float]()
     with TemporaryDirectory() as folder, Store(Path(folder) / "traces.db") as store:
         store.insert(trace)
