@@ -33,7 +33,6 @@ Kind = Literal["turns", "overlap", "servers"]
 """How drafts and verifications follow each other: in turns, one of each at the same time, or one
 drafter with several target servers."""
 LENGTHS = ("gamma", "depth", "copy", "lookahead")
-"""The settings that are the length of a draft."""
 GAIN = 1.05
 """Smallest predicted gain for which another setting is advised."""
 LONGEST = 2
@@ -54,13 +53,10 @@ class Advice(TypedDict):
     method: str
     title: str
     config: dict[str, Any]
-    """All settings of the advised run."""
     setting: str
     """The length that changes, for example `gamma 3`."""
     speedup: float
-    """The predicted speed-up over plain decoding."""
     source: str
-    """The formula."""
 
 
 def advise(

@@ -45,11 +45,8 @@ class Columns(NamedTuple):
     spans: list[Spans]
     """By device and kind, cancelled ones first."""
     tokens: Numbers
-    """Time of each committed token."""
     rounds: Numbers
-    """Time of each round."""
     drafted: Numbers
-    """Drafted tokens of each round."""
     accepted: Numbers
 
 
@@ -72,7 +69,6 @@ class Bins(NamedTuple):
     """Spans that start in each bin."""
     work: list[Work]
     tokens: list[int]
-    """Committed tokens of each bin."""
     drafted: list[int]
     """Drafted tokens of the rounds in each bin."""
     accepted: list[int]

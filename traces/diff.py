@@ -61,7 +61,6 @@ class Waterfall:
 
     role: str
     devices: tuple[str, str]
-    """Their labels."""
     steps: tuple[Step, ...]
     """Work first, then waits; the changes sum to the difference of the decoding times."""
 
@@ -77,7 +76,6 @@ class Side:
     p: Sequence[tuple[str, float]]
     """The target's most probable tokens, as texts."""
     q: Sequence[tuple[str, float]]
-    """The drafter's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,6 @@ class FirstDifference:
 
     sequence: int
     index: int
-    """From 0."""
     sides: tuple[Side, Side]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.trace.events import Header
+    from engine.trace.events import Commit, Header
 
 NO_TOKEN = -1
 """The id of a token that the file does not name."""
@@ -87,11 +87,9 @@ class Counts:
     histogram: tuple[int, ...]
     """At index a, the number of verifications that accepted a draft tokens."""
     drafted: int | None = None
-    """Draft tokens of all verifications."""
     gamma: int | None = None
     """The draft length, if all verifications had the same."""
     tokens: int | None = None
-    """Tokens of the output."""
 
     @property
     def accepted(self) -> int:
@@ -170,3 +168,10 @@ def _counts(entry: Mapping[str, Any]) -> Counts | None:
 
 def _natural(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
+
+
+def shown_text(header: Header, commit: Commit) -> str:
+    """Return the text of a token; of another engine's token without one, its id or a block."""
+    if commit.text or origin(header) is None:
+        return commit.text
+    return f"{UNKNOWN_TEXT if commit.token == NO_TOKEN else commit.token} "

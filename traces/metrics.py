@@ -131,7 +131,6 @@ DEFINITIONS: dict[str, str] = {
         "The part of the wasted seconds that was cancelled because a draft was wrong or the text ended."
     ),
 }
-"""Keys are the fields of `traces.metrics.Metrics`."""
 
 
 @dataclass(frozen=True, slots=True)

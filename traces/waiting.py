@@ -64,7 +64,6 @@ class Timeline(NamedTuple):
     waits: list[Wait]
     """By device, then by time."""
     band: list[Band]
-    """Adjacent."""
 
 
 def decode_window(trace: Trace) -> Interval:

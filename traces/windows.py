@@ -38,15 +38,12 @@ class Extent(NamedTuple):
     spans: int
     tokens: int
     start: int
-    """When its first span starts."""
     begin: int
-    """When decoding begins."""
     end: int
     """Of the last span or commit."""
     longest: int
     """Length of the longest span other than a prefill before decoding."""
     devices: tuple[str, ...]
-    """The devices of the header."""
     working: tuple[str, ...]
     """The devices that did more than prefill."""
 

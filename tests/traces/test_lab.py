@@ -26,6 +26,16 @@ def plan(field: str = "gamma", values=(1, 4), rates=(0.5, 1.0), **more) -> Sweep
     return Sweep(**{**settings, **more})
 
 
+def asking(asked: list[Job]):
+    """Return a runner that notes its jobs and decodes nothing."""
+
+    def run(job: Job):
+        asked.append(job)
+        return sample_trace("autoregressive")
+
+    return run
+
+
 def test_every_value_and_rate_is_a_cell_with_a_spread_and_a_trace():
     cells = list(sweep(plan(), Scripted(PROFILE, tokens=16)))
     assert [(cell.row, cell.column) for cell in cells] == [(0.5, 1), (0.5, 4), (1.0, 1), (1.0, 4)]
@@ -76,14 +86,9 @@ def test_a_value_that_the_method_refuses_is_a_cell_with_the_reason():
 
 def test_every_drafter_is_a_row_with_plain_decoding_of_its_own():
     asked = list[Job]()
-
-    def run(job: Job):
-        asked.append(job)
-        return sample_trace("autoregressive")
-
     drafters = axis(METHODS["speculative"], DRAFTER, "int4, usual,int4, /models/small")
     assert drafters.values == ("int4", "usual", "/models/small")
-    cells = list(sweep(measured(drafters=drafters), run))
+    cells = list(sweep(measured(drafters=drafters), asking(asked)))
     assert [(cell.row, cell.column) for cell in cells] == [(d, g) for d in drafters.values for g in (1, 4)]
     assert [job.drafter for job in asked] == [d for d in drafters.values for _ in range(4)]
     assert [job.method for job in asked[:2]] == ["autoregressive", "speculative"]
@@ -106,29 +111,19 @@ def measured(drafters: Axis | None = None, **more) -> Sweep:
 
 
 def test_passes_of_a_measured_sweep_alternate_and_every_cell_has_its_own_baseline():
-    order = list[str]()
-
-    def run(job: Job):
-        order.append(job.method)
-        return sample_trace("autoregressive")
-
-    (first, _) = sweep(measured(passes=3), run)
+    asked = list[Job]()
+    (first, _) = sweep(measured(passes=3), asking(asked))
     one = ["autoregressive", "speculative", "speculative", "autoregressive", "autoregressive", "speculative"]
-    assert order == one * 2
+    assert [job.method for job in asked] == one * 2
     assert [len(passes) for passes in first.speedups] == [3]
     assert len(first.traces) == 3
 
 
 def test_two_settings_can_be_the_axes_and_others_are_fixed():
-    asked = list[dict]()
-
-    def run(job: Job):
-        asked.append(job.config)
-        return sample_trace("autoregressive")
-
+    asked = list[Job]()
     both = Sweep("tree", Axis("width", (2, 3)), Axis("depth", (4,)), config={"drafts": "greedy"}, samples=1)
-    list(sweep(both, run))
-    assert asked == [
+    list(sweep(both, asking(asked)))
+    assert [job.config for job in asked] == [
         {},
         {"drafts": "greedy", "width": 2, "depth": 4},
         {"drafts": "greedy", "width": 3, "depth": 4},
@@ -137,12 +132,7 @@ def test_two_settings_can_be_the_axes_and_others_are_fixed():
 
 def test_a_batch_is_compared_with_the_same_batch_decoded_plainly():
     asked = list[Job]()
-
-    def run(job: Job):
-        asked.append(job)
-        return sample_trace("autoregressive")
-
-    list(sweep(Sweep("ems", Axis("batch", (2, 4)), samples=1), run))
+    list(sweep(Sweep("ems", Axis("batch", (2, 4)), samples=1), asking(asked)))
     assert [(job.method, job.config) for job in asked] == [
         ("ems", {"batch": 2, "base": "plain"}),
         ("ems", {"batch": 2}),

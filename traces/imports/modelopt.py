@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SCHEMA = "1.0"
-"""The version of the schema that is read and written."""
 _TOLERANCE = 2e-6
 """Rates are rounded to six digits."""
 

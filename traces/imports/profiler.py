@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _NAME = "a trace of the torch profiler with SGLang's step[...] or vLLM's gpu_model_runner scopes"
 MOST_SCOPES = 500_000
-"""The most scopes of one file."""
 DEVICE = "gpu0"
 _UNKNOWN_COUNT = -1
 _SGLANG = re.compile(r"step\[([A-Za-z_0-9]{1,40})(?: [^\]]{0,400})?\]")

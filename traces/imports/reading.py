@@ -28,11 +28,9 @@ FORMS = (VLLM, AIPERF, SGLANG, MODELOPT, PROFILER)
 MAX_BYTES = 128 * 2**20
 """Size of the largest file of another engine: parsed, it needs several times as much memory."""
 MOST_RUNS = 10_000
-"""The most requests of one file."""
 MOST_ROWS = 2_000_000
 """The most decisions and tokens of all requests of one file."""
 MOST_TRACE_BYTES = 512 * 2**20
-"""Size of the largest trace of SpecScope's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,6 @@ class Imports:
     """The traces of a file."""
 
     traces: tuple[Trace, ...]
-    """At least one."""
     skipped: int = 0
     """Requests that say nothing of speculative decoding."""
 

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 ALWAYS = ("times", "texts of the tokens", "ids of rejected tokens", "probabilities")
 """What no file of counts holds."""
 MOST = 2**53 - 1
-"""The largest whole number that is read."""
 LONGEST_DRAFT = 1024
-"""The largest draft length that is read."""
 MOST_STEPS = 200_000
-"""The most verifications of one request."""
 MOST_TOKENS = 1_000_000
 """The most tokens, drafted or put out, of one request."""
 
@@ -51,9 +48,7 @@ class Request:
     """One request, as a file describes it."""
 
     source: str
-    """See `Imported`."""
     engine: str
-    """The engine's name."""
     key: str
     """The request's id in the file; empty without one."""
     content: Any
@@ -63,9 +58,7 @@ class Request:
     counts: Counts
     """The same as totals."""
     tokens: tuple[int, ...] | None = None
-    """Token ids of the output."""
     prompt: tuple[int, ...] | None = None
-    """Token ids of the prompt."""
     text: str = ""
     model: str = ""
     created: float | None = None

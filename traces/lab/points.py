@@ -31,11 +31,8 @@ class Point:
     rate: float | None
     """Acceptance rate of a tested token."""
     speedup: float | None
-    """Over plain decoding."""
     source: str
-    """Paper and table."""
     label: str
-    """The source and its numbers."""
 
 
 def points_of(plan: Sweep, profile: str | None, pair: str | None) -> list[Point]:

@@ -49,7 +49,6 @@ class Job(NamedTuple):
     group: str
     """Shared by the runs of one comparison."""
     drafter: str = USUAL
-    """What drafts instead of the usual drafter."""
 
 
 class Setup(NamedTuple):
@@ -142,7 +141,6 @@ class Cell:
     traces: tuple[tuple[Trace, Trace], ...]
     """The first sample's run and plain decoding, by pass."""
     error: str = ""
-    """Why the cell has no number."""
 
     @property
     def mean(self) -> float:
@@ -290,7 +288,6 @@ class Scripted:
     profile: str
     profile_pair: str = ""
     tokens: int = 64
-    """Tokens of each run."""
 
     def check(self, seeds: int) -> None:
         """Check profile, pair, tokens, and the number of seeds.

@@ -32,7 +32,6 @@ _REASONS = {
     "1.87), which no spread of steps gives.",
     "opt-13b": "the print falls from 1.62 to 1.39 between batch 12 and 16, and then stays (1.37, 1.31).",
 }
-"""Why predictions of a series miss."""
 
 
 def _series(table: Mapping[str, Any], model: str, *, drafts: bool) -> Series:

@@ -54,11 +54,8 @@ class Shape(NamedTuple):
     """Forwards of a round."""
 
     drafts: int
-    """Forwards of a drafting model."""
     heads: tuple[Work, ...]
-    """Forwards of drafting heads."""
     rows: int
-    """Rows of the verification."""
 
 
 SHAPES = {

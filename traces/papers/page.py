@@ -159,9 +159,7 @@ def _number(value: float | None) -> str:
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 250, 56, 16, 14, 26
 _FEWEST = 3
-"""Rows that make a chart."""
 _NUMBERS = 25
-"""Most row numbers below a chart."""
 _LOG_FROM = 30
 """Ratio of the largest number to the smallest from which on the axis is logarithmic."""
 

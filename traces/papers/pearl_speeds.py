@@ -26,9 +26,7 @@ from traces.papers.rows import bisect, numbers
 
 _DATA = numbers("pearl")
 _LONGEST = 64
-"""Longest draft of `assisted`, in tokens."""
 _DRAWS = 50
-"""Times that the recorded texts are drawn."""
 
 
 class Pair(NamedTuple):

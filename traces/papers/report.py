@@ -12,7 +12,6 @@ from traces.papers import dsi, easyspec, ems, outside, parallelspec, pearl
 from traces.papers.rows import WITHIN, Group, Paper, Row
 
 PAPERS = {module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, outside)}
-"""Papers by key."""
 
 
 _LARGE = 0.25

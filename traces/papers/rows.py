@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "papers"
-"""Folder of the published numbers."""
 
 Kind = Literal["exact", "copied", "arithmetic", "closed form", "simulated", "measured", "published only"]
 Group = Literal["exact", "repeated", "predicted", "easy", "fitted", "not printed", "published only"]

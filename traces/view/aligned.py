@@ -101,11 +101,16 @@ def _row(output: Output, reference: Output, sequence: int) -> RowView:
     ours, theirs = output.ids(own), reference.ids(sequence)
     if NO_TOKEN in ours or NO_TOKEN in theirs:
         return refused("its token ids are unknown")
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
-    same = sum(1 for _ in equal)
+    same = equal_tokens(ours, theirs)
     if not same:
         return refused("another text from the first token on" if ours else "no tokens")
     return {"sequence": own, "same": same, "reason": ""}
+
+
+def equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Return how many ids, from the first on, are equal."""
+    pairs = zip(ours, theirs, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def aligned_tokens(commits: Sequence[tuple[int, Commit]], clock: Clock) -> list[AlignedToken]:

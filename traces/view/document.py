@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import SpecScopeError
@@ -14,7 +13,7 @@ from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
 from traces.race import Racer, Spread, race_line, racers_of, spread
 from traces.verdict import verdict
-from traces.view.aligned import aligned
+from traces.view.aligned import aligned, equal_tokens
 from traces.view.caches import caches, packings
 from traces.view.figures import LOSSY, figure_rows, figure_texts
 from traces.view.form import VERSION, Compared, Document, Heading, IdentityView, RunView, Sections
@@ -248,8 +247,7 @@ def _identity(trace: Trace, baseline: Trace) -> IdentityView:
     """Compare token ids with the baseline's."""
     ours, theirs = trace.token_ids(), baseline.token_ids()
     length = min(len(ours), len(theirs))
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
-    same = sum(1 for _ in equal)
+    same = equal_tokens(ours, theirs)
     ended = trace.status == baseline.status == "done"
     differs = same < length or (ended and len(ours) != len(theirs))
     return {"same": not differs, "at": same if differs else None, "length": length, "final": ended}

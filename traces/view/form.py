@@ -37,11 +37,8 @@ class Heading(TypedDict):
     id: str
     title: str
     config: str
-    """See `config_text`."""
     drafter: str
-    """See `drafter_text`."""
     planned: str
-    """See `planned_text`."""
     badge: str
     """The clock: measured or virtual, and where."""
     virtual: bool
@@ -50,12 +47,9 @@ class Heading(TypedDict):
     status: str
     error: str
     reasons: list[str]
-    """Why each sequence ended."""
     prompts: list[str]
-    """Empty if redacted."""
     redacted: bool
     greedy: bool
-    """Whether the temperature is 0."""
     imported: bool
     """Whether another engine made the run; then its rule of acceptance is unknown."""
     busy: str
@@ -92,7 +86,6 @@ class Sections(Extent):
     pool: ServersView | None
     trees: list[TreeView]
     sources: list[SourceView]
-    """Empty if redacted."""
 
 
 class Compared(TypedDict):
@@ -107,7 +100,6 @@ class Compared(TypedDict):
     batch: int
     """Sequences decoded at once, at most."""
     metrics: dict[str, Any]
-    """The fields of `traces.metrics.Metrics`."""
     figures: dict[str, str]
     """Text of each figure, by key."""
     passes: Spread | None
@@ -133,7 +125,6 @@ class Document(TypedDict):
     """Everything that the viewer shows."""
 
     model: int
-    """`VERSION`."""
     state: str
     """`empty` without runs, `live` while one of them is in progress, else `ready`."""
     axis: Axis

@@ -45,7 +45,6 @@ class NgramsView(TypedDict):
     """The window's levels; the last one holds the model's own predictions."""
     tried: list[TriedView]
     gained: list[list[int]]
-    """N-grams added to the pool."""
     size: int
     """N-grams in the pool after the round."""
 
@@ -102,7 +101,6 @@ class CopyView(TypedDict):
     match: int
     """Tokens right before `start` that equal the last tokens of the prefix."""
     length: int
-    """Tokens copied."""
     position: int
     """Position in the sequence that the first copied token was drafted for."""
 
@@ -115,7 +113,6 @@ class SourceView(TypedDict):
     document: int
     """Index of the document; -1 for a prompt."""
     texts: list[str]
-    """One text per token."""
 
 
 def copies(trace: Trace) -> list[CopyView]:

@@ -41,7 +41,6 @@ class BinsView(TypedDict):
     width: float
     spans: list[int]
     tracks: dict[str, list[Shares]]
-    """By device."""
     tokens: list[int]
 
 

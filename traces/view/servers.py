@@ -30,17 +30,14 @@ class ForwardColumns(TypedDict):
     """The target's forwards in the order asked for. Position 0 is the output's first token."""
 
     id: list[int]
-    """Span ids."""
     server: list[int]
     """Index in `ServersView.servers`."""
     start: list[float]
     end: list[float]
     first: list[int]
-    """First position scored."""
     own: list[int]
     """First position that no earlier forward of the same turn scores."""
     last: list[int]
-    """Last position scored."""
     outcome: list[str]
     """`decided`: its scores decided tokens and rejected none; `rejected`: they rejected a draft;
     `preempted`; `stopped` with the run; `unused`: nothing needed its scores; `open`: not judged."""

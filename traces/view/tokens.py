@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT, origin
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT, shown_text
 from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ class DecisionView(TypedDict, total=False):
     node: int
     """Index in the judged draft; -1 for the target's own token, and for a draft never judged."""
     p: float | None
-    """The target's probability of the token."""
     q: float | None
-    """The drafter's probability of the token."""
     u: float | None
     """The uniform draw of the test."""
     chance: float | None
@@ -88,20 +86,13 @@ def _token(
         "sequence": commit.sequence,
         "position": commit.position,
         "id": commit.token,
-        "text": _shown(trace, commit),
+        "text": shown_text(trace.header, commit),
         "outcome": commit.origin,
         "step": commit.step,
         "t": now,
         "gap": gap,
     }
     return {**token, **decided(trace, decision)} if decision else token
-
-
-def _shown(trace: Trace, commit: Commit) -> str:
-    """Return the text of a token; of another engine's token without one, its id or a block."""
-    if commit.text or origin(trace.header) is None:
-        return commit.text
-    return f"{UNKNOWN_TEXT if commit.token == NO_TOKEN else commit.token} "
 
 
 def decided(trace: Trace, d: Decision) -> DecisionView:
@@ -262,7 +253,6 @@ class NodeColumns(TypedDict):
     parent: list[int]
     """Index in these columns; -1 for the last token of the prefix."""
     level: list[int]
-    """Depth from 0."""
     id: list[int]
     text: list[str]
     outcome: list[str]

@@ -70,7 +70,6 @@ class TrackView(TypedDict):
     waits: list[tuple[float, float, str]]
     """(start, end, reason) of every idle stretch while decoding."""
     measured: MeasuredView | None
-    """Null without samples."""
 
 
 def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from engine.draws import Draws, Key
 from engine.errors import UsageError
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
 from traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
@@ -37,11 +37,9 @@ class Output:
     """One sequence of a recording. Indices count the tokens of the output from 0."""
 
     prompt: tuple[int, ...]
-    """Token ids; empty if unknown."""
     tokens: tuple[int, ...]
     """Token ids of the output; `NO_TOKEN` for an unknown one."""
     texts: tuple[str, ...]
-    """The text that each token adds."""
     agrees: tuple[bool, ...]
     """For each index, whether the drafter drafts the token of the output."""
     tests: Mapping[int, Decision]
@@ -227,16 +225,11 @@ def _output(
     return Output(
         prompt=header.prompt_ids[sequence] if sequence < len(header.prompt_ids) else (),
         tokens=tuple(c.token for c in rows),
-        texts=tuple(_shown(c) for c in rows) if origin(header) else tuple(c.text for c in rows),
+        texts=tuple(shown_text(header, c) for c in rows),
         agrees=tuple(right),
         tests=tests,
         ended=not full,
     )
-
-
-def _shown(commit: Commit) -> str:
-    """Return the text of another engine's token: without one, its id or a block."""
-    return commit.text or f"{UNKNOWN_TEXT if commit.token == NO_TOKEN else commit.token} "
 
 
 def _of_counts(trace: Trace, counts: Counts) -> Recording:

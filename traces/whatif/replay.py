@@ -15,8 +15,9 @@ from engine.simulate.profile import Profile
 from engine.simulate.records import MOST_GPUS
 from engine.types import check_range
 from traces.requests import load_of
+from traces.view.tokens import has_trees
 from traces.whatif.recording import longest_draft, read
-from traces.whatif.retimed import check, has_trees, is_kept, kept, retimed
+from traces.whatif.retimed import check, is_kept, kept, retimed
 from traces.whatif.rules import FIRST, way_of
 from traces.whatif.script import script_of
 
@@ -46,7 +47,6 @@ class Change:
     method: str = ""
     """Key of a method; another method than the recorded one begins with its default settings."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings of the method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,6 @@ class WhatIf:
     """Index of the first token that a real run would draw anew; None if there is none."""
     notes: tuple[str, ...]
     seconds: float
-    """Time that the replays took."""
 
     @property
     def traces(self) -> tuple[Trace, ...]:
@@ -213,7 +212,7 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
             f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "
             "choose a schedule without confidence"
         )
-    if has_trees(replay):
+    if has_trees(replay.decisions):
         raise UsageError(
             f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: "
             "choose a chain, such as width 1, another method, or a run of such trees with its own settings"

@@ -31,7 +31,6 @@ SHOWN = (
     "decode_seconds",
     "wasted_device_seconds",
 )
-"""Keys of the figures in the table."""
 
 
 class Row(NamedTuple):

@@ -18,6 +18,7 @@ from engine.layout import Layout, Separate
 from engine.trace.events import Span
 from engine.trace.trace import Trace
 from traces.imported import origin
+from traces.view.tokens import has_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,12 +44,7 @@ def is_kept(trace: Trace, method: Method, changed: Mapping[str, Any]) -> bool:
     recorded = method.configure(header.config)
     if asdict(method.configure({**header.config, **changed})) != asdict(recorded):
         return False
-    return bool(method.layout(recorded).head) or has_trees(trace)
-
-
-def has_trees(trace: Trace) -> bool:
-    """Return whether a draft is not a chain."""
-    return any(d.node >= 0 and d.parent != d.node - 1 for d in trace.decisions)
+    return bool(method.layout(recorded).head) or has_trees(trace.decisions)
 
 
 def kept(trace: Trace) -> Iterator[str]:

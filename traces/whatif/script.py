@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from traces.whatif.recording import Output, Recording
 
 CONTEXT = 1 << 20
-"""Positions of the scripted models."""
 _ROOM = 64
 """Tokens that the last drafts may reach beyond an output whose largest length is unknown."""
 _PROMPT, _WRONG, _END = 0, 1, 2
@@ -40,7 +39,6 @@ class Script:
 
     recording: Recording
     prompts: tuple[tuple[int, ...], ...]
-    """The prompt of each sequence."""
     tokens: Source
     """Models that repeat the outputs and drafts, in the new numbers."""
     pair: Pair
