@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -26,6 +27,8 @@ MOST_PAGES = 1000
 """Open pages that are remembered."""
 END_S = 5.0
 """Most seconds that a stream waits for the end of the one before: its page may be gone."""
+REPEAT_S = 0.2
+"""Seconds from a stream's end to the repetition of its last update."""
 
 
 def running(service: Service, chat: Chat) -> tuple[Chat, list[Lane]]:
@@ -70,18 +73,25 @@ def stored(service: Service, chat: Chat) -> Chat:
 
 
 class _Stream:
-    """What a page reads: whether a newer stream replaces it, and whether it has ended."""
+    """What a page reads: whether a newer stream replaces it, and when it ended."""
 
     def __init__(self) -> None:
         self.replaced = asyncio.Event()
         self.ended = asyncio.Event()
+        self.end = 0.0
+
+    async def repeated(self) -> None:
+        """Wait until Gradio has repeated the stream's last update, or its page is gone."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), END_S)
+            await asyncio.sleep(self.end + REPEAT_S - time.monotonic())
 
 
 class Streams:
     """The stream of updates that each page reads: a new one ends the one before.
 
-    The new stream waits for that end. Gradio sends a stream's last update once more after its end,
-    so every stream ends with an update that changes nothing.
+    Gradio sends a stream's last update once more after its end. So a new stream waits for that, and
+    a replaced one ends with an update that changes nothing.
     """
 
     def __init__(self) -> None:
@@ -95,14 +105,14 @@ class Streams:
         shown = dict[Any, Any]()
         try:
             if before is not None:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(before.ended.wait(), END_S)
+                await before.repeated()
             while (update := await _next(updates, mine.replaced)) is not None:
                 shown = update
                 yield update
-            if shown:
+            if mine.replaced.is_set() and shown:
                 yield dict.fromkeys(shown, gr.skip())
         finally:
+            mine.end = time.monotonic()
             mine.ended.set()
 
     def _replace(self, page: str) -> tuple[_Stream | None, _Stream]:
