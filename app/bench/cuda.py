@@ -23,8 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 import engine
-from app.bench.figures import Figure
-from app.bench.plan import Note
+from app.bench.figures import Figure, Note
 from app.bench.speed import one_core
 from engine.drafters.tree import Wide
 from engine.model.cache import Cache

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, minimum
 
 from app.bench import speed
-from app.bench.plan import Note
+from app.bench.figures import Note
 from engine.drafters.pace import Curve, Probe
 from engine.drafters.plan import LONGEST, Plan, best_parallel, best_tree
 from engine.model.decoder import Decoder

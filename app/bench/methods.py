@@ -13,8 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from app.bench import speed
-from app.bench.figures import Figure
-from app.bench.plan import Note, Plan
+from app.bench.figures import Figure, Note, Plan
 from app.bench.race import Race, Transformers, quiet
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 from app.bench import speed
-from app.bench.figures import Figure
-from app.bench.plan import Note, Plan
+from app.bench.figures import Figure, Note, Plan
 from app.bench.race import Race
 from engine.errors import ModelError, UsageError, one_line
 from engine.methods import BASELINE

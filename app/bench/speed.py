@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import engine
-from app.bench.figures import Figure
-from app.bench.plan import Plan
+from app.bench.figures import Figure, Plan
 from app.bench.race import Generate, Race, Transformers, quiet
 from engine.pairs.pair import Pair
 from engine.trace.trace import Trace

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import engine
 from app.bench import speed
-from app.bench.figures import Figure
-from app.bench.plan import Note, Plan
+from app.bench.figures import Figure, Note, Plan
 from app.bench.race import Race
 from engine.model.similarity import Similarity, similarity
 from engine.pairs.load import load

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any
 
 import engine
-from app.bench.plan import Note
+from app.bench.figures import Note
 from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling
 from traces.metrics import measure as metrics

@@ -23,12 +23,12 @@ from app.cli.prompts import PromptRow, prompts_of
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.bench.plan import Plan
+    from app.bench.figures import Plan
 
 
 @contextlib.contextmanager
 def progress() -> Generator[Callable[[str], None]]:
-    """Show progress on stderr; yield a `Note` (`app.bench.plan.Note`).
+    """Show progress on stderr; yield a `Note` (`app.bench.figures.Note`).
 
     Output that libraries print goes to stderr, too.
     """
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.bench import cuda, plan, suite
+    from app.bench import cuda, figures, suite
 
     _check(args)
     begun = time.perf_counter()
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     if args.whatif:
         return _whatif(args)
     facts = dict[str, Any]()
-    sizes = plan.METHODS_QUICK if args.quick else plan.METHODS
+    sizes = figures.METHODS_QUICK if args.quick else figures.METHODS
     if args.cuda:
         with progress() as note:
             measured, facts = cuda.measure(5 if args.quick else 20, note)
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         measured, facts = _methods(args, sizes)
     else:
         with progress() as note:
-            measured = suite.measure(plan.QUICK if args.quick else plan.FULL, note)
+            measured = suite.measure(figures.QUICK if args.quick else figures.FULL, note)
     usual = facts.get("runtime", "local-process") == "local-process"
     bars = BARS if usual and facts.get("on_gpu", True) else {}
     report(measured, bars, args, facts | {"seconds": round(time.perf_counter() - begun, 1)})

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import engine
-from app.bench import plan, speed, suite
-from app.bench.figures import BARS, Bar, Figure, judged
+from app.bench import speed, suite
+from app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
 from app.bench.race import Race, Transformers, quiet
 from app.cli import bench
 from engine.pairs.pair import Pair
@@ -103,15 +103,15 @@ def test_a_race_compares_the_texts_of_contestants():
 
 
 def test_the_quick_plans_prompts_are_the_first_of_the_full_plan():
-    quick, full = plan.QUICK.questions(), plan.FULL.questions()
-    assert len(quick) == plan.QUICK.prompts
-    assert len(full) == plan.FULL.prompts
+    quick, full = QUICK.questions(), FULL.questions()
+    assert len(quick) == QUICK.prompts
+    assert len(full) == FULL.prompts
     assert full[: len(quick)] == quick
-    assert plan.QUICK.rounds < plan.FULL.rounds
+    assert QUICK.rounds < FULL.rounds
 
 
-def _fake(monkeypatch, **figures: Figure) -> list[plan.Plan]:
-    plans: list[plan.Plan] = []
+def _fake(monkeypatch, **figures: Figure) -> list[Plan]:
+    plans: list[Plan] = []
 
     def measure(chosen, note):
         plans.append(chosen)
@@ -135,7 +135,7 @@ def test_json_is_one_object_even_if_libraries_print(monkeypatch, capsys):
     assert _run("--json", "--quick") == 0
     out, err = capsys.readouterr()
     assert "a library talks" in err
-    assert plans == [plan.QUICK]
+    assert plans == [QUICK]
     result = json.loads(out)
     assert set(result["bars"]) == set(BARS)
     for key in (*BARS, "c"):
@@ -151,7 +151,7 @@ def test_without_json_it_is_a_table(monkeypatch, capsys):
     plans = _fake(monkeypatch, pearl_over_speculative=Figure((60_000.0,), "ratio"))
     assert _run() == 0
     out = capsys.readouterr().out
-    assert plans == [plan.FULL]
+    assert plans == [FULL]
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert ">= 1.8 missed" in lines["speculative_over_assisted"]
     assert ">= 1.1 met" in lines["pearl_over_speculative"]
@@ -187,8 +187,8 @@ def test_transformers_and_ours_write_the_same(cluster):
         assert traces[0].rounds[0].drafted == 3
 
 
-def _plan(new: int) -> plan.Plan:
-    return plan.Plan(1, 1, 1.0, 1, new, 1)
+def _plan(new: int) -> Plan:
+    return Plan(1, 1, 1.0, 1, new, 1)
 
 
 def test_costs_are_ratios_of_the_bundled_pairs_forwards():
@@ -237,4 +237,4 @@ def test_batches_are_measured_in_all_variants_with_equal_texts(cluster):
     assert table["1"]["both"]["over_batch_1"] == table["2"]["vanilla"]["over_vanilla"] == 1
     assert table["2"]["both"]["attention_cells"] == table["1"]["both"]["attention_cells"]
     assert table["2"]["vanilla"]["attention_cells"] > table["2"]["both"]["attention_cells"]
-    assert len(set(suite.prompts_of(plan.FULL))) == plan.FULL.batch_prompts >= max(plan.FULL.batches)
+    assert len(set(suite.prompts_of(FULL))) == FULL.batch_prompts >= max(FULL.batches)

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 import engine
-from app.bench import peers, plan, speed
-from app.bench.plan import Plan
+from app.bench import peers, speed
+from app.bench.figures import Plan
 from engine.errors import ModelError, UsageError
 from tests.app.test_bench_cuda import run_bench
 
@@ -119,7 +119,7 @@ def test_the_command_races_the_methods_of_a_pair(server, module, monkeypatch, ca
     """On threads, which start faster."""
     monkeypatch.setattr(engine, "open", partial(engine.open, runtime="local-thread"), raising=False)
     monkeypatch.setattr(peers, "gguf_of", lambda model, folder, progress: folder / f"{model}.gguf")
-    monkeypatch.setattr(plan, "METHODS_QUICK", PLAN)
+    monkeypatch.setattr("app.bench.figures.METHODS_QUICK", PLAN)
     assert run_bench("--peers", "--pair", "bundled", "--quick", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert server.servers[0][0].model.path.endswith("bundled.gguf")

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, Size
-from app.bench.figures import Figure
-from app.bench.plan import Note
+from app.bench.figures import Figure, Note
 from app.bench.speed import one_core
 from engine.model.attention import SlotAttention
 from engine.model.cache import Cache

@@ -27,7 +27,7 @@ from traces.waiting import decode_window
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from app.bench.plan import Note
+    from app.bench.figures import Note
     from engine.trace.trace import Trace
 
 PROMPT = "Tell me a story about a lighthouse keeper."

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import engine
 from app.bench import speed
-from app.bench.figures import Figure
-from app.bench.plan import FULL, QUICK, Note, Plan
+from app.bench.figures import FULL, QUICK, Figure, Note, Plan
 from app.bench.race import Race
 from engine.errors import UsageError
 from engine.pairs.pair import Pair

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.bench.figures import Bar, Figure
-from app.bench.plan import Note
+from app.bench.figures import Bar, Figure, Note
 from app.cli import common
 from app.cli.bench import progress, report
 

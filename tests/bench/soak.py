@@ -23,8 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
-from app.bench.figures import Bar, Figure
-from app.bench.plan import Note
+from app.bench.figures import Bar, Figure, Note
 from engine.errors import SpecScopeError
 from tests.bench import script
 from traces.store import Store

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from app.bench.cuda import Size
-from app.bench.plan import Plan
+from app.bench.figures import Plan
 from engine.errors import UsageError
 from engine.model.attention import attend
 from engine.pairs.pair import Pair

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 import engine
-from app.bench.figures import Bar, Figure
-from app.bench.plan import FULL, QUICK, Note
+from app.bench.figures import FULL, QUICK, Bar, Figure, Note
 from engine.errors import SpecScopeError
 from engine.pairs.pair import Pair
 from engine.trace.events import Footer, Header, Row, Span

@@ -18,8 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import engine
-from app.bench.figures import Bar, Figure
-from app.bench.plan import Note
+from app.bench.figures import Bar, Figure, Note
 from app.service import Service
 from app.windows import Windows
 from engine.trace.trace import Trace
