@@ -6,7 +6,7 @@ import psutil
 
 from engine.cluster.others import Reading, others, read
 from engine.trace.events import TOO_BUSY
-from traces.load import OtherLoad
+from traces.comparable import OtherLoad
 
 __all__ = ["Reading", "busy_since", "busy_warning", "read_load"]
 

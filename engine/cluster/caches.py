@@ -9,8 +9,7 @@ from typing import NamedTuple
 from engine.errors import OutOfMemory
 from engine.pairs.progress import megabytes
 from engine.trace.events import Device
-from engine.workers.jobs import Begin, Room
-from engine.workers.replies import Taken
+from engine.workers.jobs import Begin, Room, Taken
 from engine.workers.worker import Worker
 
 SMALLER = "a shorter prompt or a smaller model"

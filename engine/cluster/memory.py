@@ -19,7 +19,7 @@ from engine.pairs.pair import Pair
 from engine.pairs.progress import megabytes
 from engine.pairs.sizes import Split, model_size
 from engine.trace.events import Device
-from engine.workers.free import cpu_free
+from engine.workers.memory import cpu_free
 
 MACHINE = "this machine"
 """Name of the memory that CPU cores share."""

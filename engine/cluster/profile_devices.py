@@ -13,8 +13,7 @@ from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile
 from engine.trace.events import Device
-from engine.workers.transports.sharing import Processor
-from engine.workers.transports.virtual import VirtualWorker
+from engine.workers.transports.virtual import Processor, VirtualWorker
 from engine.workers.worker import Worker
 
 

@@ -20,8 +20,8 @@ from engine.drafters.tree import Wide
 from engine.layout import Layout, Packing, Separate
 from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting
-from engine.run.batch import Batch
 from engine.run.run import Run
+from engine.run.serving import Batch
 from engine.types import Draft
 
 

@@ -22,7 +22,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from engine.largest import largest
+from engine.draws import largest
 from engine.model.shape import EMBEDDING, ModelShape
 
 BLOCK = 64

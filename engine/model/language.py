@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from engine.model.fuzzy import Fuzzy
     from engine.model.slots import Rows, Slots
     from engine.model.stage import StageIO
-    from engine.vocabulary import Vocabulary
 
 
 def never() -> bool:
@@ -24,7 +23,7 @@ class Output(NamedTuple):
     """The result of a forward of T rows."""
 
     logits: Tensor
-    """(W, V) float32, one line per wanted row, in the order of `want`; (W, C) of a split head."""
+    """(W, V) float32, one line per wanted row, in the order of `want`."""
     hidden: dict[int, Tensor]
     """Layer -> state (T, D): 0 the embeddings, i after i layers, -1 the final normed state."""
     cells: int = 0
@@ -62,11 +61,6 @@ class LanguageModel(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The columns of the logits that this process computes."""
-        ...
 
     @property
     def context(self) -> int: ...

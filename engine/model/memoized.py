@@ -38,7 +38,7 @@ class MemoizedModel:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.name = model.name
-        self.vocab_size, self.vocabulary = model.vocab_size, model.vocabulary
+        self.vocab_size = model.vocab_size
         self.context = model.context
         self.depth = model.depth
         self._memo: dict[bytes, torch.Tensor] = {}

@@ -139,7 +139,7 @@ class StaticStep:
         self._launch()
         kept, wanted = self._numbers[3, : len(rows)], self._numbers[4, : len(want)]
         logits = (
-            kept.new_empty((0, self._decoder.vocabulary.width), dtype=torch.float32)
+            kept.new_empty((0, self._decoder.vocab_size), dtype=torch.float32)
             if self._logits is None
             else self._logits.index_select(0, wanted)
         )

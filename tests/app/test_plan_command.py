@@ -13,7 +13,7 @@ from engine.methods import METHODS
 from engine.pairs.pair import Pair
 from engine.pairs.stored import PAIRS
 from engine.trace.events import Device
-from engine.workers import free as free_memory
+from engine.workers import memory as free_memory
 from engine.workers.transports.process import ProcessWorker
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads

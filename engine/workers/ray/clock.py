@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.workers.replies import Reply
+from engine.workers.jobs import Reply
 
 TRIPS = 16
 """Round trips of one comparison."""

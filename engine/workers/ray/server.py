@@ -25,9 +25,8 @@ import torch
 from engine.environment import release
 from engine.errors import ModelError, SpecScopeError
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Connect, Drop, Job, Link, Load
+from engine.workers.jobs import CONTROL, Connect, Drop, Job, Link, Load, Reply
 from engine.workers.ray.parcels import Packed, split_reply, unpack
-from engine.workers.replies import Reply
 from engine.workers.transports.process import Setup, Wire
 
 

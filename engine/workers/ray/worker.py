@@ -19,12 +19,11 @@ from typing import Any, TypeAlias
 
 from engine.environment import release
 from engine.errors import SpecScopeError, WorkerDied
-from engine.workers.jobs import Connect, Drop, Job, Link, Load, Preparation
+from engine.workers.jobs import Connect, Drop, Job, Link, Load, Preparation, Reply
 from engine.workers.ray.causes import cause
 from engine.workers.ray.clock import compare
 from engine.workers.ray.node import Node
 from engine.workers.ray.parcels import Parcels, join_reply
-from engine.workers.replies import Reply
 from engine.workers.transports.process import Setup, Wire
 from engine.workers.worker import Ticket
 

@@ -21,7 +21,7 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.pairs.sizes import Split, checked_shape, layer_sizes, model_size
 from engine.trace.events import Device
-from engine.workers import free as free_memory
+from engine.workers import memory as free_memory
 from tests.engine.model import tiny
 from tests.engine.model.together import on_ranks
 

@@ -14,9 +14,10 @@ from engine.heads.files import HeadWeights, read_head
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
+from engine.plot import Line, Panel, draw
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.losses import DraftAcceptance
-from engine.training.heads.plot import Line, Panel, draw, training_curves
+from engine.training.heads.plot import training_curves
 from engine.training.heads.train import train_head
 from engine.training.options import CardSettings, HeadOptions
 from tests.engine.training.tiny import HEAD, train
