@@ -108,15 +108,10 @@ class HeadConfig:
                 raise ModelError(
                     f"{name} is {reprlib.repr(value)}; it must be a whole number, at least {low} and at most {high}"
                 )
-        for name in _FLAGS:
-            if not isinstance(value := getattr(self, name), bool):
-                raise ModelError(f"{name} is {reprlib.repr(value)}; it must be true or false")
-        target: Any = self.target
-        if not isinstance(target, str):
-            raise ModelError(f"target is {reprlib.repr(target)}; it must be the target's name")
-        tokenizer: Any = self.tokenizer
-        if not isinstance(tokenizer, str | None):
-            raise ModelError(f"tokenizer is {reprlib.repr(tokenizer)}; it must be a SHA-256, or null")
+        texts = {"target": (str, "the target's name"), "tokenizer": (str | None, "a SHA-256, or null")}
+        for name, (kind, expected) in (dict.fromkeys(_FLAGS, (bool, "true or false")) | texts).items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise ModelError(f"{name} is {reprlib.repr(value)}; it must be {expected}")
         scale: Any = self.embedding_scale
         if type(scale) not in (int, float) or not 0 < scale < 1e6:
             raise ModelError(

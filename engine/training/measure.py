@@ -6,10 +6,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import log
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -192,6 +192,15 @@ def timed_forward(model: Decoder, rows: int, context: int) -> Callable[[], float
     return forward
 
 
+Record = TypeVar("Record", "Loss", "Acceptance")
+
+
+def _added(one: Record, other: Record) -> Record:
+    """Return the sums of all numbers, with the text of the first record."""
+    names = [f.name for f in fields(one) if not isinstance(getattr(one, f.name), str)]
+    return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in names})
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Losses of both models on the held-out documents of one source."""
@@ -206,14 +215,7 @@ class Loss:
     drafter_nats: float
 
     def __add__(self, other: Loss) -> Loss:
-        return Loss(
-            self.source,
-            self.documents + other.documents,
-            self.tokens + other.tokens,
-            self.bytes + other.bytes,
-            self.target_nats + other.target_nats,
-            self.drafter_nats + other.drafter_nats,
-        )
+        return _added(self, other)
 
     @property
     def bits_per_byte(self) -> float:
@@ -270,15 +272,7 @@ class Acceptance:
     1."""
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(
-            self.name,
-            self.prompts + other.prompts,
-            self.too_long + other.too_long,
-            self.greedy_tokens + other.greedy_tokens,
-            self.greedy_matches + other.greedy_matches,
-            self.sampled_tokens + other.sampled_tokens,
-            self.overlap + other.overlap,
-        )
+        return _added(self, other)
 
     @property
     def greedy(self) -> float:

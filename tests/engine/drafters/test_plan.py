@@ -178,14 +178,16 @@ def test_a_planned_tree_is_spelled_as_the_setting_reads_it():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[[0],[2]]", "no elder sibling"),
-        ("[[0],[1,0]]", "no parent"),
+        ("[[0],[2]]", r"\[2\] has no elder sibling; add \[1\]"),
+        ("[[0],[1,0]]", r"\[1, 0\] has no parent; add \[1\]"),
+        ("[[0],[0,0],[0]]", r"\[0\] is named twice"),
         ("[[0],", "is wrong"),
         ("[" * 300 + "]" * 300, "is wrong"),
         ("[]", "list of nodes"),
         ("[0]", "list of nodes"),
         ("[[true]]", "list of nodes"),
-        (spelled([(i,) for i in range(MOST_NODES + 1)]), "at most 64"),
+        ("[[0],[-1]]", "list of nodes"),
+        (spelled([(i,) for i in range(MOST_NODES + 1)]), "it has 65 nodes; .* at most 64"),
         ("auto", "choose one of eagle, medusa"),
     ],
 )
