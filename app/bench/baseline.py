@@ -13,8 +13,8 @@ import transformers
 
 from app.bench.race import Generate
 from engine.errors import UsageError
+from engine.pairs.load import load_reference
 from engine.pairs.pair import Pair
-from engine.pairs.reference import load_reference
 
 
 class Transformers:

@@ -64,7 +64,7 @@ def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
     Raises:
         UsageError: The target cannot be split on this cluster.
     """
-    most = min(MAX_STAGES, cluster.placement.site.stage_limits().devices)
+    most = min(MAX_STAGES, cluster.placement.pool.stage_limits().devices)
     settings: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
     for stages in sorted({cluster.stages(0), *([most] if cluster.placement.profile else [])}):
         settings[f"pipeline, {stages} stages"] = {"placement": "pipeline", "stages": stages}

@@ -71,7 +71,6 @@ def _name(method: str, *, greedy: bool) -> str:
 
 
 def _seconds_per_token(trace: Trace) -> float | None:
-    """Return a run's measured decoding time per token; None if it does not count."""
     prefill = max((s.end for s in trace.spans if s.kind == "prefill" and s.step == 0), default=0)
     tokens, header = len(trace.commits), trace.header
     busy = next((row.busy for row in trace.occupancy if row.device == OTHERS), 0.0)
@@ -83,7 +82,6 @@ def _seconds_per_token(trace: Trace) -> float | None:
 
 
 def _read(path: Path) -> dict[str, list[float]]:
-    """Return the kept ratios; none if the file is missing or broken."""
     try:
         stored = parse_json(read_text(path, LONGEST))
         found = {str(name): [float(ratio) for ratio in ratios] for name, ratios in stored.items()}

@@ -56,7 +56,6 @@ def read_probe(path: Path) -> Probe | None:
 
 
 def write_probe(path: Path, probe: Probe) -> None:
-    """Store a method's measurement."""
     write(path, asdict(probe))
 
 
@@ -83,5 +82,4 @@ def write(path: Path, value: Any) -> None:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a JSON value with tuples instead of lists."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -29,8 +29,8 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 from engine.errors import UsageError
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
+from engine.pairs.load import load_reference
 from engine.pairs.pair import Pair
-from engine.pairs.reference import load_reference
 from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture, training_documents
 from engine.training.loop import Listener, Training, ignore, read_facts, write_facts
 from engine.training.options import DistilOptions, PairOptions, Shape

@@ -57,12 +57,11 @@ from engine.workers.jobs import (
 )
 from engine.workers.judging import judge_all
 from engine.workers.measure import measure
+from engine.workers.memory import out_of_memory, taken
 from engine.workers.moves import export_rows, import_rows
 from engine.workers.propose import propose
 from engine.workers.ranks import ProcessRanks
 from engine.workers.replies import Facts, Reply, Stamp
-from engine.workers.room import taken
-from engine.workers.shortage import out_of_memory
 from engine.workers.slab import attach
 from engine.workers.split_drafts import add_exchange, gathered
 from engine.workers.trees import grow

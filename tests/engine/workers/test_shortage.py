@@ -21,11 +21,11 @@ from engine.layout import Packing
 from engine.pairs.pair import Pair
 from engine.trace.events import Footer
 from engine.types import Limits, Sampling
-from engine.workers import shortage
+from engine.workers import memory
 from engine.workers.forwards import Forwards
 from engine.workers.jobs import Begin, Load, Propose
+from engine.workers.memory import out_of_memory
 from engine.workers.replies import Reply
-from engine.workers.shortage import out_of_memory
 from engine.workers.transports.group import _cause
 from engine.workers.transports.shards import ShardsWorker
 from tests.engine.workers.harness import scripted_cluster
@@ -82,7 +82,7 @@ def raised(fail) -> Exception:
     ],
 )
 def test_errors_of_allocators_name_device_model_bytes_and_what_is_free(monkeypatch, fail, asked):
-    monkeypatch.setattr(shortage, "_free", lambda: 3_000_000)
+    monkeypatch.setattr(memory, "_free", lambda: 3_000_000)
     error = raised(fail)
     found = out_of_memory(error, "cpu:1/drafter", JOB, Forwards(), BEGIN)
     amount = r"1125899.9 GB more were asked for, " if asked else ""
