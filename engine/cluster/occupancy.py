@@ -279,6 +279,10 @@ class OtherPrograms:
                 continue
         self._before = processor_time(self._processes)
 
+    def cores(self) -> float:
+        """Return the cores that other programs used until now; 0 for a short time."""
+        return used_by_others(self._before, processor_time(self._processes)) or 0.0
+
     def row(self, at: int) -> Occupancy | None:
         """Return the load until now as a row; None for a short run.
 

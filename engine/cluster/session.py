@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,9 +12,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine.cluster.execution import Execution, Listener, Recording, Request
-from engine.cluster.learned import learn, scaled
-from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
+from engine.cluster.execution import Execution, Listener, Recording, Request, other_programs
+from engine.cluster.measured import (
+    learn,
+    measured_path,
+    read_curve,
+    read_probe,
+    scaled,
+    write_curve,
+    write_probe,
+)
+from engine.cluster.occupancy import OtherPrograms
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.probing import CONTEXT, NEW_TOKENS, ROWS, measure_probe, measure_verify
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
@@ -28,12 +37,15 @@ from engine.methods import Method, Situation, find
 from engine.pairs.pair import Pair
 from engine.pairs.text import Detokenizer
 from engine.run.serving import Load, under_load
-from engine.trace.events import Header
+from engine.trace.events import TOO_BUSY, Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
 from engine.workers.jobs import Measure
 from engine.workers.transports.shards import ShardsWorker
 from engine.workers.worker import Worker
+
+LOOK_S = 0.5
+"""Seconds in which the load by other programs is read."""
 
 
 class Cluster:
@@ -179,7 +191,7 @@ class Cluster:
             request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:
-                learn(self._learned, trace, plan, read_curve(self._measured_path([], rows=ROWS)))
+                learn(self._learned, trace, plan, self._quiet_verify)
             return trace
         finally:
             self._busy.release()
@@ -238,14 +250,18 @@ class Cluster:
 
         def planned(settings: Mapping[str, Any], best: Best) -> Plan | None:
             probe = self._probe(entry, settings, cancel, measuring)
-            plans.extend([best(probe)] if probe else [])
+            plans.extend([replace(best(probe), others=probe.others)] if probe else [])
             return plans[-1] if probe else None
 
         cfg = entry.plan(cfg, replace(self.situation, planned=planned))
         if not plans:
             return cfg, None
-        verify = read_curve(self._measured_path([], rows=ROWS))
-        return cfg, scaled(self._learned, plans[-1], entry.key, verify, greedy=sampling.greedy)
+        return cfg, scaled(self._learned, plans[-1], entry.key, self._quiet_verify, greedy=sampling.greedy)
+
+    @property
+    def _quiet_verify(self) -> Curve:
+        """The target's seconds by rows, if no other programs disturbed their measurement."""
+        return read_curve(self._measured_path([], rows=ROWS), load=lambda: 0.0)[0]
 
     @property
     def _learned(self) -> Path:
@@ -265,7 +281,7 @@ class Cluster:
         path = self._measured_path(
             [self.head(kind).path] if kind else [], method=entry.key, settings=dict(settings)
         )
-        probe = self._probes.get(path) or read_probe(path)
+        probe = self._probes.get(path) or read_probe(path, self._load)
         if probe is None:
             context = min(self.context, self.head(kind).context if kind else self.context)
 
@@ -276,22 +292,41 @@ class Cluster:
                 return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
 
             measuring()
-            probe = measure_probe(self._verify_times(cancel), run, cancel)
+            (verify, before), programs = self._verify_times(cancel), self._other_programs()
+            probe = measure_probe(verify, run, cancel)
             if probe is None:
                 return None
+            probe = replace(probe, others=max(before, programs.cores() if programs else 0.0))
             write_probe(path, probe)
-        self._probes[path] = probe
+        if probe.others < TOO_BUSY:
+            self._probes[path] = probe
         return probe
 
-    def _verify_times(self, cancel: threading.Event) -> Curve:
-        """Return the target's stored seconds by rows, or measure them."""
+    def _verify_times(self, cancel: threading.Event) -> tuple[Curve, float]:
+        """Return the target's stored seconds by rows, or measure them.
+
+        The second value is the cores that other programs used meanwhile.
+        """
         path = self._measured_path([], rows=ROWS)
-        curve = read_curve(path)
+        curve, others = read_curve(path, self._load)
         if not curve:
+            programs = self._other_programs()
             curve = measure_verify(self.placement, cancel)
+            others = programs.cores() if programs else 0.0
             if not cancel.is_set():
-                write_curve(path, curve)
-        return curve
+                write_curve(path, curve, others)
+        return curve, others
+
+    def _other_programs(self) -> OtherPrograms | None:
+        return other_programs(self.placement.workers_for(self.placement.base))
+
+    def _load(self) -> float:
+        """Return the cores that other programs use now, measured for `LOOK_S`."""
+        programs = self._other_programs()
+        if programs is None:
+            return 0.0
+        time.sleep(LOOK_S)
+        return programs.cores()
 
     def _measured_path(self, heads: list[Path], **facts: Any) -> Path:
         """Return the file of a measurement; all that it depends on is in its name."""

@@ -43,6 +43,8 @@ class Probe:
     first `levels` levels."""
     rounds: int
     """Rounds that were measured."""
+    others: float = 0.0
+    """Cores that other programs used meanwhile."""
 
 
 class Pace(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from engine.drafters.pace import Probe, overlapped, plain_seconds, round_seconds
 from engine.drafters.static import MOST_NODES
 from engine.drafters.tree import Ranks
+from engine.trace.events import TOO_BUSY
 
 LONGEST = 16
 """Longest draft that is planned for PEARL."""
@@ -46,6 +47,8 @@ class Plan:
     high: float = 0.0
     runs: int = 0
     """Earlier runs that scaled the speed-up."""
+    others: float = 0.0
+    """Cores that other programs used while the models were measured."""
 
     def facts(self) -> dict[str, Any]:
         """Return the plan for a run's header, without the paths."""
@@ -56,7 +59,8 @@ class Plan:
             "speedup": round(self.speedup, 3),
         }
         learned = {"low": round(self.low, 3), "high": round(self.high, 3), "runs": self.runs}
-        return facts | (learned if self.runs else {})
+        disturbed = {"others": round(self.others, 2)} if self.others >= TOO_BUSY else {}
+        return facts | (learned if self.runs else {}) | disturbed
 
 
 Best: TypeAlias = Callable[[Probe], Plan]

@@ -43,6 +43,11 @@ PLAN = {"nodes": 7, "levels": 3, "tokens_per_forward": 1.93, "speedup": 1.6}
             {**PLAN, "nodes": 1, "levels": 1, "speedup": 0.91},
             "planned: 1 node in 1 level, predicted 1.9 tokens per forward, 0.91×: plain decoding is faster",
         ),
+        (
+            {**PLAN, "others": 1.26},
+            "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×; "
+            "measured while other programs used 1.3 cores",
+        ),
         (None, ""),
         ([1], ""),
         ({**PLAN, "nodes": "<b>"}, ""),

@@ -66,6 +66,7 @@ class _Planned(NamedTuple):
     low: float
     high: float
     runs: int
+    others: float
 
 
 def planned_text(header: Header) -> str:
@@ -77,7 +78,8 @@ def planned_text(header: Header) -> str:
     seen = f"{plan.low:.2f} to {plan.high:.2f}, from {_plural(plan.runs, 'earlier run')}"
     speed = f"{plan.speedup:.2f}×" + (f" ({seen})" if plan.runs else "")
     slower = "" if plan.speedup >= 1 else ": plain decoding is faster"
-    return f"planned: {size}, predicted {plan.tokens:.1f} tokens per forward, {speed}{slower}"
+    disturbed = f"; measured while other programs used {plan.others:.1f} cores" if plan.others else ""
+    return f"planned: {size}, predicted {plan.tokens:.1f} tokens per forward, {speed}{slower}{disturbed}"
 
 
 def predicted_speedup(header: Header) -> float | None:
@@ -92,7 +94,7 @@ def _planned(header: Header) -> _Planned | None:
     try:
         size, tokens = (int(plan["nodes"]), int(plan["levels"])), float(plan["tokens_per_forward"])
         learned = float(plan.get("low", 0)), float(plan.get("high", 0)), int(plan.get("runs", 0))
-        return _Planned(*size, tokens, float(plan["speedup"]), *learned)
+        return _Planned(*size, tokens, float(plan["speedup"]), *learned, float(plan.get("others", 0)))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return None
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +39,8 @@ PROBE = Probe(
     orders=((0.5,), (0.5, 0.25)),
     rounds=16,
 )
+QUIET = lambda: 0.0  # noqa: E731
+"""No other program uses a core."""
 PROMPT, LIMITS = [5, 9, 23, 4], Limits(16)
 
 
@@ -114,9 +117,9 @@ def test_drafts_that_the_end_of_the_output_cut_do_not_count_as_shallow_trees():
 
 def test_a_stored_measurement_is_read_again_and_a_broken_one_is_not(tmp_path):
     path = tmp_path / "new" / "probe.json"
-    assert read_probe(path) is None
+    assert read_probe(path, QUIET) is None
     write_probe(path, PROBE)
-    assert read_probe(path) == PROBE
+    assert read_probe(path, QUIET) == PROBE
     for broken in (
         "",
         "[]",
@@ -128,17 +131,27 @@ def test_a_stored_measurement_is_read_again_and_a_broken_one_is_not(tmp_path):
         json.dumps({**json.loads(path.read_text()), "rates": []}),
     ):
         path.write_text(broken)
-        assert read_probe(path) is None, broken
+        assert read_probe(path, QUIET) is None, broken
 
 
 def test_a_stored_curve_is_read_again_and_a_broken_one_is_not(tmp_path):
     path = tmp_path / "new" / "curve.json"
-    assert read_curve(path) == ()
-    write_curve(path, PROBE.verify)
-    assert read_curve(path) == PROBE.verify
-    for broken in ("", "{}", "3", "[[1]]", '[[1, "a"]]', "[[1, NaN]]", "[[1, 0]]"):
+    assert read_curve(path, QUIET) == ((), 0.0)
+    write_curve(path, PROBE.verify, 0.25)
+    assert read_curve(path, QUIET) == (PROBE.verify, 0.25)
+    rows = ("3", "[[1]]", '[[1, "a"]]', "[[1, NaN]]", "[[1, 0]]")
+    for broken in ("", "{}", "[[1, 1]]", *(f'{{"verify": {row}, "others": 0}}' for row in rows)):
         path.write_text(broken)
-        assert read_curve(path) == (), broken
+        assert read_curve(path, QUIET) == ((), 0.0), broken
+
+
+@pytest.mark.parametrize(("then", "now", "serves"), [(0.2, 0.0, True), (1.0, 0.0, False), (1.0, 1.0, True)])
+def test_a_disturbed_measurement_serves_as_long_as_other_programs_go_on(tmp_path, then, now, serves):
+    probe = replace(PROBE, others=then)
+    write_probe(tmp_path / "probe.json", probe)
+    write_curve(tmp_path / "curve.json", PROBE.verify, then)
+    assert read_probe(tmp_path / "probe.json", lambda: now) == (probe if serves else None)
+    assert read_curve(tmp_path / "curve.json", lambda: now)[0] == (PROBE.verify if serves else ())
 
 
 def test_the_file_depends_on_models_method_and_machine(tmp_path, monkeypatch):
@@ -246,6 +259,19 @@ def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, mon
         assert draft(other) == first
         with pytest.raises(AssertionError, match="measured again"):
             planned(other, "hydra", heads=1)
+
+
+def test_a_method_measured_beside_other_programs_is_measured_again_on_a_quiet_machine(cluster, monkeypatch):
+    used, measured = [1.5], list[str]()
+    programs = SimpleNamespace(cores=lambda: used[0], row=lambda time: None)
+    monkeypatch.setattr(cluster, "_other_programs", lambda: programs)
+    monkeypatch.setattr(session, "LOOK_S", 0.0)
+    for cores, facts in ((1.5, {"others": 1.5}), (1.5, {"others": 1.5}), (0.0, {}), (1.5, {})):
+        used[0] = cores
+        run = cluster.run("hydra", PROMPT, limits=LIMITS, measuring=lambda: measured.append("x"))
+        plan = run.header.environment["planned"]
+        assert {name: plan[name] for name in ("others",) if name in plan} == facts
+    assert len(measured) == 2, "once beside other programs, once without"
 
 
 def test_stop_during_the_measurement_ends_the_run_and_stores_nothing(cluster, tmp_path):
