@@ -168,8 +168,10 @@ class RayDevices:
 
     def _by_node(self) -> list[list[Device]]:
         self._check_devices()
-        on = {node.id: [d for d in self._usable if self._node_of[d.name] is node] for node in self._nodes}
-        return [devices for devices in on.values() if devices]
+        on = dict[str, list[Device]]()
+        for device in self._usable:
+            on.setdefault(self._node_of[device.name].id, []).append(device)
+        return list(on.values())
 
     @property
     def largest(self) -> list[Device]:

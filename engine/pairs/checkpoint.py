@@ -273,7 +273,7 @@ def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str,
         tensors: The tensors by name.
         keep: Names of matrices that stay as they are.
     """
-    packed = dict[str, Tensor]()
+    packed = dict[str, torch.Tensor]()
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point() or name in keep:
             packed[name] = tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.model.fields import end_ids
 from engine.model.rotary import context_of
-from engine.pairs.catalog import CATALOG, PAIRS, stored_drafters
+from engine.pairs import catalog
 from engine.pairs.config import read_config, read_object
 from engine.pairs.forms import is_form, reads_rows_of, split_form, usual_form
 from engine.pairs.sources import is_short_name, resolve
@@ -68,15 +68,19 @@ class Pair:
             UsageError: No pair has this name.
             ModelError: The model cannot be downloaded, or is broken.
         """
-        bundled = [p.name for p in PAIRS.iterdir() if (p / "target").is_dir()] if PAIRS.is_dir() else []
-        if name not in (names := sorted({*bundled, *CATALOG})):
+        bundled = (
+            [p.name for p in catalog.PAIRS.iterdir() if (p / "target").is_dir()]
+            if catalog.PAIRS.is_dir()
+            else []
+        )
+        if name not in (names := sorted({*bundled, *catalog.CATALOG})):
             raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
         if name in bundled:
-            pair = cls._load(name, PAIRS / name / "target", *stored_drafters(name))
+            pair = cls._load(name, catalog.PAIRS / name / "target", *catalog.stored_drafters(name))
         else:
             target = resolve(name)
             pair = cls._load(name, target, target / usual_form())
-        return replace(pair, heads_path=PAIRS / name / "heads")
+        return replace(pair, heads_path=catalog.PAIRS / name / "heads")
 
     @classmethod
     def of(
@@ -108,7 +112,7 @@ class Pair:
             )
         drafting = (folder / model if is_form(model) else _named(resolve(model)) for model in models)
         pair = cls._load(name, folder, *drafting)
-        return replace(pair, heads_path=PAIRS / target / "heads") if is_short_name(target) else pair
+        return replace(pair, heads_path=catalog.PAIRS / target / "heads") if is_short_name(target) else pair
 
     def with_forms(self, *forms: str) -> Pair:
         """Return this pair, drafting with the target's own weights in fewer bits.
