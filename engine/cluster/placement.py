@@ -314,10 +314,6 @@ def _run_here_or_apart(run: Callable[[Work], Any], work: Work) -> Any:
     An event loop cannot start inside another one. The caller waits for the thread.
     KeyboardInterrupt cancels the work and is raised when it has ended. A cancellation of the
     caller's task, which `asyncio.run` makes of the first Ctrl-C, cancels the work, too.
-
-    Args:
-        run: Runs a coroutine to its end on a new event loop.
-        work: The coroutine.
     """
     if asyncio._get_running_loop() is None:
         return run(work)

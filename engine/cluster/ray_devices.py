@@ -93,12 +93,7 @@ class RayDevices:
         return [device for device in devices if device not in taken]
 
     def _check_devices(self) -> None:
-        """Check that a device is free.
-
-        Raises:
-            UsageError: The cluster has none of this kind.
-            SpecScopeError: All are in use.
-        """
+        """Check that a device is free."""
         if self.devices:
             return
         if not any(node.total.get(self.resource) for node in self._nodes):

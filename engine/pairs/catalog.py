@@ -207,11 +207,7 @@ def _folder(entry: Entry) -> Path:
 
 
 def _check_space(entry: Entry) -> None:
-    """Check that the disk of the cache has space for the wheel, its GGUF file and the model.
-
-    Raises:
-        ModelError: It does not.
-    """
+    """Check that the disk of the cache has space for the wheel, its GGUF file and the model."""
     folder = _folder(entry).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -309,12 +305,7 @@ def _watch(
     report: Report,
     cancel: threading.Event,
 ) -> None:
-    """Report the bytes in `folder` until the process ends.
-
-    Raises:
-        ModelError: No byte arrived for `STALL` seconds.
-        RunCancelled: `cancel` was set.
-    """
+    """Report the bytes in `folder` until the process ends."""
     done, since = 0, time.monotonic()
     while process.poll() is None:
         with contextlib.suppress(OSError):  # pip moves files in the meantime

@@ -283,16 +283,7 @@ def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str,
 
 
 def _check_scale(name: str, shape: tuple[int, ...], scale: Tensor) -> None:
-    """Check the scales of a stored matrix.
-
-    Args:
-        name: The matrix's name, for errors.
-        shape: The matrix's shape.
-        scale: Its scales.
-
-    Raises:
-        ModelError: There is not one scale per row, or one is no finite number above 0.
-    """
+    """Check the scales of a stored matrix."""
     if len(shape) != 2 or scale.shape != shape[:1]:
         raise ModelError(
             f"{name}{SUFFIX} has shape {list(scale.shape)}; {name} of shape {list(shape)} needs one scale per row"

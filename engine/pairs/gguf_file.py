@@ -150,11 +150,7 @@ class GgufFile:
         return {}
 
     def _llama3(self, divisors: list[float], config: Any) -> dict[str, Any]:
-        """Return the published llama3 rotation with these frequency divisors.
-
-        Raises:
-            ModelError: No published rotation has them.
-        """
+        """Return the published llama3 rotation with these frequency divisors."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         theta, dim = config.rope_parameters["rope_theta"], 2 * len(divisors)
@@ -200,10 +196,6 @@ def _check_counts(path: Path) -> None:
     The package `gguf` believes counts: an array of 2^30 values in a 5 KB file takes memory without
     end.
     A file of another format passes: its reader refuses it.
-
-    Raises:
-        ModelError: A count does not fit, or a value is of an unknown type.
-        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < len(MAGIC) or file.read(len(MAGIC)) != MAGIC:

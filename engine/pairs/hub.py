@@ -99,12 +99,7 @@ def download(model: str, progress: Report | None = None, cancel: threading.Event
 
 
 def _follow(model: str, lines: SimpleQueue[bytes | None], report: Report, cancel: threading.Event) -> None:
-    """Report the progress of a download until it ends.
-
-    Raises:
-        ModelError: It failed, or a time limit has passed.
-        RunCancelled: `cancel` was set.
-    """
+    """Report the progress of a download until it ends."""
     state = Progress(model)
     report(state)
     hub, most, deadline = "", -1, float("inf")  # the clock starts when the process has started
@@ -140,11 +135,7 @@ def _timeout(hub: str, state: Progress) -> str:
 
 @contextlib.contextmanager
 def _process(model: str) -> Generator[SimpleQueue[bytes | None]]:
-    """Start the process of a download and end it with the block.
-
-    Yields:
-        The lines that the process prints, then None.
-    """
+    """Start the process of a download and end it with the block."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     limits = {"HF_HUB_ETAG_TIMEOUT": f"{ANSWER:.0f}", "HF_HUB_DOWNLOAD_TIMEOUT": f"{STALL:.0f}"}
