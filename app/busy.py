@@ -18,7 +18,6 @@ def read_load() -> ProcessorTime:
 
 
 def busy_warning(before: ProcessorTime, after: ProcessorTime, cores: int) -> str:
-    """Return a warning if other programs used much of the machine; empty otherwise."""
     used = used_by_others(before, after)
     if used is None or used < TOO_BUSY:
         return ""
@@ -29,5 +28,4 @@ def busy_warning(before: ProcessorTime, after: ProcessorTime, cores: int) -> str
 
 
 def busy_since(before: ProcessorTime) -> str:
-    """Return the warning for the time from a reading until now; empty on a calm machine."""
     return busy_warning(before, read_load(), psutil.cpu_count() or 1)

@@ -18,7 +18,6 @@ from engine.errors import SpecScopeError, UsageError, shown
 from engine.types import check_text
 
 MAX_ERROR_CHARACTERS = 2000
-"""Longest error message, in characters."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,7 +36,6 @@ class _Version(argparse.Action):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     parser = _Parser(prog="specscope", description=__doc__, allow_abbrev=False)
     parser.set_defaults(command=COMMANDS["play"].run, root=parser)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
@@ -52,12 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def carry_out(argv: Sequence[str] | None, signals: Sequence[int]) -> int:
-    """Run one command and return its exit code (`app.main.main`).
-
-    Args:
-        argv: Its words; the program's own unless given.
-        signals: The signals that the process has received when the command ends.
-    """
+    """Run one command and return its exit code; `signals` are those that arrive meanwhile."""
     try:
         _use_utf8()
         _check_folder()

@@ -28,7 +28,6 @@ MOST_BYTES = 300_000
 
 
 def plan() -> dict[str, Any]:
-    """Return the contents of `demo.json`."""
     return json.loads((FOLDER / "demo.json").read_text(encoding="utf-8"))
 
 
@@ -72,7 +71,6 @@ def _packed(trace: Trace, run_id: str) -> bytes:
 
 
 def _is_local(value: Any) -> bool:
-    """Return whether a fact names a folder of this machine."""
     return isinstance(value, str) and Path(value).is_absolute()
 
 

@@ -25,9 +25,7 @@ class Resolve(Protocol):
 
     def __call__(
         self, model: str, progress: Report | None = None, cancel: threading.Event | None = None
-    ) -> Path:
-        """Return a model's directory after downloading it if necessary."""
-        ...
+    ) -> Path: ...
 
 
 @dataclass
@@ -43,9 +41,7 @@ class _Download:
 class Downloads:
     """Download hub models into the local cache, with one thread per set of models.
 
-    Args:
-        ready: Called with the runs whose models are downloaded, in order of arrival.
-        find: Returns a model's directory after downloading it if necessary.
+    `ready` gets the runs whose models are downloaded, in order of arrival.
     """
 
     def __init__(self, ready: Callable[[Sequence[LiveRun]], None], find: Resolve = resolve) -> None:
@@ -61,9 +57,6 @@ class Downloads:
         """Download a run's models; return False if all of them are local directories.
 
         Runs with the same models share a download. A cached model needs no network.
-
-        Raises:
-            UsageError: Too many downloads are running.
         """
         request = run.request
         models = tuple(model for model in request.models if is_slow(model))

@@ -17,7 +17,7 @@ from app.loaded import result_of
 from app.render.html import badge, text
 from app.render.lab import result
 from app.render.load import shown
-from app.tabs import lab_runs, load_runs
+from app.tabs.experiments import LoadSettings, SweepSettings, load_plan, serve
 from engine.methods import METHODS
 from traces.lab.axes import axis
 from traces.lab.points import points_of
@@ -27,14 +27,12 @@ from traces.lab.sweep import Cell, Sweep, sweep
 FOLDER = Path(__file__).parents[1] / "assets" / "examples"
 
 
-def lab_settings() -> lab_runs.Settings:
-    """Return the settings of the Lab's example."""
-    return lab_runs.Settings(**_read("lab")["settings"])
+def lab_settings() -> SweepSettings:
+    return SweepSettings(**_read("lab")["settings"])
 
 
-def load_settings() -> load_runs.Settings:
-    """Return the settings of the Load tab's example."""
-    return load_runs.Settings(**_read("load")["settings"])
+def load_settings() -> LoadSettings:
+    return LoadSettings(**_read("load")["settings"])
 
 
 def lab_example() -> str:
@@ -64,7 +62,7 @@ def _marked(button: str, clock: str = "") -> str:
     return f'<p class="app-note" data-state="example">{badge("example", "warn")} {source} {line}</p>'
 
 
-def _plan(given: lab_runs.Settings) -> Sweep:
+def _plan(given: SweepSettings) -> Sweep:
     method = METHODS[given.method]
     columns, rows = axis(method, given.field, given.values), axis(method, given.rows, given.row_values)
     return Sweep(given.method, columns, rows, samples=int(given.seeds or 1))
@@ -85,9 +83,9 @@ def _make_load() -> dict[str, Any]:
     from app.service import Service
 
     given, service = load_settings(), Service(None)
-    plan, cells = load_runs.plan_of(given, ""), dict[str, dict[int, Any]]()
+    plan, cells = load_plan(given), dict[str, dict[int, Any]]()
     try:
-        for cell, _, trace in load_runs.serve(plan, service, threading.Event()):
+        for cell, _, trace in serve(plan, service, threading.Event()):
             if trace is not None:
                 cells.setdefault(cell.method, {})[cell.batch] = trace
     finally:
@@ -96,7 +94,6 @@ def _make_load() -> dict[str, Any]:
 
 
 def record() -> None:
-    """Make both examples with the settings in their files, and write them."""
     for name, make in (("lab", _make_lab), ("load", _make_load)):
         file = FOLDER / f"{name}.json"
         file.write_text(json.dumps(make(), indent=1) + "\n", encoding="utf-8")

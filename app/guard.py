@@ -1,14 +1,21 @@
-"""ASGI middleware: security headers, a list of known routes, refusal of other sites' requests."""
+"""ASGI middleware: security headers, known routes, refusal of other sites' requests, the login."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import ipaddress
+import math
+import secrets
 import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,13 +52,11 @@ READ = (
 )
 """Paths that the page reads; a path ending in a slash includes all paths below it."""
 WRITTEN = ("/gradio_api/queue/join", "/specscope/import")
-"""Paths that the page posts to."""
 LONGEST = 255
 """Most bytes of Gradio's paths, as of a file's name; looking for a file of a longer one fails."""
 
 
 def report_failure(what: str, error: BaseException) -> None:
-    """Write one line about an unexpected error to stderr."""
     what = what if len(what) <= 150 else f"{what[:100]}… ({len(what)} characters)"
     line = f"specscope: {what} failed: {type(error).__name__}: {error}"
     sys.stderr.write("".join(c if c.isprintable() else " " for c in line[:400]) + "\n")
@@ -64,7 +69,6 @@ class Boundary:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -102,7 +106,6 @@ class KnownRoutes:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] == "http" and not _known(scope["method"], scope["path"]):
             await PlainTextResponse("there is no such address", status_code=404)(scope, receive, send)
             return
@@ -127,7 +130,6 @@ class SameOrigin:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] == "http" and not _own(scope["method"], Headers(scope=scope)):
             answer = PlainTextResponse("requests from other sites are refused", status_code=403)
             await answer(scope, receive, send)
@@ -147,3 +149,124 @@ def _own(method: str, headers: Headers) -> bool:
         return True
     followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return method == "GET" and followed
+
+
+FREE_GUESSES = 5
+"""Wrong guesses of an address before it has to wait."""
+MAX_WAIT = 16.0
+"""Longest wait between two guesses, in seconds."""
+RESET_SECONDS = 600.0
+"""Seconds without a guess after which an address counts from 0 again."""
+MAX_ADDRESSES = 4096
+"""Most addresses whose guesses are counted; the one with the oldest guess is dropped first."""
+COOKIE = "specscope-known"
+ASK = {"WWW-Authenticate": 'Basic realm="SpecScope", charset="UTF-8"'}
+
+
+class Login:
+    """Require a user and a password on every request.
+
+    A browser that logged in gets a cookie. The cookie does not replace the password: it exempts
+    the browser from the back-off caused by other clients at the same address.
+    """
+
+    def __init__(self, app: ASGIApp, credentials: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.app = app
+        self._credentials = credentials.encode()
+        self._token = secrets.token_urlsafe()
+        self._guesses = Guesses(clock)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        header = Headers(scope=scope).get("authorization")
+        if header is None:
+            await _refuse("a login is needed", 401, ASK)(scope, receive, send)
+            return
+        address, known = _address(scope), self._has_cookie(scope)
+        wait = 0 if known else self._guesses.wait(address)
+        if wait > 0:
+            seconds = str(math.ceil(wait))
+            answer = _refuse(
+                f"too many wrong logins; try again in {seconds} s", 429, {"Retry-After": seconds}
+            )
+            await answer(scope, receive, send)
+        elif not self._matches(header):
+            self._guesses.add(address)
+            await _refuse("a login is needed", 401, ASK)(scope, receive, send)
+        else:
+            self._guesses.forget(address)
+            await self.app(scope, receive, send if known else self._with_cookie(send))
+
+    def _matches(self, header: str) -> bool:
+        kind, _, encoded = header.partition(" ")
+        try:
+            return kind.lower() == "basic" and secrets.compare_digest(
+                base64.b64decode(encoded), self._credentials
+            )
+        except ValueError:
+            return False
+
+    def _has_cookie(self, scope: Scope) -> bool:
+        cookie = HTTPConnection(scope).cookies.get(COOKIE, "")
+        return secrets.compare_digest(cookie.encode("utf-8", "replace"), self._token.encode())
+
+    def _with_cookie(self, send: Send) -> Send:
+        async def send_with_cookie(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                cookie = f"{COOKIE}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+                MutableHeaders(scope=message).append("Set-Cookie", cookie)
+            await send(message)
+
+        return send_with_cookie
+
+
+class Guesses:
+    """Wrong guesses by address, and the time until each address may guess again."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def wait(self, address: str) -> float:
+        count, last = self._count(address)
+        if count < FREE_GUESSES:
+            return 0.0
+        return last + min(2.0 ** (count - FREE_GUESSES), MAX_WAIT) - self._clock()
+
+    def add(self, address: str) -> None:
+        count, _ = self._count(address)
+        self._counts[address] = count + 1, self._clock()
+        self._counts.move_to_end(address)
+        if len(self._counts) > MAX_ADDRESSES:
+            self._counts.popitem(last=False)
+
+    def forget(self, address: str) -> None:
+        self._counts.pop(address, None)
+
+    def _count(self, address: str) -> tuple[int, float]:
+        count, last = self._counts.get(address, (0, 0.0))
+        return (0, 0.0) if self._clock() - last > RESET_SECONDS else (min(count, 64), last)
+
+
+def _address(scope: Scope) -> str:
+    """Return the client's address, or the network that one client owns.
+
+    A client owns an IPv6 /64; a program of this machine owns 127.0.0.0/8.
+    """
+    host = scope["client"][0] if scope.get("client") else ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        if mapped is None and not address.is_loopback:
+            return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+        address = mapped or address
+    return "loopback" if address.is_loopback else str(address)
+
+
+def _refuse(text: str, status: int, headers: dict[str, str]) -> PlainTextResponse:
+    return PlainTextResponse(text, status_code=status, headers=headers)

@@ -30,9 +30,7 @@ CLOSE = {"Connection": "close"}
 class SmallBodies:
     """Read the whole request body before the app handles it; refuse large and slow ones.
 
-    Args:
-        app: Handles the request.
-        unlimited: Path whose handler reads and limits its body itself.
+    The handler of the path `unlimited` reads and limits its body itself.
     """
 
     def __init__(self, app: ASGIApp, unlimited: str) -> None:
@@ -40,7 +38,6 @@ class SmallBodies:
         self._unlimited = unlimited
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http" or scope["path"] == self._unlimited:
             await self.app(scope, receive, send)
             return
@@ -96,7 +93,6 @@ class BoundedConnection(H11Protocol):
     _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection, or close it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS:
             transport.abort()
@@ -105,7 +101,6 @@ class BoundedConnection(H11Protocol):
             self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read bytes; start the timer for a head that is incomplete."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer()
@@ -113,7 +108,6 @@ class BoundedConnection(H11Protocol):
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
         self._stop_timer()
         self._stop_sending()
         super().connection_lost(exc)
@@ -127,7 +121,6 @@ class BoundedConnection(H11Protocol):
             self._expect_progress()
 
     def resume_writing(self) -> None:
-        """Stop that timer."""
         self._stop_sending()
         super().resume_writing()
 

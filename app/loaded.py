@@ -1,11 +1,15 @@
-"""The figures of requests under load, by method and batch size."""
+"""Requests under load: their arrivals, and their figures by method and batch size."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.bounds import MOST_SEQUENCES
 from engine.errors import UsageError, shown
+from engine.files import parse_json, read_text
 from engine.methods import BASELINE
 from engine.types import check_range
 from traces.requests import figures, load_of, stops_paying
@@ -39,15 +43,6 @@ TITLES = (
 
 
 def batch_sizes(text: str, name: str) -> list[int]:
-    """Return batch sizes in ascending order.
-
-    Args:
-        text: Whole numbers, separated by commas.
-        name: What they are called in messages.
-
-    Raises:
-        UsageError: One is no whole number, or out of range.
-    """
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -64,14 +59,9 @@ def result_of(
     tpot_ms: float,
     warning: str,
 ) -> dict[str, Any]:
-    """Return the JSON object of the command.
+    """Return the JSON object of `specscope load`.
 
-    Args:
-        cells: The runs by method and batch size, at least the baseline's first one.
-        left_out: Why a method was not run.
-        ttft_ms: Limit of a good request's time to first token.
-        tpot_ms: Limit of its mean time per further token.
-        warning: A sentence about the machine or the run; may be empty.
+    `cells` has at least the baseline's first run; `ttft_ms` and `tpot_ms` limit a good request.
     """
     known = {
         key: {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in runs.items()}
@@ -115,3 +105,79 @@ def verdicts(result: Mapping[str, Any]) -> list[str]:
         elif key != BASELINE:
             lines.append(f"{key} stops paying at batch size {at}: plain decoding has more busy tok/s there")
     return lines
+
+
+LEAST_RATE = 1e-6
+"""Lowest rate in requests/s: one in eleven days."""
+
+
+class Arrival(NamedTuple):
+    """One request of a file."""
+
+    seconds: float
+    """After the first moment of the file's clock."""
+    prompt: str | None
+    """None where the file has times only."""
+
+
+def poisson(rate: float, count: int, seed: int) -> list[float]:
+    """Return the seconds of a Poisson process: the first request at 0, then exponential gaps."""
+    if not (math.isfinite(rate) and rate >= LEAST_RATE):
+        raise UsageError(f"the rate is {rate:g}; it must be at least {LEAST_RATE:g} requests/s, and finite")
+    draws, now = random.Random(seed), 0.0
+    times = list[float]()
+    for _ in range(count):
+        times.append(now)
+        now += draws.expovariate(rate)
+    return times
+
+
+def read_arrivals(path: Path, most: int) -> list[Arrival]:
+    return parse_arrivals(read_text(path, most), path, rows=path.suffix == ".jsonl")
+
+
+def parse_arrivals(content: str, path: object, *, rows: bool = False) -> list[Arrival]:
+    """Return the requests of a text: a time a line, or JSON with `arrival` and perhaps `prompt`.
+
+    Errors name the line.
+    """
+    parse = _row if rows else _time
+    lines = enumerate(content.split("\n"), 1)
+    found = [parse(line, f"{path} line {n}") for n, line in lines if line.strip()]
+    if not found:
+        raise UsageError(f"{path} has no arrival; write one time in seconds in each line")
+    prompted = sum(one.prompt is not None for one in found)
+    if 0 < prompted < len(found):
+        raise UsageError(
+            f"{path} has a prompt in {prompted} of {len(found)} rows; give one in all or in none"
+        )
+    return found
+
+
+def _time(line: str, where: str) -> Arrival:
+    try:
+        seconds = float(line)
+    except ValueError:
+        raise UsageError(f"{where} is {shown(line.strip())}; it must be a time in seconds") from None
+    return Arrival(_checked(seconds, where), None)
+
+
+def _row(line: str, where: str) -> Arrival:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} is {shown(row)}; it must be an object with arrival and prompt")
+    seconds, prompt = row.get("arrival"), row.get("prompt")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise UsageError(f"{where} has arrival {shown(seconds)}; it must be a time in seconds")
+    if prompt is not None and (not isinstance(prompt, str) or not prompt):
+        raise UsageError(f"{where} has prompt {shown(prompt)}; it must be a text")
+    return Arrival(_checked(float(seconds), where), prompt)
+
+
+def _checked(seconds: float, where: str) -> float:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise UsageError(f"{where} has the time {seconds:g}; it must be at least 0, and finite")
+    return seconds

@@ -61,12 +61,7 @@ class Page(gr.Blocks):
         self.state_session_capacity = MAX_SESSIONS
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **more: Any) -> list[Any]:
-        """Return a handler's arguments.
-
-        Raises:
-            Error: A value names a file, is nested too deeply, is not valid Unicode, or is of
-                another form than the page's own.
-        """
+        """Return a handler's arguments; refuse files, deep nesting, and foreign forms."""
         check_plain(inputs)
         try:
             values = await super().preprocess_data(block_fn, inputs, *args, **more)
@@ -75,11 +70,7 @@ class Page(gr.Blocks):
         return [_kept(block, value) for block, value in zip(block_fn.inputs, values, strict=True)]
 
     async def process_api(self, *args: Any, **more: Any) -> dict[str, Any]:
-        """Return a handler's answer.
-
-        Raises:
-            Error: The call failed; the message reveals nothing about the server.
-        """
+        """Return a handler's answer; an error reveals nothing about the server."""
         try:
             self._check_answers_read(more.get("session_hash"))
             check_unicode(getattr(more.get("event_data"), "_data", None))
@@ -102,11 +93,6 @@ class Page(gr.Blocks):
 
 
 def _kept(block: Any, value: Any) -> Any:
-    """Return the value of an input; of the state that the page keeps in JSON, always an object.
-
-    Raises:
-        Error: That state is not an object.
-    """
     if not isinstance(block, gr.JSON):
         return value
     if not isinstance(value, dict | None):
@@ -140,13 +126,6 @@ def check_plain(value: Any) -> None:
 
 
 def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None) -> Page:
-    """Return the page of a service.
-
-    Args:
-        service: Executes the runs and stores the traces.
-        pair: Name of the pair to open with; None for the best one on this machine.
-        ray: The Ray cluster that the page offers for runs; None for none.
-    """
     with Page(title="SpecScope", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(TITLE, js_on_load="SpecScopeApp.head(element);", apply_default_css=False, elem_id="head")
         with gr.Tabs(elem_id="tabs") as tabs:

@@ -8,19 +8,16 @@ from engine.pairs.catalog import CATALOG, PAIRS, TOY, Entry, opening, stored_hea
 from engine.pairs.config import read_object
 
 NAMES = (*CATALOG, TOY)
-"""Names of all pairs."""
 USUAL = (BASELINE, "speculative", "pearl", "llma", "prompt_lookup")
 """Methods in the order of preference; a pair opens with the first `OPENING` that it can run."""
 OPENING = 3
 
 
 def label(name: str) -> str:
-    """Return the name of a pair for people."""
     return CATALOG[name].title if name in CATALOG else "The bundled pair (a toy)"
 
 
 def about(name: str) -> str:
-    """Return the size and the context of a pair, in a sentence."""
     if name in CATALOG:
         entry = CATALOG[name]
         return f"A chat model: {entry.parameters} parameters, a context of {entry.context:,} tokens."

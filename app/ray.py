@@ -16,16 +16,10 @@ class Ray:
 
     @property
     def title(self) -> str:
-        """Its name in the page's list of devices."""
         return f"Ray cluster, {self.address or 'this machine'}"
 
     def check(self) -> None:
-        """Import Ray and connect once, so that the page offers no cluster that refuses runs.
-
-        Raises:
-            UsageError: Ray is not installed, or the address is malformed.
-            SpecScopeError: The cluster cannot be reached, or refuses the connection.
-        """
+        """Import Ray and connect once, so that the page offers no cluster that refuses runs."""
         from engine.cluster.ray_cluster import RayCluster
         from engine.cluster.ray_connect import import_ray
 

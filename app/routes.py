@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -40,26 +40,20 @@ PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"
 PAPERS = f"{PREFIX}/papers.html"
 MAX_COMPARED = 8
-"""Most runs in one view."""
 MAX_PASSES = 9
-"""Most passes of one run in a view."""
 MAX_TURNS = 12
 """Most turns before the last one in a report."""
 MAX_UPLOAD = 64 * 2**20
-"""Largest trace file that can be imported, in bytes."""
 UPLOAD_SECONDS = 300.0
-"""Longest upload of a trace file."""
+SCRIPTS = ("picker.js", "charts.js", "address.js", "demo.js", "app.js")
+"""Of the page, in their order."""
 FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),
     "viewer.css": (viewer_style, "text/css"),
     "plotly.js": (plotly_script, "text/javascript"),
-    "picker.js": (lambda: page_asset("picker.js"), "text/javascript"),
-    "charts.js": (lambda: page_asset("charts.js"), "text/javascript"),
-    "address.js": (lambda: page_asset("address.js"), "text/javascript"),
-    "demo.js": (lambda: page_asset("demo.js"), "text/javascript"),
-    "app.js": (lambda: page_asset("app.js"), "text/javascript"),
-    "app.css": (lambda: page_asset("app.css"), "text/css"),
-    "papers.css": (lambda: page_asset("papers/papers.css"), "text/css"),
+    **{name: (partial(page_asset, name), "text/javascript") for name in SCRIPTS},
+    "app.css": (partial(page_asset, "app.css"), "text/css"),
+    "papers.css": (partial(page_asset, "papers/papers.css"), "text/css"),
 }
 EXPORTS: dict[str, tuple[Callable[[Trace, IO[str]], None], str]] = {
     "trace.jsonl": (write_jsonl, "application/x-ndjson"),
@@ -89,38 +83,24 @@ ICON = (
 
 def head() -> str:
     """Return the HTML that Gradio adds to the page's head: icon and styles."""
-    return (
-        f'<link rel="icon" href="{ICON}">'
-        f'<link rel="stylesheet" href="{address("viewer.css")}">'
-        f'<link rel="stylesheet" href="{address("app.css")}">'
-        f'<link rel="stylesheet" href="{address("papers.css")}">'
-    )
+    styles = (f'<link rel="stylesheet" href="{address(name)}">' for name in FILES if name.endswith(".css"))
+    return f'<link rel="icon" href="{ICON}">' + "".join(styles)
 
 
 def scripts() -> str:
     """Return the deferred scripts of viewer and page, which run before Gradio's."""
-    return (
-        f'<script src="{address("picker.js")}" defer></script>'
-        f'<script src="{address("charts.js")}" defer></script>'
-        f'<script src="{address("address.js")}" defer></script>'
-        f'<script src="{address("demo.js")}" defer></script>'
-        f'<script src="{address("app.js")}" data-plotly="{address("plotly.js")}" defer></script>'
-        f'<script src="{address("viewer.js")}" defer></script>'
+    plotly = f' data-plotly="{address("plotly.js")}"'
+    return "".join(
+        f'<script src="{address(name)}"{plotly if name == "app.js" else ""} defer></script>'
+        for name in (*SCRIPTS, "viewer.js")
     )
 
 
 def run_address(runs: Sequence[str]) -> str:
-    """Return the permalink of one or several runs; `~` joins the passes of one run."""
     return f"/?run={','.join(map(quote, runs))}"
 
 
 def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:
-    """Return the download address of a report of these runs.
-
-    Args:
-        runs: Names of the runs.
-        earlier: Names of the runs of the turns before, the first turn first.
-    """
     turns = ";".join(",".join(map(quote, turn)) for turn in earlier[-MAX_TURNS:])
     return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}" + (
         f"&amp;earlier={turns}" if turns else ""
@@ -128,12 +108,10 @@ def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -
 
 
 def export_address(run: str, form: str) -> str:
-    """Return the download address of a run in one of the EXPORTS."""
     return f"{PREFIX}/export/{quote(run)}/{form}"
 
 
 def build_router(service: Service) -> APIRouter:
-    """Return the routes of a service."""
     router = APIRouter(prefix=PREFIX)
 
     @router.get("/files/{name}")
@@ -230,11 +208,6 @@ def build_router(service: Service) -> APIRouter:
 
 
 async def receive_file(request: Request, file: IO[bytes]) -> None:
-    """Write a request's body to a file.
-
-    Raises:
-        UsageError: The body is too large.
-    """
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -245,12 +218,7 @@ async def receive_file(request: Request, file: IO[bytes]) -> None:
 
 
 def import_trace(service: Service, file: IO[bytes]) -> str:
-    """Store the traces in an open file; return the run id, and how many other runs there are.
-
-    Raises:
-        UsageError: The file is of no form that is read, or one of its runs is already stored.
-        StoreError: The traces cannot be stored.
-    """
+    """Store the traces in an open file; return the run id, and how many other runs there are."""
     path = f"/dev/fd/{file.fileno()}"
     try:
         found = read_traces(path)
@@ -262,11 +230,6 @@ def import_trace(service: Service, file: IO[bytes]) -> str:
 
 
 def store_of(service: Service) -> Store:
-    """Return the store of a service.
-
-    Raises:
-        StoreError: The service has none.
-    """
     if service.store is None:
         raise StoreError("runs are not stored: SpecScope was started without a database")
     return service.store
@@ -287,15 +250,9 @@ def median_of(passes: Sequence[Sequence[Trace]]) -> tuple[list[Trace], list[list
 
 
 def find_passes(service: Service, names: str) -> list[list[Trace]]:
-    """Return the passes of comma-separated runs; skip runs that have not begun.
+    """Return the passes of comma-separated runs (tickets or ids); skip runs that have not begun.
 
-    Args:
-        service: Has the traces.
-        names: Tickets or run ids; `~` joins the passes of one run.
-
-    Raises:
-        UsageError: No run, too many runs, or runs without a trace.
-        StoreError: A trace cannot be read.
+    `~` joins the passes of one run.
     """
     ids = [name.split("~") for name in names.split(",") if name]
     if not 1 <= len(ids) <= MAX_COMPARED:

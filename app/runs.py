@@ -39,7 +39,6 @@ class RunRequest:
     address: str | None = None
     """With the runtime `ray`, the head of the cluster; None for one of this machine alone."""
     profile: str | None = None
-    """Latency profile of a virtual cluster."""
     profile_pair: str | None = None
     pair: str = "bundled"
     target: str | None = None
@@ -49,7 +48,6 @@ class RunRequest:
     head: tuple[str, ...] = ()
     """Directories of drafting heads; a method uses the first of its kind."""
     group: str = ""
-    """Shared by the runs of one comparison."""
     load: tuple[tuple[float, ...], int, int] | None = None
     """Arguments of `engine.Load`; None if all prompts begin at once."""
 
@@ -80,10 +78,8 @@ class LiveRun:
         self.progress: Progress | None = None
         """Progress of the download of its models; None without a download."""
         self.error = ""
-        """Cause of a failure, in one line."""
         self.cause: BaseException | None = None
         self.stopped = threading.Event()
-        """Set when the user stopped the run."""
         self._log = LiveLog()
         self._leave = leave
         self._lock = threading.RLock()
@@ -96,11 +92,9 @@ class LiveRun:
 
     @property
     def ended(self) -> bool:
-        """Whether the state is final."""
         return self._ended.is_set()
 
     def since(self, cursor: int) -> tuple[Sequence[Event], int]:
-        """Return the events from `cursor` on, and the next cursor."""
         return self._log.since(cursor)
 
     def trace(self) -> Trace | None:
@@ -114,12 +108,7 @@ class LiveRun:
         return trace
 
     def result(self) -> Trace:
-        """Return the trace of a run that has ended.
-
-        Raises:
-            RunCancelled: The run was stopped.
-            SpecScopeError: The run failed.
-        """
+        """Return the trace of a run that has ended; raise the error of a failed or stopped one."""
         trace = self.trace()
         if self.state == "cancelled":
             raise RunCancelled("the run was stopped")
@@ -149,7 +138,6 @@ class LiveRun:
         return self._ended.wait(timeout)
 
     def append(self, event: Event) -> None:
-        """Add an event of the engine."""
         if isinstance(event, Header):
             self.run_id = event.run_id
         self._log.append(event)
@@ -162,7 +150,6 @@ class LiveRun:
             return not self.ended
 
     def show(self, progress: Progress) -> None:
-        """Update the progress of the download of its models."""
         with self._lock:
             if self.enter("downloading"):
                 self.progress = progress
@@ -185,7 +172,6 @@ class Lane:
 
     @property
     def request(self) -> RunRequest:
-        """The request of every pass."""
         return self.runs[0].request
 
     @property
@@ -195,12 +181,10 @@ class Lane:
 
     @property
     def current(self) -> LiveRun:
-        """The run of the pass that is shown."""
         return self.runs[self.number]
 
     @property
     def ended(self) -> bool:
-        """Whether all passes have ended."""
         return all(run.ended for run in self.runs)
 
     @property
@@ -224,15 +208,6 @@ def lanes_of(runs: Iterable[LiveRun]) -> list[Lane]:
         else:
             mine.append(run)
     return [Lane(lane) for lane in lanes]
-
-
-def alternating(requests: Sequence[RunRequest], passes: int) -> list[tuple[int, RunRequest]]:
-    """Return (pane, request) in the order of the runs: every other pass goes backwards.
-
-    So a machine that becomes slower in the course of the passes does not favour the first method.
-    """
-    panes = list(enumerate(requests))
-    return [pair for n in range(passes) for pair in (panes if n % 2 == 0 else reversed(panes))]
 
 
 def one_line(error: BaseException) -> str:

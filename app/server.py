@@ -13,18 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app import gradio_import  # noqa: F401 - imports Gradio in half the time
-
-# isort: split
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.early import Early
-from app.guard import Boundary, KnownRoutes, SameOrigin
+from app import gradio_import  # noqa: F401 - imports Gradio in half the time
+from app.guard import Boundary, KnownRoutes, Login, SameOrigin
 from app.limits import BoundedConnection, SmallBodies
-from app.login import Login
 from app.page import build_page
 from app.pairs import TOY, opening
 from app.render.theme import build_theme
@@ -61,15 +59,7 @@ def build_app(
     pair: str | None = TOY,
     ray: Ray | None = None,
 ) -> ASGIApp:
-    """Return the web application.
-
-    Args:
-        service: Executes the runs and stores the traces.
-        host: Address to listen on; requests with another `Host` are refused.
-        auth: Login as `user:password`; None for no login.
-        pair: Name of the pair to open with; None for the best one on this machine.
-        ray: The Ray cluster that the page offers for runs; None for none.
-    """
+    """Return the web application; requests with another `Host` are refused."""
     app = FastAPI(title="SpecScope", **NO_DOCS)
     app.include_router(build_router(service))
     app = gr.mount_gradio_app(
@@ -92,7 +82,6 @@ def build_app(
 
 
 def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
-    """Wrap an application in the guards, for the address it will listen on."""
     # The last wrapper sees a request first. Middleware inside the app would miss its failures.
     guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
     guarded = SameOrigin(KnownRoutes(guarded))
@@ -124,19 +113,8 @@ def serve(
 ) -> int:
     """Serve the playground until it is stopped, and return the exit code.
 
-    Args:
-        host: Address to listen on.
-        port: Port to listen on; None for 7860 or the next free one.
-        auth: Login as `user:password`; None for no login.
-        unsafe: Allow an address that others can reach without a login.
-        database: Trace database; None for the user's own.
-        pair: Name of the pair to open with; None for the best one on this machine.
-        ray: The Ray cluster that the page offers for runs, checked (`Ray.check`); None for none.
-        announce: Called with the line that contains the address; None prints it.
-
-    Raises:
-        UsageError: The address, the port or the login cannot be used.
-        StoreError: The database cannot be used.
+    Without a port it is 7860 or the next free one; `auth` is `user:password`; `unsafe` allows an
+    address that others can reach without a login; `announce` takes the line with the address.
     """
     check_exposure(host, auth, unsafe)
     listener = bind(host, port)
@@ -197,11 +175,7 @@ def terminated_by_exit() -> Generator[None]:
 
 
 def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
-    """Refuse an address that others can reach without a login, unless `unsafe` is set.
-
-    Raises:
-        UsageError: The login is malformed, or the address needs one.
-    """
+    """Refuse an address that others can reach without a login, unless `unsafe` is set."""
     if auth is not None:
         user, colon, password = auth.partition(":")
         if not (user and colon and password and _is_unicode(auth)):
@@ -222,11 +196,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens on `port`; for None on 7860 or the next free port.
-
-    Raises:
-        UsageError: The port is taken or may not be used, or the address is not this machine's.
-    """
+    """Return a socket that listens on `port`; for None on 7860 or the next free port."""
     if not host or not _is_unicode(host):
         raise UsageError(f"--host is {host!r}; give an address such as 127.0.0.1")
     if port is not None:
@@ -281,3 +251,46 @@ class _Server(uvicorn.Server):
 def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+SCRIPT = b"<script"
+
+
+class Early:
+    """Put HTML into the page `/`, before its first script.
+
+    Gradio adds the HTML of its parameter `head` when its own script runs. Scripts in it load while
+    components call them: a page on a busy machine would stay half dead. A browser runs the deferred
+    scripts of the page in their order, Gradio's among them.
+    """
+
+    def __init__(self, app: ASGIApp, html: str) -> None:
+        self.app = app
+        self.html = html.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/":
+            await self.app(scope, receive, send)
+            return
+        start: Message = {}
+        body = b""
+
+        async def keep(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start":
+                start = message
+                return
+            if message["type"] != "http.response.body":
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            before, script, after = body.partition(SCRIPT)
+            page = before + self.html + script + after if script else body
+            if body:  # an answer to HEAD has none
+                MutableHeaders(scope=start)["Content-Length"] = str(len(page))
+            await send(start)
+            await send({"type": "http.response.body", "body": page})
+
+        await self.app(scope, receive, keep)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
-from engine.errors import OutOfMemory, StoreError, UsageError
+from engine.errors import OutOfMemory, UsageError
 from engine.pairs import catalog
 from engine.pairs.sources import resolve
-from engine.trace.events import Event, Header
+from engine.trace.events import Event
 from engine.trace.trace import Trace
 from traces.store import Store
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.cluster.prompts import Prompt
-    from traces.recorder import Recorder
 
 KEPT_RUNS = 64
 """Ended runs that are kept in memory; older ones are read from the database."""
@@ -37,13 +36,9 @@ MOST_HELD = 128
 class Cluster(Protocol):
     """An open cluster as the service uses it; `engine.open` returns one."""
 
-    def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace:
-        """Decode one prompt, or a batch, with one method."""
-        ...
+    def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace: ...
 
-    def close(self) -> None:
-        """End all workers."""
-        ...
+    def close(self) -> None: ...
 
 
 OpenCluster = Callable[..., Cluster]
@@ -57,23 +52,13 @@ def open_cluster(**place: Any) -> Cluster:
 
 
 def load_of(arrivals: tuple[float, ...], batch: int, chunk: int) -> Any:
-    """Return `engine.Load(arrivals, batch, chunk)`."""
     import engine
 
     return engine.Load(arrivals, batch, chunk)
 
 
 class Service:
-    """Execute requests one at a time and store every trace.
-
-    Args:
-        database: File of the stored traces; None keeps them in memory only.
-        open_cluster: Opens a cluster from the arguments of `engine.open`.
-        find_model: Returns the directory of a hub model after downloading it if necessary.
-
-    Raises:
-        StoreError: The database cannot be used.
-    """
+    """Execute requests one at a time and store every trace, in memory only without a database."""
 
     def __init__(
         self,
@@ -96,11 +81,6 @@ class Service:
         self._thread.start()
 
     def start(self, request: RunRequest) -> LiveRun:
-        """Queue a run, after the download of its models if any, and return at once.
-
-        Raises:
-            UsageError: The service is closed, or too many downloads are running.
-        """
         run = LiveRun(request, self._leave)
         with self._changed:
             if self._closing:
@@ -111,7 +91,6 @@ class Service:
         return run
 
     def _enqueue(self, runs: Sequence[LiveRun]) -> None:
-        """Append runs to the queue."""
         with self._changed:
             for run in runs:
                 # A run that waits for nothing but the models shows `loading`.
@@ -121,7 +100,6 @@ class Service:
             self._changed.notify()
 
     def download_of(self, name: str) -> LiveRun | None:
-        """Return a run that waits for the download of a model; None if there is none."""
         with self._changed:
             return next(iter(self._waiting_for(name)), None)
 
@@ -142,9 +120,6 @@ class Service:
 
         The bundled pair takes its place on the workers, which would otherwise keep the deleted
         files open.
-
-        Raises:
-            UsageError: No model has this name, it is not downloaded, or a run uses it.
         """
         with self._changed:
             users = [run for run in self._runs.values() if not run.ended and name in run.request.models]
@@ -157,23 +132,17 @@ class Service:
         return size
 
     def find(self, ticket: str) -> LiveRun | None:
-        """Return the run with this ticket or run id if it is in memory, else None."""
         with self._changed:
             return self._runs.get(ticket) or next(
                 (r for r in self._runs.values() if r.run_id == ticket), None
             )
 
     def race(self, group: str) -> list[LiveRun]:
-        """Return the runs of a comparison that are in memory, in the order they were started."""
         with self._changed:
             return [run for run in self._runs.values() if group and run.request.group == group]
 
     def trace(self, name: str) -> Trace | None:
-        """Return the live or stored trace of a ticket or run id; None for an unknown one.
-
-        Raises:
-            StoreError: The stored trace cannot be read.
-        """
+        """Return the live or stored trace of a ticket or run id; None for an unknown one."""
         run = self.find(name)
         if run is not None:
             return run.trace()
@@ -250,7 +219,13 @@ class Service:
             run.end("done")
             return
         more = {"load": load_of(*request.load)} if request.load else {}
-        with self._recording(run) as listener:
+        with self.store.listening() if self.store else nullcontext() as record:
+
+            def listen(event: Event) -> None:
+                run.append(event)
+                if record is not None:
+                    record(event)
+
             trace = cluster.run(
                 request.method,
                 request.prompt,
@@ -258,37 +233,12 @@ class Service:
                 config=request.config,
                 sampling=request.sampling,
                 limits=request.limits,
-                listener=listener,
+                listener=listen,
                 cancel=run.stopped,
                 group=request.group,
                 **more,
             )
         run.end("cancelled" if trace.status == "cancelled" else "done")
-
-    @contextmanager
-    def _recording(self, run: LiveRun) -> Iterator[Callable[[Event], None]]:
-        """Yield the listener that stores a run's events in memory and in the database."""
-        recorder: Recorder | None = None
-
-        def listen(event: Event) -> None:
-            nonlocal recorder
-            run.append(event)
-            if self.store is None:
-                return
-            if isinstance(event, Header):
-                recorder = self.store.record(event)
-            elif recorder is not None:
-                recorder.add(event)
-
-        try:
-            yield listen
-        except BaseException:
-            if recorder is not None:
-                with suppress(StoreError):  # the run's own error is more useful
-                    recorder.close()
-            raise
-        if recorder is not None:
-            recorder.close()
 
     def _cluster_for(self, request: RunRequest) -> Cluster:
         if self._cluster is None or self._cluster[0] != request.place:

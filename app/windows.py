@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from app.aligning import aligned_part
 from engine.errors import UsageError, shown
+from traces.view.aligned import Output, aligned_rows, aligned_tokens
 from traces.view.packed import packed, packed_run
 from traces.view.part import bins_view, part_document, part_sections
 
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.service import Service
+    from traces.lines import Line
     from traces.store import Store
-    from traces.view.aligned import AlignedPart
+    from traces.view.aligned import AlignedPart, PartRow, RowView
     from traces.windows import Extent
 
 LONG = 1000
@@ -27,17 +29,12 @@ MOST_SPANS = 1200
 """Most spans of a part of one run; the timeline merges spans of less than two pixels anyway."""
 MOST_BINS = 2000
 MOST_RUNS = 8
-"""Most runs that are aligned."""
 FURTHEST = 1e12
 """Largest time of a window in ms: 30 years."""
 
 
 def long_runs(store: Store | None, ids: Sequence[str]) -> list[Extent] | None:
-    """Return the sizes of stored runs that are too long to open whole; None for other runs.
-
-    Raises:
-        StoreError: A run cannot be read.
-    """
+    """Return the sizes of stored runs that are too long to open whole; None for other runs."""
     if store is None or not ids:
         return None
     sizes = [size for size in map(store.extent, ids) if size is not None and size.end > size.begin]
@@ -53,12 +50,7 @@ class Windows:
     def document(self, names: str) -> dict[str, Any] | None:
         """Return the first document of runs that are too long to open whole; None for other runs.
 
-        Args:
-            names: As for `find_passes`. Of several passes it has the first: the median one is not
-                known before all passes are read.
-
-        Raises:
-            StoreError: A run cannot be read.
+        Of several passes it has the first: the median one is not known before all passes are read.
         """
         ids = [self._id(name.split("~")[0]) for name in names.split(",") if name]
         store = self._service.store
@@ -74,17 +66,7 @@ class Windows:
     ) -> dict[str, Any]:
         """Return a window of a run: `part`, its rows, or `bins` if it has too many.
 
-        Args:
-            name: A run's id or ticket.
-            low: Start of the window, in ms of the document.
-            high: Its end.
-            margin: Milliseconds on either side that are read, too, where the rows are few enough.
-            bins: Number of bins.
-            rows: Whether rows may be the answer.
-
-        Raises:
-            UsageError: The run has no windows, or the numbers are out of range.
-            StoreError: The run cannot be read.
+        Times are ms of the document; `margin` on either side is read, too, where the rows are few.
         """
         size, store = self._size(name), self._service.store
         if size is None or store is None:
@@ -106,18 +88,7 @@ class Windows:
         return {"bins": bins_view(store.bins(run, size, start, end, bins), size)}
 
     def aligned(self, names: str, sequence: int, low: float, high: float) -> AlignedPart:
-        """Return the tokens that the first run commits in a window, and the others' same tokens.
-
-        Args:
-            names: As for `document`.
-            sequence: A sequence of the first run.
-            low: Start of the window, in ms of the document.
-            high: Its end.
-
-        Raises:
-            UsageError: A run has no windows, or the numbers are out of range.
-            StoreError: A run cannot be read.
-        """
+        """Return the tokens of the first run in a window (ms), and the others' same tokens."""
         ids = [name.split("~")[0] for name in names.split(",") if name][: MOST_RUNS + 1]
         if len(ids) > MOST_RUNS:
             raise UsageError(f"more than {MOST_RUNS} runs are requested; choose fewer")
@@ -135,7 +106,6 @@ class Windows:
         return None if store is None else store.extent(self._id(name))
 
     def _id(self, name: str) -> str:
-        """Return the run id of a ticket or a run id."""
         run = self._service.find(name)
         return name if run is None else run.run_id
 
@@ -143,3 +113,48 @@ class Windows:
 def _ns(ms: float, size: Extent) -> int:
     """Return ns since the run's start, within the run."""
     return max(size.start, min(size.end, size.begin + round(ms * 1e6)))
+
+
+MOST = 600
+
+
+class _Stored:
+    """A stored run, whose lines are read once."""
+
+    def __init__(self, store: Store, run: str, size: Extent) -> None:
+        self.store, self.run, self.size = store, run, size
+        self.line = cache(self._line)
+        self.output = Output(store.header(run), lambda sequence: self.line(sequence).ids.tolist())
+
+    def _line(self, sequence: int) -> Line:
+        return self.store.line(self.run, self.size, sequence)
+
+    def clock(self, ns: int) -> float:
+        return round((ns - self.size.begin) / 1e6, 3)
+
+    def row(self, view: RowView, first: int, shown: int) -> PartRow:
+        """Return the run's tokens beside those of the reference run."""
+        if view["reason"]:
+            return {**view, "length": 0, "before": 0.0, "tokens": []}
+        sequence = view["sequence"]
+        times = self.line(sequence).times
+        count = max(0, min(shown, view["same"] - first))
+        found = self.store.commits(self.run, self.size, sequence, first, count) if count else []
+        before = self.clock(int(times[first - 1])) if found and first else 0.0
+        return {**view, "length": len(times), "before": before, "tokens": aligned_tokens(found, self.clock)}
+
+
+def aligned_part(
+    store: Store, runs: Sequence[tuple[str, Extent]], sequence: int, low: int, high: int
+) -> AlignedPart:
+    """Return the tokens of the first run in a window (ns), and the others' same tokens."""
+    stored = [_Stored(store, run, size) for run, size in runs]
+    sequences = len(stored[0].output.header.prompt_ids)
+    if not 0 <= sequence < sequences:
+        raise UsageError(f"sequence {sequence} is not one of the run's {sequences}")
+    times = stored[0].line(sequence).times
+    first, end = int(times.searchsorted(low)), int(times.searchsorted(high, "right"))
+    views = aligned_rows([run.output for run in stored], sequence)
+    shown = min(MOST, end - first)
+    rows = [run.row(view, first, shown) for run, view in zip(stored, views, strict=True)]
+    return {"first": first, "inside": end - first, "rows": rows}

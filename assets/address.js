@@ -4,7 +4,6 @@
 window.SpecScopeAddress = (() => {
   const CHATS = "specscope-chats"; // in the tab's storage: {last, races: {id: conversation}}
   const MOST = 12;
-  const SETTLE_MS = 3000;
   const PARTS = ["race", "run", "tab"];
   const TABS = { Playground: "", History: "history", Lab: "lab", Load: "load", Papers: "papers", About: "about" };
 
@@ -72,20 +71,7 @@ window.SpecScopeAddress = (() => {
 
   // -- clicks and Back
 
-  let moving = false;
-
-  /** Select the tab of a place if the server did not: its answers to two quick steps back may cross. */
-  function settle(place) {
-    const name = place.run ? "history" : place.tab;
-    if (keyOf(place) !== keyOf(here()) || selected() === name) return;
-    const tabs = [...document.querySelectorAll('#tabs [role="tab"]')];
-    moving = true;
-    tabs.find((tab) => TABS[tab.textContent.trim()] === name)?.click();
-    moving = false;
-  }
-
   document.addEventListener("click", (event) => {
-    if (moving) return;
     const tab = event.target.closest?.('#tabs [role="tab"]');
     if (event.target.closest?.("#history-back")) go({ tab: "history" });
     else if (tab) {
@@ -112,7 +98,6 @@ window.SpecScopeAddress = (() => {
       if (keyOf(place) === now) return; // the fragment only
       now = keyOf(place);
       if (!place.run && !place.tab) sessionStorage.setItem(CHATS, JSON.stringify({ ...chats(), last: place.race }));
-      setTimeout(settle, SETTLE_MS, place);
       trigger(moved, { ...place, chat: chatOf(place) });
     });
   }

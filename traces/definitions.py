@@ -1,4 +1,4 @@
-"""The definition of each metric, as the playground, the report and docs/methods.md show it."""
+"""The definition of each metric, as the page, the report and docs/methods/metrics.md show it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from traces.metrics import measure
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
 
 
+T = TypeVar("T")
+
+
 class Spread(TypedDict):
     """The speeds of the passes of a run, in tokens/s."""
 
@@ -21,6 +24,14 @@ class Spread(TypedDict):
     """Passes that have a speed."""
     low: float
     high: float
+
+
+def alternating(items: Sequence[T], passes: int) -> list[tuple[int, T]]:
+    """Return (pass, item) in the order of the runs: every other pass goes backwards.
+
+    So a machine that becomes slower in the course of the passes does not favour the first item.
+    """
+    return [(n, item) for n in range(passes) for item in (items if n % 2 == 0 else items[::-1])]
 
 
 def median_first(passes: Sequence[Trace]) -> list[Trace]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ONE_PASS = 0.06
 """How far a single measured pass may be from the next ones, as a share of its speed.
 
-Source: passes of plain decoding on two quiet cores, docs/methods.md.
+Source: passes of plain decoding on two quiet cores, docs/methods/metrics.md.
 """
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import delete
 
 from engine.errors import StoreError, UsageError
+from engine.trace.events import Header
 from traces import bins, database, lines, queries, windows
 from traces.database import default_path
 from traces.queries import Summary
@@ -17,11 +18,11 @@ from traces.recorder import Recorder, Writer, insert_rows, insert_run
 from traces.schema import RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from sqlalchemy import Connection
 
-    from engine.trace.events import Commit, Header
+    from engine.trace.events import Commit, Event
     from engine.trace.trace import Trace
     from traces.bins import Bins, Columns
     from traces.lines import Line
@@ -73,6 +74,21 @@ class Store:
             StoreError: The database cannot be written, or holds a run of this id.
         """
         return self._writing().record(header)
+
+    @contextmanager
+    def listening(self) -> Generator[Callable[[Event], None]]:
+        """Yield a listener that records one run, from its header on."""
+        with ExitStack() as stack:
+            recorder: Recorder | None = None
+
+            def listen(event: Event) -> None:
+                nonlocal recorder
+                if isinstance(event, Header):
+                    recorder = stack.enter_context(self.record(event))
+                elif recorder is not None:
+                    recorder.add(event)
+
+            yield listen
 
     def insert(self, *traces: Trace) -> None:
         """Store whole traces in one transaction, under their ids. A stored run is never replaced.

@@ -6,42 +6,103 @@ on one core, those of a drafter in turns with the target's.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor, minimum
 
 from app.bench import speed
-from app.bench.agreement import Agreement, Answer, agreement, answers
-from app.bench.noise import load_noisy
 from app.bench.plan import Note
 from engine.drafters.pace import Curve, Probe
 from engine.drafters.plan import LONGEST, Plan, best_parallel, best_tree
 from engine.model.decoder import Decoder
+from engine.model.int4 import GROUP
+from engine.model.shape import ModelShape
+from engine.model.slots import Rows
+from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.config import read_config
 from engine.pairs.forms import FORMS, split_form
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.pairs.sizes import model_size
 from engine.training.measure import timed_forward
 
+
+class Answer(NamedTuple):
+    """A prompt and the target's greedy answer."""
+
+    prompt: Sequence[int]
+    ids: Sequence[int]
+    """Ids of the answer, with the end of text if it has one."""
+
+
+class Agreement(NamedTuple):
+    """Shares over all positions of some answers."""
+
+    agreement: float
+    """Share of positions at which the drafter's most probable token is the answer's: the acceptance
+    rate at temperature 0."""
+    overlap: float
+    """Mean of sum min(p, q): the acceptance rate at temperature 1."""
+    positions: int
+
+
+def answers(
+    target: Decoder, pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int
+) -> tuple[Answer, ...]:
+    """Return the target's greedy answers, written together."""
+    cache = target.new_cache(len(prompts), max(map(len, prompts)) + new_tokens)
+    written: list[list[int]] = [[] for _ in prompts]
+    fed = dict(enumerate(map(list, prompts)))
+    for _ in range(new_tokens):
+        rows = Rows.join([Rows.chain(slot, ids, cache.length(slot)) for slot, ids in fed.items()])
+        want = np.cumsum([len(ids) for ids in fed.values()]) - 1
+        chosen = target.forward(cache, rows, want).logits[:, : pair.vocab_size].argmax(1).tolist()
+        for slot, token in zip(fed, chosen, strict=True):
+            written[slot].append(token)
+        fed = {slot: written[slot][-1:] for slot in fed if written[slot][-1] not in pair.eos}
+        if not fed:
+            break
+    return tuple(map(Answer, prompts, written))
+
+
+def agreement(target: Decoder, drafter: Decoder, pair: Pair, written: Sequence[Answer]) -> Agreement:
+    """Return how often a drafter agrees with the target, which wrote the answers."""
+    agreed = overlap = 0.0
+    for answer in written:
+        q = _probabilities(drafter, answer, pair.vocab_size)
+        p = _probabilities(target, answer, pair.vocab_size)
+        agreed += sum(a == b for a, b in zip(q.argmax(1).tolist(), answer.ids, strict=True))
+        overlap += float(minimum(p, q).sum())
+    positions = sum(len(answer.ids) for answer in written)
+    return Agreement(agreed / positions, overlap / positions, positions)
+
+
+def _probabilities(model: Decoder, answer: Answer, vocabulary: int) -> Tensor:
+    """Return a model's distribution at every token of an answer, (len(answer.ids), V)."""
+    ids = [*answer.prompt, *answer.ids[:-1]]
+    want = np.arange(len(answer.prompt) - 1, len(ids))
+    rows = Rows.chain(0, ids, 0)
+    return model.forward(model.new_cache(1, len(ids)), rows, want).logits[:, :vocabulary].softmax(1)
+
+
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "chats.jsonl"
 """Twenty prompts in the style of MT-bench."""
 CONTEXT = 128
-"""Cached rows before a timed forward."""
 ROWS = (1, 2, 4, 8, 16)
-"""Rows of the target's timed forwards."""
 
 
 class Size(NamedTuple):
     """Size of a run."""
 
     new_tokens: int
-    """Most tokens of an answer."""
     repeats: int
-    """Timed forwards of each kind."""
 
 
 QUICK, FULL = Size(24, 20), Size(96, 100)
@@ -55,7 +116,6 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
-        """Return the times of some forwards."""
         return cls(1e3 * min(seconds), 1e3 * median(seconds))
 
 
@@ -72,22 +132,17 @@ class Row:
     """Of the target's forwards in between."""
     agreement: Agreement
     speculative: Plan
-    """Best draft of speculative decoding at temperature 0, predicted."""
     pearl: Plan
-    """Best draft of PEARL at temperature 0, predicted."""
 
     @property
     def c(self) -> float:
-        """T(target) / T(drafter), one row each."""
         return self.target_times.median / self.times.median
 
     @property
     def name(self) -> str:
-        """The drafter's name in a table."""
         return self.drafter + ", noise" * self.noisy
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         return {
             "drafter": self.drafter,
             "noise": self.noisy,
@@ -115,7 +170,6 @@ class Report:
     rows: tuple[Row, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         return {
             "pair": self.pair,
             "target_bytes": self.target_bytes,
@@ -125,7 +179,6 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Return the table as lines of text."""
         curve = ", ".join(f"{rows}: {1e3 * seconds:.1f}" for rows, seconds in self.verify)
         head = f"{'drafter':16}{'MB':>8}{'ms min':>8}{'median':>8}{'c':>6}{'agrees':>8}{'overlap':>9}"
         text = [
@@ -144,18 +197,7 @@ class Report:
 
 
 def measure(pair: Pair, prompts: Sequence[Sequence[int]], size: Size, note: Note, *, noise: bool) -> Report:
-    """Measure the drafters of a pair's target.
-
-    Args:
-        pair: The target, and drafters of its own if it has some.
-        prompts: Ids of each prompt.
-        size: Tokens of an answer, and repeats.
-        note: Shows progress.
-        noise: Whether to measure the forms of a target with noise on its weights, too.
-
-    Raises:
-        UsageError: A prompt and its answer exceed the context.
-    """
+    """Measure the drafters of a pair's target; with `noise`, those of a noisy target, too."""
     for prompt in prompts:
         pair.check_length(prompt, size.new_tokens)
     with speed.one_core():
@@ -193,7 +235,6 @@ def _row(
     verify: Curve,
     size: Size,
 ) -> Row:
-    """Measure one drafter."""
     drafter = load(path, name="drafter")
     forwards = [timed_forward(model, 1, CONTEXT) for model in (target, drafter)]
     times = [[forward() for forward in forwards] for _ in range(size.repeats + 5)][5:]
@@ -211,7 +252,6 @@ def _noisy(
     verify: Curve,
     note: Note,
 ) -> list[Row]:
-    """Measure the forms of a target with noise; noise changes no time."""
     note("answers of the target with noise")
     target, noisy = load_noisy(pair.target_path), list[Row]()
     written = answers(target, pair, prompts, size.new_tokens)
@@ -227,7 +267,6 @@ def _noisy(
 
 
 def _verify(target: Decoder, repeats: int) -> Curve:
-    """Return the median seconds of forwards of the target, by rows."""
     forwards = [timed_forward(target, rows, CONTEXT) for rows in ROWS]
     times = [[forward() for forward in forwards] for _ in range(repeats // 2 + 2)][2:]
     return tuple((rows, median(column)) for rows, column in zip(ROWS, zip(*times, strict=True), strict=True))
@@ -247,3 +286,40 @@ def _plans(verify: Curve, target: Times, drafter: Times, found: Agreement) -> tu
 def _bytes(path: Path) -> int:
     """Return the bytes of a model in memory, as `specscope plan` does."""
     return model_size(path, torch.float32, on_cpu=True).weights
+
+
+def load_noisy(directory: Path, bits: int = 0) -> Decoder:
+    """Return a model with noise on the matrices of its layers, the same in every call.
+
+    Args:
+        directory: The model's directory.
+        bits: Bits to which the matrices with noise are rounded; 0 keeps them.
+
+    Raises:
+        ModelError: The directory, its config or its weights are missing or broken.
+    """
+    shape = ModelShape.of(read_config(directory), directory / "config.json")
+    checkpoint, cpu = Checkpoint(directory, shape=shape), torch.device("cpu")
+    checkpoint.check(shape.tensors())
+    checkpoint.check_memory(shape.tensors(), cpu, torch.float32)
+
+    def take(key: str) -> Tensor:
+        tensor = checkpoint.take(key, cpu, torch.float32)
+        return with_noise(tensor, key) if key.startswith("model.layers.") and tensor.ndim == 2 else tensor
+
+    return Decoder(shape, take, "drafter" if bits else "target", bits=bits)
+
+
+def with_noise(matrix: Tensor, key: str) -> Tensor:
+    """Return a matrix (out, in) plus uniform noise of one step of a group's grid of 16 steps.
+
+    Args:
+        matrix: The matrix; one whose rows are no groups of 32 is returned unchanged.
+        key: Its name, from which the noise follows.
+    """
+    if matrix.shape[1] % GROUP:
+        return matrix
+    groups = matrix.unflatten(1, (-1, GROUP))
+    step = (groups.amax(2, keepdim=True) - groups.amin(2, keepdim=True)) / 15
+    generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+    return (groups + (torch.rand(groups.shape, generator=generator) - 0.5) * step).flatten(1)

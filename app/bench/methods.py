@@ -13,10 +13,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from app.bench import speed
-from app.bench.baseline import Transformers, quiet
 from app.bench.figures import Figure
 from app.bench.plan import Note, Plan
-from app.bench.race import Race
+from app.bench.race import Race, Transformers, quiet
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
 
@@ -46,7 +45,6 @@ class Comparison:
     """Greedy ids of transformers, by category."""
 
     def on(self, key: str, category: str) -> Figure:
-        """Return a method's speed-up on the prompts of a category, for each round."""
         race = self.races[category]
         detail = {"method": key, "tokens_per_second": round(race.speed(key), 2)}
         return Figure(race.ratio(key, BASELINE), "ratio", self._same(key, category), detail)
@@ -84,14 +82,12 @@ class Comparison:
         return self.races[category].written(key) == list(self.expected[category])
 
     def _speed(self, key: str, number: int) -> float:
-        """Return the tokens per second of one round over all categories."""
         races = self.races.values()
         return sum(race.tokens[key][number] for race in races) / sum(
             race.seconds[key][number] for race in races
         )
 
     def _decoding_speed(self, key: str, number: int) -> float:
-        """Return the tokens per second after prefill of one round over all categories."""
         from traces.metrics import measure as metrics
 
         parts = [(self.traces[key][category], len(self.expected[category])) for category in self.races]
@@ -103,13 +99,6 @@ def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan,
     """Race methods against autoregressive decoding, then decode with transformers.
 
     The first category's race begins with a warm-up, in which drafts are planned.
-
-    Args:
-        cluster: The pair on workers that measure.
-        prompts: By category.
-        keys: Methods that the cluster can run; the baseline is added.
-        plan: Tokens per prompt and rounds.
-        note: See `app.bench.plan.Note`.
     """
     keys = list(dict.fromkeys([BASELINE, *keys]))
     traces: dict[str, dict[str, list[Trace]]] = {key: {} for key in keys}

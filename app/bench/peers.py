@@ -34,11 +34,6 @@ NOTE = (
 
 
 def llama_cpp() -> Any:
-    """Return the module xllamacpp.
-
-    Raises:
-        UsageError: It is not installed.
-    """
     try:
         return importlib.import_module("xllamacpp")
     except ImportError:
@@ -46,17 +41,7 @@ def llama_cpp() -> Any:
 
 
 def gguf_of(model: str, folder: Path, progress: Any = None) -> Path:
-    """Return the GGUF file of a model.
-
-    Args:
-        model: A GGUF file, or the short name of a downloaded model, whose file is downloaded again.
-        folder: Empty folder for a download.
-        progress: Receives the state of the download.
-
-    Raises:
-        UsageError: The model has no GGUF file.
-        ModelError: The file cannot be downloaded.
-    """
+    """Return a GGUF file, or that of a downloaded model, which is downloaded again to a folder."""
     if model.lower().endswith(".gguf"):
         return Path(model).expanduser()
     if model in catalog.CATALOG:
@@ -70,16 +55,7 @@ class Llama:
     """A GGUF file in llama.cpp, which decodes greedily.
 
     Its server keeps no prompt for the next call. Threads keep the cores of the thread that starts
-    them, so they are set while the server starts.
-
-    Args:
-        file: The GGUF file.
-        threads: Number of threads, each with a core.
-        context: Most tokens of a prompt and its output.
-        new_tokens: Most tokens of an output.
-
-    Raises:
-        ModelError: llama.cpp cannot load the file.
+    them, so they are set while the server starts. `context` holds a prompt and its output.
     """
 
     def __init__(self, file: Path, threads: int, context: int, new_tokens: int) -> None:
@@ -101,11 +77,6 @@ class Llama:
                 os.sched_setaffinity(0, cores)
 
     def generate(self, ids: Sequence[int]) -> list[int]:
-        """Return the output ids of greedy decoding, with the end of text.
-
-        Raises:
-            ModelError: The answer has no ids.
-        """
         greedy = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
         wanted = {"n_predict": self._new_tokens, "return_tokens": True, "cache_prompt": False}
         content = json.dumps({"prompt": list(ids), **greedy, **wanted}).encode()
@@ -127,16 +98,7 @@ def measure(
     plan: Plan,
     note: Note,
 ) -> dict[str, Figure]:
-    """Race methods of ours against llama.cpp; return the tokens per second of each.
-
-    Args:
-        cluster: The model of the GGUF file on worker processes.
-        file: The GGUF file.
-        prompts: Ids of each prompt.
-        keys: Methods that the cluster can run, with the baseline.
-        plan: Tokens per prompt and rounds.
-        note: See `app.bench.plan.Note`.
-    """
+    """Race our methods, the baseline among them, against llama.cpp; return tokens/s."""
     context = max(map(len, prompts)) + plan.new_tokens
     contestants = {key: speed.decode(cluster, plan, key) for key in keys}
     for threads in THREADS[: os.cpu_count() or 1]:
@@ -148,7 +110,6 @@ def measure(
 
 
 def _figure(race: Race, name: str, *, ours: bool) -> Figure:
-    """Return a contestant's tokens per second in each round."""
     texts = zip(race.written(name), race.written(BASELINE), strict=True)
     equal = [one == other for one, other in texts]
     detail: Mapping[str, Any] = {

@@ -24,9 +24,6 @@ class Plan:
     sweep_rounds: int
     new_tokens: int
     repeats: int
-    """Repeats of measurements without decoding: forwards, events, stored spans."""
-    spans: int
-    memory_runs: int
     speculative_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     pearl_gammas: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     least_rounds: int = 3
@@ -39,7 +36,6 @@ class Plan:
     batch_rounds: int = 3
 
     def questions(self) -> list[str]:
-        """Return the first prompts of the bench's list."""
         return json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"][: self.prompts]
 
 
@@ -50,16 +46,12 @@ QUICK = Plan(
     sweep_rounds=2,
     new_tokens=128,
     repeats=5,
-    spans=50_000,
-    memory_runs=1,
     batches=(1, 8),
     batch_bases=("llma",),
     batch_prompts=8,
     batch_tokens=64,
 )
-FULL = Plan(
-    prompts=8, rounds=9, seconds=240, sweep_rounds=3, new_tokens=128, repeats=9, spans=200_000, memory_runs=3
-)
+FULL = Plan(prompts=8, rounds=9, seconds=240, sweep_rounds=3, new_tokens=128, repeats=9)
 METHODS = replace(FULL, prompts=8, rounds=5, seconds=120)
 """Sizes for a real pair, whose forwards take longer."""
 METHODS_QUICK = replace(METHODS, prompts=4, rounds=3, seconds=40, new_tokens=64, least_rounds=2)

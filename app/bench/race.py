@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+import transformers
+
+from engine.errors import UsageError
+from engine.pairs.load import load_reference
+from engine.pairs.pair import Pair
 
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""
@@ -16,11 +26,6 @@ class Race:
 
     In a round every contestant decodes every prompt; the first contestant changes with each prompt.
     Time is measured over the whole call, from prompt ids to output ids, with prefill and set-up.
-
-    Args:
-        contestants: Decoding functions by name.
-        prompts: Ids of each prompt.
-        clock: Returns seconds.
     """
 
     def __init__(
@@ -30,9 +35,7 @@ class Race:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.tokens: dict[str, list[int]] = {name: [] for name in contestants}
-        """Output tokens of each round."""
         self.seconds: dict[str, list[float]] = {name: [] for name in contestants}
-        """Time of each round."""
         self._contestants = dict(contestants)
         self._prompts = prompts
         self._clock = clock
@@ -47,15 +50,7 @@ class Race:
         least: int = 3,
         warm_up: bool = True,
     ) -> Race:
-        """Run up to `rounds` rounds, at least `least`, for `seconds` at most.
-
-        Args:
-            rounds: Most rounds.
-            seconds: Time after which no round begins.
-            least: Rounds that are run even beyond that time.
-            after_round: Called after every round.
-            warm_up: Whether each contestant decodes the first prompt before the first round.
-        """
+        """Run `least` to `rounds` rounds; none begins after `seconds` once `least` are done."""
         for generate in self._contestants.values() if warm_up else ():
             generate(self._prompts[0])
         begun = self._clock()
@@ -91,11 +86,9 @@ class Race:
         return tuple(_quotients(self.speeds[one], self.speeds[other]))
 
     def speed(self, name: str) -> float:
-        """Return a contestant's median tokens per second."""
         return statistics.median(self.speeds[name])
 
     def fastest(self, names: Iterable[str] | None = None) -> str:
-        """Return the contestant with the highest median speed, of `names` or of all."""
         return max(self._contestants if names is None else names, key=self.speed)
 
     def same(self, *names: str) -> bool:
@@ -104,13 +97,72 @@ class Race:
         return all(other == first for other in others)
 
     def written(self, name: str) -> list[list[int]]:
-        """Return the ids that a contestant wrote last, for each prompt in order."""
         return [self._written[name][number] for number in range(len(self._prompts))]
 
     def table(self) -> dict[str, float]:
-        """Return the median tokens per second of all contestants."""
         return {name: round(self.speed(name), 1) for name in self._contestants}
 
 
 def _quotients(numerators: Iterable[float], denominators: Iterable[float]) -> list[float]:
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+class Transformers:
+    """A pair in transformers: fp32, on the CPU, from local files, else with defaults."""
+
+    def __init__(self, pair: Pair, new_tokens: int) -> None:
+        self._pair = pair
+        self._target = load_reference(pair.target_path)
+        self._new_tokens = new_tokens
+
+    def generate(self, ids: Sequence[int]) -> list[int]:
+        return self._generate(ids)
+
+    def assisted(self, gamma: int | None = None) -> Generate:
+        """Return greedy assisted generation; without `gamma`, with transformers' defaults."""
+        drafter = self._drafter
+        settings = copy.deepcopy(self._settings)
+        if gamma is not None:
+            settings.num_assistant_tokens = gamma
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+
+        def generate(ids: Sequence[int]) -> list[int]:
+            drafter.generation_config = settings
+            return self._generate(ids, assistant_model=drafter)
+
+        return generate
+
+    @cached_property
+    def _drafter(self) -> Any:
+        if self._pair.drafter_path is None:
+            raise UsageError(f"{self._pair.name} has no drafter; assisted generation needs one")
+        return load_reference(self._pair.drafter_path)
+
+    @cached_property
+    def _settings(self) -> Any:
+        return self._drafter.generation_config
+
+    def _generate(self, ids: Sequence[int], **more: Any) -> list[int]:
+        prompt = torch.tensor([list(ids)])
+        out = self._target.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=self._new_tokens,
+            **more,
+        )
+        return out[0, prompt.shape[1] :].tolist()
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()

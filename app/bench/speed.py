@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import engine
-from app.bench.baseline import Transformers, quiet
 from app.bench.figures import Figure
 from app.bench.plan import Plan
-from app.bench.race import Generate, Race
+from app.bench.race import Generate, Race, Transformers, quiet
 from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
 from engine.types import Limits
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from engine import Cluster
 
 Step = Callable[[], None]
-"""Called after each round."""
 
 
 class Gammas(NamedTuple):
@@ -71,7 +69,6 @@ def one_core() -> Generator[str]:
 
 
 def sweep(workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, step: Step) -> Gammas:
-    """Return the best draft lengths of both methods on the same workers."""
     tried = [("speculative", g) for g in plan.speculative_gammas]
     tried += [("pearl", g) for g in plan.pearl_gammas]
     contestants = {f"{method} {g}": decode(workers, plan, method, gamma=g) for method, g in tried}

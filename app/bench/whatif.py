@@ -17,7 +17,7 @@ from traces.whatif.replay import Change, what_if
 PROFILE, OTHER = ("pearl-4xA100", ""), ("pearl-3xA100", "codellama-7-34")
 PROMPTS = ("Tell me a story.", "How do I cook rice?", "Explain gravity.", "Describe a city.")
 TOKENS, EXACT = 64, 2
-"""Tokens of each run, and the most seeds of a class in which nothing is drawn."""
+"""Tokens of each run, and texts of each pair of settings where nothing is drawn."""
 
 Side = tuple[str, Mapping[str, Any]]
 """A method and its settings."""
@@ -75,7 +75,6 @@ class Error:
     drawn: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         rounded = {
             "mean": fmean(self.values),
             "median": median(self.values),
@@ -95,22 +94,20 @@ class _Sum:
 
 
 def measure(
-    seeds: int, note: Note, classes: tuple[Pairs, ...] = CLASSES, tokens: int = TOKENS
+    texts: int, note: Note, classes: tuple[Pairs, ...] = CLASSES, tokens: int = TOKENS
 ) -> list[Error]:
     """Return the errors of all classes on the bundled pair, whose texts do not end early.
 
-    Args:
-        seeds: Runs of each pair of settings; each has a seed and one of the prompts.
-        note: Takes the progress.
-        classes: What is predicted.
-        tokens: Tokens of each run.
+    The texts of a class are shared out among its pairs of settings; each has a seed and one of the
+    prompts.
     """
     pair, sums = replace(Pair.find(), eos=()), {c.name: _Sum() for c in classes}
     with _open(pair, *PROFILE) as here, _open(pair, *OTHER) as there:
         for c in classes:
             note(c.name)
+            runs = min(texts, EXACT) if c.exact else -(-texts // len(c.sides))
             for recorded, predicted in c.sides:
-                for seed in range(min(seeds, EXACT) if c.exact else seeds):
+                for seed in range(runs):
                     _add(sums[c.name], c, recorded, predicted, (here, there), seed, tokens)
                     note("")
     return [Error(name, tuple(s.values), s.decided, s.drawn) for name, s in sums.items()]
@@ -148,7 +145,6 @@ def _add(
 
 
 def lines(errors: list[Error]) -> list[str]:
-    """Return the table as text."""
     head = f"{'class':36}{'n':>4}{'mean':>9}{'median':>9}{'mean abs':>10}{'least':>9}{'most':>9}{'drawn':>8}"
     rows = [
         f"What-if: predicted time over the real run's, less 1; bundled pair, virtual ({PROFILE[0]})",

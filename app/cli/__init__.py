@@ -43,4 +43,3 @@ COMMANDS = {
     "papers": papers,
     "completion": completion,
 }
-"""Module by command."""

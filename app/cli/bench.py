@@ -1,67 +1,56 @@
-"""Measure speed, tracing and memory on the bundled pair, and compare with transformers.
+"""Measure SpecScope on the bundled pair, and compare it with transformers on the same checkpoints.
 
-With --pair or --target, measure all methods of that pair over autoregressive decoding. With
---viewer, measure the viewer in a browser; with --cuda, forwards on a GPU; with --attention, ways to
-compute attention over sequences of different lengths; with --drafters, drafters of one target; with
---peers, decoding beside llama.cpp; with --whatif, the error of `specscope whatif`.
+With --pair or --target, measure all methods of that pair over autoregressive decoding; with --cuda,
+forwards on a GPU; with --drafters, drafters of one target; with --peers, decoding beside llama.cpp;
+with --whatif, the error of `specscope whatif`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import benched, common
-from app.cli.benched import progress
-from app.cli.prompts import prompts_of
+from app.bench.figures import BARS, Bar, Figure, judged
+from app.cli import common
+from app.cli.prompts import PromptRow, prompts_of
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from app.bench.figures import Figure
     from app.bench.plan import Plan
 
 
-RUNS, CLIENTS = 200, 8
-"""Of --soak."""
+@contextlib.contextmanager
+def progress() -> Generator[Callable[[str], None]]:
+    """Show progress on stderr; yield a `Note` (`app.bench.plan.Note`).
+
+    Output that libraries print goes to stderr, too.
+    """
+    from tqdm import tqdm
+
+    with contextlib.redirect_stdout(sys.stderr), tqdm(unit=" rounds", file=sys.stderr, leave=False) as bar:
+
+        def note(text: str) -> None:
+            if text:
+                bar.set_description(text)
+            else:
+                bar.update()
+
+        yield note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("--quick", action="store_true", help="fewer prompts and rounds: under five minutes")
-    parser.add_argument(
-        "--placements",
-        action="store_true",
-        help="measure PEARL's placements only: drafter and target on separate or shared devices",
-    )
-    parser.add_argument(
-        "--soak",
-        action="store_true",
-        help="measure the server only: 200 runs through the page's requests, 8 clients at once",
-    )
-    parser.add_argument(
-        "--heads",
-        metavar="DIR",
-        type=Path,
-        help="measure ParallelSpec's group size only, with the heads in the folders of DIR, one for each K",
-    )
-    parser.add_argument(
-        "--viewer",
-        action="store_true",
-        help="measure the viewer only, in headless Chromium: opening, panning, zooming, live growth, Stop",
-    )
     parser.add_argument(
         "--cuda",
         action="store_true",
         help="measure forwards only, over the time of reading the weights: static, eager and transformers'",
-    )
-    parser.add_argument(
-        "--attention",
-        action="store_true",
-        help="measure attention over sequences of different lengths only: the ways that exist here",
     )
     parser.add_argument(
         "--drafters",
@@ -122,66 +111,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="with --runtime ray: head of a Ray cluster, or auto for the one this machine is in (this machine alone)",
     )
-    parser.add_argument(
-        "--profile",
-        metavar="NAME",
-        help="with --placements or --heads: use virtual time with this latency profile",
-    )
-    parser.add_argument("-o", "--output", metavar="F.svg", type=Path, help="with --heads: draw a chart, too")
     common.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, with progress on stderr."""
-    from app.bench import figures, plan, soak, suite
-    from engine.environment import environment
+    from app.bench import plan, suite
 
     _check(args)
-    begun, chosen = time.perf_counter(), plan.QUICK if args.quick else plan.FULL
-    if args.placements:
-        return benched.print_placements(args, chosen)
-    if args.heads:
-        return benched.print_heads(args, chosen)
+    begun = time.perf_counter()
     if args.drafters:
-        return benched.print_drafters(args)
+        return _drafters(args)
     if args.whatif:
-        return benched.print_whatif(args)
+        return _whatif(args)
     facts = dict[str, Any]()
-    if args.viewer:
-        measured = _viewer(args.quick)
-    elif args.cuda:
+    sizes = plan.METHODS_QUICK if args.quick else plan.METHODS
+    if args.cuda:
         measured, facts = _cuda(args.quick)
-    elif args.attention:
-        measured, facts = _attention(args.quick)
     elif args.peers:
-        measured, facts = _peers(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
+        measured, facts = _peers(args, sizes)
     elif args.pair or args.target:
-        measured, facts = _methods(args, plan.METHODS_QUICK if args.quick else plan.METHODS)
+        measured, facts = _methods(args, sizes)
     else:
         with progress() as note:
-            measured = soak.measure(RUNS, CLIENTS, note) if args.soak else suite.measure(chosen, note)
+            measured = suite.measure(plan.QUICK if args.quick else plan.FULL, note)
     usual = facts.get("runtime", "local-process") == "local-process"
-    judged = usual and facts.get("on_gpu", True)
-    bars = figures.judged(measured) if judged else {}
-    result = {key: figure.to_dict() for key, figure in measured.items()} | {
-        "bars": bars,
-        "quick": args.quick,
-        "seconds": round(time.perf_counter() - begun, 1),
-        "environment": environment(),
-        **facts,
-    }
-    if args.json:
-        common.print_json(result)
-    else:
-        _print(result, bars)
-        for line in facts.get("lines", ()):
-            print(line)
+    bars = BARS if usual and facts.get("on_gpu", True) else {}
+    report(measured, bars, args, facts | {"seconds": round(time.perf_counter() - begun, 1)})
     return 0
 
 
+def report(
+    measured: Mapping[str, Figure],
+    bars: Mapping[str, Bar],
+    args: argparse.Namespace,
+    facts: Mapping[str, Any],
+) -> None:
+    """Print figures, the bars that they meet or miss, and facts, as a table or as JSON."""
+    from engine.environment import environment
+
+    found = judged(measured, bars)
+    figures = {key: figure.to_dict() for key, figure in measured.items()}
+    result = figures | {"bars": found, "quick": args.quick, "environment": environment(), **facts}
+    if args.json:
+        common.print_json(result)
+        return
+    pair, processor = f"{result.get('pair', 'bundled')} pair", result["environment"]["processor"]
+    conditions = (pair, "CPU fp32", result.get("runtime"), processor, f"{result['seconds']:.0f} s")
+    print(result.get("device") or " · ".join(filter(None, conditions)))
+    print(f"{'figure':30}{'median':>12}{'min':>12}{'max':>12}{'runs':>6}  {'bar':14}unit")
+    for key, figure in figures.items():
+        numbers = "".join(f"{_number(figure[name]):>12}" for name in ("median", "min", "max"))
+        bar = f"{bars[key]} {'met' if found[key]['met'] else 'missed'}" if key in found else ""
+        print(f"{key:30}{numbers}{figure['runs']:>6}  {bar:14}{figure['unit']}")
+    for line in facts.get("lines", ()):
+        print(line)
+
+
 def _check(args: argparse.Namespace) -> None:
-    """Check the combination of options."""
-    names = ("placements", "heads", "soak", "viewer", "cuda", "attention", "drafters", "peers", "whatif")
+    names = ("cuda", "drafters", "peers", "whatif")
     parts = [f"--{name}" for name in names if getattr(args, name)]
     if len(parts) > 1:
         raise UsageError(f"{' and '.join(parts)} exclude each other; choose one")
@@ -190,18 +177,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--noise needs --drafters, whose target it changes; give both or neither")
     if args.runtime == "virtual":
         raise UsageError("--runtime virtual computes times; the bench measures: choose a runtime that does")
-    if args.profile and not (args.placements or args.heads):
-        raise UsageError(
-            f"--profile {args.profile} needs --placements or --heads; without them the bench measures this machine"
-        )
-    if args.output and not args.heads:
-        raise UsageError(f"--output {args.output} needs --heads, whose chart it is; give both or neither")
-    if args.output:
-        common.check_output(args.output)
 
 
 def _check_models(args: argparse.Namespace, part: str) -> None:
-    """Check the options that name models and what they decode."""
     models, fixed = args.pair or args.target, ("head", "runtime", "address")
     if models and part not in ("", "--drafters", "--peers"):
         raise UsageError(f"{part} needs no other models; leave out --pair and --target")
@@ -219,6 +197,14 @@ def _check_models(args: argparse.Namespace, part: str) -> None:
         raise UsageError(f"--methods {args.methods} does not go with {part}; leave it out")
 
 
+def _rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> list[PromptRow]:
+    """Return the prompts of the named file, or `limit` of the usual one."""
+    if limit is not None and not args.limit:
+        args.limit = None if args.prompt_file else limit
+    chosen = {"prompt": None, "prompt_file": args.prompt_file or usual, "limit": args.limit}
+    return prompts_of(argparse.Namespace(**chosen))
+
+
 def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
     import engine
@@ -227,9 +213,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
-    args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
-    args.prompt_file = args.prompt_file or methods.PROMPTS
-    rows = prompts_of(args)
+    rows = _rows(args, methods.PROMPTS, plan.prompts)
     with progress() as note:
         note("workers")
         runtime = args.runtime or "local-process"
@@ -251,12 +235,10 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
     import engine
     from app.bench import methods, peers
     from app.cli.chosen import able
-    from app.cli.waiting import DownloadBar
+    from app.cli.status import DownloadBar
 
     peers.llama_cpp()
-    args.prompt, args.limit = None, args.limit or (None if args.prompt_file else plan.prompts)
-    args.prompt_file = args.prompt_file or methods.PROMPTS
-    rows = prompts_of(args)
+    rows = _rows(args, methods.PROMPTS, plan.prompts)
     with tempfile.TemporaryDirectory() as folder, DownloadBar() as bar:
         file = peers.gguf_of(args.target or args.pair, Path(folder), bar.show)
         with progress() as note:
@@ -271,14 +253,6 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
                 return figures, facts
 
 
-def _viewer(quick: bool) -> dict[str, Figure]:
-    from app.bench import page, viewer
-
-    with progress() as note:
-        moved = viewer.measure(viewer.SIZES, 1 if quick else 2, note)
-        return moved | page.measure(1 if quick else 3, note)
-
-
 def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
     from app.bench import cuda
 
@@ -286,25 +260,40 @@ def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
         return cuda.measure(5 if quick else 20, note)
 
 
-def _attention(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
-    from app.bench import attention
+def _drafters(args: argparse.Namespace) -> int:
+    from app.bench import drafters
+    from app.cli.status import DownloadBar
+    from engine.environment import environment
+    from engine.pairs.pair import Pair
+    from engine.pairs.sources import resolve
+
+    with DownloadBar() as bar:
+        find = partial(resolve, progress=bar.show)
+        if args.target:
+            pair = Pair.of(args.target, *(args.drafter or ()), resolve=find)
+        else:
+            pair = Pair.find(args.pair or "bundled", find)
+    prompts = [pair.encode(row.text) for row in _rows(args, drafters.PROMPTS)]
+    with progress() as note:
+        size = drafters.QUICK if args.quick else drafters.FULL
+        report = drafters.measure(pair, prompts, size, note, noise=args.noise)
+    if args.json:
+        common.print_json(report.to_dict() | {"quick": args.quick, "environment": environment()})
+    else:
+        print("\n".join(report.lines()))
+    return 0
+
+
+def _whatif(args: argparse.Namespace) -> int:
+    from app.bench import whatif
 
     with progress() as note:
-        return attention.measure(5 if quick else 20, note)
-
-
-def _print(result: Mapping[str, Any], bars: Mapping[str, Mapping[str, Any]]) -> None:
-    from app.bench.figures import BARS
-
-    pair, processor = f"{result.get('pair', 'bundled')} pair", result["environment"]["processor"]
-    conditions = (pair, "CPU fp32", result.get("runtime"), processor, f"{result['seconds']:.0f} s")
-    print(result.get("device") or " · ".join(filter(None, conditions)))
-    print(f"{'figure':30}{'median':>12}{'min':>12}{'max':>12}{'runs':>6}  {'bar':14}unit")
-    for key, figure in result.items():
-        if isinstance(figure, dict) and "median" in figure:
-            numbers = "".join(f"{_number(figure[name]):>12}" for name in ("median", "min", "max"))
-            bar = f"{BARS[key]} {'met' if bars[key]['met'] else 'missed'}" if key in bars else ""
-            print(f"{key:30}{numbers}{figure['runs']:>6}  {bar:14}{figure['unit']}")
+        errors = whatif.measure(6 if args.quick else 36, note)
+    if args.json:
+        common.print_json({"classes": [error.to_dict() for error in errors], "quick": args.quick})
+    else:
+        print("\n".join(whatif.lines(errors)))
+    return 0
 
 
 def _number(value: float) -> str:

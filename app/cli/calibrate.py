@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common
-from app.cli.waiting import DownloadBar
+from app.cli.status import DownloadBar
 from engine.errors import UsageError
 from engine.files import replacing
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "--pair",
         metavar="NAME",
@@ -42,14 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure this machine, write the profile and print a summary."""
     _check(args)
     from engine.pairs.catalog import opening
     from engine.pairs.pair import Pair
     from engine.pairs.sources import resolve
-    from engine.simulate.calibrate import FULL, QUICK, calibrate
+    from engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
     from engine.simulate.profile import Profile, parse
-    from engine.simulate.writing import profile_text
 
     with DownloadBar() as bar:
         pair = (

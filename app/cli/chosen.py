@@ -24,13 +24,7 @@ def method_keys(text: str) -> list[str]:
 
 
 def able(keys: list[str], cluster: Any, load: Any = None) -> tuple[list[str], dict[str, str]]:
-    """Return the methods that the open models can run, and a reason for each other method.
-
-    Args:
-        keys: The methods.
-        cluster: The open models.
-        load: A load that the methods must serve; None for runs without one.
-    """
+    """Return the methods that the open models can run (under a load), and why not the others."""
     left_out = dict[str, str]()
     for key in keys:
         try:
@@ -45,14 +39,7 @@ def equipped(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the methods for which drafters and heads are named, and what each other method lacks.
 
-    Nothing is loaded. A line on stderr names what is left out.
-
-    Args:
-        args: The options of the models.
-        configs: The settings of each method, the baseline among them.
-
-    Raises:
-        UsageError: A setting is wrong, or the baseline would be left alone.
+    Nothing is loaded. A line on stderr names what is left out. Alone, the baseline is refused.
     """
     lacks = {key: lacking(args, key, config) for key, config in configs.items()}
     left_out = {key: reason for key, reason in lacks.items() if reason}
@@ -64,11 +51,7 @@ def equipped(
 
 
 def lacking(args: argparse.Namespace, key: str, config: Mapping[str, Any]) -> str:
-    """Return which model a method needs and the options do not name; empty for none.
-
-    Raises:
-        UsageError: A setting is wrong.
-    """
+    """Return which model a method needs and the options do not name; empty for none."""
     method = find(key)
     layout = method.layout(method.configure(config))
     name = (args.target if args.target in CATALOG else "") if args.target else args.pair or opening()

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from app.cli.status import Status
-from app.cli.waiting import DownloadBar
+from app.cli.status import DownloadBar, Status
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Add models and runtime."""
     add_models(parser)
     _add_runtime(parser)
     add_devices(parser)
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-    """Add a pair, or a target with its drafters and heads."""
     parser.add_argument(
         "--pair",
         metavar="NAME",
@@ -72,7 +69,6 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
-    """Add devices, their memory, and how models are split over them."""
     parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
     parser.add_argument(
         "--dtype",
@@ -100,7 +96,6 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
 
 
 def is_measured(args: argparse.Namespace) -> bool:
-    """Return whether the runs are measured on this machine, not timed by a profile."""
     return args.profile is None and args.runtime != "virtual"
 
 

@@ -22,17 +22,14 @@ if TYPE_CHECKING:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add --json."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def add_database(parser: argparse.ArgumentParser) -> None:
-    """Add --db."""
     parser.add_argument("--db", type=Path, metavar="FILE", help="trace database (default: the user's own)")
 
 
 def open_store(args: argparse.Namespace) -> Store:
-    """Open the trace database that the options name."""
     with Status("opening the database"):
         from traces.store import Store, default_path
 
@@ -40,12 +37,7 @@ def open_store(args: argparse.Namespace) -> Store:
 
 
 def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
-    """Open the trace database read-only.
-
-    Raises:
-        UsageError: The database, and so the runs, do not exist.
-        StoreError: The database cannot be read.
-    """
+    """Open the trace database read-only; without one the runs do not exist."""
     from traces.store import Store, default_path
 
     path = args.db if args.db is not None else default_path()
@@ -56,11 +48,7 @@ def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
 
 
 def check_output(path: Path) -> None:
-    """Check that a file can be written to a path, before the work for it begins.
-
-    Raises:
-        UsageError: The path is a folder, or its folder does not exist.
-    """
+    """Refuse a path to which no file can be written, before the work for it begins."""
     if path.is_dir():
         raise UsageError(f"the output {path} is a folder; name a file")
     if not path.absolute().parent.is_dir():
@@ -68,7 +56,6 @@ def check_output(path: Path) -> None:
 
 
 def add_methods(parser: argparse.ArgumentParser) -> None:
-    """Add `--methods`, and `--set` with the settings of each."""
     parser.add_argument(
         "--methods", required=True, metavar="A,B|all", help="keys separated by commas, or all"
     )
@@ -90,12 +77,6 @@ def add_settings(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 def add_generation(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add prompts, sampling and limits.
-
-    Args:
-        parser: Takes the options.
-        required: Whether the command needs a prompt.
-    """
     _add_prompts(parser, required=required)
     parser.add_argument(
         "--max-new-tokens", type=int, default=128, metavar="N", help="generate at most N tokens (128)"
@@ -166,17 +147,11 @@ def seeded(sampling: Sampling, prompt: int) -> Sampling:
 
 
 def limits_of(args: argparse.Namespace) -> Limits:
-    """Return the limit options, checked."""
     return Limits(args.max_new_tokens, tuple(args.stop))
 
 
 def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
-    """Return the warning of a busy machine for measured runs, else nothing; print it on stderr.
-
-    Args:
-        args: The options of the cluster.
-        before: The load's reading before the runs.
-    """
+    """Return the warning of a busy machine for measured runs, else nothing; print it on stderr."""
     from app.busy import busy_since
 
     elsewhere = args.address is not None  # a cluster's workers are no children of this process
@@ -191,11 +166,7 @@ SHORT = 32
 
 
 def short_warning(answers: Sequence[int]) -> str:
-    """Return the warning of short answers, else nothing; print it on stderr.
-
-    Args:
-        answers: The number of tokens of each.
-    """
+    """Return the warning of short answers (in tokens), else nothing; print it on stderr."""
     mean = sum(answers) / len(answers)
     if mean >= SHORT:
         return ""
@@ -220,6 +191,5 @@ def clean(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object."""
     json.dump(clean(value), sys.stdout, ensure_ascii=False, indent=2)
     sys.stdout.write("\n")

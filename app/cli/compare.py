@@ -10,17 +10,15 @@ the speed of two passes is their mean.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import statistics
 import uuid
 from collections.abc import Collection
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.cli import clusters, common
 from app.cli.chosen import able, equipped, method_keys
-from app.cli.compared import advice_on, print_comparison
 from app.cli.prompts import PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
 from engine.bounds import check_prompt
@@ -28,14 +26,17 @@ from engine.errors import UsageError
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.trace.trace import Trace
+
 Traces: TypeAlias = dict[str, dict[int, Trace]]
 """The runs by name and by number of the first prompt."""
 MAX_PASSES = 9
-"""Most passes of a comparison."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     common.add_methods(parser)
     parser.add_argument(
         "--repeat",
@@ -51,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the methods, the baseline first."""
     from app.busy import read_load
+    from traces.passes import alternating
     from traces.view.settings import models_text
 
     keys = method_keys(args.methods)
@@ -61,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
     keys, left_out = equipped(args, configs)
     limits, rows = common.limits_of(args), prompts_of(args)
     sampling = common.sampling_of(args, len(rows))
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(clusters.open_cluster(args))
+    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
         if args.methods == "all":
             keys, unable = able(keys, cluster)
             left_out |= unable
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         before, done = read_load(), 0
         for i in range(len(rows)):
             group = uuid.uuid4().hex[:12]
-            for name, number in _order(list(entries), args.repeat):
+            for number, name in alternating(list(entries), args.repeat):
                 key, config = entries[name]
                 if part := _parts(key, rows).get(i):
                     seeded = common.seeded(sampling, i)
@@ -119,11 +118,6 @@ def _check_repeat(args: argparse.Namespace) -> None:
         raise UsageError(f"--repeat is {args.repeat}; with --profile it must be 1: virtual times do not vary")
 
 
-def _order(names: list[str], passes: int) -> list[tuple[str, int]]:
-    """Return (name, pass) in the order of the runs: every other pass goes backwards."""
-    return [(name, n) for n in range(passes) for name in (names if n % 2 == 0 else names[::-1])]
-
-
 def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:
     """Return the median pass of each method, and the tokens/s of all its passes.
 
@@ -138,8 +132,6 @@ def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:
 
 
 def _speeds(passes: list[Traces], prompts: Collection[int]) -> dict[str, list[float]]:
-    """Return the tokens/s of each pass of each method, over the runs of these first prompts."""
-
     def speed(runs: dict[int, Trace]) -> float:
         return _figures([trace for i, trace in runs.items() if i in prompts])["tokens_per_second"] or 0.0
 
@@ -149,11 +141,7 @@ def _speeds(passes: list[Traces], prompts: Collection[int]) -> dict[str, list[fl
 def _fitting(
     args: argparse.Namespace, cluster: Any, rows: list[PromptRow]
 ) -> tuple[list[PromptRow], list[dict[str, Any]]]:
-    """Return the rows that fit the context with their output, and the skipped rows with reasons.
-
-    Raises:
-        UsageError: No row fits.
-    """
+    """Return the rows that fit the context with their output, and the skipped rows with reasons."""
     fitting, skipped = list[PromptRow](), list[dict[str, Any]]()
     new, context = args.max_new_tokens, cluster.context
     for row in rows:
@@ -206,7 +194,6 @@ def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
 
 
 def _summaries(traces: Traces, rows: list[PromptRow], passes: list[Traces]) -> dict[str, Any]:
-    """Return the summary of each method: figures of all runs, facts, and figures by category."""
     runs_of = {key: list(runs.values()) for key, runs in traces.items()}
     figures = _compared(runs_of, _speeds(passes, range(len(rows))))
     summaries = {
@@ -235,9 +222,7 @@ def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
 def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     """Return the figures of each method, with its speed-up or the reason why it has none.
 
-    Args:
-        groups: The runs of each method.
-        speeds: Of the passes; the speed of a method with two passes is their mean.
+    Of two passes the speed is the mean.
     """
     from traces.comparable import comparisons
 
@@ -286,7 +271,6 @@ def _figures(runs: list[Trace]) -> dict[str, Any]:
 
 
 def _texts(runs: list[Trace]) -> list[list[int]]:
-    """Return the output ids of each prompt."""
     return [t.token_ids(i) for t in runs for i in range(len(t.header.prompt_ids))]
 
 
@@ -297,3 +281,58 @@ def _speed(metrics: list[dict[str, Any]], name: str) -> float | None:
 
 def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
+
+
+def print_comparison(result: dict[str, Any]) -> None:
+    prompts = f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'}"
+    print(" · ".join([result["models"], prompts, result["clock"]]))
+    for row in result["skipped"]:
+        category = f" ({row['category']})" if row["category"] else ""
+        print(f"skipped: line {row['line']}{category}: {row['reason']}")
+    accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
+    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/forward':>13}{accepted}  output")
+    for key, m in result["methods"].items():
+        same = "identical" if m["equal_to_autoregressive"] else "differs"
+        same += "" if m["lossless"] else " (lossy)"
+        cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
+        cells += [_cell(m["tokens"], ",", 8), _cell(m["tokens_per_target_forward"], ".2f", 13)]
+        cells += [_cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
+        cells += [_cell(m["accepted_per_round"], ".2f", 13)]
+        print(f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}")
+    for key, reason in result["left_out"].items():
+        print(f"{key:20}left out: {reason}")
+    print(
+        "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
+    )
+    for key, m in result["methods"].items():
+        if m["advice"]:
+            print(f"{key:20}{m['advice']}")
+    first = " ".join(m["runs"][0] for m in result["methods"].values())
+    print(f"side by side: specscope report {first} -o report.html")
+
+
+def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
+    """Return that a method's drafter is often wrong, and which one is wrong less often."""
+    from traces.drafters import wrong_drafter
+    from traces.places import per_level_of
+
+    text = wrong_drafter(runs[0].header, draft_forwards, per_level_of(runs))
+    return f"{text} The option is --drafter int4." if text else None
+
+
+def _notes(figures: dict[str, Any]) -> list[str]:
+    notes = list[str]()
+    if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
+        speed = figures["tokens_per_second_per_sequence"]
+        notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
+    if figures["spread"]:
+        low, high = figures["spread"]
+        mean = abs(figures["tokens_per_second"] - (low + high) / 2) < 1e-9
+        notes.append(f"{'mean of' if mean else 'median pass,'} {low:.1f} to {high:.1f} tokens/s")
+    if figures["not_comparable"]:
+        notes.append(f"no speed-up: {figures['not_comparable']}")
+    return notes
+
+
+def _cell(value: float | None, form: str, width: int, unit: str = "") -> str:
+    return f"{'-' if value is None else format(value, form) + unit:>{width}}"

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("first", metavar="RUN1", help="id of a stored run")
     parser.add_argument("second", metavar="RUN2", help="id of the run compared with it")
     common.add_database(parser)
@@ -21,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the difference, second minus first."""
     from traces.diff import diff
     from traces.view.settings import models_text
 

@@ -18,7 +18,6 @@ FORMATS = ("jsonl", "csv", "perfetto", "modelopt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
     parser.add_argument("--format", choices=FORMATS, default="jsonl", help="(jsonl)")
     tables = ("tokens", "decisions", "copies", "spans")
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the run."""
     if args.output is not None:
         common.check_output(args.output)
     with contextlib.closing(common.open_stored(args, [args.run_id])) as store:

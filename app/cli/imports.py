@@ -7,10 +7,10 @@ import contextlib
 from pathlib import Path
 
 from app.cli import common
+from app.cli.status import Status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "file",
         type=Path,
@@ -26,8 +26,9 @@ def run(args: argparse.Namespace) -> int:
     from traces.imports.reading import read_traces
     from traces.metrics import measure
 
-    found = read_traces(args.file)
-    with contextlib.closing(common.open_store(args)) as store:
+    with Status(f"reading {args.file}"):
+        found = read_traces(args.file)
+    with contextlib.closing(common.open_store(args)) as store, Status("storing the runs"):
         store.insert(*found.traces)
     rows = [{"run_id": t.header.run_id, "method": t.header.method, "status": t.status} for t in found.traces]
     if args.json:

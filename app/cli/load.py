@@ -8,19 +8,18 @@ all requests arrive at once. Request i has seed S + i.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import uuid
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.arrivals import poisson, read_arrivals
 from app.cli import clusters, common
 from app.cli.chosen import able, equipped, method_keys
 from app.cli.prompts import MAX_PROMPT_FILE, PromptRow, prompt_for, prompts_of
 from app.cli.run import parse_settings, recorded
-from app.loaded import batch_sizes
+from app.loaded import COLUMNS, TITLES, batch_sizes, poisson, read_arrivals, verdicts
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
 from engine.files import replacing
@@ -32,16 +31,15 @@ if TYPE_CHECKING:
 
     Cells: TypeAlias = dict[str, dict[int, Trace]]
     """The runs by method and batch size."""
+    from collections.abc import Mapping
 
 Requests: TypeAlias = list[tuple[float, Any]]
 """(seconds, prompt) of each request."""
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 REQUESTS = 16
-"""Requests without --requests and --arrivals."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     common.add_methods(parser)
     arriving = parser.add_mutually_exclusive_group()
     arriving.add_argument(
@@ -87,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the requests with each method and batch size, with progress on stderr."""
     from app.busy import read_load
     from app.loaded import result_of
 
@@ -97,9 +94,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _requests(args)
     options = {"sampling": common.sampling_of(args, len(requests)), "limits": common.limits_of(args)}
     cells: Cells = {key: {} for key in keys}
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(clusters.open_cluster(args))
+    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
         if args.methods == "all":
             keys, unable = able(keys, cluster, _load(args, requests[:1], 1))
             left_out |= unable
@@ -136,7 +131,6 @@ def _load(args: argparse.Namespace, requests: Requests, batch: int) -> Load:
 
 
 def _checked(args: argparse.Namespace) -> list[int]:
-    """Check the options, and return the batch sizes in ascending order."""
     batches = batch_sizes(args.batch, "--batch")
     check_range("--chunk", args.chunk, 1)
     check_range("--ttft-ms", args.ttft_ms, 0, exclusive=True)
@@ -151,7 +145,6 @@ def _checked(args: argparse.Namespace) -> list[int]:
 
 
 def _requests(args: argparse.Namespace) -> Requests:
-    """Return the seconds and the prompt of each request."""
     known = read_arrivals(args.arrivals, MAX_PROMPT_FILE) if args.arrivals else []
     own = [one.prompt for one in known if one.prompt is not None]
     if own and (args.prompt is not None or args.prompt_file is not None):
@@ -170,15 +163,13 @@ def _requests(args: argparse.Namespace) -> Requests:
 
 
 def _rows(args: argparse.Namespace) -> list[PromptRow]:
-    """Return the prompts of the options, or the bench's."""
     if args.prompt is not None or args.prompt_file is not None:
         return prompts_of(args)
     return list(map(PromptRow, json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"]))
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Print the result, and write its chart."""
-    from app.cli.loaded import chart, page, print_load
+    from app.cli.load import chart, page, print_load
 
     if args.output is not None:
         with replacing(args.output) as file:
@@ -188,3 +179,85 @@ def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
     else:
         print_load(result)
     sys.stdout.flush()
+
+
+STYLE = """
+html { color-scheme: light dark; }
+body { margin: 0 auto; padding: 24px 16px 64px; max-width: 1080px; font: 15px/1.5 system-ui, sans-serif;
+  background: light-dark(#ffffff, #0b1120); color: light-dark(#1d2433, #e6e9f0); }
+h1 { margin: 0 0 16px; font: 700 24px/1.25 system-ui, sans-serif; }
+p { margin: 4px 0; }
+div { overflow-x: auto; margin: 0 0 16px; }
+svg { max-width: 100%; min-width: 720px; height: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 10px; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid light-dark(#e2e6ee, #25304a); }
+th:first-child { text-align: left; }
+"""
+
+
+def print_load(result: Mapping[str, Any]) -> None:
+    limits = result["limits"]
+    print(f"{result['models']} · {result['requests']} requests · {result['clock']}")
+    print(f"{'method':20}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS))
+    for key, method in result["methods"].items():
+        for batch, row in method["batches"].items():
+            print(f"{key:20}{batch:>6}" + "".join(_cell(row[name], form) for _, name, form in COLUMNS))
+    for line in verdicts(result):
+        print(line)
+    for key, reason in result["left_out"].items():
+        print(f"{key:20}left out: {reason}")
+    print(
+        f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
+    )
+    print("busy tok/s: tokens by the time in which a request waits or is served")
+    if result["warning"]:
+        print(result["warning"])
+
+
+def chart(result: Mapping[str, Any]) -> str:
+    from engine.training.heads.plot import Line, Panel, draw
+
+    clock, panels = result["clock"], list[Panel]()
+    for name, title in TITLES:
+        shown = title.format(clock=clock)
+        lines = [
+            Line(
+                key,
+                [
+                    (int(batch), row[name])
+                    for batch, row in method["batches"].items()
+                    if row[name] is not None
+                ],
+            )
+            for key, method in result["methods"].items()
+        ]
+        panels.append(Panel(shown, "batch size", [line for line in lines if line.points]))
+    return draw(panels, columns=2)
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return chart and table as a page of its own, which loads nothing."""
+    head = "".join(f"<th>{title}</th>" for title in ("method", "batch", *(title for title, _, _ in COLUMNS)))
+    rows = "".join(
+        f"<tr><th>{escape(key)}</th><td>{batch}</td>"
+        + "".join(f"<td>{_cell(row[name], form).strip()}</td>" for _, name, form in COLUMNS)
+        + "</tr>"
+        for key, method in result["methods"].items()
+        for batch, row in method["batches"].items()
+    )
+    notes = "".join(f"<p>{escape(line)}</p>" for line in verdicts(result))
+    title = escape(f"{result['models']} · {result['requests']} requests · {result['clock']}")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f'<div tabindex="0" role="region" aria-label="Charts">{chart(result)}</div>{notes}'
+        f'<div tabindex="0" role="region" aria-label="Figures"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></body></html>\n"
+    )
+
+
+def _cell(value: float | None, form: str) -> str:
+    return f"{'-' if value is None else format(value, form):>11}"

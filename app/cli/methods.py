@@ -9,12 +9,10 @@ from engine.methods import METHODS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the methods."""
     rows = [
         {
             "key": m.key,

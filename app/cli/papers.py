@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli import common
+from app.cli.status import Status
 from engine.files import replacing
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ _WIDEST = 56
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "--paper",
         action="append",
@@ -44,7 +44,11 @@ def run(args: argparse.Namespace) -> int:
     papers = chosen(args.paper)
     if args.output is not None:
         common.check_output(args.output)
-    rows = [row for paper in papers for row in paper.rows()]
+    rows: list[Row] = []
+    with Status("computing") as status:
+        for i, paper in enumerate(papers, 1):
+            status.text = f"computing the rows of {paper.title}, {i} of {len(papers)}"
+            rows.extend(paper.rows())
     summary = Summary.of(rows)
     if args.output is not None:
         from traces.papers.page import render_page

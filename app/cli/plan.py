@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import clusters, common
-from app.cli.waiting import DownloadBar
+from app.cli.status import DownloadBar
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     clusters.add_models(parser)
     clusters.add_devices(parser)
     parser.add_argument(
@@ -49,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(found: Fit, tokens: int) -> dict[str, Any]:
-    """Return the plan as JSON; sizes are bytes."""
     return {
         "fits": found.tokens >= tokens,
         "dtype": found.dtype,
@@ -117,7 +115,6 @@ def _lines(found: Fit, tokens: int) -> list[str]:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Return rows as lines; the columns after the third are numbers, on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -19,7 +19,6 @@ PATIENCE, LIMIT = 15.0, 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (127.0.0.1)"
     )
@@ -58,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve the playground until it is stopped."""
     if sys.stderr.isatty():
         _tell("starting the playground")  # the imports take seconds
     from app import pairs
@@ -86,12 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ray(args: argparse.Namespace) -> Ray | None:
-    """Return the Ray cluster to offer, once it has answered; None without the option.
-
-    Raises:
-        UsageError: Ray is not installed, or the address is malformed or lacks --ray.
-        SpecScopeError: The cluster cannot be reached, or refuses the connection.
-    """
+    """Return the Ray cluster to offer, once it has answered; None without the option."""
     if not args.ray:
         if args.address is not None:
             raise UsageError(f"--address {shown(args.address)} needs --ray; give both or neither")
@@ -120,7 +113,7 @@ def _announce(line: str) -> None:
 
 def _get_model() -> None:
     """Download the model to open with; go on without it after a failure or Ctrl-C."""
-    from app.cli.fetching import fetch
+    from app.cli.models import fetch
     from app.pairs import opening
     from app.server import terminated_by_exit
     from engine.pairs.catalog import CATALOG

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.files import parse_json, read_text
 from engine.types import check_range, check_text
-
-if TYPE_CHECKING:
-    pass
 
 MAX_PROMPT_FILE = 64 * 2**20
 
@@ -28,11 +26,6 @@ class PromptRow:
 
 
 def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
-    """Return the prompts that the options name.
-
-    Raises:
-        UsageError: The file cannot be read or contains no prompt; the message has line and reason.
-    """
     if args.limit is not None:
         check_range("--limit", args.limit, 1)
     if args.prompt is None:
@@ -45,7 +38,6 @@ def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Read a text file (one prompt), or .jsonl with turns, prompt, question or text per row."""
     content = read_text(path, MAX_PROMPT_FILE)
     if path.suffix != ".jsonl":
         rows = [PromptRow(content.strip())]
@@ -85,6 +77,14 @@ def spread(rows: list[PromptRow], n: int) -> list[PromptRow]:
         groups.setdefault(row.category, []).append(i)
     order = [g[k] for k in range(max(map(len, groups.values()))) for g in groups.values() if k < len(g)]
     return [rows[i] for i in sorted(order[:n])]
+
+
+def checked_prompts(args: argparse.Namespace) -> list[Any]:
+    """Return the prompts that the options name, none too long for any model."""
+    prompts = [prompt_for(args, row) for row in prompts_of(args)]
+    for prompt in prompts:
+        check_prompt(prompt)
+    return prompts
 
 
 def prompt_for(args: argparse.Namespace, row: PromptRow) -> Any:

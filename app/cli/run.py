@@ -6,7 +6,6 @@ A method for batches decodes all prompts in one run; other methods have one run 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import uuid
 from itertools import count
@@ -14,9 +13,8 @@ from typing import Any
 
 from app.cli import clusters, common
 from app.cli.chosen import lacking
-from app.cli.prompts import prompt_for, prompts_of
+from app.cli.prompts import checked_prompts
 from app.cli.status import Status
-from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.methods import find
 from engine.trace.events import Commit
@@ -24,7 +22,6 @@ from engine.trace.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
     common.add_settings(parser, "a setting of the method; repeatable")
     common.add_generation(parser)
@@ -34,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the method on the prompts and store each run."""
     from app.busy import read_load
     from traces.view.settings import planned_text
 
@@ -44,16 +40,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--head {args.head[0]}: {args.method} uses no drafting head; leave it out")
     if reason := lacking(args, args.method, config):
         raise UsageError(reason)
-    limits, rows = common.limits_of(args), prompts_of(args)
-    sampling = common.sampling_of(args, len(rows))
-    prompts = [prompt_for(args, row) for row in rows]
-    for prompt in prompts:
-        check_prompt(prompt)  # the limit for any context, before models load
+    limits, prompts = common.limits_of(args), checked_prompts(args)
+    sampling = common.sampling_of(args, len(prompts))
     group = uuid.uuid4().hex[:12]
     traces: list[Trace] = []
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(common.open_store(args))
-        cluster = stack.enter_context(clusters.open_cluster(args))
+    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
         before = read_load()
         streams = not args.json and sys.stdout.isatty()
         batches = batches_of(args.method, prompts)
@@ -78,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def batches_of(method: str, prompts: list[Any]) -> list[list[Any]]:
-    """Return the prompts of each run: all in one for a method for batches, else one each."""
     return [prompts] if find(method).batched else [[prompt] for prompt in prompts]
 
 
@@ -117,24 +107,12 @@ def recorded(
 ) -> Trace:
     """Run a method on prompts and store its events as they arrive; show the progress on stderr.
 
-    Args:
-        store: Takes the events.
-        cluster: The open models.
-        method: Key of the method.
-        prompts: The prompts of the run.
-        options: Other arguments of `Cluster.run`.
-        part: Which one of how many runs it is.
-        stream: Whether to print the text as it arrives.
+    `options` go to `Cluster.run`; `part` names the run among several; `stream` prints the text.
     """
-    recorders: list[Any] = []
     title = " ".join(filter(None, [method, part]))
     status, tokens = Status(title), count(1)
 
-    def listen(event: Any) -> None:
-        if recorders:
-            recorders[0].add(event)
-        else:
-            recorders.append(store.record(event))
+    def show(event: Any) -> None:
         if isinstance(event, Commit):
             status.text = f"{title}: {next(tokens)} tokens"
             if stream:
@@ -152,14 +130,21 @@ def recorded(
         if not status.shown:
             print(f"specscope: {status.text}", file=sys.stderr, flush=True)
 
-    try:
-        with status:
-            return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
-    finally:
-        if stream and recorders:
-            print()
-        for recorder in recorders:
-            recorder.close()
+    with store.listening() as record:
+        begun = False
+
+        def listen(event: Any) -> None:
+            nonlocal begun
+            begun = True
+            record(event)
+            show(event)
+
+        try:
+            with status:
+                return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
+        finally:
+            if stream and begun:
+                print()
 
 
 def result_of(trace: Trace) -> dict[str, Any]:

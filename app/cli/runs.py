@@ -21,7 +21,6 @@ BEYOND = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument(
         "query", nargs="?", default="", metavar="TEXT", help="part of an id, method, prompt or output (all)"
     )
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a row per run."""
     check_range("--limit", args.limit, 1, 1000)
     with contextlib.closing(common.open_store(args)) as store:
         found, total = store.runs(args.query, limit=args.limit)

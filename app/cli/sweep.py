@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli import clusters, common
 from app.cli.chosen import lacking
-from app.cli.prompts import prompt_for, prompts_of
+from app.cli.prompts import checked_prompts
 from app.cli.run import parse_fields, recorded
-from engine.bounds import check_prompt
 from engine.errors import UsageError, shown
 from engine.files import replacing
 from engine.methods import find
@@ -34,11 +33,9 @@ if TYPE_CHECKING:
     from traces.store import Store
 
 TOKENS = 128
-"""Default of --max-new-tokens."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
     parser.add_argument(
         "--over",
@@ -66,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweep, with progress on stderr, and print the cells."""
     from app.busy import read_load
     from traces.lab.points import points_of
     from traces.lab.sweep import Sweep, sweep
@@ -77,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args, scripted=scripted)
     if not scripted and (reason := lacking(args, method.key, parse_fields(args.fields))):
         raise UsageError(reason)
-    prompts = [] if scripted else _prompts(args)
+    prompts = [] if scripted else checked_prompts(args)
     measured = clusters.is_measured(args)
     plan = Sweep(
         method.key,
@@ -132,7 +128,6 @@ def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
 
 
 def _check(args: argparse.Namespace, *, scripted: bool) -> None:
-    """Check the combination of options."""
     if args.output is not None:
         common.check_output(args.output)
     if not scripted:
@@ -151,13 +146,6 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
         )
 
 
-def _prompts(args: argparse.Namespace) -> list[Any]:
-    prompts = [prompt_for(args, row) for row in prompts_of(args)]
-    for prompt in prompts:
-        check_prompt(prompt)  # the limit for any context, before models load
-    return prompts
-
-
 def _scripted(args: argparse.Namespace) -> Runner:
     from traces.lab.scripted import Scripted
 
@@ -169,7 +157,6 @@ def _scripted(args: argparse.Namespace) -> Runner:
 def _decoder(
     args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
 ) -> Runner:
-    """Return what decodes the prompts of a job and stores the run."""
     limits, sampling = common.limits_of(args), common.sampling_of(args, len(prompts))
     opened, batched = stack.enter_context(_Opened(args)), find(plan.method).batched
     opened.cluster(plan.setup(*plan.places[0]).drafter)
@@ -184,11 +171,7 @@ def _decoder(
 
 
 class _Opened(contextlib.AbstractContextManager["_Opened"]):
-    """The models of a sweep with one drafter at a time.
-
-    Args:
-        args: The options of the cluster; another drafter replaces theirs.
-    """
+    """The models of a sweep with one drafter at a time, which replaces that of the options."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._stack = args, contextlib.ExitStack()

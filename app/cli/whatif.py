@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from app.cli import common
 from app.cli.run import parse_fields
+from app.cli.status import Status
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options."""
     parser.add_argument("run", metavar="RUN", help="id of a stored run, also of an imported one")
     parser.add_argument(
         "--profile",
@@ -42,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay the run and print its figures beside the recorded ones."""
     from traces.whatif.replay import Change, what_if
     from traces.whatif.result import facts
 
@@ -53,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     )
     with contextlib.closing(common.open_stored(args, [args.run])) as store:
         trace = store.load(args.run)
-    result = what_if(trace, change)
+    with Status("replaying the run"):
+        result = what_if(trace, change)
     if args.store:
         with contextlib.closing(common.open_store(args)) as store:
             store.insert(*result.traces)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from traces.whatif.replay import WhatIf
 
 LONGEST = 16
-"""The largest gamma of the chart."""
 CURVES: tuple[tuple[str, str, Callable[[float, int, float], float]], ...] = (
     ("speculative", "Speculative decoding", speculative_speedup),
     ("pearl", "PEARL", pearl_speedup),
@@ -29,7 +28,6 @@ CURVES: tuple[tuple[str, str, Callable[[float, int, float], float]], ...] = (
 
 
 def acceptance_table(traces: Sequence[Trace], names: Sequence[str]) -> str:
-    """Return all definitions of acceptance with a column per run."""
     head = ["figure", *names, "used by", "definition"]
     lines = [
         [text(d.label), *(f"<b>{text(value)}</b>" for value in d.values), text(d.used_by), text(d.definition)]
@@ -39,13 +37,7 @@ def acceptance_table(traces: Sequence[Trace], names: Sequence[str]) -> str:
 
 
 def chart(rate: float, gamma: int, c: float) -> str:
-    """Return the expected speed-ups over gamma, by closed forms.
-
-    Args:
-        rate: Acceptance rate of a tested token.
-        gamma: The marked draft length.
-        c: T(target) / T(drafter), at least 1.
-    """
+    """Return the expected speed-ups over gamma by closed forms; c = T(target) / T(drafter) >= 1."""
     lengths = [*range(1, LONGEST + 1)]
     label = (
         f"Expected speed-up over plain decoding for gamma 1 to {LONGEST}, acceptance {rate:.2f}, c {c:.1f}"
@@ -75,7 +67,6 @@ def _legend(
 
 
 def what_if_result(result: WhatIf) -> str:
-    """Return the figures of a replay beside the recorded ones."""
     head = ["figure", "recorded", "what-if", "plain decoding"]
     lines = [
         [text(row.label), text(row.recorded), f"<b>{text(row.replay)}</b>", text(row.plain)]
@@ -89,7 +80,6 @@ def what_if_result(result: WhatIf) -> str:
 
 
 def difference(found: Diff, names: Sequence[str]) -> str:
-    """Return the waterfalls of two runs, and the first token that differs."""
     worse, size = found.difference > 0, abs(found.difference) / 1e6
     verdict = (
         f"{names[1]} decoded {size:,.1f} ms {'longer' if worse else 'shorter'} than {names[0]}."

@@ -19,22 +19,13 @@ COLOURS = {
 
 
 def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts: Any) -> Any:
-    """Return a line in the colour and dashes of `COLOURS[name]`; see `line`."""
     return line(COLOURS[name], title, x, y, **facts)
 
 
 def line(
     style: tuple[str, str, str], title: str, x: Sequence[float], y: Sequence[float], **facts: Any
 ) -> Any:
-    """Return a line.
-
-    Args:
-        style: Its colour on light and on dark ground, and its dashes.
-        title: Text of the legend.
-        x: Places from the left.
-        y: Places from below.
-        facts: Further properties of Plotly's scatter trace.
-    """
+    """Return a line; `style` is its colour on light and on dark ground, and its dashes."""
     from plotly.graph_objects import Scatter
 
     light, dark, dash = style
@@ -44,14 +35,7 @@ def line(
 
 
 def chart(curves: Sequence[Any], label: str, height: int, **layout: Any) -> str:
-    """Return a chart; `scripts`, or the page's script, draws it.
-
-    Args:
-        curves: Plotly traces.
-        label: Description for screen readers.
-        height: Pixels.
-        layout: Properties of Plotly's layout.
-    """
+    """Return a chart, which `scripts` or the page's script draws; `label` is for screen readers."""
     from plotly.graph_objects import Figure, Layout
 
     margin = {"l": 48, "r": 16, "t": 8, "b": 40}

@@ -95,7 +95,6 @@ def _race(header: Header) -> str:
 
 
 def models_of(header: Header) -> str:
-    """Return the names of target and drafter; one name for both if they are of one pair."""
     names = [model_name(path) for path in (header.target_path, header.drafter_path) if path]
     pairs = [name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in ("target", "drafter")]
     if len(pairs) == len(names) and len(set(pairs)) == 1:
@@ -124,12 +123,7 @@ def _pager(shown: int, total: int, offset: int, size: int) -> str:
 
 
 def opened(headers: Sequence[Header], names: Sequence[str] = ()) -> str:
-    """Return the heading above the viewer: title, time and downloads of the open runs.
-
-    Args:
-        headers: Of the runs; of repeated ones the median pass.
-        names: Their names in addresses; by default their ids.
-    """
+    """Return the heading above the viewer: title, time and downloads of the open runs."""
     ids = list(names) or [header.run_id for header in headers]
     files = "".join(
         f"<li>{text(name_of(h))}: {''.join(_export(h.run_id, form) for form in EXPORTS)}</li>"
@@ -152,7 +146,6 @@ def _export(run: str, form: str) -> str:
 
 
 def name_of(header: Header) -> str:
-    """Return the title of a run's method with its main settings."""
     config = config_text(header.method, header.config)
     return f"{header.title} · {config}" if config else header.title
 

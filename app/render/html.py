@@ -35,13 +35,7 @@ def note(message: str) -> str:
 
 
 def clock(runtime: str, profile: str | None, pair: str | None = None) -> str:
-    """Return the text of the badge for the source of times, as in `Header.clock`.
-
-    Args:
-        runtime: The runtime of a measured run.
-        profile: The latency profile of a virtual run.
-        pair: The profile's modelled pair; a run that names none gets it with its header.
-    """
+    """Return the text of the badge for the source of times, as in `Header.clock`."""
     if not profile:
         return f"measured · {runtime}"
     return " · ".join(filter(None, ("virtual", profile, pair)))

@@ -53,21 +53,12 @@ PAPER = ("#767676", "#8f8f8f", "solid")
 def result(
     plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = False, links: bool = True
 ) -> str:
-    """Return caption, heat map and list of points, and the chart.
-
-    Args:
-        plan: The sweep.
-        cells: The cells that are done.
-        points: The papers' points that belong to the sweep.
-        drawn: Whether the sweep has ended, so that its chart is drawn.
-        links: Whether a cell opens its trace.
-    """
+    """Return caption, heat map and list of points, and the chart once the sweep has ended."""
     chart = spread_chart(plan, cells, points) if drawn else ""
     return caption(plan, cells) + heat_map(plan, cells, points, links=links) + chart
 
 
 def caption(plan: Sweep, cells: Sequence[Cell]) -> str:
-    """Return the clock of the cells, the method, and the numbers of samples and passes."""
     clock = next((cell.clock for cell in cells if cell.clock), "")
     kind = "seed" if plan.scripted else "sample"
     counts = [f"{n} {name}{'' if n == 1 else 's'}" for n, name in ((plan.samples, kind),)]
@@ -107,7 +98,6 @@ def heat_map(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point] = (), *
 
 
 def _rows(plan: Sweep) -> list[Value | None]:
-    """Return the rows of the map: the largest number at the top, drafters as they were named."""
     if plan.rows is None:
         return [None]
     return [*plan.rows.ordered[:: 1 if plan.rows.drafters else -1]]
@@ -161,7 +151,6 @@ def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
 
 
 def progress(plan: Sweep, cells: Sequence[Cell]) -> str:
-    """Return how far a sweep is."""
     total = len(plan.places)
     return (
         f'<p class="app-note" role="status" data-done="{len(cells)}" data-total="{total}">'
@@ -211,7 +200,6 @@ def _between(rows: Sequence[Value | None], rate: float) -> tuple[float | None, f
 
 
 def _listed(points: Sequence[Point], marks: str) -> str:
-    """Return the points with their numbers and sources; empty without points."""
     if not points:
         return ""
     items = "".join(

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from app.runs import LiveRun
-    from app.tabs.load_runs import Cell, LoadPlan
+    from app.tabs.experiments import LoadCell, LoadPlan
 
 
-def progress(plan: LoadPlan, done: int, cell: Cell | None = None, run: LiveRun | None = None) -> str:
-    """Return how many runs are done, and how many requests of the present one."""
+def progress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
     total = len(plan.cells)
     words = [f"{done} of {total} runs"]
     if cell is not None and run is not None:
@@ -40,12 +39,7 @@ def _state(plan: LoadPlan, run: LiveRun) -> str:
 
 
 def shown(result: Mapping[str, Any], *, links: bool = True) -> str:
-    """Return verdicts, charts and table of the runs that are done.
-
-    Args:
-        result: See `app.loaded.result_of`.
-        links: Whether a row of the table opens its run.
-    """
+    """Return verdicts, charts and table of the runs that are done; see `app.loaded.result_of`."""
     facts = f"{result['requests']} requests · good: first token within {result['limits']['ttft_ms']:g} ms, further tokens {result['limits']['tpot_ms']:g} ms in the mean"
     lines = "".join(f"<li>{text(_titled(line))}</li>" for line in verdicts(result))
     warning = f'<p class="app-note app-warning">{text(result["warning"])}</p>' if result["warning"] else ""
@@ -56,13 +50,11 @@ def shown(result: Mapping[str, Any], *, links: bool = True) -> str:
 
 
 def _titled(line: str) -> str:
-    """Return a verdict that begins with the method's title instead of its key."""
     key, _, rest = line.partition(" ")
     return f"{METHODS[key].title} {rest}"
 
 
 def _charts(result: Mapping[str, Any]) -> str:
-    """Return a chart of each figure by batch size; empty for a single size."""
     sizes = sorted({int(batch) for method in result["methods"].values() for batch in method["batches"]})
     if len(sizes) < 2:
         return ""
@@ -90,8 +82,6 @@ def _charts(result: Mapping[str, Any]) -> str:
 
 
 def _table(result: Mapping[str, Any], *, links: bool) -> str:
-    """Return a row per method and batch size; its first cell opens the run."""
-
     def name(key: str, run: str) -> str:
         title = text(METHODS[key].title)
         return (

@@ -105,7 +105,6 @@ SIZES = {
 
 
 def build_theme() -> gr.themes.Base:
-    """Return the theme; it uses system fonts, so the page loads none."""
     light = {name: value[0] for name, value in COLOURS.items()}
     dark = {f"{name}_dark": value[1] for name, value in COLOURS.items()}
     base = gr.themes.Base(

@@ -1,13 +1,15 @@
-"""The status line above the panes; tests and `app.js` read its `data-state`."""
+"""The lines above the panes: the settings of the turn, and its status."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.render.html import text
+from app import pairs
+from app.render.html import clock, text
 from app.routes import report_address, run_address
 from engine.methods import METHODS
+from traces.view.settings import config_text
 
 if TYPE_CHECKING:
     from app.runs import Lane, LiveRun
@@ -29,14 +31,7 @@ EMPTY = "Your own prompt: type it above, choose methods and press Run."
 
 
 def turn_line(state: str, lanes: Sequence[Lane] = (), warning: str = "", earlier: Turns = ()) -> str:
-    """Return the status of a turn, the reason for waiting, and links to finished traces.
-
-    Args:
-        state: State of the turn.
-        lanes: Its panes.
-        warning: Why measured times may be wrong; empty for no reason.
-        earlier: The names of the runs of the turns before, for the report.
-    """
+    """Return the status of a turn, why it waits, and links to its and earlier turns' traces."""
     runs = [run for lane in lanes for run in lane.runs]
     if state == "idle":
         return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
@@ -104,3 +99,38 @@ def _addresses(turns: Turns) -> str:
         f'<span class="app-links"><a href="{run_address(names)}">Permalink</a>'
         f'<a href="{report_address(names, earlier)}" download>{what}</a></span>'
     )
+
+
+def folded_line(values: Mapping[str, Any], lanes: Sequence[Lane]) -> str:
+    """Return methods, models, sampling and place, with a button that shows the form again."""
+    first = lanes[0]
+    request = first.request
+    models = request.target or pairs.label(values["models"])
+    facts = [
+        models.rstrip("/").rpartition("/")[2],
+        *(f"drafter {name.rstrip('/').rpartition('/')[2]}" for name in request.drafter),
+        "greedy" if request.sampling.greedy else f"temperature {request.sampling.temperature:g}",
+        f"{request.limits.max_new_tokens} new tokens",
+        clock(request.runtime, request.profile, request.profile_pair),
+    ]
+    if len(first.runs) > 1:
+        facts.append(f"{len(first.runs)} passes")
+    methods = ", ".join(map(name_of_lane, lanes))
+    return (
+        f'<div class="app-folded" data-turn="{text(first.runs[0].ticket)}"><b>{text(methods)}</b>'
+        f'<span>{text(" · ".join(facts))}</span><button type="button" class="app-link">Change settings</button></div>'
+    )
+
+
+def kept_line() -> str:
+    return (
+        '<div class="app-folded"><span>The conversation of this tab was kept.</span>'
+        '<button type="button" class="app-link">Change settings</button></div>'
+    )
+
+
+def name_of_lane(lane: Lane) -> str:
+    """Return the title of a pane's method with the settings that differ from the usual ones."""
+    request = lane.request
+    config = config_text(request.method, request.config)
+    return " ".join(filter(None, (METHODS[request.method].title, config)))

@@ -13,8 +13,8 @@ from app.render.analysis import LONGEST, acceptance_table, chart, difference, wh
 from app.render.history import name_of
 from app.render.html import alert, note
 from app.routes import find_traces, store_of
-from app.tabs.viewer import build_viewer, viewed
-from app.tabs.wiring import QUIET, Update
+from app.tabs.plan import check_profile
+from app.tabs.wiring import QUIET, Update, build_viewer, viewed
 from engine.errors import SpecScopeError, UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
@@ -44,7 +44,6 @@ class Analysis:
     def __init__(self, service: Callable[[], Service]) -> None:
         self.service = service
         self.run = gr.Textbox("", visible=False)
-        """Id of the run of a what-if."""
         with gr.Column(elem_id="whatif", elem_classes="app-card", visible=False) as self.card:
             gr.HTML("<h2>What-if</h2>")
             self._build_replay()
@@ -62,7 +61,6 @@ class Analysis:
             *(self.message, self.result, self.viewer, self.keep, self.kept),
             *(self.chart, *self.sliders, self.second, self.diff, self.third, self.acceptance),
         ]
-        """Components that `show` updates."""
         self._connect()
 
     def _build_replay(self) -> None:
@@ -127,7 +125,6 @@ class Analysis:
         self.keep.click(self.store_replay, self.kept, [self.message, self.keep], **QUIET)
 
     def show(self, traces: Sequence[Trace]) -> Update:
-        """Show the analysis of open runs."""
         names = [name_of(trace.header) for trace in traces]
         if len(set(names)) < len(names):
             names = [f"{name} · {t.header.run_id}" for name, t in zip(names, traces, strict=True)]
@@ -180,14 +177,10 @@ class Analysis:
     def show_replay(
         self, run: str, method: str, profile: str, pair: str, devices: float | None, settings: str
     ) -> Update:
-        """Replay the open run and show the figures and the timeline."""
         from traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
 
         try:
-            if profile not in profiles():  # a path would name a file of the server
-                raise UsageError(
-                    f"there is no profile {shown(profile)}; choose one of {', '.join(profiles())}"
-                )
+            check_profile(profile)
             (trace,) = find_traces(self.service(), str(run))
             change = Change(
                 profile, str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings)
@@ -211,7 +204,6 @@ class Analysis:
         }
 
     def store_replay(self, kept: str) -> Update:
-        """Store the shown replay and its plain decoding in the history."""
         try:
             traces = find_traces(self.service(), str(kept))
             store_of(self.service()).insert(*traces)
@@ -231,7 +223,6 @@ def draw(rate: float | None, gamma: float | None, c: float | None) -> str:
 
 
 def pairs_of(profile: str) -> Any:
-    """Return the pairs of a chosen profile."""
     return gr.update(choices=_pairs(profile), value="") if profile in profiles() else gr.skip()
 
 
@@ -240,11 +231,7 @@ def _pairs(profile: str) -> list[tuple[str, str]]:
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """Return `gamma=6, pre_verify=off` as settings.
-
-    Raises:
-        UsageError: A part is not FIELD=VALUE.
-    """
+    """Return `gamma=6, pre_verify=off` as settings."""
     settings: dict[str, str] = {}
     for part in filter(None, map(str.strip, str(text or "").split(","))):
         name, equals, value = part.partition("=")

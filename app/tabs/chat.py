@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from app.render.html import text
+from traces.export.report import LONG, beginning
+
 
 class Past(NamedTuple):
     """A message and the answer that the conversation continues."""
@@ -47,7 +50,6 @@ class Chat:
             return cls()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         return {**asdict(self), "past": [list(turn) for turn in self.past]}
 
     def messages(self, system: str | None) -> list[dict[str, str]]:
@@ -87,3 +89,27 @@ class Chat:
 
 def _past(user: object, answer: object, who: object, shown: Iterable[object] = ()) -> Past:
     return Past(str(user), str(answer), str(who), tuple(map(str, shown)))
+
+
+def conversation(chat: Chat) -> str:
+    if not chat.prompt:
+        return ""
+    past = "".join(
+        f'<div class="app-said app-user"><b>You</b>{_folded(turn.user, "p", "app-earlier")}</div>'
+        f'<div class="app-said"><b>{text(turn.who)}</b><p>{text(turn.answer)}</p></div>'
+        for turn in chat.past
+    )
+    if past:
+        turns = f"{len(chat.past)} earlier turn{'s' if len(chat.past) > 1 else ''}"
+        past = f"<details class='app-past'><summary>{turns} in the context</summary>{past}</details>"
+    return past + _folded(chat.prompt, "h2")
+
+
+def _folded(prompt: str, tag: str, look: str = "app-prompt") -> str:
+    """Return a prompt; a long one shows its beginning, and all of it when it is opened."""
+    if len(prompt) <= LONG:
+        return f'<{tag} class="{look}">{text(prompt)}</{tag}>'
+    return (
+        f'<details class="{look} app-long"><summary>{text(beginning(prompt))} <em>{len(prompt):,} characters</em></summary>'
+        f"<p>{text(prompt)}</p></details>"
+    )

@@ -1,10 +1,11 @@
-"""The controls of the playground, built from the methods' settings and the profiles."""
+"""The controls of the playground, built from the profiles, and the card with the prompt."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,9 +13,10 @@ import gradio as gr
 from app import pairs
 from app.ray import RUNTIME, Ray
 from app.render.html import note
+from app.tabs.library import absent_note
 from app.tabs.picker import build_picker
 from app.tabs.plan import MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
-from app.tabs.wiring import QUIET
+from app.tabs.wiring import QUIET, Update
 from engine.errors import UsageError
 from engine.pairs.forms import FORMS, form_title
 from engine.simulate.profile import Profile, profiles
@@ -33,9 +35,7 @@ class Form:
 
     controls: dict[str, gr.components.Component] = field(default_factory=dict)
     alerts: dict[str, gr.HTML] = field(default_factory=dict)
-    """The message line of each part of the form."""
     about: gr.HTML | None = None
-    """The note on the chosen models."""
 
     @property
     def offered(self) -> list[gr.components.Component | None]:
@@ -44,11 +44,9 @@ class Form:
 
     @property
     def inputs(self) -> list[gr.components.Component]:
-        """The input components of a handler."""
         return list(self.controls.values())
 
     def values(self, given: Sequence[Any]) -> dict[str, Any]:
-        """Return the handler's arguments by name."""
         return dict(zip(self.controls, given, strict=True))
 
     def add(self, name: str, control: gr.components.Component) -> gr.components.Component:
@@ -57,22 +55,12 @@ class Form:
         return control
 
     def alert(self, where: str) -> None:
-        """Add the message line of a part of the form."""
         assert where in WHERE, f"{where} is not a part of the form"
         self.alerts[where] = gr.HTML(elem_id=f"alert-{where}")
 
 
 def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
-    """Build the settings below the prompt: models, sampling and devices, then the methods.
-
-    Args:
-        form: Takes the controls.
-        pair: Name of the pair that is chosen at first.
-        ray: The Ray cluster that is offered; None for none.
-
-    Returns:
-        The card of the models, for more about them.
-    """
+    """Build the settings below the prompt; return the card of the models."""
     picker = form.add("methods", build_picker(pair))
     with gr.Column(elem_id="settings", elem_classes="app-plain"):
         with gr.Row(equal_height=False):
@@ -230,3 +218,77 @@ def _pairs(name: str) -> dict[str, Any]:
     except UsageError:
         return {"choices": [], "value": None}
     return {"choices": [(pair.title, key) for key, pair in chosen.pairs.items()], "value": chosen.default}
+
+
+SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
+
+
+class Composer:
+    """The card with the prompt; without a `chosen` pair it says which model is absent."""
+
+    def __init__(self, form: Form, *, chosen: bool) -> None:
+        with gr.Column(elem_id="composer", elem_classes="app-card"):
+            self.prompt = gr.Textbox(
+                "",
+                label="Prompt",
+                show_label=False,
+                lines=2,
+                max_lines=12,
+                placeholder="Type a prompt for all methods, or pick an example. Ctrl+Enter runs it.",
+                elem_id="prompt",
+                autofocus=True,
+            )
+            form.alert("prompt")
+            self.follow = gr.Radio(
+                [], label="Your next message continues the answer of", visible=False, elem_id="follow"
+            )
+            with gr.Row(elem_id="actions"):
+                self._build_actions()
+            self.notice = gr.HTML("" if chosen else absent_note(), elem_id="notice")
+            with gr.Accordion("System prompt", open=False, elem_classes="app-fold"):
+                self.system = gr.Textbox(
+                    "",
+                    label="System prompt",
+                    show_label=False,
+                    lines=2,
+                    placeholder="Optional: instructions for the model, placed before the conversation.",
+                    elem_id="system",
+                )
+
+    def _build_actions(self) -> None:
+        self.samples = gr.Dataset(
+            components=[self.prompt],
+            samples=[[s["prompt"]] for s in samples()],
+            sample_labels=[s["title"] for s in samples()],
+            show_label=False,
+            label="Examples",
+            container=False,
+            elem_id="samples",
+        )
+        small: dict[str, Any] = {"size": "sm", "min_width": 0}
+        self.clear = gr.Button("New conversation", elem_id="clear", visible=False, **small)
+        self.again = gr.Button("Regenerate", elem_id="again", visible=False, **small)
+        self.stop = gr.Button("Stop", elem_id="stop", variant="stop", visible=False, **small)
+        self.go = gr.Button("Run", elem_id="run", variant="primary", **small)
+        # In the browser, so that a click on Run right after it uses the new value.
+        # A Dataset's value in the browser is the index of the sample.
+        pick = f"(number) => {json.dumps([s['prompt'] for s in samples()])}[number]"
+        self.samples.click(None, self.samples, self.prompt, js=pick, **QUIET)
+
+    @property
+    def buttons(self) -> list[gr.Button]:
+        return [self.clear, self.again, self.stop, self.go]
+
+    def shown(self, *, running: bool) -> Update:
+        follow = {self.follow: gr.update(visible=False)} if running else {}
+        return {
+            self.go: gr.update(visible=not running),
+            self.stop: gr.update(visible=running),
+            self.again: gr.update(visible=not running),
+            self.clear: gr.update(visible=not running),
+            **follow,
+        }
+
+
+def samples() -> list[dict[str, str]]:
+    return json.loads(SAMPLES.read_text(encoding="utf-8"))

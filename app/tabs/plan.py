@@ -1,20 +1,21 @@
-"""Turn the values of the controls into run requests. Pure, without Gradio."""
+"""Turn the values of the controls, the picker's among them, into run requests. Without Gradio."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from app import pairs
 from app.ray import RUNTIME, Ray
-from app.runs import RunRequest
-from app.tabs.choice import Choice, read_choices, with_baselines
+from app.runs import LiveRun, RunRequest
 from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
-from engine.errors import UsageError
+from engine.errors import ModelError, PairError, UsageError, shown
 from engine.layout import Layout
-from engine.methods import METHODS
+from engine.methods import METHODS, Method, find
 from engine.pairs.forms import FORMS, usual_form
-from engine.simulate.profile import Profile
+from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
 
 OWN = "own"
@@ -23,7 +24,10 @@ USUAL, OTHER = "usual", "other"
 """Values of `drafting`, beside the forms of the target's own weights."""
 VIRTUAL = "virtual"
 MOST_PASSES = 3
-"""Most times that a measured comparison repeats."""
+MOST_METHODS = 6
+"""Most methods that can be chosen; a method counts once for each of its settings."""
+MOST_RUNS = 8
+"""Most runs of a turn, baselines of batches included."""
 WHERE = ("prompt", "methods", "sampling", "place", "models")
 """The parts of the form that can show a message."""
 
@@ -36,21 +40,111 @@ class FormError(UsageError):
         self.where = where
 
 
+class Choice(NamedTuple):
+    """One pane of the comparison: a method, its settings, and further prompts of its batch."""
+
+    method: str
+    config: dict[str, Any]
+    prompts: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return METHODS[self.method].title
+
+
+def read_choices(value: str | None) -> list[Choice]:
+    choices = [_choice(row) for row in _rows(value)]
+    if not 1 <= len(choices) <= MOST_METHODS:
+        raise UsageError(f"{len(choices)} methods are chosen; choose 1 to {MOST_METHODS}")
+    for i, choice in enumerate(choices):
+        if any(_same(choice, other) for other in choices[:i]):
+            raise UsageError(
+                f"{choice.title} is chosen twice with the same settings; change one, or take it out"
+            )
+    return choices
+
+
+def _same(one: Choice, other: Choice) -> bool:
+    method = METHODS[one.method]
+    return (one.method, one.prompts) == (other.method, other.prompts) and method.configure(
+        one.config
+    ) == method.configure(other.config)
+
+
+def _rows(value: str | None) -> list[Any]:
+    try:
+        parsed = json.loads(value or "{}")
+    except (ValueError, RecursionError):
+        raise UsageError("the choice of methods cannot be read; reload the page") from None
+    rows = parsed.get("chosen", []) if isinstance(parsed, dict) else []
+    return rows if isinstance(rows, list) else []
+
+
+def _choice(row: Any) -> Choice:
+    if not isinstance(row, dict) or not isinstance(row.get("config", {}), dict):
+        raise UsageError(f"{shown(row)} is not a choice of a method; reload the page")
+    method = find(str(row.get("method")))
+    prompts = further_prompts(str(row.get("prompts") or "")) if method.batched else []
+    return Choice(method.key, checked(method, row.get("config", {})), tuple(prompts))
+
+
+def checked(method: Method, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the given settings, converted and checked; an error names the method."""
+    try:
+        config = method.configure(given)
+    except UsageError as error:
+        raise UsageError(f"{method.title}: {error}") from None
+    return {name: getattr(config, name) for name in given}
+
+
+def further_prompts(typed: str | None) -> list[str]:
+    """Return the prompts in a text; blank lines separate them."""
+    return [part.strip() for part in re.split(r"\n\s*\n", typed or "") if part.strip()]
+
+
+def with_baselines(choices: Iterable[Choice]) -> list[Choice]:
+    chosen = list(choices)
+    complete: list[Choice] = []
+    for choice in chosen:
+        plain = _plain(choice)
+        if plain and _conditions(plain) not in map(_conditions, filter(_is_plain, [*chosen, *complete])):
+            complete.append(plain)
+        complete.append(choice)
+    if len(complete) > MOST_RUNS:
+        raise UsageError(
+            f"{len(complete)} runs are needed, because each batch brings its baseline; at most {MOST_RUNS} can be "
+            "compared: choose fewer methods"
+        )
+    return complete
+
+
+def _plain(choice: Choice) -> Choice | None:
+    """Return the baseline of a batch; None for a run of one prompt and for a baseline."""
+    method = METHODS[choice.method]
+    if not choice.prompts or not method.plain or _is_plain(choice):
+        return None
+    return choice._replace(config={**choice.config, **method.plain})
+
+
+def _is_plain(choice: Choice) -> bool:
+    method = METHODS[choice.method]
+    config = method.configure(choice.config)
+    return bool(method.plain) and all(getattr(config, name) == v for name, v in method.plain.items())
+
+
+def _conditions(choice: Choice) -> tuple[str, Sequence[str], int]:
+    method = METHODS[choice.method]
+    return choice.method, choice.prompts, method.layout(method.configure(choice.config)).batch
+
+
 def make_requests(
     values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str, ray: Ray | None = None
 ) -> list[RunRequest]:
     """Return one request per chosen method and baseline, all with the same conversation.
 
-    Args:
-        values: By control: methods (see `read_choices`), temperature, top_k, top_p, seed,
-            max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`),
-            target, drafting (a form of the target's weights, `usual` or `other`), drafter, head.
-        messages: The conversation to answer.
-        group: Id of the comparison.
-        ray: The Ray cluster that the page offers; None for none.
-
-    Raises:
-        FormError: A value is invalid.
+    Values by control: methods (see `read_choices`), temperature, top_k, top_p, seed,
+    max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`), target,
+    drafting (a form of the target's weights, `usual` or `other`), drafter, head.
     """
     try:
         choices = with_baselines(read_choices(values["methods"]))
@@ -75,11 +169,6 @@ def make_requests(
 
 
 def passes_of(values: Mapping[str, Any]) -> int:
-    """Return how many times the comparison runs: once in virtual time, which never varies.
-
-    Raises:
-        FormError: The number is out of range.
-    """
     passes = values["passes"]
     if passes not in range(1, MOST_PASSES + 1):
         raise FormError("place", f"passes is {passes}; it must be 1 to {MOST_PASSES}")
@@ -110,7 +199,6 @@ def _further(choice: Choice, messages: Sequence[Mapping[str, str]]) -> tuple[lis
 
 
 def _layout(choice: Choice) -> Layout:
-    """Return a method's layout with the chosen settings."""
     method = METHODS[choice.method]
     return method.layout(method.configure(choice.config))
 
@@ -150,7 +238,6 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
 
 
 def _place(values: Mapping[str, Any], ray: Ray | None) -> dict[str, Any]:
-    """Return runtime and profile, or the address of the Ray cluster."""
     if values["runtime"] == RUNTIME:
         if ray is None:
             raise FormError("place", "this playground has no Ray cluster; start it with specscope play --ray")
@@ -168,10 +255,9 @@ def _place(values: Mapping[str, Any], ray: Ray | None) -> dict[str, Any]:
 
 
 def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the pair, or the user's target, drafters and heads."""
     if values["models"] != OWN:
         return _pair(values, choices)
-    target, heads = str(values["target"] or "").strip(), _lines(values["head"])
+    target, heads = str(values["target"] or "").strip(), lines_of(values["head"])
     if not target:
         raise FormError(
             "models",
@@ -189,7 +275,6 @@ def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, A
 
 
 def _pair(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the name of the chosen pair."""
     name = values["models"]
     if name not in pairs.NAMES:
         raise FormError("models", "no models are chosen; choose a pair from the list")
@@ -210,9 +295,24 @@ def _drafters(values: Mapping[str, Any]) -> tuple[str, ...]:
     chosen = values["drafting"]
     if chosen in FORMS:
         return (chosen,)
-    return _lines(values["drafter"]) if chosen == OTHER else ()
+    return lines_of(values["drafter"]) if chosen == OTHER else ()
 
 
-def _lines(typed: str | None) -> tuple[str, ...]:
-    """Return the non-blank lines of a text."""
-    return tuple(line.strip() for line in (typed or "").splitlines() if line.strip())
+def lines_of(typed: object) -> tuple[str, ...]:
+    return tuple(line.strip() for line in str(typed or "").splitlines() if line.strip())
+
+
+def check_profile(name: str, *others: str) -> None:
+    """Refuse a profile by path, which would name a file of the server."""
+    if name not in (*others, *profiles()):
+        raise UsageError(f"there is no profile {shown(name)}; choose one of {', '.join(profiles())}")
+
+
+def blame(runs: Sequence[LiveRun]) -> FormError | None:
+    """Return the failure of a run that an input caused, with the part of the form to correct."""
+    for run in runs:
+        if isinstance(run.cause, ModelError | PairError):
+            return FormError("models", run.error)
+        if isinstance(run.cause, UsageError):
+            return FormError("prompt", run.error)
+    return None

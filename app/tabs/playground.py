@@ -12,28 +12,22 @@ import gradio as gr
 
 from app.busy import ProcessorTime, busy_since, read_load
 from app.pairs import TOY, opening
-from app.render.chat import conversation
 from app.render.html import alert
-from app.render.models import absent_note
-from app.render.settings import folded_line, kept_line, name_of_lane
-from app.render.turn import finished_line, turn_line
+from app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
 from app.routes import find_traces
-from app.runs import Lane, alternating
-from app.tabs.chat import Chat
-from app.tabs.choice import MOST_RUNS
-from app.tabs.composer import Composer
-from app.tabs.demo import build_demo
-from app.tabs.form import Form, build_settings, offer_script
-from app.tabs.library import Library
+from app.runs import Lane
+from app.tabs.chat import Chat, conversation
+from app.tabs.form import Composer, Form, build_settings, offer_script
+from app.tabs.library import Library, absent_note
 from app.tabs.picker import value_of
-from app.tabs.plan import FormError, make_requests, passes_of
+from app.tabs.plan import MOST_RUNS, FormError, blame, make_requests, passes_of
 from app.tabs.races import Streams, running, stored
 from app.tabs.streaming import Frame, frames
-from app.tabs.viewer import build_viewer, viewed
-from app.tabs.wiring import QUIET, Update
-from engine.errors import ModelError, PairError, SpecScopeError, UsageError
+from app.tabs.wiring import QUIET, Update, build_demo, build_viewer, viewed
+from engine.errors import SpecScopeError
 from engine.methods import BASELINE
 from engine.pairs.forms import is_form
+from traces.passes import alternating
 
 if TYPE_CHECKING:
     from app.ray import Ray
@@ -42,13 +36,7 @@ if TYPE_CHECKING:
 
 
 class Playground:
-    """The tab's components and their event handlers.
-
-    Args:
-        service: Executes the runs.
-        pair: Name of the pair to open with; None for the best one on this machine.
-        ray: The Ray cluster that it offers for runs; None for none.
-    """
+    """The tab's components and their event handlers; without a pair the best one opens."""
 
     def __init__(self, service: Service, pair: str | None = TOY, ray: Ray | None = None) -> None:
         self.service, self.pair, self.ray = service, pair, ray
@@ -177,7 +165,6 @@ class Playground:
     async def ask(
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
-        """Answer the typed message with all selected methods."""
         if not (prompt or "").strip():
             yield self._complaint(FormError("prompt", "the prompt is empty; type some text"))
             return
@@ -248,10 +235,9 @@ class Playground:
             yield self._show(frame, chat, lanes, revision, before)
 
     def _start(self, requests: Sequence[RunRequest], passes: int) -> list[Lane]:
-        """Queue all passes of all requests; return a lane per request."""
         lanes: list[list[LiveRun]] = [[] for _ in requests]
-        for pane, request in alternating(requests, passes):
-            lanes[pane].append(self.service.start(request))
+        for _, pane in alternating(range(len(requests)), passes):
+            lanes[pane].append(self.service.start(requests[pane]))
         return [Lane(runs) for runs in lanes]
 
     def stop_runs(self, talk: Any) -> None:
@@ -267,7 +253,6 @@ class Playground:
         yield {**self.blank(), self.kept: json.dumps(Chat().to_json())}
 
     def blank(self) -> Update:
-        """Show no conversation."""
         return {
             self.chat: Chat().to_json(),
             self.turn: turn_line("idle"),
@@ -316,14 +301,14 @@ class Playground:
         chat = chat.answered(answers, shown)
         follow = _follow(chat)
         answered = follow["choices"]
-        blame = _blame([run for lane in lanes for run in lane.runs])
-        message = {self.composer.prompt: chat.prompt} if blame and not answered else {}
+        fault = blame([run for lane in lanes for run in lane.runs])
+        message = {self.composer.prompt: chat.prompt} if fault and not answered else {}
         return {
             **self._keep(chat),
             self.composer.follow: follow,
             **message,  # a refused message returns to the box, to be corrected
             **self.composer.shown(running=False),
-            **self._alerts(blame),
+            **self._alerts(fault),
         }
 
     def _keep(self, chat: Chat) -> Update:
@@ -353,13 +338,3 @@ def _warning(lanes: Sequence[Lane], before: ProcessorTime) -> str:
     elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
     decoded = any((trace := lane.trace()) is not None and trace.commits for lane in lanes)
     return busy_since(before) if decoded and not elsewhere else ""
-
-
-def _blame(runs: Sequence[LiveRun]) -> FormError | None:
-    """Return the failure of a run that an input caused, with the part of the form to correct."""
-    for run in runs:
-        if isinstance(run.cause, ModelError | PairError):
-            return FormError("models", run.error)
-        if isinstance(run.cause, UsageError):
-            return FormError("prompt", run.error)
-    return None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MOST_PAGES = 1000
 """Open pages that are remembered."""
-LOOK = 0.2
-"""Seconds between two looks whether the page shows something else."""
+END_S = 5.0
+"""Most seconds that a stream waits for the end of the one before: its page may be gone."""
 
 
 def running(service: Service, chat: Chat) -> tuple[Chat, list[Lane]]:
@@ -69,38 +69,51 @@ def stored(service: Service, chat: Chat) -> Chat:
     return found.started((), race).answered(answers, tuple(names))
 
 
-class Streams:
-    """The stream of updates that each page reads: a new one ends the one before."""
+class _Stream:
+    """What a page reads: whether a newer stream replaces it, and whether it has ended."""
 
     def __init__(self) -> None:
-        self._pages: OrderedDict[str, object] = OrderedDict()
+        self.replaced = asyncio.Event()
+        self.ended = asyncio.Event()
+
+
+class Streams:
+    """The stream of updates that each page reads: a new one ends the one before.
+
+    The new stream waits for that end. Gradio sends a stream's last update once more after its end,
+    so every stream ends with an update that changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[str, _Stream] = OrderedDict()
 
     async def only(
         self, request: gr.Request | None, updates: AsyncIterator[dict[Any, Any]]
     ) -> AsyncIterator[dict[Any, Any]]:
         """Yield updates until they end, or until the same page begins to read other ones."""
-        page, mine = (request.session_hash if request else None) or "", object()
+        before, mine = self._replace((request.session_hash if request else None) or "")
+        shown = dict[Any, Any]()
+        try:
+            if before is not None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(before.ended.wait(), END_S)
+            while (update := await _next(updates, mine.replaced)) is not None:
+                shown = update
+                yield update
+            if shown:
+                yield dict.fromkeys(shown, gr.skip())
+        finally:
+            mine.ended.set()
+
+    def _replace(self, page: str) -> tuple[_Stream | None, _Stream]:
+        """Return the page's stream before, which shall end, and its new one."""
+        before, mine = self._pages.pop(page, None), _Stream()
         self._pages[page] = mine
-        self._pages.move_to_end(page)
         while len(self._pages) > MOST_PAGES:
             self._pages.popitem(last=False)
-        following: asyncio.Future[Any] | None = None
-        try:
-            while True:
-                following = following or asyncio.ensure_future(anext(updates, None))
-                done, _ = await asyncio.wait({following}, timeout=LOOK)
-                if self._pages.get(page) is not mine:
-                    return
-                if done:
-                    update, following = following.result(), None
-                    if update is None:
-                        return
-                    yield update
-        finally:
-            if following is not None:
-                following.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await following
+        if before is not None:
+            before.replaced.set()
+        return before, mine
 
     def handler(self, stream: Callable[..., AsyncIterator[dict[Any, Any]]]) -> Any:
         """Return an event handler whose updates are the only ones of its page."""
@@ -123,3 +136,17 @@ class Streams:
 
         handle.__name__ = stream.__name__
         return handle
+
+
+async def _next(updates: AsyncIterator[dict[Any, Any]], replaced: asyncio.Event) -> dict[Any, Any] | None:
+    """Return the next update; None if there is none, or once something replaces the stream."""
+    following, over = asyncio.ensure_future(anext(updates, None)), asyncio.ensure_future(replaced.wait())
+    try:
+        await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
+        return following.result() if following.done() and not replaced.is_set() else None
+    finally:
+        over.cancel()
+        if not following.done():
+            following.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await following

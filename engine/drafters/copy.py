@@ -74,7 +74,6 @@ class Copier:
         return (), None
 
     def draft(self, tokens: np.ndarray, most: int) -> Draft:
-        """Return the copy of `find` as a draft of at most `most` tokens."""
         ids, source = self.find(tokens)
         ids = ids[: max(most, 0)]
         return Draft(tuple(DraftToken(t, i - 1) for i, t in enumerate(ids)), source=source if ids else None)

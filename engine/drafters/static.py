@@ -21,7 +21,6 @@ _LONGEST = 1 << 20
 
 
 def trees() -> list[str]:
-    """Return the names of all trees, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

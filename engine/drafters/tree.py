@@ -46,7 +46,6 @@ class Node(NamedTuple):
     """Larger is better. In a tree that is a function of the prefix: the drafter's probability of
     the path to this node. In a sampled tree: minus the rejections before it is tested."""
     ranks: Ranks = ()
-    """Its place in the tree: (0, 2) is the third child of the first child."""
 
 
 class LevelPlan(NamedTuple):
@@ -67,9 +66,7 @@ class TreeShape(Protocol):
     """How a tree grows."""
 
     @property
-    def depth(self) -> int:
-        """The largest number of levels."""
-        ...
+    def depth(self) -> int: ...
 
     @property
     def parents(self) -> int:
@@ -164,7 +161,6 @@ class Wide:
         return sorted(nodes, key=lambda node: node.parent)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return all indices."""
         return list(range(len(nodes)))
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:  # noqa: ARG002
@@ -172,7 +168,6 @@ class Wide:
         return ()
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return all indices."""
         return list(range(len(paths)))
 
 
@@ -181,25 +176,20 @@ class Static:
     """Always the same tree, without the nodes for which q has too few tokens."""
 
     paths: tuple[Ranks, ...]
-    """The ranks of every node: (0, 2) is the third child of the first child."""
 
     @property
     def depth(self) -> int:
-        """The number of levels."""
         return max(map(len, self.paths))
 
     @property
     def parents(self) -> int:
-        """The number of nodes with children, including the prefix's last token."""
         return len(_children(self.paths))
 
     @property
     def children(self) -> int:
-        """The largest number of children of a node."""
         return max(_children(self.paths).values())
 
     def cut(self, depth: int) -> Static:
-        """Return the tree's first levels."""
         return Static(tuple(path for path in self.paths if len(path) <= depth))
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
@@ -213,15 +203,12 @@ class Static:
         return _best_of_each(tops, above, wanted)
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the nodes that have children."""
         return [i for i, node in enumerate(nodes) if node.ranks in _children(self.paths)]
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:
-        """Return the first levels."""
         return _plans(self.paths, levels)
 
     def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return all indices."""
         return list(range(len(paths)))
 
 
@@ -258,12 +245,10 @@ class Dynamic:
 
     @property
     def parents(self) -> int:
-        """The number of nodes that get children, including the prefix's last token."""
         return 1 + self.top * (self.depth - 1)
 
     @property
     def children(self) -> int:
-        """The number of children of each node."""
         return self.top
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
@@ -271,7 +256,6 @@ class Dynamic:
         raise ValueError("a dynamic tree is a function of the prefix; it cannot be sampled")
 
     def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
-        """Return the most probable tokens after each node."""
         return _best_of_each(tops, above, [self.top] * len(above))
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 TensorShapes = dict[str, tuple[int, ...]]
-"""Shapes of tensors by name."""
 INDEX_TENSORS = ("d2t",)
 """Tensors of int64; all others hold floating-point numbers."""
 LAYER_FIELDS = (
@@ -60,9 +59,7 @@ class HeadConfig:
     vocab_size: int
     """V, the target's; 0 if a published head does not name it."""
     heads: int = 0
-    """Number of heads (medusa, hydra)."""
     layers: int = 1
-    """Layers of each head (medusa, hydra)."""
     masks: int = 0
     """K, number of mask tokens (parallelspec_medusa, parallelspec_eagle)."""
     features: tuple[int, ...] = (-1,)
@@ -74,7 +71,6 @@ class HeadConfig:
     shape: dict[str, Any] = field(default_factory=dict[str, Any])
     """Sizes of the decoder layer, named as in a transformers config; empty for medusa and hydra."""
     target: str = ""
-    """Name of the target."""
     embedding_scale: float = 1.0
     """Factor of E(x) before the feature is added (parallelspec_medusa)."""
     own_lm_head: bool = False
@@ -128,21 +124,11 @@ class HeadConfig:
             )
 
     def check_reads_last_state(self) -> None:
-        """Check that the head reads the target's final normed state only.
-
-        Raises:
-            ModelError: It reads others.
-        """
         if self.features != (-1,):
             read = reprlib.repr(list(self.features))
             raise ModelError(f"features is {read}; supported is [-1], the target's last state")
 
     def check_features(self) -> None:
-        """Check the numbers of the target's layers whose states the head reads.
-
-        Raises:
-            ModelError: One is out of range, or there are too many.
-        """
         valid = all(type(i) is int and 0 <= i <= MOST_LAYERS for i in self.features)
         if not valid or len(self.features) > MOST:
             raise ModelError(
@@ -152,10 +138,6 @@ class HeadConfig:
 
     def layer(self, *, input_norm: bool = False, final_norm: bool = False) -> ModelShape:
         """Return the shape of the head's decoder layer.
-
-        Args:
-            input_norm: Whether the layer norms its attention's input.
-            final_norm: Whether the layer's output is normed before the LM head.
 
         Raises:
             ModelError: A field of `shape` is missing or wrong.
@@ -195,5 +177,4 @@ def layer_shape(fields: dict[str, Any]) -> ModelShape:
 
 
 def layer_fields(config: Any) -> dict[str, Any]:
-    """Return the `LAYER_FIELDS` of a transformers config."""
     return {name: getattr(config, name) for name in LAYER_FIELDS}

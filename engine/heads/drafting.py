@@ -1,7 +1,7 @@
 """The interface between a drafting head and its worker, which runs the head's forwards.
 
 D is the target's width, V its vocabulary, N the number of tokens that a head drafts: V, or fewer
-(`engine.heads.vocabulary`). The target's forwards leave its hidden states beside the KV cache, so
+(`engine.heads.modules`). The target's forwards leave its hidden states beside the KV cache, so
 drafting costs no forward of the target. Before the target has forwarded a token, a head drafts
 nothing: after a prompt of one token the first draft is empty.
 
@@ -38,7 +38,6 @@ class Columns:
         self._ids = None if tokens is None else tokens.tolist()
 
     def token(self, column: int) -> int:
-        """Return the token of a column."""
         return column if self._ids is None else self._ids[column]
 
     def spread(self, q: Tensor, vocab_size: int) -> Tensor:
@@ -64,9 +63,7 @@ class Node(Protocol):
     """A node of the drafted tree."""
 
     @property
-    def id(self) -> int:
-        """Its token."""
-        ...
+    def id(self) -> int: ...
 
     @property
     def parent(self) -> int:
@@ -78,24 +75,16 @@ class Growing(Protocol):
     """A tree that is being drafted after a prefix."""
 
     @property
-    def prefix(self) -> Prefix:
-        """The tokens so far."""
-        ...
+    def prefix(self) -> Prefix: ...
 
     @property
-    def levels(self) -> int:
-        """The most levels."""
-        ...
+    def levels(self) -> int: ...
 
     @property
-    def depth(self) -> int:
-        """The number of levels drafted."""
-        ...
+    def depth(self) -> int: ...
 
     @property
-    def nodes(self) -> Sequence[Node]:
-        """The nodes drafted."""
-        ...
+    def nodes(self) -> Sequence[Node]: ...
 
     @property
     def frontier(self) -> Sequence[int]:
@@ -153,9 +142,7 @@ class Head(Protocol):
     """A loaded head, beside its target."""
 
     @property
-    def columns(self) -> Columns:
-        """The tokens of its logits' columns."""
-        ...
+    def columns(self) -> Columns: ...
 
     @property
     def keeps(self) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import parse_json, read_bytes, replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
 from engine.heads.kinds import KINDS
+from engine.heads.modules import check_ids
 from engine.heads.published import Published, check_supported, is_redundant
-from engine.heads.vocabulary import check_ids
 from engine.model.fields import LONGEST_VOCABULARY
 from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, pack, some
 from engine.pairs.config import read_config, read_object
@@ -50,11 +50,8 @@ def read_head(
 ) -> HeadWeights:
     """Read a head in SpecScope's own form or a published one, and check it first.
 
-    Args:
-        path: Its directory.
-        target: Directory of its target; if given, the head must have been trained for it.
-        device: Device of the tensors.
-        dtype: Type of the floating-point tensors.
+    If `target` is given, the head must have been trained for it. `dtype` is that of the
+    floating-point tensors.
 
     Raises:
         ModelError: It is missing, broken, pickled, or of a kind that is unknown or cannot be run.
@@ -70,12 +67,7 @@ def read_head(
 
 
 def check_head(path: Path, target: Path | None = None) -> HeadConfig:
-    """Check a head as `read_head` does, without reading its weights, and return its config.
-
-    Raises:
-        ModelError: See `read_head`.
-        UsageError: See `read_head`.
-    """
+    """Check a head as `read_head` does, without reading its weights, and return its config."""
     return _open(path, target)[0].config
 
 
@@ -89,12 +81,8 @@ def write_head(
 ) -> None:
     """Write a head's config, then its tensors; the file of the tensors appears whole.
 
-    Args:
-        folder: The head's directory.
-        config: Its config.
-        tensors: Its tensors, named as in `Kind.tensors`; stored in bf16.
-        int8: Store matrices as int8 with a scale per row, in half the space.
-        keep: Matrices that stay in bf16.
+    Tensors are stored in bf16; with `int8` matrices become int8 with a scale per row, in half the
+    space, except those to `keep`.
     """
     content = {"specscope_head": VERSION} | dataclasses.asdict(config)
     with replacing(folder / "config.json") as file:
@@ -180,11 +168,6 @@ def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
 def recognise(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
     """Return a published head's config and the names of its tensors.
 
-    Args:
-        path: Its directory, for errors.
-        raw: Its config.json; empty if missing.
-        shapes: Shapes of its tensors, by name.
-
     Raises:
         ModelError: Its kind is unknown or cannot be run, or its config lacks a size.
     """
@@ -199,11 +182,6 @@ def recognise(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Publi
 
 
 def _kind(config: HeadConfig) -> Kind:
-    """Return the kind that a config names.
-
-    Raises:
-        ModelError: It is unknown.
-    """
     name: Any = config.kind
     if not isinstance(name, str) or name not in KINDS:
         raise ModelError(f"kind is {reprlib.repr(name)}; it must be one of {', '.join(KINDS)}")
@@ -236,7 +214,6 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_own(file: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Return the config of a head in SpecScope's own form; its tensors have their own names."""
     if (version := raw["specscope_head"]) != VERSION:
         raise ModelError(f"{file}: specscope_head is {reprlib.repr(version)}; this version reads {VERSION}")
     fields = {field.name for field in dataclasses.fields(HeadConfig)}

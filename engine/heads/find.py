@@ -31,7 +31,6 @@ class HeadFile:
     path: Path
     config: HeadConfig
     target: Path
-    """The target's directory."""
 
     def check_split(self) -> None:
         """Check that the head can draft on the last device of a target that is split by layers.
@@ -61,11 +60,7 @@ class HeadFile:
         return self.config.layer().context if KINDS[self.config.kind].layered else inf
 
     def check_length(self, positions: int) -> None:
-        """Check that its layer's context holds a number of positions.
-
-        Raises:
-            UsageError: The context is shorter.
-        """
+        """Check that its layer's context holds a number of positions."""
         if positions > self.context:
             raise UsageError(
                 f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "

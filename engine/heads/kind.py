@@ -36,7 +36,6 @@ class Kind:
     check: Callable[[HeadConfig], None]
     """Check a config; raises ModelError."""
     tensors: Callable[[HeadConfig], TensorShapes]
-    """Names and shapes of all tensors."""
     load: Callable[[HeadConfig, Take, Decoder], Head]
     """(config, tensors, target) -> the head to draft with."""
     work: Callable[[HeadConfig, int, int], Work]

@@ -71,11 +71,6 @@ def is_redundant(name: str) -> bool:
 def layer_config(path: Path, raw: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the `LAYER_FIELDS` and the vocab_size of an EAGLE head's decoder layer.
 
-    Args:
-        path: The head's directory, for errors.
-        raw: Its config.json.
-        names: Its tensors' names, in SpecScope's form.
-
     Raises:
         ModelError: A size is missing or wrong, or the head has more than one layer.
     """

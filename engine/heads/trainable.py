@@ -43,42 +43,27 @@ class Texts(NamedTuple):
         return self.anchors[self.anchors + count < ends]
 
     def anchor_tensor(self, count: int) -> Tensor:
-        """Return `anchors_with(count)` on the texts' device."""
         return torch.from_numpy(self.anchors_with(count)).to(self.ids.device)
 
 
-class PackedText(NamedTuple):
-    """R packed rows of one text."""
-
-    tokens: np.ndarray
-    """The token that each row is or follows, (R,) int64, from 0."""
-    numbers: np.ndarray
-    """Number of the row in its group, (R,) int64: 0 for the token, k for the k-th row after it."""
-    positions: np.ndarray
-    """(R,) int64, from 0."""
-    seen: np.ndarray
-    """Rows that each row attends to, itself included, (R, R) bool."""
-
-
 class Packed(NamedTuple):
-    """The rows of several texts, one text after the other."""
+    """R packed rows: those of several texts, one text after the other."""
 
     tokens: Tensor
-    """Index of each row's token in `Texts`, (R,) int64."""
+    """Index in `Texts` of the token that each row is or follows, (R,) int64."""
     numbers: Tensor
-    """As in `PackedText`."""
+    """Number of the row in its group, (R,) int64: 0 for the token, k for the k-th row after it."""
     positions: Tensor
-    """As in `PackedText`."""
+    """(R,) int64, from 0 in each text."""
     seen: tuple[Tensor, ...]
-    """As in `PackedText`, for each text."""
+    """For each text the rows that each row attends to, itself included, (R', R') bool."""
 
     def at(self, number: int) -> Tensor:
-        """Return the rows of a number, in order."""
         return torch.nonzero(self.numbers == number)[:, 0]
 
 
-def lay_out(groups: np.ndarray) -> PackedText:
-    """Pack a text's tokens, (L,), with `groups[i]` rows after token i."""
+def lay_out(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Pack a text's tokens, (L,), with `groups[i]` rows after token i; see `Packed`."""
     sizes = groups + 1
     tokens = np.repeat(np.arange(len(groups)), sizes)
     first = np.cumsum(sizes) - sizes
@@ -87,31 +72,26 @@ def lay_out(groups: np.ndarray) -> PackedText:
     parents = np.where(numbers == 0, previous[tokens], np.arange(len(tokens)) - 1)
     slots = Slots(1, len(tokens))
     slots.append(Rows.of(0, np.zeros(len(tokens)), parents))
-    return PackedText(tokens, numbers, slots.positions[0], slots.ancestor_mask(0, 0))
+    return tokens, numbers, slots.positions[0], slots.ancestor_mask(0, 0)
 
 
 def pack(texts: Texts, count: int, *, within: bool) -> Packed:
     """Return the rows that a layer reads: the tokens of each text without its ends, with groups.
 
-    The row of x_j reads f_(j-1), so x_0 has no row; x_(L-1) has nothing to predict.
-
-    Args:
-        texts: The texts.
-        count: Rows after each anchor.
-        within: Whether rows that would predict past the end of their text are left out.
+    The row of x_j reads f_(j-1), so x_0 has no row; x_(L-1) has nothing to predict. Each anchor has
+    `count` rows after it, without those that would predict past the end of their text if `within`.
     """
-    layouts, tokens = list[PackedText](), list[np.ndarray]()
+    layouts = list[tuple[np.ndarray, ...]]()
     for start, stop in zip(texts.starts[:-1], texts.starts[1:], strict=True):
         inner = np.arange(start + 1, stop - 1)
         groups = np.where(np.isin(inner, texts.anchors), count, 0)
-        layout = lay_out(np.minimum(groups, stop - 2 - inner) if within else groups)
-        layouts.append(layout)
-        tokens.append(inner[layout.tokens])
+        tokens, *layout = lay_out(np.minimum(groups, stop - 2 - inner) if within else groups)
+        layouts.append((inner[tokens], *layout))
+    *columns, masks = zip(*layouts, strict=True)
     device = texts.ids.device
-    columns = (tokens, [part.numbers for part in layouts], [part.positions for part in layouts])
     return Packed(
         *(torch.from_numpy(np.concatenate(column)).to(device) for column in columns),
-        seen=tuple(torch.from_numpy(layout.seen).to(device) for layout in layouts),
+        seen=tuple(torch.from_numpy(mask).to(device) for mask in masks),
     )
 
 
@@ -124,7 +104,6 @@ class TrainableNorm(nn.Module):
         self._eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., D) to (..., D)."""
         return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self._eps)
 
 
@@ -142,7 +121,6 @@ class TrainableAttention(nn.Module):
         self.register_buffer("frequencies", torch.tensor(shape.frequencies), persistent=False)
 
     def forward(self, x: Tensor, packed: Packed) -> Tensor:
-        """Map (R, D) to (R, D)."""
         angles = packed.positions[:, None, None] * self.get_buffer("frequencies")
         cos, sin = angles.cos() * self._scale, angles.sin() * self._scale
         projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -171,7 +149,6 @@ class TrainableFeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., D) to (..., D)."""
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -186,7 +163,6 @@ class TrainableLayer(nn.Module):
         self.mlp = TrainableFeedForward(shape.width, shape.inner)
 
     def forward(self, x: Tensor, packed: Packed) -> Tensor:
-        """Map (R, D) to (R, D)."""
         x = x + self.self_attn(self.input_layernorm(x), packed)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -228,11 +204,9 @@ class Frozen(NamedTuple):
         return torch.cat([(part @ self.lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
 
     def draft_best(self, states: Tensor, own: Tensor | None = None) -> Tensor:
-        """Return the head's most probable token of each state, (T,).
+        """Return the head's most probable token of each state, (T,), for states of (T, D).
 
-        Args:
-            states: (T, D).
-            own: The head's own LM head, (N, D); None: the target's.
+        `own` is the head's own LM head, (N, D); None: the target's.
         """
         lm_head = self.draft_lm_head if own is None else own
         columns = torch.cat([(part @ lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
@@ -251,16 +225,10 @@ class Learned(NamedTuple):
     """The LM head of these states, (N, D); None: the target's."""
 
     def of_answers(self, texts: Texts) -> Learned:
-        """Return the states that predict tokens of answers."""
         if texts.answers is None:
             return self
         counted = texts.answers[self.labels]
         return Learned(self.states[counted], self.labels[counted], self.own)
-
-
-def unscaled(tensors: Mapping[str, Tensor], _: float) -> dict[str, Tensor]:
-    """Return the tensors: the module's weights are those of the file."""
-    return dict(tensors)
 
 
 @dataclass(frozen=True)
@@ -273,7 +241,7 @@ class TrainableHead:
     earlier drafts."""
     draft: Callable[[Texts, Frozen, int], Tensor]
     """(texts, frozen, count) -> greedy drafts at every anchor, as in use, (A, count)."""
-    rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = unscaled
+    rescale: Callable[[Mapping[str, Tensor], float], dict[str, Tensor]] = lambda tensors, _: dict(tensors)
     """(tensors, factor) -> tensors whose weights include the factor of the embeddings."""
     scale: float = 1.0
     """Factor of the embeddings in training; the file's weights include it."""
@@ -282,11 +250,9 @@ class TrainableHead:
     always use the target's."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to save."""
         return self.rescale(self.module.state_dict(), self.scale)
 
     def from_file(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the module's tensors for those of a file."""
         return self.rescale(tensors, 1 / self.scale)
 
 
@@ -337,7 +303,6 @@ def mask_vectors(masks: int, width: int, level: float, *names: str) -> nn.Parame
 
 
 def init_matrices(module: nn.Module) -> None:
-    """Fill all matrices with small random numbers."""
     for parameter in module.parameters():
         if parameter.ndim == 2:
             nn.init.normal_(parameter, std=0.02)

@@ -66,7 +66,6 @@ def plan(cfg: Config, _: Situation) -> Config:
     layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft, verify, adapt the draft length; until the run is done."""
     length, sampled, adapts = cfg.start, cfg.drafts == "sampled", cfg.schedule == "heuristic"
     while not run.done:
         draft = await run.drafter.propose(run.x, length, sampled=sampled, stop_below=cfg.confidence)

@@ -22,6 +22,5 @@ class Config:
 
 @method(title="Autoregressive", source="the baseline", config=Config, uses=("target",), baseline=True)
 async def decode(run: Run, cfg: Config) -> None:  # noqa: ARG001 - every method takes its Config
-    """Draw y ~ p(. | x) and commit it; until the run is done."""
     while not run.done:
         run.commit(await run.target.verify(run.x, Draft.empty()))

@@ -56,11 +56,7 @@ def tree_drafts() -> Any:
 
 
 def static_tree(paper: str) -> Any:
-    """Declare the setting `tree`: a name, a file, paths, or `auto`, which `planned_tree` replaces.
-
-    Args:
-        paper: The method's usual tree, a name in assets/trees.
-    """
+    """Declare the setting `tree`: a name, a file, paths, or `auto`; `paper` is the usual tree."""
     return setting(
         AUTO,
         "Static tree: eagle, medusa, the path of a file that ends in .toml, paths such as "
@@ -126,14 +122,8 @@ def head_layout(kind: str) -> Layout:
 def planned_tree(tree: str, paper: str, levels: int, situation: Situation, **settings: Any) -> str:
     """Return the setting `tree`, with `auto` replaced by the fastest tree, or by the paper's.
 
-    A head with fewer levels than the paper's tree gets the tree's first levels.
-
-    Args:
-        tree: Setting `tree`.
-        paper: The tree where nothing is planned.
-        levels: Most levels of a planned tree; 0 for any number.
-        situation: Facts about the cluster.
-        **settings: Further settings of the runs that measure the method.
+    A head with fewer levels than the paper's tree gets the tree's first levels. `levels` is the
+    most of a planned tree, 0 for any; further settings are those of the runs that measure.
     """
     if tree != AUTO:
         return tree
@@ -148,11 +138,6 @@ def planned_tree(tree: str, paper: str, levels: int, situation: Situation, **set
 def planned_heads(tree: str, heads: int, levels: int) -> int:
     """Return how many heads draft: those asked for, or one per level of the tree for 0.
 
-    Args:
-        tree: Setting `tree`.
-        heads: Setting `heads`.
-        levels: Levels that the drafting head can draft.
-
     Raises:
         UsageError: The drafting head has fewer levels, or the tree is wrong.
     """
@@ -163,11 +148,8 @@ def planned_heads(tree: str, heads: int, levels: int) -> int:
 def planned_masks(tree: str, masks: int, levels: int, unread: int = 0) -> int:
     """Return K: the masks asked for, or one fewer than the tree has levels for 0.
 
-    Args:
-        tree: Setting `tree`.
-        masks: Setting `masks`.
-        levels: Levels that the drafting head can draft, K + 1 with its largest K.
-        unread: Masks in the places of known tokens; they draft no level.
+    The head drafts `levels`, K + 1 with its largest K; `unread` masks are in the places of known
+    tokens and draft no level.
 
     Raises:
         UsageError: The drafting head has fewer masks, or the tree is wrong.

@@ -138,7 +138,6 @@ def _check_drafters(cfg: Config, situation: Situation) -> None:
     layout=lambda cfg: Layout(Separate(max(1, cfg.sp), cfg.drafters)),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Play turns until the run is done."""
     pool = list(run.targets)
     sampled = cfg.acceptance == "rejection" or cfg.drafts == "sampled"
     while not run.done:

@@ -34,11 +34,7 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Plan the tree (see `planned_tree`), and check the head; EAGLE drafts trees of any depth.
-
-    Raises:
-        UsageError: The head is missing, or the tree is wrong.
-    """
+    """Plan the tree (see `planned_tree`), and check the head; EAGLE drafts trees of any depth."""
     cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, situation.head_levels(HEAD), situation))
     tree(cfg.tree)
     return cfg
@@ -52,5 +48,4 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft a tree of states and tokens, verify it, commit; until the run is done."""
     await decode_trees(run, tree(cfg.tree), sampled=cfg.drafts == "sampled")

@@ -100,5 +100,4 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Grow a dynamic tree, verify its best nodes, commit; until the run is done."""
     await decode_trees(run, Dynamic(cfg.top, cfg.depth, cfg.total), sampled=False)

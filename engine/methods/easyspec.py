@@ -109,7 +109,6 @@ def _planned_gamma(cfg: Config, situation: Situation) -> int:
     layout=lambda cfg: Layout(LayerParallel(cfg.devices) if cfg.devices > 1 else Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft with layer-parallel attention, verify, commit; until the run is done."""
     shape, sampled = Wide(cfg.width, cfg.gamma), cfg.drafts == "sampled"
     while not run.done:
         draft = await run.drafter.grow(run.x, shape, sampled=sampled, fuzzy=cfg.size, calibrate=cfg.calibrate)

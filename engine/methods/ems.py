@@ -91,7 +91,6 @@ def _copied(batch: Batch, cfg: Config) -> Propose:
 
 
 def _plain(batch: Batch, cfg: Config) -> Propose:  # noqa: ARG001 - it has no settings
-    """Draft nothing."""
 
     async def propose() -> list[Draft]:
         return [Draft.empty() for _ in batch.xs]
@@ -122,7 +121,6 @@ BASES = {"llma": _Base(_copied, 0), "speculative": _Base(_drafted, 1), "plain": 
     ),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft for all, verify all in one forward, commit, until no sequence is left."""
     batch = Batch(run, cfg.batch, dynamic=cfg.dynamic, feed_finished=cfg.feed_finished)
     propose = BASES[cfg.base].propose(batch, cfg)
     while batch.active:

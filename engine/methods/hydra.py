@@ -39,7 +39,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose the tree and the number of heads (see `planned_tree` and `planned_heads`)."""
     levels = situation.head_levels(HEAD)
     cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min(cfg.heads or levels, levels), situation))
     return replace(cfg, heads=planned_heads(cfg.tree, cfg.heads, levels))
@@ -53,5 +52,4 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft a tree level by level, verify it, commit; until the run is done."""
     await decode_trees(run, tree(cfg.tree).cut(cfg.heads), sampled=False)

@@ -36,6 +36,5 @@ class Config:
 
 @method(title="LLMA", source="LLMA (2023), as in EMS-SD", config=Config, uses=("target",))
 async def decode(run: Run, cfg: Config) -> None:
-    """Copy, verify, commit; until the run is done."""
     documents = [run.document(cfg.reference)] if cfg.reference else []
     await decode_copies(run, Copier(documents, cfg.match, cfg.copy))

@@ -33,7 +33,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Check that the window fits the context."""
     check_window(cfg.level, cfg.window, situation.context)
     return cfg
 
@@ -49,7 +48,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
     ),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Verify n-grams and compute new ones in one forward, commit; until the run is done."""
     lookahead = Lookahead("target", run.x.tokens, cfg.level, cfg.window, cfg.guesses)
     while not run.done:
         last = int(run.x.tokens[-1])

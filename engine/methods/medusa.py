@@ -46,7 +46,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose the tree and the number of heads (see `planned_tree` and `planned_heads`)."""
     levels = situation.head_levels(HEAD)
     cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min(cfg.heads or levels, levels), situation))
     return replace(cfg, heads=planned_heads(cfg.tree, cfg.heads, levels))
@@ -60,7 +59,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft a tree in one call of the heads, verify it, commit; until the run is done."""
     shape = tree(cfg.tree).cut(cfg.heads)
     typical = Typical(cfg.epsilon, cfg.delta) if cfg.acceptance == "typical" else None
     while not run.done:

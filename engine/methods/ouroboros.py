@@ -47,7 +47,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Check that the window fits the context."""
     check_window(cfg.level, cfg.window, situation.context)
     return cfg
 
@@ -63,7 +62,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
     ),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft by lookahead, append phrases, verify, learn, commit; until the run is done."""
     lookahead = Lookahead("drafter", run.x.tokens, cfg.level, cfg.window, cfg.guesses)
     if cfg.reference:
         lookahead.learn(_ngrams(run.document(cfg.reference), cfg.level))

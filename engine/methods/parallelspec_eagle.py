@@ -44,7 +44,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose the tree and K (see `planned_tree` and `planned_masks`)."""
     levels = situation.head_levels(HEAD)
     cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min((cfg.masks or levels) + 1, levels), situation))
     return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, levels))
@@ -58,5 +57,4 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft a tree in one forward, verify it, commit; until the run is done."""
     await decode_trees(run, tree(cfg.tree).cut(cfg.masks + 1), sampled=cfg.drafts == "sampled")

@@ -52,7 +52,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose the tree and K (see `planned_tree` and `planned_masks`)."""
     levels, unread = situation.head_levels(HEAD), UNREAD[cfg.first]
     if levels == unread:
         raise UsageError("first is mask; the head has no masks: choose token")
@@ -69,6 +68,5 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft a tree in one forward, verify it, commit; until the run is done."""
     unread = UNREAD[cfg.first]
     await decode_trees(run, tree(cfg.tree).cut(cfg.masks + 1 - unread), sampled=False, unread=unread)

@@ -82,7 +82,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
 
 
 def layout(cfg: Config) -> Layout:
-    """Return the workers of a placement."""
     if cfg.placement == "pipeline":
         return Layout(Pipelined(max(2, cfg.stages)))
     return Layout(Colocated() if cfg.placement == "co-located" else Separate(), in_step=True)
@@ -96,7 +95,6 @@ def layout(cfg: Config) -> Layout:
     layout=layout,
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Overlap drafting and verification until the run is done."""
     pending, copier = Draft.empty(), Copier(copy=max(1, cfg.guesses))
     while not run.done:
         if not pending and not cfg.pre_verify:

@@ -38,5 +38,4 @@ class Config:
 
 @method(title="Prompt lookup", source="Saxena 2023, as in ParallelSpec", config=Config, uses=("target",))
 async def decode(run: Run, cfg: Config) -> None:
-    """Look up, verify, commit; until the run is done."""
     await decode_copies(run, Copier(match=1, longest=cfg.ngram, copy=cfg.copy, latest=cfg.which == "latest"))

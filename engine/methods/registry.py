@@ -31,7 +31,6 @@ class Situation:
     devices: int
     """Devices that can share a drafter's layers."""
     drafters: int
-    """Different drafters of the pair."""
     servers: tuple[int, ...]
     """Target servers that fit beside 0, 1, 2, ... drafters."""
     c: Callable[[], float]
@@ -95,7 +94,6 @@ class Setting:
 
     @property
     def free_text(self) -> bool:
-        """Whether the value is any text."""
         return self.type is str and not self.choices
 
     def parse(self, value: Any) -> Any:
@@ -144,7 +142,6 @@ class Setting:
         return number
 
     def _allowed(self) -> str:
-        """Describe the allowed values for an error message."""
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[self.type]
         bounds = [
             f"{side} {number(bound)}"
@@ -164,9 +161,7 @@ class Method:
     summary: str
     """First line of the module's docstring."""
     uses: tuple[str, ...]
-    """Models that the method runs: `target`, `drafter`."""
     baseline: bool
-    """Whether it is the baseline of speed-ups."""
     Config: type
     decode: Decode
     layout: Callable[[Any], Layout]
@@ -179,7 +174,6 @@ class Method:
     """(Config, Situation) -> Config without `auto` values, checked against the cluster."""
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return the fields of the Config, in order."""
         hints = get_type_hints(self.Config)
         return tuple(
             Setting(name=f.name, type=hints[f.name], default=f.default, **f.metadata)
@@ -187,7 +181,6 @@ class Method:
         )
 
     def lossless(self, cfg: Any) -> bool:
-        """Return whether runs with this Config keep the target's distribution."""
         return not any(getattr(cfg, s.name) in s.lossy for s in self.settings())
 
     def configure(self, values: Mapping[str, Any]) -> Any:
@@ -218,16 +211,7 @@ def method(
 ) -> Callable[[Decode], Decode]:
     """Register the decorated coroutine as the method of its file; one method per file.
 
-    Args:
-        title: Name in the playground.
-        source: Paper, in a few words.
-        config: Dataclass of the settings.
-        uses: Models that the method runs.
-        baseline: Whether it is the baseline of speed-ups.
-        batched: Whether one run decodes several prompts at once.
-        plain: Settings with which a method for batches drafts nothing.
-        layout: Config -> workers; by default one device for each model in `uses`.
-        plan: Replaces `auto` values of a Config and checks it; by default nothing is replaced.
+    For the arguments see `Method`; `layout` is by default one device for each model in `uses`.
     """
     device_per_model = Layout(Separate(drafters=int("drafter" in uses)))
 

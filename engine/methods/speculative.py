@@ -57,7 +57,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft, verify, commit; until the run is done."""
     while not run.done:
         draft = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
         run.commit(await run.target.verify(run.x, draft))

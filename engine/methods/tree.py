@@ -84,5 +84,4 @@ def _within(cfg: Config, usual: Mapping[str, int]) -> dict[str, int]:
     layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    """Draft a tree, verify it, commit; until the run is done."""
     await decode_trees(run, Wide(cfg.width, cfg.depth), sampled=cfg.drafts == "sampled")

@@ -25,13 +25,6 @@ class Cache(Slots):
     """Slots with keys and values.
 
     A cache owns the buffers of its forwards, so it serves one forward at a time.
-
-    Args:
-        shape: The model's shape.
-        slots: Number of slots, one sequence each.
-        capacity: Most rows of a slot, tree rows included.
-        dtype: Dtype of keys and values.
-        device: Device of keys and values.
     """
 
     def __init__(
@@ -97,7 +90,6 @@ class Cache(Slots):
             self.tensor[:, slot, :, first:last] = kv
 
     def buffers(self, count: int) -> Buffers:
-        """Return the buffers of a forward of `count` rows."""
         buffers = self._buffers.get(count) or Buffers(self.shape, count, self.tensor)
         if count <= _REUSED:
             self._buffers[count] = buffers
@@ -117,11 +109,6 @@ class Buffers:
 
     Reused between forwards: for a few rows of a small model, making the views takes noticeable
     time.
-
-    Args:
-        shape: The model's shape.
-        count: Rows of the forward, T.
-        like: A tensor with the dtype and device to use.
     """
 
     def __init__(self, shape: ModelShape, count: int, like: Tensor) -> None:

@@ -33,7 +33,6 @@ class HostEvent:
         self.ns = 0
 
     def record(self) -> None:
-        """Take the present time."""
         self.ns = time.perf_counter_ns()
 
 
@@ -48,7 +47,6 @@ class Clock:
 
     @classmethod
     def of(cls, device: torch.device) -> Clock:
-        """Return the clock of a device."""
         if device.type != "cuda":
             return cls()
         return StreamClock(lambda: torch.cuda.Event(enable_timing=True, external=True))
@@ -83,22 +81,18 @@ class StreamClock(Clock):
         self._align()
 
     def event(self) -> Event:
-        """Return a CUDA event, which a graph records at each replay."""
         return self._event()
 
     def mark(self) -> int:
-        """Return a mark after the work submitted so far."""
         event = self._event()
         event.record()
         return self.hold(event)
 
     def hold(self, event: Any) -> int:
-        """Return the mark of a recorded event."""
         self._held.append(event)
         return -len(self._held)
 
     def read(self) -> Callable[[int], int]:
-        """Wait for the work that was marked; return a function mark -> time."""
         if not self._held:
             return int
         self._held[-1].synchronize()
@@ -115,7 +109,6 @@ class StreamClock(Clock):
         self._at, self.uncertainty = (begun + ended) // 2, (ended - begun + 1) // 2
 
     def _bracket(self) -> tuple[int, int, Any]:
-        """Return an event, with the host's times before and after it."""
         event, begun = self._event(), time.perf_counter_ns()
         event.record()
         event.synchronize()

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.errors import RunCancelled
-from engine.model.attention import SlotAttention
+from engine.errors import RunCancelled, UsageError
+from engine.model.attention import SlotAttention, attention_parts
 from engine.model.cache import Buffers, Cache
-from engine.model.checks import check_forward
 from engine.model.fuzzy import Fuzzy, layer_groups
+from engine.model.int8 import rotated
 from engine.model.language import Output, never
-from engine.model.padded_attention import attention_parts
-from engine.model.rotated import rotated
 from engine.model.shape import EMBEDDING, POSITIONS
 from engine.model.shard import SplitHead
 from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
 
     Without an attention input, attention reads the normed residual input."""
+    import numpy as np
 
 
 class Decoder:
@@ -60,7 +59,7 @@ class Decoder:
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
         bits: Of a model that serves drafts only (see `Linear`); an LM head has 8 at least.
-        rotate: Whether the tensors are those of a rotated model (`engine.model.rotated`), whose
+        rotate: Whether the tensors are those of a rotated model (`engine.model.int8`), whose
             embeddings are rotated here.
         shard: This rank's part of a model split by tensors; `shape` and `take` are then the rank's.
         ranks: The ranks of such a model; all of them run every forward.
@@ -84,9 +83,7 @@ class Decoder:
     ) -> None:
         span = range(shape.layers) if span is None else span
         self.is_first = span.start == 0
-        """Whether this is the first stage, which embeds tokens."""
         self.is_last = span.stop == shape.layers
-        """Whether this is the last stage, which computes logits."""
         self.shape = replace(shape, layers=len(span), windows=shape.windows[span.start : span.stop])
         self.name = name
         self.vocab_size = shape.vocab
@@ -136,21 +133,18 @@ class Decoder:
         return Linear(weight, keep=self.shape.tied or not bits, bits=8 if bits else 0, rotated=rotated)
 
     def new_cache(self, slots: int, capacity: int) -> Cache:
-        """Return an empty cache: `slots` sequences of `capacity` rows, tree rows included."""
         positions = min(capacity, self.context)
         if positions > self.rotations.shape[1]:
             self.rotations = self._rotations(positions)
         return Cache(self.shape, slots, capacity, self.dtype, self.device)
 
     def _rotations(self, positions: int) -> Tensor:
-        """Return the rotations of positions from 0 on."""
         angles = torch.arange(positions).float()[:, None] * self._frequencies
         sizes = torch.where(self._frequencies != 0, self.shape.rope_scale, 1.0)
         return torch.polar(sizes.expand_as(angles), angles)[:, :, None].to(self.device)
 
     @property
     def depth(self) -> int:
-        """Number of layers."""
         return self.shape.layers
 
     @torch.inference_mode()
@@ -164,7 +158,6 @@ class Decoder:
         stage_io: StageIO | None = None,
         stopped: Callable[[], bool] = never,
     ) -> Output:
-        """Run the rows and add them to the cache; see `LanguageModel.forward`."""
         ids = range(self._lowest_id, self.vocab_size)
         check_forward(self.name, rows, want, hidden, ids=ids, layers=self.shape.layers)
         in_order = want.tolist() == list(range(len(rows)))
@@ -195,7 +188,6 @@ class Decoder:
             raise
 
     def _communicated(self) -> int:
-        """Return the nanoseconds of all communication so far; 0 for a model on one device."""
         return self._ranks.spent if self._ranks is not None else 0
 
     def logits(self, x: Tensor) -> Tensor:
@@ -210,7 +202,6 @@ class Decoder:
         return self.vocabulary.limited(logits, self.vocab_size)
 
     def _output(self, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """Return a linear layer's output, (T, D), summed over the ranks and normed."""
         output = linear(inputs)
         if self._ranks is not None:
             output = self._ranks.add(output)
@@ -221,7 +212,6 @@ class Decoder:
     def _add_to(
         self, x: Tensor, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None
     ) -> None:
-        """Add `_output` to x, (T, D), in place."""
         if self._ranks is None and norm is None and self.shape.residual_scale == 1.0:
             linear.add_to(x, inputs)
         else:
@@ -335,3 +325,22 @@ class Decoder:
 def _required(stage_io: StageIO | None) -> StageIO:
     assert stage_io is not None, "a stage of a split model needs a StageIO"
     return stage_io
+
+
+def check_forward(
+    name: str, rows: Rows, want: np.ndarray, hidden: tuple[int, ...], *, ids: range, layers: int
+) -> None:
+    """Check a forward's arguments; see `LanguageModel.forward`.
+
+    Raises:
+        UsageError: A token id, a row or a layer does not exist.
+    """
+    tokens, wanted = rows.tokens.tolist(), want.tolist()
+    if tokens and not ids.start <= min(tokens) <= max(tokens) < ids.stop:
+        unknown = next(token for token in tokens if token not in ids)
+        raise UsageError(f"token id {unknown} is not in the {name}'s vocabulary of {ids.stop}")
+    if wanted and not 0 <= min(wanted) <= max(wanted) < len(tokens):
+        invalid = next(row for row in wanted if not 0 <= row < len(tokens))
+        raise UsageError(f"wanted row {invalid} is not one of the rows 0 to {len(tokens) - 1}")
+    if not all(-1 <= i <= layers for i in hidden):
+        raise UsageError(f"hidden layers are {hidden}; they must be -1 to {layers}")

@@ -24,7 +24,6 @@ class Place(NamedTuple):
     """Where a checkpoint keeps one of our tensors."""
 
     key: str
-    """The stored tensor's name."""
     start: int = 0
     """First row of ours in it; matrices that are fused follow each other."""
     rows: int = 0
@@ -100,11 +99,7 @@ class Family:
 
 
 def family_of(name: Any, path: Path) -> Family:
-    """Return the family of an architecture.
-
-    Raises:
-        ModelError: It is not supported.
-    """
+    """Return the family of an architecture."""
     if isinstance(name, str) and name in FAMILIES:
         return FAMILIES[name]
     known = f"supported are {', '.join(FAMILIES)}"
@@ -125,7 +120,6 @@ def _llama(config: Any) -> dict[str, Any]:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Return the options of models before Llama: layer norms, biases, learned positions."""
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
     return {
         **biases,

@@ -139,10 +139,6 @@ READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)
 def check_fields(fields: Mapping[str, Any], where: object) -> None:
     """Check types and ranges of a config's fields; unknown fields are ignored.
 
-    Args:
-        fields: Name -> value.
-        where: Source of the config in error messages, such as the file's path.
-
     Raises:
         ModelError: A field has a wrong type or is out of range.
     """
@@ -226,7 +222,6 @@ def _check_rope(rope: Any, where: str, *, inner: bool = False) -> None:
 
 
 def _check_factors(values: Any, where: str) -> None:
-    """Check a list of factors of frequencies."""
     if not isinstance(values, list) or len(values) > WHOLE["head_dim"][1]:
         raise ModelError(
             f"{where} is {reprlib.repr(values)}; it must be a list of numbers, one for each pair"

@@ -42,14 +42,10 @@ class DeviceGroup(Protocol):
     """
 
     @property
-    def rank(self) -> int:
-        """Number of this device, from 0."""
-        ...
+    def rank(self) -> int: ...
 
     @property
-    def ways(self) -> int:
-        """Number of devices."""
-        ...
+    def ways(self) -> int: ...
 
     def swap(self, mine: Mapping[int, Tensor], count: int, like: Tensor) -> list[Tensor]:
         """Exchange tensors with the other devices.
@@ -72,11 +68,9 @@ class SingleDevice:
     ways = 1
 
     def swap(self, mine: Mapping[int, Tensor], count: int, like: Tensor) -> list[Tensor]:  # noqa: ARG002 - a protocol
-        """Return this device's tensors."""
         return [mine[i] for i in range(count)]
 
     def agree(self, stopped: bool) -> bool:
-        """Return `stopped`: one device agrees with itself."""
         return stopped
 
 
@@ -91,7 +85,6 @@ class PartTime(NamedTuple):
     end: int
 
     def later(self, by: int) -> PartTime:
-        """Return a copy shifted by `by` nanoseconds."""
         return self._replace(start=self.start + by, end=self.end + by)
 
 
@@ -143,6 +136,5 @@ class Fuzzy:
         return outputs
 
     def times(self) -> tuple[PartTime, ...]:
-        """Return the parts that this device computed since the last call."""
         times, self._times = tuple(self._times), []
         return times

@@ -25,7 +25,6 @@ TILE = 16
 
 
 def fits_int4(size: Sequence[int]) -> bool:
-    """Return whether a matrix of this size (out, in) can be packed."""
     return size[0] % ROWS == 0 and size[1] % GROUP == 0
 
 
@@ -50,7 +49,6 @@ def quantised(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _on_grid(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Return the nearest q of each weight."""
     safe = torch.where(scale == 0, 1.0, scale)
     return ((groups - zero) / safe + 8).round_().clamp_(0, 15)
 

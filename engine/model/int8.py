@@ -2,25 +2,109 @@
 
 Row i is q[i] scale[i], with q in -127 .. 127 and scale[i] = max |row i| / 127 in bf16. Drafts may
 come from such matrices: a verifier's rules are exact for any q.
+
+A model's hidden state may be rotated, which int8 rounds better (QuaRot, section 4).
+Ashkboos et al. 2024: with an orthogonal R, the states x R give the same logits if the matrices that
+read them are W R and those that write to them R' W. A norm's weight is moved into the matrices that
+read its output, and values of a head are rotated from V to the output projection. The states'
+few large values are then spread over a block, so that one scale suits a whole row.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
+from math import gcd
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.largest import largest
-from engine.model.rotated import can_rotate, rotated_blocks
+from engine.model.shape import EMBEDDING, ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from engine.model.shape import ModelShape
+
+BLOCK = 64
+"""Most numbers that are rotated together."""
+_READERS = {
+    "self_attn.q_proj": "input_layernorm",
+    "self_attn.k_proj": "input_layernorm",
+    "self_attn.v_proj": "input_layernorm",
+    "mlp.gate_proj": "post_attention_layernorm",
+    "mlp.up_proj": "post_attention_layernorm",
+}
+"""Matrices that read a norm's output, and the norm."""
+_WRITERS = ("self_attn.o_proj", "mlp.down_proj")
+"""Matrices that write to the hidden state."""
+
+
+@cache
+def _orthogonal(size: int) -> Tensor:
+    """Return an orthogonal matrix, (size, size), the same in all processes."""
+    numbers = torch.randn((size, size), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.linalg.qr(numbers).Q.float()
+
+
+def rotated_blocks(x: Tensor) -> Tensor:
+    """Return x, of any shape, with every block of its last dimension rotated."""
+    block = gcd(x.shape[-1], BLOCK)
+    return (x.reshape(-1, block) @ _orthogonal(block)).view(x.shape)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Return x R, of x's shape: rotated blocks, then rotations across the blocks."""
+    blocks = rotated_blocks(x).unflatten(-1, (-1, gcd(x.shape[-1], BLOCK)))
+    return (_orthogonal(blocks.shape[-2]) @ blocks).flatten(-2)
+
+
+def can_rotate(shape: ModelShape) -> bool:
+    """Return whether all norms are RMS norms whose weights only matrices read."""
+    plain = not (shape.layer_norm or shape.post_norms or shape.learned_positions)
+    return plain and shape.input_norm and shape.final_norm
+
+
+def rotated_model(
+    shape: ModelShape, take: Callable[[str], Tensor]
+) -> tuple[ModelShape, Callable[[str], Tensor]]:
+    """Return shape and tensors of the rotated model; its embeddings are rotated when they are read.
+
+    Args:
+        shape: The model's shape; `can_rotate` holds.
+        take: Returns its tensors by name.
+    """
+
+    def take_rotated(name: str) -> Tensor:
+        if name.endswith("norm.weight") and not name.endswith(("q_norm.weight", "k_norm.weight")):
+            return torch.ones_like(take(name))
+        if name == "lm_head.weight":
+            weight = take(EMBEDDING if shape.tied else name)
+            return rotated(weight * take("model.norm.weight"))
+        module, _, kind = name.rpartition(".")
+        matrix = ".".join(module.split(".")[3:])
+        tensor = take(name)
+        if matrix in _READERS and kind == "weight":
+            tensor = rotated(tensor * take(f"{module.removesuffix(matrix)}{_READERS[matrix]}.weight"))
+        if matrix == "self_attn.v_proj":
+            tensor = _rows(tensor, shape.head_dim)
+        if matrix == "self_attn.o_proj" and kind == "weight":
+            tensor = rotated(tensor.unflatten(1, (-1, shape.head_dim))).flatten(1)
+        return _rows(tensor, shape.width) if matrix in _WRITERS else tensor
+
+    return replace(shape, tied=False), take_rotated
+
+
+def _rows(tensor: Tensor, size: int) -> Tensor:
+    """Return R' W for the rows of a matrix, or R' b for a bias, in parts of `size` rows."""
+    parts = tensor.unflatten(0, (-1, size)).movedim(1, -1)
+    return rotated(parts).movedim(-1, 1).flatten(0, 1).contiguous()
+
 
 LARGEST = 127
 PAIRED_STEPS = 90
@@ -31,7 +115,6 @@ MULTIPLE = 64
 REFINED = 16
 """Outputs of a row that are computed again."""
 SMALLEST = 1e-30
-"""Replaces the scale of a row of zeros."""
 
 
 def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,17 +126,11 @@ def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(matrix: Tensor, scale: Tensor) -> Tensor:
-    """Return a matrix of int8 in float32, (out, in).
-
-    Args:
-        matrix: (out, in) int8.
-        scale: (out,), any type of floating-point numbers.
-    """
+    """Return a matrix of int8, (out, in), in float32; its scales are (out,)."""
     return matrix.float() * scale.float()[:, None]
 
 
 def has_fbgemm() -> bool:
-    """Return whether torch has FBGEMM, as on x86."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
@@ -67,7 +144,7 @@ def int8_product(weight: Tensor, *, rotated_inputs: bool = False) -> Callable[[T
 
     Args:
         weight: W, (out, in), in fp32 on a CPU.
-        rotated_inputs: Whether the inputs are rotated already (`engine.model.rotated`).
+        rotated_inputs: Whether the inputs are rotated already (see above).
     """
     if has_fbgemm():
         return FbgemmProduct(weight, rotates=not rotated_inputs)
@@ -93,7 +170,7 @@ class FbgemmProduct:
 
     Args:
         weight: W, (out, in), in fp32 on a CPU.
-        rotates: Whether x and W are rotated first: (x R) (W R)' = x W' (`engine.model.rotated`).
+        rotates: Whether x and W are rotated first: (x R) (W R)' = x W' (see above).
     """
 
     def __init__(self, weight: Tensor, *, rotates: bool) -> None:
@@ -132,7 +209,6 @@ class RefinedProduct:
         self._count = min(REFINED, len(weight))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out), for x of (T, in)."""
         output = self._product(x)
         _, columns = largest(output, self._count)
         rows = self._weight[columns]

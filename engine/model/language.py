@@ -59,14 +59,10 @@ class LanguageModel(Protocol):
     """The part of a model that workers use."""
 
     @property
-    def name(self) -> str:
-        """The model's name in spans: target or drafter."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def vocab_size(self) -> int:
-        """Width of the logits."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -74,9 +70,7 @@ class LanguageModel(Protocol):
         ...
 
     @property
-    def context(self) -> int:
-        """Context length in positions."""
-        ...
+    def context(self) -> int: ...
 
     @property
     def depth(self) -> int:

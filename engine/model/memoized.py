@@ -50,7 +50,6 @@ class MemoizedModel:
         self._fuzzy_caches: weakref.WeakSet[Slots] = weakref.WeakSet()
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
-        """Return an empty cache of the model."""
         return self.model.new_cache(slots, capacity)
 
     def forward(
@@ -63,7 +62,6 @@ class MemoizedModel:
         stage_io: StageIO | None = None,  # noqa: ARG002 - each stage runs the whole model
         stopped: Callable[[], bool] = never,
     ) -> Output:
-        """Return memoized logits, or run the rows; see `LanguageModel.forward`."""
         if fuzzy is not None:
             self._fuzzy_caches.add(cache)
         exact = cache not in self._fuzzy_caches
@@ -93,7 +91,6 @@ class MemoizedModel:
         return None
 
     def _store(self, cache: Slots, rows: Rows, want: np.ndarray, logits: torch.Tensor) -> None:
-        """Memoize the logits (W, V) of the wanted rows."""
         if (len(self._memo) + len(want)) * 4 * self.vocab_size > BYTES:
             self._memo.clear()
         indices = np.empty(len(rows), dtype=np.int64)

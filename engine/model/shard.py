@@ -53,13 +53,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a model that one rank holds.
-
-    Args:
-        whole: The shape of the whole model.
-        rank: Number of the rank, from 0.
-        ways: Number of ranks.
-    """
+    """The part of a model that one rank holds."""
 
     whole: ModelShape
     rank: int
@@ -96,12 +90,7 @@ class Shard:
         return self._part(1, columns[matrix]) if matrix in columns and kind == "weight" else None
 
     def take(self, key: str, read: Callable[[str, Part | None], Tensor]) -> Tensor:
-        """Return the rank's padded part of a tensor.
-
-        Args:
-            key: The tensor's name.
-            read: Returns a part of a tensor, without what lies beyond its end.
-        """
+        """Return the rank's padded part of a tensor; `read` leaves out what lies beyond its end."""
         part = self.part(key)
         tensor = read(key, part)
         if part is not None:
@@ -150,7 +139,6 @@ class SplitHead:
     def __init__(self, weight: Tensor, vocab: int, ranks: Ranks) -> None:
         self._linear, self._ranks = Linear(weight, keep=True), ranks
         self.vocabulary = Vocabulary(vocab, ranks)
-        """The columns of `part`."""
 
     def part(self, x: Tensor) -> Tensor:
         """Return this rank's columns of the logits, (T, C), for x of (T, D)."""

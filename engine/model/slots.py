@@ -334,9 +334,7 @@ class Slots:
 
 class _Extent(NamedTuple):
     length: int
-    """Rows in the slot."""
     chain: int
-    """Length of the leading chain."""
     trunk: int
     """Length of the leading chain of rows without flags."""
 

@@ -43,12 +43,10 @@ class StageIO:
         return from_bytes(self._incoming, (rows, like.shape[-1]), like)
 
     def send(self, states: Tensor) -> None:
-        """Store the states (T, D) for the next stage."""
         self.outgoing = to_bytes(states)
 
 
 def to_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor's elements as raw bytes."""
     import torch  # takes seconds; layers are counted without it
 
     return tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()

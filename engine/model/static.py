@@ -73,11 +73,7 @@ class Size(NamedTuple):
 
 
 class StaticSteps:
-    """The steps of a decoder, made when first needed.
-
-    Args:
-        decoder: Runs the forwards.
-    """
+    """The steps of a decoder, made when first needed."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -85,13 +81,11 @@ class StaticSteps:
         self._pool = graph_pool(decoder.device)
 
     def count(self, cache: Cache) -> int:
-        """Return the number of steps made for a cache."""
         return len(self._steps.of(cache))
 
     def run(
         self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray, hidden: tuple[int, ...]
     ) -> Output | None:
-        """Run a forward in its step; see `Steps.run`."""
         segments = rows.segments()
         most = max((end - first for _, first, end in segments), default=0)
         if not 0 < most <= ROWS[-1]:
@@ -113,14 +107,7 @@ class StaticSteps:
 
 
 class StaticStep:
-    """A forward of one size: inputs in fixed memory, the same operations at every call.
-
-    Args:
-        decoder: Its layers and head.
-        cache: The cache that the step reads and writes.
-        size: The size.
-        pool: See `graph_pool`.
-    """
+    """A forward of one size: inputs in fixed memory, the same operations at every call."""
 
     def __init__(self, decoder: Decoder, cache: Cache, size: Size, pool: Any = None) -> None:
         self.size, self._pool = size, pool
@@ -149,7 +136,6 @@ class StaticStep:
         self._copied: torch.cuda.Event | None = None
 
     def run(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> Output:
-        """Run the forward of rows that the step holds; see `Steps.run`."""
         self._fill(cache, rows, indices, want)
         if self._launch is None:
             on_cuda = self._numbers.is_cuda
@@ -165,7 +151,6 @@ class StaticStep:
         return Output(logits, states, self._attention.cells(None))
 
     def _fill(self, cache: Cache, rows: Rows, indices: np.ndarray, want: np.ndarray) -> None:
-        """Write the inputs."""
         if self._copied is not None:  # the inputs of the step's last forward
             self._copied.synchronize()
         size, numbers, visible = self.size, self._hosted.numpy(), self._hosted_visible.numpy()
@@ -269,7 +254,6 @@ class StaticAttention:
             self._masks[window] = grouped.reshape(slots, 1, groups * rows, -1)
 
     def run(self, layer: int, window: int | None) -> None:
-        """Run the attention of all slots; see `Attention.run`."""
         self._kv[layer][self._slots, :, self._indices] = self._new_kv
         attended = attend(
             self._queries.flatten(2, 3),
@@ -281,7 +265,6 @@ class StaticAttention:
         self._attended.copy_(attended.view(self._attended.shape))
 
     def cells(self, window: int | None) -> int:  # noqa: ARG002 - all keys are read, whatever the window
-        """Return the query-key cells of all slots; see `Attention.cells`."""
         return self._size.slots * self._size.rows * self._size.length
 
 

@@ -1,11 +1,28 @@
-"""The decoder's weights: fused matrices, adjacent rotary pairs, a layout that suits the device."""
+"""The decoder's weights: fused matrices, adjacent rotary pairs, a layout that suits the device.
+
+A large fp32 matrix on a CPU has the packed layout that suits the processor.
+Measured on one core, all matrices of SmolLM2-135M, milliseconds by rows:
+
+| processor, time to read the weights once | layout | 1 row | 4 rows | 8 rows | 16 rows |
+|---|---|---|---|---|---|
+| Intel, 52 ms | MKL | 64 | 78 | 88 | 111 |
+| | oneDNN | 76 | 76 | 91 | 109 |
+| | none | 64 | 119 | 187 | 185 |
+| AMD, 15 ms | MKL | 25 | 45 | 56 | 77 |
+| | oneDNN | 17 | 19 | 24 | 32 |
+| | none | 34 | 52 | 59 | 80 |
+
+MKL does not use all of another vendor's processor. The choice depends on the vendor only, so that
+all processes of a machine compute the same numbers.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +30,60 @@ from torch.nn import functional
 
 from engine.model.int4 import int4_product
 from engine.model.int8 import RefinedProduct, int8_product
-from engine.model.packed import packed_product
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from engine.model.shape import ModelShape
+
+_ROWS = 256
+"""Number of rows that a layout is optimised for; it accepts any number."""
+
+
+def packed_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return x -> x W' with a packed copy of W; None if torch has neither library.
+
+    Args:
+        weight: W, (out, in), in fp32 on a CPU.
+    """
+    if torch.backends.mkl.is_available() and (is_intel() or not torch.backends.mkldnn.is_available()):
+        return MklProduct(weight)
+    return OneDnnProduct(weight) if torch.backends.mkldnn.is_available() else None
+
+
+@cache
+def is_intel() -> bool:
+    """Return whether the processor is Intel's; true if the system does not name its vendor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return True
+    vendor = next((line for line in lines if line.startswith("vendor_id")), "GenuineIntel")
+    return vendor.endswith("GenuineIntel")
+
+
+class MklProduct:
+    """x W' with W in MKL's packed layout."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
+        # The product reads the shape of W only: an expanded scalar holds no memory.
+        self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, None, len(x))
+
+
+class OneDnnProduct:
+    """x W' with W in oneDNN's packed layout."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
 
 
 PACKED_FROM = 1 << 20
@@ -35,7 +100,7 @@ class Linear:
             of a rounded W are then exact.
         bits: 4 or 8 for a matrix that serves drafts only and is rounded; 0 for the weights as they
             are.
-        rotated: Whether the inputs are rotated already (`engine.model.rotated`).
+        rotated: Whether the inputs are rotated already (`engine.model.int8`).
     """
 
     def __init__(
@@ -72,7 +137,6 @@ class Linear:
         return x @ self.transposed if self.bias is None else torch.addmm(self.bias, x, self.transposed)
 
     def into(self, out: Tensor, x: Tensor) -> None:
-        """Write x W' + b to `out`, (T, out)."""
         if self._product is not None:
             out.copy_(self._product(x))
             if self.bias is not None:
@@ -83,7 +147,6 @@ class Linear:
             torch.addmm(self.bias, x, self.transposed, out=out)
 
     def add_to(self, total: Tensor, x: Tensor) -> None:
-        """Add x W' + b to `total`, (T, out), in place."""
         if self._product is not None:
             total.add_(self._product(x))
         else:
@@ -122,7 +185,6 @@ class Norm:
         self._scaled = weight * math.sqrt(self.size)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normed rows, of x's shape."""
         if self._quick:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             return x.div(torch.hypot(length, self._floor)).mul_(self._scaled)
@@ -136,7 +198,6 @@ class LayerNorm:
         self.weight, self.bias, self.eps = weight, bias, eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normed rows, of x's shape."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -175,9 +236,7 @@ class Layer:
     gate_up: Linear
     down: Linear
     out_norm: Norm | LayerNorm | None = None
-    """Norm of attention's output, if it has one."""
     down_norm: Norm | LayerNorm | None = None
-    """Norm of the MLP's output, if it has one."""
     rotation: int = 0
     """1 for the model's other rotation."""
 
@@ -191,15 +250,7 @@ class Layer:
         bits: int = 0,
         rotated: bool = False,
     ) -> Layer:
-        """Collect the weights of layer `number`.
-
-        Args:
-            shape: The model's shape.
-            number: Index of the layer, from 0.
-            take: Returns a checkpoint tensor by name.
-            bits: Of its matrices (see `Linear`).
-            rotated: Whether the hidden state is rotated (`engine.model.rotated`).
-        """
+        """Collect the weights of layer `number`."""
         prefix, linear = f"model.layers.{number}.", partial(Linear, bits=bits, rotated=rotated)
 
         def pairs(x: Tensor) -> Tensor:

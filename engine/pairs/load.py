@@ -9,8 +9,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.model.decoder import Decoder
-from engine.model.int8 import is_rotated
-from engine.model.rotated import rotated_model
+from engine.model.int8 import is_rotated, rotated_model
 from engine.model.shape import ModelShape
 from engine.model.shard import Ranks, Shard
 from engine.model.stage import layer_stages

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.model.fields import end_ids
-from engine.model.rotary import context_of
+from engine.model.shape import context_of
 from engine.pairs import catalog
 from engine.pairs.config import read_config, read_object
 from engine.pairs.forms import is_form, reads_rows_of, split_form, usual_form

@@ -8,6 +8,7 @@ the file's comments have the smallest and the largest.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -65,7 +66,6 @@ class Times(NamedTuple):
 
     @classmethod
     def of(cls, turns: Sequence[float]) -> Times:
-        """Return the median, least and most of a list."""
         return cls(median(turns), min(turns), max(turns))
 
 
@@ -222,7 +222,6 @@ def _rows(batch: int, count: int, start: int) -> Rows:
 
 
 def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:
-    """Return the wall time in microseconds, until the GPU is done."""
     wait = torch.cuda.synchronize if model is not None and model.device.type == "cuda" else lambda: None
     wait()
     start = time.perf_counter_ns()
@@ -285,3 +284,64 @@ def _link(place: str, size: int = 2**25) -> float:
 def _row_bytes(model: Decoder) -> int:
     shape = model.shape
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
+
+
+def profile_text(calibration: Calibration, name: str) -> str:
+    """Return a calibration as the text of a profile file, `NAME.toml`."""
+    origin = f"measured on {calibration.processor} on {calibration.date}"
+    source = f"source = {json.dumps(origin)}"
+    drafts = "drafter" in calibration.shapes
+    lines = [
+        f"# Times of {calibration.pair.name} on this machine, {origin} with `specscope calibrate`.",
+        "# A time is the median of several turns; its smallest and largest are in the comment. Times between the points of a",
+        "# table are interpolated linearly; see docs/profiles.md.",
+        "",
+        f"name = {json.dumps(name)}",
+        f"title = {json.dumps(f'{calibration.processor}: {calibration.pair.name}, measured here')}",
+        source,
+        'default = "pair"',
+        f"gpus = {json.dumps(list(calibration.devices))} # the devices of this machine",
+        "",
+        "[hardware]",
+        f"name = {json.dumps(calibration.processor)}",
+        f"link_gb_s = {calibration.link_gb_s:.4g} # a copy in memory",
+        source,
+        "",
+        "[step]",
+        f"communicate_ms = {calibration.hop.median / 1e3:.4g} # a job to a worker and back; {_range(calibration.hop)}",
+        f"sample_ms = {calibration.sample.median / 1e3:.4g} # judging {DRAFTS} drafts at temperature 1; {_range(calibration.sample)}",
+        f"move_ms = {calibration.hop.median / 1e3:.4g} # the same hop",
+        source,
+        *(line for model in calibration.shapes for line in _model_text(calibration, model, source)),
+        "",
+        "[pairs.pair]",
+        f"title = {json.dumps(calibration.pair.name)}",
+        'target = "target"',
+        *(['drafter = "drafter"'] if drafts else []),
+        source,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _model_text(calibration: Calibration, model: str, source: str) -> Iterator[str]:
+    shape = calibration.shapes[model]
+    yield from ("", f"[models.{model}]", f"title = {json.dumps(f'{model} of {calibration.pair.name}')}")
+    sizes = {
+        "layers": shape.layers,
+        "dim": shape.width,
+        "ffn": shape.inner,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab": shape.vocab,
+    }
+    yield from (f"{key} = {size} # config.json" for key, size in sizes.items())
+    yield f"dtype = {json.dumps(calibration.dtype)} # of a worker on this machine"
+    yield source
+    yield f"measured = [ # rows and cached rows per sequence, sequences, microseconds; up to {READ} rows with logits"
+    for cell, us in calibration.forwards[model].items():
+        yield f"    [{cell.rows}, {cell.context}, {cell.batch}, {us.median:.1f}], # {_range(us)}"
+    yield "]"
+
+
+def _range(us: Times) -> str:
+    return f"{us.least:.1f} to {us.most:.1f} us"

@@ -110,15 +110,7 @@ class Latency:
         gather exchanges their outputs. It takes outputs of other devices * rows * dim * element
         size / link, and one collective's wait. MLPs run in order, the same on every device
         ("identical copies"), and cost the same as before. With size 1, or on one device, this is
-        the ordinary forward.
-
-        Args:
-            model: As for a call, like `rows`, `context` and `batch`.
-            rows: New rows.
-            context: Cached rows.
-            size: Layer-parallel size, at most the model's layers.
-            batch: Sequences.
-            devices: Devices that share a group; 0 for `size` devices.
+        the ordinary forward. `devices` 0 stands for `size` devices; the rest is as for a call.
 
         Raises:
             UsageError: An argument is out of range, or the profile has no times of it.
@@ -181,19 +173,11 @@ class Latency:
         )
 
     def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
-        """Return the microseconds of one stage of a model split by layers over `count` GPUs.
+        """Return the microseconds of stage `number` of a model split by layers over `count` GPUs.
 
         A one-row forward takes the published time; the number of GPUs in that publication does
         not matter. A stage takes its layers' share, and all stages together the whole forward
         (PEARL, appendix G: t / g each).
-
-        Args:
-            model: As for a call, like `rows`, `context` and `batch`.
-            rows: New rows.
-            context: Cached rows.
-            number: The stage, from 0.
-            count: The number of stages, at most the model's layers.
-            batch: Sequences.
         """
         shape = replace(self._shape(model, rows, context, batch), gpus=count)
         whole = self._forward_us(model, shape, rows, context, batch)

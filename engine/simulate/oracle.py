@@ -75,7 +75,6 @@ class Scripted:
         self._seeded = seeded
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
-        """Return empty slots: the model caches tokens only."""
         return Slots(slots, capacity, self.context)
 
     def forward(
@@ -88,16 +87,7 @@ class Scripted:
         stage_io: StageIO | None = None,  # noqa: ARG002 - every stage has the same output
         stopped: Callable[[], bool] = never,  # noqa: ARG002 - it takes no time
     ) -> Output:
-        """Add the rows to the cache and return the logits of the wanted ones.
-
-        Args:
-            cache: From `new_cache`.
-            rows: T new rows.
-            want: Indices into the new rows, (W,).
-            hidden: Must be empty.
-            fuzzy: Ignored: there are no layers.
-            stage_io: Ignored: there are no hidden states.
-            stopped: Ignored.
+        """Add the rows to the cache and return the logits of the wanted ones; no layer runs.
 
         Raises:
             UsageError: Hidden states were requested, or the token is outside the vocabulary.

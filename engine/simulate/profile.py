@@ -17,13 +17,11 @@ from typing import Any
 from engine.errors import UsageError, one_line
 from engine.files import read_text
 from engine.simulate.latency import Latency
-from engine.simulate.measured import Grid
 from engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
-from engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Hardware, Model
+from engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Grid, Hardware, Model
 from engine.trace.events import Device
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
-"""Folder of the profiles; every file in it is a profile."""
 _LONGEST = 1 << 22
 """Most bytes of a profile's file."""
 
@@ -34,7 +32,6 @@ class Pair:
 
     title: str
     target: str
-    """A model of the profile."""
     source: str
     drafter: str | None = None
     """A model of the profile; None if drafts are copied from the text (EMS-SD with LLMA)."""
@@ -99,20 +96,17 @@ class Profile:
     """The times of virtual runs."""
 
     name: str
-    """The file's name without `.toml`."""
     title: str
     source: str
     default: str
     """Key of the pair that runs use by default."""
     gpus: tuple[str, ...]
-    """All GPUs (or cores) by name, in order."""
     devices: tuple[Device, ...]
     """The device of each model, of one or several GPUs; empty if the method places the models."""
     hardware: Hardware
     models: Mapping[str, Model]
     """Models that have a speed, by key."""
     pairs: Mapping[str, Pair]
-    """Pairs by key, in the file's order."""
     latencies: Mapping[str, Latency]
     """Times by the pair's key."""
 
@@ -162,7 +156,6 @@ class Profile:
 
 
 def profiles() -> list[str]:
-    """Return the names of all profiles, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

@@ -16,7 +16,6 @@ Record = TypeVar("Record")
 Table = Mapping[str, Any]
 MOST_GPUS = 1024
 MOST_TABLES = 100
-"""Tables of one kind, such as models."""
 _LONGEST_TEXT = 1000
 _GPUS, _SPEED, _RATE, _TIME = (1, MOST_GPUS), (1e-3, 1e9), (1e-3, 1e9), (0, 1e6)
 RANGES: dict[str, tuple[float, float]] = {
@@ -48,10 +47,7 @@ RANGES: dict[str, tuple[float, float]] = {
 def record(kind: type[Record], table: Table, where: str) -> Record:
     """Return a dataclass with the values of a table; keys of fields with a default are optional.
 
-    Args:
-        kind: The dataclass; its fields have plain types, optional or not.
-        table: The file's table.
-        where: Prefix of keys in messages, such as `models.x.`.
+    `where` is the prefix of keys in messages, such as `models.x.`.
 
     Raises:
         UsageError: A key is missing or unknown; a value has the wrong type, is out of range or
@@ -118,7 +114,6 @@ def check_name(name: str, where: str) -> None:
 
 
 def _plain(hint: Any) -> Any:
-    """Return the type of a field without `None` and type parameters."""
     if isinstance(hint, UnionType):
         hint = next(kind for kind in get_args(hint) if kind is not NoneType)
     return get_origin(hint) or hint

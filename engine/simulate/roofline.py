@@ -29,20 +29,114 @@ differs between models: in PEARL's Table 10 it is 405-474 us a layer for six of 
 513-537 for the 70B ones (three GPUs), 607 for Deepseek 1.3B. Their median of 456 us for all models
 would miss Table 10's times by at most 6 %, and Deepseek 1.3B's by 23 %.
 
-A model may instead have times measured on a grid (`measured.py`, `specscope calibrate`), which
-replace the formula.
+A model may instead have times measured on a grid (`specscope calibrate`), which replace the
+formula. The grid has three axes: rows per sequence, cached rows per sequence, sequences. Times are
+interpolated on one axis after the other. Below the first point of an axis, the time is that
+point's. Above the last point, the line through the last two points continues unless it falls: noise
+must not make more work faster than any measurement. Times are not smoothed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import reprlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
-from engine.simulate.measured import Grid
 
 if TYPE_CHECKING:
     from engine.heads.work import Work
+
+Axis = tuple[float, ...]
+MOST_POINTS = 10_000
+MOST_ROWS = 1 << 27
+"""Largest value on an axis."""
+_SHORTEST, _LONGEST = 1e-3, 1e9
+"""Microseconds of a forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Microseconds of a forward at every combination of three ascending axes."""
+
+    rows: Axis
+    """New rows per sequence."""
+    contexts: Axis
+    """Cached rows per sequence."""
+    batches: Axis
+    """Sequences."""
+    times: Mapping[tuple[float, float, float], float] = field(hash=False)
+    """Microseconds by (rows, context, batch)."""
+
+    @classmethod
+    def of(cls, points: Sequence[Any]) -> Grid:
+        """Return the grid of points (rows, context, batch, microseconds).
+
+        Rows and context are per sequence.
+
+        Raises:
+            UsageError: A point is not four numbers in range, is repeated, or is missing in the
+                grid.
+        """
+        if len(points) > MOST_POINTS:
+            raise UsageError(f"there are {len(points)} points; there may be at most {MOST_POINTS}")
+        times: dict[tuple[float, float, float], float] = {}
+        for point in points:
+            rows, context, batch, us = _point(point)
+            if (rows, context, batch) in times:
+                raise UsageError(f"{reprlib.repr(point)} is measured twice")
+            times[rows, context, batch] = us
+        rows, contexts, batches = (tuple(sorted({key[i] for key in times})) for i in range(3))
+        missing = next((key for key in product(rows, contexts, batches) if key not in times), None)
+        if missing is not None:
+            raise UsageError(f"there is no time for rows, context, batch = {list(missing)}")
+        return cls(rows, contexts, batches, times)
+
+    def __call__(self, rows: float, context: float, batch: float) -> float:
+        """Return a forward's microseconds; rows and context per sequence may be fractions."""
+
+        def at_rows(c: float, b: float) -> float:
+            return _line(self.rows, [self.times[r, c, b] for r in self.rows], rows)
+
+        def at_context(b: float) -> float:
+            return _line(self.contexts, [at_rows(c, b) for c in self.contexts], context)
+
+        return _line(self.batches, [at_context(b) for b in self.batches], batch)
+
+    @property
+    def one_row(self) -> float:
+        """Microseconds of one row of one sequence: the median over the measured contexts."""
+        return median(self(1, context, 1) for context in self.contexts)
+
+
+def _point(point: Any) -> tuple[float, float, float, float]:
+    numbers = point if isinstance(point, list) else []
+    if len(numbers) != 4 or not all(type(n) in (int, float) for n in numbers):
+        raise UsageError(
+            f"{reprlib.repr(point)} is no point; it must be [rows, context, batch, microseconds]"
+        )
+    rows, context, batch, us = numbers
+    placed = 1 <= rows <= MOST_ROWS and 0 <= context <= MOST_ROWS and 1 <= batch <= MOST_ROWS
+    if not placed or not _SHORTEST <= us <= _LONGEST:
+        raise UsageError(
+            f"{reprlib.repr(point)} is out of range; rows and batch must be at least 1, context at least 0, all at most "
+            f"{MOST_ROWS}, and the time at least {_SHORTEST:g} and at most {_LONGEST:g} microseconds"
+        )
+    return rows, context, batch, us
+
+
+def _line(xs: Axis, ys: Sequence[float], x: float) -> float:
+    if len(xs) == 1 or x <= xs[0]:
+        return ys[0]
+    right = min(bisect_right(xs, x), len(xs) - 1)
+    left = right - 1
+    y = ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+    return max(y, ys[right]) if x > xs[-1] else y
+
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one weight by dtype."""
@@ -75,11 +169,6 @@ class Hardware:
     """Microseconds that all GPUs wait for one all-reduce or gather, besides its bytes."""
 
     def known(self, name: str) -> float:
-        """Return one of the numbers.
-
-        Raises:
-            UsageError: It is None.
-        """
         value: float | None = getattr(self, name)
         if value is None:
             raise UsageError(f"the profile of {self.name} does not say hardware.{name}; choose another one")
@@ -111,7 +200,6 @@ class Model:
     vocab: int
     dtype: str
     gpus: int
-    """GPUs that the model is split over."""
     speed: float
     """Tokens per second of autoregressive decoding: 1 / T(one row)."""
     source: str
@@ -119,7 +207,6 @@ class Model:
     gated: bool = True
     """The MLP has three matrices (gate, up, down), not two."""
     split: str = "layers"
-    """One of SPLITS."""
     measured: Grid | None = None
     """Times on a grid; they replace the roofline."""
     attention_launches: float = ATTENTION_LAUNCHES
@@ -208,7 +295,6 @@ class Model:
 
     @property
     def _gpus_per_layer(self) -> int:
-        """GPUs that compute one layer together."""
         return self.gpus if self.split == "tensor" else 1
 
     def _matrices_us(

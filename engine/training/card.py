@@ -19,11 +19,10 @@ from engine.training.measure import (
     Cost,
     LoadedPair,
     Loss,
-    held_out_prompts,
     measure_acceptance,
     measure_cost,
     measure_losses,
-    read_prompts,
+    prompt_sets,
 )
 from engine.training.options import CardSettings
 from engine.types import Sampling
@@ -42,13 +41,10 @@ class Sizes(NamedTuple):
     """Sizes of a pair's models and files."""
 
     target: int
-    """Parameters of the target."""
     drafter: int
-    """Parameters of the drafter."""
     total: int
     """Bytes of all files of both models."""
     largest: int
-    """Bytes of the largest file of weights."""
 
 
 class Measured(NamedTuple):
@@ -64,11 +60,6 @@ class Measured(NamedTuple):
 def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> str:
     """Measure a pair and return its card as Markdown; call with torch on one thread.
 
-    Args:
-        pair: Any pair with a drafter.
-        facts: Facts of its training; see `read_facts`.
-        settings: Prompts, corpus and sizes of the measurements.
-
     Raises:
         UsageError: A file of prompts or the corpus cannot be read, or the pair has no drafter.
         ModelError: A model is missing or broken.
@@ -76,19 +67,18 @@ def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> s
     fixed, loaded = read_json(settings.fixed), LoadedPair.load(pair)
     window = min(settings.window, pair.context)
     new = min(settings.new_tokens, window // 2)
-    sets: list[tuple[str, Iterable[str]]] = [("the fixed prompts below", fixed["prompts"])]
-    losses: tuple[Loss, ...] = ()
+    losses, held_out = tuple[Loss, ...](), float(facts.get("held_out", 0.01))
     if settings.data is not None:
-        held_out = float(facts.get("held_out", 0.01))
         losses = measure_losses(loaded, settings.data, held_out, window, settings.tokens)
-        chats = held_out_prompts(settings.data, held_out, facts.get("sources", SOURCES), settings.chats)
-        sets.append(("chats held out of the corpus", chats))
-    sets += [(path.parent.name, read_prompts(path, settings.count)) for path in settings.prompts]
+    sets = {
+        "the fixed prompts below": fixed["prompts"],
+        **prompt_sets(settings, held_out, facts.get("sources", SOURCES)),
+    }
     measured = Measured(
         _sizes(loaded),
         measure_cost(loaded, min(128, window)),
         losses,
-        tuple(measure_acceptance(loaded, name, prompts, window, new) for name, prompts in sets),
+        tuple(measure_acceptance(loaded, name, prompts, window, new) for name, prompts in sets.items()),
         tuple(_samples(loaded, fixed)),
     )
     return render(facts, measured, fixed, window)
@@ -116,7 +106,6 @@ def _samples(loaded: LoadedPair, fixed: Mapping[str, Any]) -> Iterable[Sample]:
 
 
 def render(facts: Mapping[str, Any], measured: Measured, fixed: Mapping[str, Any], window: int) -> str:
-    """Return the card as Markdown."""
     parts = [
         "# Model card: a target and its drafter",
         "Written by `specscope train card` from measurements of this pair; its sample texts are shown as they came.",
@@ -132,7 +121,8 @@ def render(facts: Mapping[str, Any], measured: Measured, fixed: Mapping[str, Any
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
@@ -153,7 +143,7 @@ def _bars(measured: Measured) -> str:
         ("all files", "at most 32 MB", f"{sizes.total / _MB:.1f} MB", sizes.total <= 32 * _MB),
         ("largest shard", "at most 15 MB", f"{sizes.largest / _MB:.1f} MB", sizes.largest <= 15 * _MB),
     ]
-    body = _table(("", "bar", "measured", "met"), [(*row[:3], "yes" if row[3] else "**no**") for row in rows])
+    body = table(("", "bar", "measured", "met"), [(*row[:3], "yes" if row[3] else "**no**") for row in rows])
     return f"## Bars of the bundled pair\n\n{body}\n\nThe drafter has {sizes.drafter / _MB:.2f} M parameters."
 
 
@@ -164,14 +154,14 @@ def _training(facts: Mapping[str, Any]) -> str:
         (p["name"], p["steps"], p["tokens"], p["length"], p["minutes"], p["loss"]) for p in facts["phases"]
     ]
     head = ("phase", "steps", "tokens", "sequence", "minutes", "loss at the end, nats per token")
-    return f"## Training\n\n{_table(head, rows)}\n\n{facts.get('method', '')}".rstrip()
+    return f"## Training\n\n{table(head, rows)}\n\n{facts.get('method', '')}".rstrip()
 
 
 def _data(facts: Mapping[str, Any]) -> str:
     if not facts.get("sources"):
         return ""
     rows = [(name, f"{count}x", *SOURCES.get(name, UNKNOWN)[1:]) for name, count in facts["sources"].items()]
-    return "## Training text and licences\n\n" + _table(("source", "repeated", "origin", "licence"), rows)
+    return "## Training text and licences\n\n" + table(("source", "repeated", "origin", "licence"), rows)
 
 
 def _losses(facts: Mapping[str, Any], losses: Sequence[Loss], window: int) -> str:
@@ -202,7 +192,7 @@ def _losses(facts: Mapping[str, Any], losses: Sequence[Loss], window: int) -> st
         "drafter, nats per token",
     )
     return (
-        f"## Loss on held-out documents\n\n{_table(head, rows)}\n\n"
+        f"## Loss on held-out documents\n\n{table(head, rows)}\n\n"
         f"Windows of {window} tokens, each read without memory of the one before; bytes are those of the UTF-8 text "
         "without role markers, losses include the markers and the end of the document. "
         + facts.get("held_out_note", "")
@@ -219,7 +209,7 @@ def _cost(cost: Cost) -> str:
         (f"{ROWS} rows over 1 row of the target", *(f"{ratio:.2f}" for ratio in cost.rows_over_one)),
     ]
     return (
-        f"## Cost\n\n{_table(('forward', 'median', '10th percentile'), rows)}\n\n"
+        f"## Cost\n\n{table(('forward', 'median', '10th percentile'), rows)}\n\n"
         f"This engine's decoder, fp32, one thread, {cost.context} tokens in the cache, {cost.repeats} interleaved "
         f"repetitions, the thread's own processor time; {facts['processor']}, {facts['cores']} cores, load average "
         f"{cost.load:.1f} meanwhile (other programs' memory traffic slows both models, not alike), "
@@ -241,7 +231,7 @@ def _acceptance(sets: Sequence[Acceptance], window: int) -> str:
     ]
     head = ("prompts", "number", "T = 0", "tokens", "T = 1", "tokens")
     return (
-        f"## Acceptance\n\n{_table(head, rows)}\n\n"
+        f"## Acceptance\n\n{table(head, rows)}\n\n"
         "At T = 0: share of the positions of the target's greedy answer at which the drafter's most probable token is "
         "the target's. At T = 1: mean over the positions of a sampled answer of the sum of min(p, q), which is the "
         f"chance that a sampled draft is accepted. Prompt and answer fit into {window} tokens; longer ones are left out."

@@ -35,7 +35,6 @@ CARD = "README.md"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the commands with their options."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, run: Callable[..., int], doc: str, **defaults: Any) -> argparse.ArgumentParser:
@@ -68,11 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen command; return 0.
-
-    Raises:
-        SpecScopeError: A setting is wrong, a file cannot be read, or the training was stopped.
-    """
     return args.train(args)
 
 
@@ -205,7 +199,7 @@ def _run_head(args: argparse.Namespace) -> int:
 
 
 def _run_shorten(args: argparse.Namespace) -> int:
-    from engine.training.heads.shorten import shorten_head
+    from engine.training.heads.train import shorten_head
 
     settings = {name: getattr(args, name) for name in ("text", "vocabulary", "keep")}
     facts = shorten_head(args.head, find_target(args)[0], args.out, int8=args.storage == "int8", **settings)
@@ -270,7 +264,6 @@ def given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict[
 
 
 def _find_pair(name: str) -> tuple[Pair, Path]:
-    """Return a pair and its folder, by path or by name."""
     from engine.pairs.catalog import PAIRS
     from engine.pairs.pair import Pair
 
@@ -312,7 +305,7 @@ def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace
             raise UsageError(f"threads is {args.threads}; it must be at least 1")
         torch.set_num_threads(args.threads)
     with cancel_on_interrupt() as cancel, _progress_bar() as show:
-        train(options, show, cancel, resume=args.resume)
+        train(options, progress=show, cancel=cancel, resume=args.resume)
     return PartialState().is_main_process
 
 

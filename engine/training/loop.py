@@ -17,7 +17,7 @@ from functools import partial
 from math import nan
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -27,10 +27,9 @@ from torch.optim import Optimizer
 
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.files import replacing
-from engine.training.data import Corpus
+from engine.training.data import Corpus, Encoder
 from engine.training.options import Recipe
 from engine.training.step import Execution, Losses, LossesOf, Phase, learning_rate, make_optimisers
-from engine.training.tokenizer import Encoder
 
 CHECKPOINTS = "checkpoints"
 _STATE = "state.json"
@@ -54,8 +53,15 @@ class Progress(NamedTuple):
 Listener = Callable[[Progress], None]
 
 
-def ignore(_: object) -> None:
-    """Ignore the report."""
+class Control(TypedDict, total=False):
+    """The arguments of `Training` that every function that trains takes, too."""
+
+    progress: Listener
+    cancel: threading.Event
+    resume: bool
+
+
+def ignore(_: object) -> None: ...
 
 
 @dataclass(slots=True)
@@ -63,11 +69,9 @@ class State:
     """Progress of a training."""
 
     phase: int = 0
-    """Index of the phase."""
     step: int = 0
     """Finished steps of the phase."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """Time spent in each phase, by its name."""
     tokenizer: bool = False
     """Whether the tokenizer is trained, or for `train distil` the pair's models are copied."""
     text_tokens: int = 0
@@ -79,11 +83,8 @@ class State:
 class Training:
     """One training under way: how it computes, its progress (`state`), its listener.
 
-    Args:
-        options: The settings.
-        progress: Called after every step, in the main process.
-        cancel: Set it to stop the training after the current step, with a checkpoint.
-        resume: Whether to continue the training in `out`.
+    `progress` is called after every step, in the main process. `cancel`, once set, stops the
+    training after the current step, with a checkpoint; `resume` goes on with the one in `out`.
 
     Raises:
         UsageError: The device is missing; `out` is in use, has nothing to resume, or its training
@@ -92,7 +93,11 @@ class Training:
     """
 
     def __init__(
-        self, options: Recipe, progress: Listener, cancel: threading.Event | None, resume: bool
+        self,
+        options: Recipe,
+        progress: Listener = ignore,
+        cancel: threading.Event | None = None,
+        resume: bool = False,
     ) -> None:
         self._options, self._folder = options, options.out / CHECKPOINTS
         self.execution = Execution(options)
@@ -104,7 +109,6 @@ class Training:
             self.state = self._open(resume or not self.is_main)
 
     def begin(self, part: str) -> None:
-        """Report that a part begins."""
         self.progress(Progress(part, 0, 0, nan))
 
     def read_corpus(self, sources: Mapping[str, Path], mixture: Mapping[str, int], tokenizer: Any) -> Corpus:
@@ -134,12 +138,7 @@ class Training:
     ) -> None:
         """Train a model from `state` to the end of a phase.
 
-        Args:
-            phase: The stretch of training.
-            model: The model to train.
-            losses_of: Returns the model's losses in a step, for some rows of its batch.
-            measure: Returns a row of `MEASURED`, every `checkpoint_every` steps and at the end; not
-                timed.
+        `measure` returns a row of `MEASURED`, every `checkpoint_every` steps and at the end.
 
         Raises:
             RunCancelled: The event was set; a checkpoint is written.
@@ -177,7 +176,6 @@ class Training:
                 )
 
     def save(self, model: nn.Module | None = None, optimisers: Sequence[Optimizer] = ()) -> None:
-        """Write a checkpoint and remove the previous one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         state, previous = self.state, self._folder / self.state.tensors
         if model is not None:
@@ -193,7 +191,6 @@ class Training:
             previous.unlink()
 
     def facts(self, phase: Phase) -> dict[str, Any]:
-        """Return the facts of a finished phase, for the card."""
         losses = [row["loss"] for row in read_log(self._options.out / LOG) if row["phase"] == phase.name]
         return {
             "name": phase.name,
@@ -205,7 +202,6 @@ class Training:
         }
 
     def _open(self, resume: bool) -> State:
-        """Return the state of the training in `out`; a new training needs an empty folder."""
         out = self._options.out
         if resume:
             if not (self._folder / _STATE).is_file():
@@ -233,7 +229,6 @@ class Training:
         return state
 
     def _restore(self, model: nn.Module, optimisers: Sequence[Optimizer]) -> None:
-        """Copy the tensors of the checkpoint into the model and its optimisers."""
         path = self._folder / self.state.tensors
         try:
             tensors = load_file(path)
@@ -297,7 +292,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def write_facts(out: Path, facts: Mapping[str, Any]) -> None:
-    """Write the facts of a training, for its card."""
     with replacing(out / FACTS) as file:
         file.write(json.dumps(facts, indent=1) + "\n")
 

@@ -24,20 +24,28 @@ from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.training.data import find_sources, is_held_out, read_documents
-from engine.training.tokenizer import ROLES, Encoder, split_chat
+from engine.training.data import ROLES, Encoder, find_sources, is_held_out, read_documents, split_chat
+from engine.training.options import CardSettings
 from engine.types import Sampling
 
 MOST_BYTES = 64 * 2**20
-"""Largest file of prompts."""
+
+
+def prompt_sets(settings: CardSettings, held_out: float, sources: Iterable[str]) -> dict[str, list[str]]:
+    """Return the prompts of a card by the name of their set: held-out chats, then each file.
+
+    Raises:
+        UsageError: The corpus or a file cannot be read.
+    """
+    sets = dict[str, list[str]]()
+    if settings.data is not None:
+        chats = held_out_prompts(settings.data, held_out, sources, settings.chats)
+        sets["chats held out of the corpus"] = chats
+    return sets | {path.parent.name: read_prompts(path, settings.count) for path in settings.prompts}
 
 
 def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count: int) -> list[str]:
-    """Return the first user turns of held-out chats, up to `count` from each of the sources.
-
-    Raises:
-        UsageError: The corpus cannot be read.
-    """
+    """Return the first user turns of held-out chats, up to `count` from each of the sources."""
     prompts = list[str]()
     for source, path in find_sources(data).items():
         if source in sources:
@@ -140,10 +148,8 @@ class Cost(NamedTuple):
     rows: Timing
     """`ROWS` rows of the target in one forward."""
     context: int
-    """Tokens in the cache."""
     repeats: int
     load: float
-    """The machine's load average."""
 
     @property
     def c(self) -> Timing:
@@ -193,7 +199,6 @@ class Loss:
     source: str
     documents: int
     tokens: int
-    """Tokens predicted."""
     bytes: int
     """UTF-8 bytes of text, without role markers."""
     target_nats: float
@@ -201,7 +206,6 @@ class Loss:
     drafter_nats: float
 
     def __add__(self, other: Loss) -> Loss:
-        """Return the sum of both, with this one's source."""
         return Loss(
             self.source,
             self.documents + other.documents,
@@ -222,12 +226,8 @@ def measure_losses(
 ) -> tuple[Loss, ...]:
     """Return the loss on the held-out documents of each source that has some.
 
-    Args:
-        loaded: The models.
-        data: Folder of the corpus.
-        held_out: Share of documents that is held out.
-        window: Tokens of one forward; the next window starts with an empty cache.
-        tokens: Tokens of each source; the last document is read to its end.
+    `window` tokens are one forward; the next one starts with an empty cache. Each source has about
+    `tokens` tokens: its last document is read to the end.
     """
     encode, losses = Encoder(loaded.pair.tokenizer), list[Loss]()
     for source, path in find_sources(data).items():
@@ -270,7 +270,6 @@ class Acceptance:
     1."""
 
     def __add__(self, other: Acceptance) -> Acceptance:
-        """Return the sum of both, with this one's name."""
         return Acceptance(
             self.name,
             self.prompts + other.prompts,
@@ -295,15 +294,7 @@ class Acceptance:
 def measure_acceptance(
     loaded: LoadedPair, name: str, prompts: Iterable[str], window: int, new: int
 ) -> Acceptance:
-    """Compare the drafter with the target's greedy and sampled answers, token by token.
-
-    Args:
-        loaded: The models.
-        name: Name of the set of prompts.
-        prompts: One user turn each.
-        window: Most tokens of prompt and answer.
-        new: Most tokens of an answer.
-    """
+    """Compare the drafter with the target's greedy and sampled answers, token by token."""
     total = Acceptance(name, 0, 0, 0, 0, 0, 0.0)
     for prompt in prompts:
         ids = loaded.pair.encode(prompt)

@@ -45,7 +45,6 @@ class Shape:
         return cls(*(int(part) for part in parts))
 
     def parameters(self, vocabulary: int) -> int:
-        """Return the number of parameters of a model of this shape and vocabulary."""
         layer = 4 * self.hidden**2 + 3 * self.hidden * self.feed_forward + 2 * self.hidden
         return vocabulary * self.hidden + self.layers * layer + self.hidden
 
@@ -60,7 +59,6 @@ class Recipe:
     data: Path
     """Folder of NAME.txt.xz files."""
     out: Path
-    """Folder for the trained models, logs and checkpoints."""
 
     batch: int = setting(32, "Sequences in one step.", low=1, high=65536)
     accumulate: int = setting(
@@ -174,9 +172,7 @@ class PairOptions(Recipe):
         4096, "Most tokens of the tokenizer, special ones included.", low=270, high=65536
     )
     target: Shape = TARGET
-    """Shape of the target."""
     drafter: Shape = DRAFTER
-    """Shape of the drafter."""
     max_parameters: int = setting(12_000_000, "Most parameters of either model.", low=1)
 
     def __post_init__(self) -> None:
@@ -222,9 +218,7 @@ class HeadOptions(Recipe):
     """Settings of `train_head`; with the defaults, one CPU core needs a quarter of an hour."""
 
     kind: str = "medusa"
-    """One of `HEAD_DEFAULTS`."""
     target: Path = Path()
-    """Directory of the target."""
     target_name: str = ""
     """Name of the target in the outputs; empty: the directory's name."""
     text: Path | None = None

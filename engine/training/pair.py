@@ -17,9 +17,8 @@ minimises KL(p || q) on such answers (on-policy for the target).
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -31,12 +30,23 @@ from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.load import load_reference
 from engine.pairs.pair import Pair
-from engine.training.data import Corpus, Mixed, Stream, find_sources, read_mixture, training_documents
-from engine.training.loop import Listener, Training, ignore, read_facts, write_facts
+from engine.training.data import (
+    BOS,
+    EOS,
+    PAD,
+    USER,
+    Corpus,
+    Mixed,
+    Stream,
+    find_sources,
+    read_mixture,
+    train_tokenizer,
+    training_documents,
+)
+from engine.training.loop import Control, Training, read_facts, write_facts
 from engine.training.options import DistilOptions, PairOptions, Shape
 from engine.training.step import Phase, pick_device, plan, text_losses
 from engine.training.target_text import FILE, check_lengths, read_text, write_text
-from engine.training.tokenizer import BOS, EOS, PAD, USER, train_tokenizer
 
 ROLES = ("target", "drafter")
 SHARD = "14MB"
@@ -45,28 +55,11 @@ _CALIBRATION = 8192
 """Tokens of the corpus that the units' scores are computed on."""
 
 
-def train_pair(
-    options: PairOptions,
-    progress: Listener = ignore,
-    cancel: threading.Event | None = None,
-    *,
-    resume: bool = False,
-) -> Path:
-    """Train a pair; write `target`, `drafter` and `loss.jsonl`, the loss of every step, to `out`.
-
-    For `progress`, `cancel` and `resume` see `Training`.
-
-    Returns:
-        `out`.
-
-    Raises:
-        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
-        RunCancelled: `cancel` was set; the training can be resumed.
-        ModelError: The checkpoint is broken.
-    """
+def train_pair(options: PairOptions, **control: Unpack[Control]) -> Path:
+    """Train a pair; write `target`, `drafter` and `loss.jsonl`, every step's loss, to `out`."""
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
-    training = Training(options, progress, cancel, resume)
+    training = Training(options, **control)
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
             training.begin("tokenizer")
@@ -122,16 +115,8 @@ def _pair_facts(options: PairOptions, training: Training, mixture: dict[str, int
     }
 
 
-def distil_drafter(
-    options: DistilOptions,
-    progress: Listener = ignore,
-    cancel: threading.Event | None = None,
-    *,
-    resume: bool = False,
-) -> Path:
+def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
     """Prune a pair's drafter and distil it on the target's own text; write the pair to `out`.
-
-    For `progress`, `cancel` and `resume` see `Training`.
 
     Returns:
         `out`: the unchanged `target`, the new `drafter`, and the target's text in
@@ -145,7 +130,7 @@ def distil_drafter(
     pair = _checked_pair(options)
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
-    training, out = Training(options, progress, cancel, resume), options.out
+    training, out = Training(options, **control), options.out
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
             for role in ROLES:

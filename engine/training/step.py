@@ -41,7 +41,6 @@ class Phase(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step."""
         return self.rows * self.length
 
 
@@ -50,7 +49,6 @@ LONG_RATE = 0.3
 
 
 def plan(options: PairOptions) -> tuple[Phase, ...]:
-    """Return all phases in order."""
     parts = options.accumulate
     long_rows = parts * max(1, options.batch * options.sequence // (options.context * parts))
     phases, position = list[Phase](), 0
@@ -115,14 +113,10 @@ LossesOf = Callable[[int, slice], Losses]
 def losses(
     model: nn.Module, teacher: nn.Module | None, inputs: torch.Tensor, labels: torch.Tensor, token_loss: float
 ) -> Losses:
-    """Return the losses of one batch.
+    """Return the losses of one batch; inputs and labels, the token after each, are (B, L).
 
-    Args:
-        model: The trained model: the drafter, q, or without a teacher the target, p.
-        teacher: The target, p, if a drafter is distilled.
-        inputs: Token ids, (B, L).
-        labels: The token after each, (B, L).
-        token_loss: Weight of the cross-entropy; the rest is the divergence.
+    `model` is the drafter, q, with its teacher the target, p; or the target, without a teacher.
+    `token_loss` is the weight of the cross-entropy; the rest is the divergence.
     """
     logits = model(input_ids=inputs, use_cache=False).logits.float().flatten(0, 1)
     with torch.no_grad():
@@ -214,7 +208,6 @@ class Execution:
             yield
 
     def any_process(self, condition: bool) -> bool:
-        """Return whether a condition holds in any process."""
         if self._accelerator.num_processes == 1:
             return condition
         return bool(self._average(torch.tensor(float(condition), device=self.device)))
@@ -252,13 +245,6 @@ class Execution:
     ) -> Losses:
         """Update the model once; return the mean losses of the batch.
 
-        Args:
-            model: The trained model.
-            optimisers: Its optimisers.
-            losses_of: Returns the losses of some rows of the batch.
-            rows: Rows of the batch.
-            rate: Learning rate.
-
         Raises:
             UsageError: The loss is not a finite number.
         """
@@ -280,19 +266,16 @@ class Execution:
         return self._mean(computed)
 
     def _average_gradients(self, model: nn.Module) -> None:
-        """Give each parameter the mean of its gradients in all processes."""
         if self._accelerator.num_processes == 1:
             return
         for p in model.parameters():
             p.grad = self._average(torch.zeros_like(p) if p.grad is None else p.grad)
 
     def _average(self, tensor: Tensor) -> Tensor:
-        """Return the mean of a tensor in all processes."""
         average: Any = self._accelerator.reduce(tensor, "mean")
         return average
 
     def _mean(self, parts: Sequence[Losses]) -> Losses:
-        """Return the mean of the losses of all parts in all processes."""
         if len(parts) == self._accelerator.num_processes == 1:
             return parts[0]
         rows = [[p.total.item(), p.tokens, p.divergence or 0.0, *p.places] for p in parts]

@@ -2,7 +2,7 @@
 
 Prompts come from the corpus. If the target has a chat template, a prompt is the first turn of a
 chat, in the target's own format: as one user message through its template, as in a run. If it has
-none, or if the corpus's format is its own (`engine.training.tokenizer`), documents are cut: a chat
+none, or if the corpus's format is its own (`engine.training.data`), documents are cut: a chat
 after one of its `<|assistant|>` markers, any other document somewhere in its first tokens. Every
 second prompt is answered greedily, the others at temperature 1.
 """
@@ -17,7 +17,6 @@ from functools import cache
 from itertools import islice
 from math import nan
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +28,18 @@ from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.training.data import Corpus, find_sources, narrow, read_mixture, training_documents
+from engine.training.data import (
+    CHAT_TEMPLATE,
+    ROLES,
+    Corpus,
+    find_sources,
+    narrow,
+    read_mixture,
+    split_chat,
+    training_documents,
+)
 from engine.training.loop import Progress, Training
 from engine.training.options import DistilOptions, HeadOptions
-from engine.training.tokenizer import CHAT_TEMPLATE, ROLES, split_chat
 
 SLOTS = 128
 """Most answers written at once."""
@@ -42,24 +49,16 @@ _PREFILLED = 8
 """Prompts of one prefill."""
 
 
-class Text(NamedTuple):
+@dataclass(slots=True)
+class Text:
     """A prompt with its answer."""
 
-    ids: Sequence[int]
+    ids: list[int]
     """Prompt and answer."""
     answer: int
     """Index of the answer's first token: the length of the prompt."""
-
-
-@dataclass(slots=True)
-class Unfinished:
-    """A text under way."""
-
-    number: int
-    """Number of its prompt; answers to even numbers are greedy, the others drawn at temperature
-    1."""
-    ids: list[int]
-    answer: int
+    number: int = 0
+    """Of the prompt; answers to even numbers are greedy, the others drawn at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,13 @@ class Written:
     """All texts of a writer, from which another one can go on."""
 
     finished: list[Text]
-    unfinished: list[Unfinished]
+    unfinished: list[Text]
     """One text for each slot."""
     steps: int
     """Tokens written in each slot."""
 
     @property
     def tokens(self) -> int:
-        """Number of tokens written."""
         return self.steps * len(self.unfinished)
 
 
@@ -114,35 +112,32 @@ class Writer:
         self._cache = target.new_cache(len(self.written.unfinished), sum(longest) + 1)
 
     def run(self, tokens: int, each_step: Callable[[Written], None]) -> Written:
-        """Write until `tokens` tokens are written; return all texts, the last ones cut off.
+        """Write `tokens` tokens, with those written before; the last texts are cut off.
 
-        Args:
-            tokens: Number of tokens, those written before included.
-            each_step: Called after each token of all slots; it may raise an error to stop.
+        `each_step` is called after each token of all slots; it may raise an error to stop.
         """
         while self.written.tokens < tokens:
             self._step()
             each_step(self.written)
         return self.written
 
-    def _start(self) -> Unfinished:
+    def _start(self) -> Text:
         ids = next(self._prompts).tolist()
         self._next += 1
-        return Unfinished(self._next - 1, ids, len(ids))
+        return Text(ids, len(ids), self._next - 1)
 
     def _step(self) -> None:
-        """Write one token in each slot."""
         finished, texts = self.written.finished, self.written.unfinished
         for slot, token in enumerate(self._next_tokens(texts)):
             text = texts[slot]
             text.ids.append(token)
             if token in self._eos or len(text.ids) == text.answer + self._most:
-                finished.append(Text(text.ids, text.answer))
+                finished.append(text)
                 texts[slot] = self._start()
                 self._cache.reset(slot)
         self.written = Written(finished, texts, self.written.steps + 1)
 
-    def _next_tokens(self, texts: Sequence[Unfinished]) -> list[int]:
+    def _next_tokens(self, texts: Sequence[Text]) -> list[int]:
         """Return the next token of each text; text i is in slot i."""
         cache = self._cache
         self._prefill(texts)
@@ -156,7 +151,7 @@ class Writer:
             tokens[drawn] = torch.multinomial(logits[drawn].softmax(-1), 1, generator=draws)[:, 0]
         return tokens.tolist()
 
-    def _prefill(self, texts: Sequence[Unfinished]) -> None:
+    def _prefill(self, texts: Sequence[Text]) -> None:
         """Read the tokens of each text that the cache lacks, except its last one."""
         cache = self._cache
         cache.pad(0)
@@ -171,13 +166,7 @@ class Writer:
 
 
 def slots_for(target: Decoder, longest: tuple[int, int], tokens: int) -> int:
-    """Return how many answers are written at once.
-
-    Args:
-        target: The model.
-        longest: Most tokens of a prompt, and of an answer.
-        tokens: Tokens to write.
-    """
+    """Return how many answers are written at once; `longest` as for `Writer`."""
     shape = target.shape
     row = 2 * shape.layers * shape.kv_heads * shape.head_dim * target.dtype.itemsize
     return max(1, min(SLOTS, tokens, CACHE_BYTES // (row * (sum(longest) + 1))))
@@ -275,31 +264,21 @@ def _encoded(pair: Pair, turns: list[str], longest: int, seed: int) -> Iterator[
     )
 
 
-class _Plan(NamedTuple):
-    """What a target is to write."""
-
-    prompts: Iterator[np.ndarray]
-    longest: tuple[int, int]
-    """Most tokens of a prompt, and of an answer."""
-
-
-def _plan(
-    pair: Pair,
-    options: DistilOptions | HeadOptions,
-    training: Training,
-    corpus: Corpus | None,
-) -> _Plan:
-    room, seed = pair.context - options.answer, options.seed
+def _prompts(
+    pair: Pair, options: DistilOptions | HeadOptions, training: Training, corpus: Corpus | None
+) -> tuple[Iterator[np.ndarray], int]:
+    """Return the prompts, and the most tokens of one."""
+    remaining, seed = pair.context - options.answer, options.seed
     sources = find_sources(options.data)
     mixture = read_mixture(options.weights, sources)
     if pair.tokenizer.chat_template not in (None, CHAT_TEMPLATE):
-        longest = min(LONGEST_PROMPT, room)
+        longest = min(LONGEST_PROMPT, remaining)
         documents = training_documents(sources, mixture, options.held_out)
-        return _Plan(chat_prompts(pair, documents, longest, seed), (longest, options.answer))
-    longest = min(LONGEST_CUT, room)
+        return chat_prompts(pair, documents, longest, seed), longest
+    longest = min(LONGEST_CUT, remaining)
     corpus = corpus or training.read_corpus(sources, mixture, pair.tokenizer)
     assistant = pair.tokenizer.get_added_vocab().get(ROLES[1])
-    return _Plan(cut_prompts(corpus, assistant, longest, seed), (longest, options.answer))
+    return cut_prompts(corpus, assistant, longest, seed), longest
 
 
 def write_text(
@@ -309,16 +288,10 @@ def write_text(
     training: Training,
     corpus: Corpus | None = None,
 ) -> None:
-    """Let a pair's target write `options.written` tokens, and store them.
+    """Let a pair's target write `options.written` tokens, and store them in the file `path`.
 
-    An interrupted writing goes on with the texts stored so far.
-
-    Args:
-        path: The file.
-        pair: The target with its tokenizer; its drafter is not used.
-        options: Settings of the training.
-        training: The training, which reports progress and can be cancelled.
-        corpus: The tokenized text of `options.data`, if it is read already.
+    An interrupted writing goes on with the texts stored so far. `corpus` is the tokenized text of
+    `options.data`, if it is read already.
 
     Raises:
         RunCancelled: The training was cancelled; the texts so far are stored.
@@ -327,7 +300,8 @@ def write_text(
     """
     part, folder = path.with_name(PART), pair.target_path
     before = read_part(part, folder) if part.is_file() else None
-    prompts, longest = _plan(pair, options, training, corpus)
+    prompts, longest_prompt = _prompts(pair, options, training, corpus)
+    longest = (longest_prompt, options.answer)
     target = load(folder, training.device, training.dtype)
     slots = slots_for(target, longest, options.written)
     writer = Writer(target, prompts, pair.eos, longest, options.seed, slots, before)
@@ -343,7 +317,7 @@ def write_text(
         training.progress(Progress("written", min(written.tokens, options.written), options.written, nan))
 
     written = writer.run(options.written, each_step)
-    texts = [*written.finished, *(Text(text.ids, text.answer) for text in written.unfinished)]
+    texts = [*written.finished, *written.unfinished]
     save_text(path, [text for text in texts if len(text.ids) > text.answer], folder)
     part.unlink(missing_ok=True)
 
@@ -364,26 +338,21 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-def save_text(path: Path, texts: Sequence[Text], target: Path) -> None:
-    """Store a target's text; the file appears whole."""
-    _save(path, texts, target)
-
-
 def save_part(path: Path, written: Written, target: Path) -> None:
     """Store the texts of an unfinished writing; the file appears whole."""
-    texts = [*written.finished, *(Text(text.ids, text.answer) for text in written.unfinished)]
     numbers = np.array([text.number for text in written.unfinished], dtype=np.int64)
-    _save(path, texts, target, numbers=numbers, steps=np.array([written.steps]))
+    texts = [*written.finished, *written.unfinished]
+    save_text(path, texts, target, numbers=numbers, steps=np.array([written.steps]))
 
 
-def _save(path: Path, texts: Sequence[Text], target: Path, **more: np.ndarray) -> None:
+def save_text(path: Path, texts: Sequence[Text], target: Path, **more: np.ndarray) -> None:
+    """Store a target's text, and `more` tensors; the file appears whole."""
     starts = np.cumsum([0, *(len(text.ids) for text in texts)], dtype=np.int64)
     ids = narrow(np.concatenate([np.array(text.ids, dtype=np.int32) for text in texts]))
     answers = starts[:-1] + np.array([text.answer for text in texts])
     part = path.with_suffix(".part")
-    save_file(
-        {"ids": ids, "starts": starts, "answers": answers, **more}, part, {"target": fingerprint(target)}
-    )
+    tensors = {"ids": ids, "starts": starts, "answers": answers, **more}
+    save_file(tensors, part, {"target": fingerprint(target)})
     os.replace(part, path)
 
 
@@ -412,29 +381,25 @@ def read_part(path: Path, target: Path) -> Written:
     ids, starts, numbers = (tensors[name] for name in ("ids", "starts", "numbers"))
     prompts = (tensors["answers"] - starts[:-1]).tolist()
     parts = [part.tolist() for part in np.split(ids, starts[1:-1])]
-    texts, done = (
-        [Text(part, prompt) for part, prompt in zip(parts, prompts, strict=True)],
-        len(parts) - len(numbers),
-    )
-    unfinished = [
-        Unfinished(number, [*text.ids], text.answer)
-        for number, text in zip(numbers.tolist(), texts[done:], strict=True)
+    done = len(parts) - len(numbers)
+    texts = [
+        Text(part, prompt, number)
+        for part, prompt, number in zip(parts, prompts, [0] * done + numbers.tolist(), strict=True)
     ]
-    return Written(texts[:done], unfinished, int(tensors["steps"][0]))
+    return Written(texts[:done], texts[done:], int(tensors["steps"][0]))
 
 
 def _read(path: Path, target: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a file of text."""
     try:
         with safe_open(path, "np") as file:
             writer = (file.metadata() or {}).get("target")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError) as error:
+        if missing := {"ids", "starts"} - tensors.keys():
+            raise KeyError(*missing)
+    except (OSError, SafetensorError, KeyError) as error:
         raise ModelError(
             f"{path} does not hold text of a target ({error}); let the target write it again"
         ) from None
-    if not {"ids", "starts"} <= tensors.keys():
-        raise ModelError(f"{path} does not hold text of a target; let the target write it again")
     if writer != fingerprint(target):
         raise UsageError(f"{path} was written by another target than {target}; leave out --text")
     return tensors

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app import aligning, windows
+from app import windows
 from engine.errors import UsageError
 from tests.traces.samples import sample_trace
 from traces.store import Store
@@ -43,7 +43,7 @@ def server(tmp_path_factory, traces):
 def test_a_window_has_the_tokens_of_the_first_run_and_the_same_ones_of_the_others(
     server, traces, monkeypatch, most
 ):
-    monkeypatch.setattr(aligning, "MOST", most)
+    monkeypatch.setattr(windows, "MOST", most)
     tokens = [list(committed(trace)) for trace in traces]
     (views,) = aligned(traces)
     for low, high in ((-100, 1e6), (0, tokens[0][30]["t"]), (tokens[0][90]["t"], tokens[0][120]["t"])):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from app.bench import cuda, timed
+from app.bench import cuda
 from app.cli import bench
 from engine.errors import UsageError
 
@@ -21,7 +21,7 @@ def run_bench(*argv: str) -> int:
 def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
     sizes = (cuda.Size("large", 2, 64, 128, 4, 2), cuda.Size("small", 1, 64, 128, 4, 4))
     monkeypatch.setattr(cuda, "CPU", sizes)
-    monkeypatch.setattr(timed, "CACHED", 24)
+    monkeypatch.setattr(cuda, "CACHED", 24)
     monkeypatch.setattr(cuda.torch.cuda, "is_available", lambda: False)
     assert run_bench("--cuda", "--quick", "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -44,5 +44,5 @@ def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
 
 
 def test_one_part_of_the_bench_at_a_time():
-    with pytest.raises(UsageError, match="--viewer and --cuda exclude each other"):
-        run_bench("--viewer", "--cuda")
+    with pytest.raises(UsageError, match="--cuda and --whatif exclude each other"):
+        run_bench("--whatif", "--cuda")

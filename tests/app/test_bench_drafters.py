@@ -9,9 +9,17 @@ import pytest
 import torch
 
 from app.bench import drafters
-from app.bench.agreement import Agreement, Answer, agreement, answers
-from app.bench.drafters import Size, Times, drafters_of
-from app.bench.noise import load_noisy, with_noise
+from app.bench.drafters import (
+    Agreement,
+    Answer,
+    Size,
+    Times,
+    agreement,
+    answers,
+    drafters_of,
+    load_noisy,
+    with_noise,
+)
 from engine.drafters.plan import LONGEST
 from engine.model.slots import Rows
 from engine.pairs.pair import Pair

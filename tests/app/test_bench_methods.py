@@ -102,7 +102,7 @@ def test_the_best_head_and_the_best_copier_have_figures_of_their_own():
         ),
         (("--pair", "bundled", "--address", "auto"), "the runtime is local-process; use the runtime ray"),
         (("--head", "x"), "--head needs --pair or --target"),
-        (("--pair", "bundled", "--placements"), "--placements needs no other models; leave out --pair"),
+        (("--pair", "bundled", "--whatif"), "--whatif needs no other models; leave out --pair"),
         (
             ("--pair", "bundled", "--drafters", "--methods", "llma"),
             "--methods llma does not go with --drafters",

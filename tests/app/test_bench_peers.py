@@ -18,7 +18,7 @@ from app.bench.plan import Plan
 from engine.errors import ModelError, UsageError
 from tests.app.test_bench_cuda import run_bench
 
-PLAN = Plan(1, 1, 1.0, 1, 8, 1, 100, 1)
+PLAN = Plan(1, 1, 1.0, 1, 8, 1)
 ANSWER = {"tokens": [5, 6, 2], "content": "hi"}
 
 

@@ -25,9 +25,9 @@ def test_predictions_are_exact_where_nothing_is_drawn_and_counted_where_somethin
 
 def test_the_command_prints_the_classes(capsys, monkeypatch):
     found = [whatif.Error("a class", (0.1, -0.2), 3, 1)]
-    monkeypatch.setattr(whatif, "measure", lambda seeds, note: found if seeds == 2 else [])
+    monkeypatch.setattr(whatif, "measure", lambda texts, note: found if texts == 6 else [])
     assert main(["bench", "--whatif", "--quick", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["classes"]
     assert row == found[0].to_dict()
     assert (row["mean"], row["mean_absolute"], row["least"], row["most"]) == (-0.05, 0.15, -0.2, 0.1)
-    assert main(["bench", "--whatif", "--soak"]) == 2
+    assert main(["bench", "--whatif", "--cuda"]) == 2

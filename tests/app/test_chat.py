@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from app.render.chat import conversation
-from app.tabs.chat import Chat
+from app.tabs.chat import Chat, conversation
 
 ANSWERS = (("Autoregressive", "Hello!"), ("PEARL", "Hi there."))
 

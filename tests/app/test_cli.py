@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -197,24 +196,12 @@ def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_re
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["run", "--method", "nonsense", "--prompt", "x"], "there is no method 'nonsense'; choose one of"),
-        (["run", "--method", "pearl", "--set", "depth=3", "--prompt", "x", *VIRTUAL], "no field 'depth'"),
-        (["run", "--method", "pearl", "--set", "gamma", "--prompt", "x"], "not FIELD=VALUE"),
-        (
-            ["run", "--method", "pearl", "--set", "gamma=99", "--prompt", "x"],
-            "gamma is 99; it must be at least 1 and at most 32",
-        ),
-        (["run", "--method", "pearl", "--prompt", "", *VIRTUAL], "empty"),
-        (["run", "--method", "pearl", "--prompt", "x", "--temperature", "-1"], "temperature is -1"),
-        (["run", "--method", "pearl", "--prompt", "x", "--top-p", "0"], "top_p is 0"),
-        (["run", "--method", "pearl", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["run", "--method", "pearl", "--prompt", "x", "--runtime", "warp"], "there is no runtime 'warp'"),
         (["run", "--method", "pearl", "--prompt", "x", "--tp", "0"], "tp is 0; it must be at least 1"),
         (["run", "--method", "pearl", "--prompt", "x", "--drafter-tp", "999"], "drafter_tp is 999"),
         (["run", "--method", "pearl", "--prompt", "x", "--tp", "2", *VIRTUAL], "instead of virtual"),
         (["run", "--method", "pearl", "--prompt", "x", "--profile", "none"], "there is no profile 'none'"),
         (["run", "--method", "pearl", "--prompt", "x", "--pair", "none"], "'none'"),
-        (["run", "--method", "pearl", "--prompt", "x", "--head", "h"], "no drafting head"),
         (["run", "--method", "pearl", "--prompt-file", "missing.txt"], "missing.txt"),
         (["run", "--method", "pearl", "--prompt", "word " * 4000, "--profile", "pearl-4xA100"], "context"),
         (["run", "--method", "pearl"], "--prompt"),
@@ -239,29 +226,6 @@ def test_a_missing_model_is_exit_code_1_or_2_with_one_line(capsys, db, tmp_path)
     assert code in (1, 2)
     assert str(tmp_path / "no") in err
     assert len(err.strip().splitlines()) == 1
-
-
-def test_the_error_of_an_unknown_run_has_its_id(capsys, db, tmp_path):
-    code, _, err = call(capsys, "report", "nope", "-o", str(tmp_path / "r.html"), *db)
-    assert code in (1, 2)
-    assert "nope" in err
-
-
-def test_the_error_of_a_used_port_has_its_number(capsys, db):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        code, _, err = call(capsys, "--port", str(port), *db)
-    assert code == 2
-    assert str(port) in err
-    assert len(err.strip().splitlines()) == 1
-
-
-def test_other_addresses_need_a_login(capsys, db):
-    code, _, err = call(capsys, "--host", "0.0.0.0", *db)
-    assert code == 2
-    assert "--auth" in err
 
 
 def test_models_are_listed_downloaded_located_and_removed(capsys, tmp_path, monkeypatch):

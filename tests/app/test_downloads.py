@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from app.downloads import MAX_DOWNLOADS
-from app.render.panes import LivePane
 from app.render.turn import turn_line
 from app.runs import Lane, LiveRun, RunRequest
 from app.service import Service
-from app.tabs.streaming import frames, turn_state
+from app.tabs.streaming import LivePane, frames
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.pairs.progress import Progress, Report
 from tests.app.fakes import FakeCluster, FakeOpen
@@ -203,15 +202,3 @@ def test_the_page_shows_model_file_bytes_and_percent(service: Service, opener: F
     assert "Waiting for the hub to answer." in turn_line("downloading", [Lane([run])])
     assert pane.update()
     assert "Asking the hub for owner/big." in pane.html
-
-
-@pytest.mark.parametrize(
-    ("states", "turn"),
-    [
-        (("downloading", "downloading"), "downloading"),
-        (("downloading", "cancelled"), "downloading"),
-        (("loading", "queued"), "loading"),
-    ],
-)
-def test_turn_states(states: tuple[str, ...], turn: str) -> None:
-    assert turn_state(states) == turn

@@ -12,8 +12,8 @@ import pytest
 from app import examples
 from app.loaded import result_of
 from app.service import Service
-from app.tabs import load_runs
-from app.tabs.lab import HERE, Lab
+from app.tabs.experiments import load_plan, serve
+from app.tabs.lab import Lab
 from app.tabs.load import LoadTab
 
 
@@ -46,9 +46,9 @@ def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> No
 def test_a_load_with_the_examples_settings_gives_its_rows() -> None:
     stored = json.loads((examples.FOLDER / "load.json").read_text())["result"]["methods"]
     given = examples.load_settings()._replace(methods=["medusa"], sizes="16")
-    plan, service = load_runs.plan_of(given, HERE), Service(None)
+    plan, service = load_plan(given), Service(None)
     try:
-        served = load_runs.serve(plan, service, threading.Event())
+        served = serve(plan, service, threading.Event())
         made = {cell.method: {cell.batch: trace} for cell, _, trace in served if trace is not None}
     finally:
         service.close()

@@ -11,8 +11,8 @@ from app import pairs
 from app.render.lab import heat_map, spread_chart
 from app.render.lab import page as file_of
 from app.tabs import lab
-from app.tabs.lab import HERE, Lab
-from app.tabs.lab_runs import MODELS_ROW
+from app.tabs.experiments import HERE, MODELS_ROW
+from app.tabs.lab import Lab
 from engine.errors import WorkerDied
 from engine.methods import METHODS
 from tests.app.fakes import FakeCluster

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import app.cli.load
-from app.arrivals import poisson, read_arrivals
+from app.loaded import poisson, read_arrivals
 from engine.errors import UsageError
 from tests.app.commands import call
 from traces.requests import figures

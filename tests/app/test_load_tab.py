@@ -8,13 +8,12 @@ import gradio as gr
 import pytest
 
 from app.service import Service
-from app.tabs.lab import HERE
+from app.tabs.experiments import AT_ONCE, HERE, RATE, TIMES, LoadSettings, load_plan, servable
 from app.tabs.load import LoadTab
-from app.tabs.load_runs import AT_ONCE, RATE, TIMES, Settings, plan_of, servable
 from engine.errors import UsageError
 from traces.requests import load_of
 
-GIVEN = Settings(
+GIVEN = LoadSettings(
     methods=["speculative", "medusa"],
     models="bundled",
     profile="A100-40G",
@@ -84,15 +83,15 @@ def test_a_closed_page_ends_its_run(page, service):
 
 
 def test_requests_arrive_at_once_at_a_rate_or_at_given_times():
-    assert plan_of(GIVEN, HERE).arrivals == (0, 0, 0, 0)
-    drawn = plan_of(GIVEN._replace(arriving=RATE), HERE).arrivals
+    assert load_plan(GIVEN).arrivals == (0, 0, 0, 0)
+    drawn = load_plan(GIVEN._replace(arriving=RATE)).arrivals
     assert drawn[0] == 0
     assert sorted(drawn) == list(drawn)
-    plan = plan_of(GIVEN._replace(arriving=TIMES, times="0\n\n1.5\n", prompts="One\n\nTwo"), HERE)
+    plan = load_plan(GIVEN._replace(arriving=TIMES, times="0\n\n1.5\n", prompts="One\n\nTwo"))
     assert plan.arrivals == (0, 1.5)
     texts = [plan.request.prompt, *plan.request.further]
     assert [messages[0]["content"] for messages in texts] == ["One", "Two"]
-    assert plan_of(GIVEN._replace(profile=HERE), HERE).request.profile is None
+    assert load_plan(GIVEN._replace(profile=HERE)).request.profile is None
 
 
 def test_methods_that_cannot_be_served_are_not_offered():
@@ -124,7 +123,7 @@ def test_methods_that_cannot_be_served_are_not_offered():
 )  # fmt: skip
 def test_wrong_values_are_refused_in_one_line(change, message):
     with pytest.raises(UsageError) as error:
-        plan_of(GIVEN._replace(**change), HERE)
+        load_plan(GIVEN._replace(**change))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

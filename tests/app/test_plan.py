@@ -7,8 +7,7 @@ import json
 import pytest
 
 from app.pairs import TOY, usual
-from app.tabs.choice import further_prompts
-from app.tabs.plan import FormError, make_requests, passes_of
+from app.tabs.plan import FormError, further_prompts, make_requests, passes_of
 from engine.methods import METHODS
 from engine.pairs.forms import usual_form
 from engine.simulate.profile import Profile, profiles

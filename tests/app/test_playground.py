@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app.tabs import playground
+from app.tabs import playground, races
 from app.tabs.chat import Chat
 from app.tabs.picker import contents, control_of
 from app.tabs.playground import Playground
@@ -213,17 +213,19 @@ def test_an_unknown_race_changes_a_new_page_by_nothing_and_a_moved_one_to_the_fi
 
 
 def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
-    streams, seen = Streams(), list[str]()
+    """The first stream ends with an update that changes nothing, before the second one begins."""
+    streams, seen = Streams(), list[tuple[str, object]]()
 
     async def endless(name: str):
         while True:
-            yield {"from": name}
+            yield {"part": name}
             await asyncio.sleep(0.001)
 
     async def read(name: str, page: str, most: int) -> None:
         async for update in streams.only(SimpleNamespace(session_hash=page), endless(name)):
-            seen.append(update["from"])
-            if seen.count(name) == most:
+            await asyncio.sleep(0.005)  # Gradio renders it
+            seen.append((name, update["part"]))
+            if [reader for reader, _ in seen].count(name) == most:
                 return
 
     async def both() -> None:
@@ -235,7 +237,26 @@ def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
         await asyncio.wait_for(first, 20)
 
     asyncio.run(both())
-    assert {"first", "other page", "second"} == set(seen)
+    assert {"first", "other page", "second"} == {reader for reader, _ in seen}
+    page = [row for row in seen if row[0] != "other page"]
+    assert page[-4:] == [("first", gr.skip()), *[("second", "second")] * 3]
+    assert {part for reader, part in page[:-4]} == {"first"}
+
+
+def test_a_stream_that_nobody_reads_to_its_end_does_not_hold_up_the_next_one(monkeypatch) -> None:
+    monkeypatch.setattr(races, "END_S", 0.05)
+    streams = Streams()
+
+    async def once():
+        yield {"part": "x"}
+
+    async def both() -> list[dict[str, str]]:
+        request = SimpleNamespace(session_hash="a")
+        left = streams.only(request, once())
+        await anext(left)
+        return [update async for update in streams.only(request, once())]
+
+    assert asyncio.run(both()) == [{"part": "x"}, {"part": gr.skip()}]
 
 
 def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:

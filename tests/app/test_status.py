@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -76,7 +77,25 @@ def test_a_measurement_names_models_method_part_and_seconds(capsys, request, sho
         measuring()
         time.sleep(0.5)
 
-    recorded(None, SimpleNamespace(pair=SimpleNamespace(name="m"), run=run), "pearl", [], {}, "(2 of 3)")
+    store = SimpleNamespace(listening=nullcontext)
+    recorded(store, SimpleNamespace(pair=SimpleNamespace(name="m"), run=run), "pearl", [], {}, "(2 of 3)")
     line = "measuring m for pearl (2 of 3): 8 to 14 s, once on this machine; Ctrl-C stops it"
     err = capsys.readouterr().err
     assert (line in err, err == f"specscope: {line}\n") == (True, not shown)
+
+
+@pytest.mark.usefixtures("shared_clusters")
+def test_commands_on_stored_runs_and_papers_show_what_they_do(capsys, db, request, tmp_path):
+    run_id = json.loads(call(capsys, *RUN, *db, "--json")[1])["run_id"]
+    rows, page = str(tmp_path / "rows.jsonl"), str(tmp_path / "page.html")
+    assert call(capsys, "export", run_id, "--format", "jsonl", "-o", rows, *db)[0] == 0
+    other = ["--db", str(tmp_path / "other.db")]
+    request.getfixturevalue("terminal")
+    for command, line in (
+        (["papers", "--paper", "ems"], "computing the rows of "),
+        (["import", rows, *other], "storing the runs"),
+        (["whatif", run_id, *db], "replaying the run"),
+        (["report", run_id, "-o", page, *db], "writing the report"),
+    ):
+        code, _, err = call(capsys, *command)
+        assert (code, line in err, err.endswith(ERASE)) == (0, True, True), command

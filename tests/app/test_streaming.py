@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from app.render.panes import LivePane, ordinal
 from app.render.turn import turn_line
-from app.runs import Lane, LiveRun, RunRequest, alternating, lanes_of
+from app.runs import Lane, LiveRun, RunRequest, lanes_of
 from app.tabs import streaming
-from app.tabs.streaming import frames, turn_state
+from app.tabs.streaming import LivePane, frames, ordinal, turn_state
 from engine.errors import ModelError
 from engine.types import Sampling
 from tests.app.fakes import WORDS, FakeCluster
 from tests.traces.samples import sample_trace
+from traces.passes import alternating
 
 
 def ask(method: str = "speculative", **more) -> RunRequest:
@@ -186,6 +186,7 @@ def test_html_in_tokens_is_escaped(service, opener) -> None:
         (("done", "done"), "done"),
         (("done", "cancelled"), "cancelled"),
         (("failed", "done"), "failed"),
+        (("downloading", "cancelled"), "downloading"),
     ],
 )
 def test_turn_states(states, turn) -> None:
@@ -235,9 +236,9 @@ def test_a_run_that_an_input_refuses_leaves_the_error_to_its_control(service, op
 
 def test_the_passes_of_a_pane_are_shown_one_after_the_other(service) -> None:
     requests = [ask("autoregressive"), ask("speculative")]
-    order = alternating(requests, 3)
-    assert [pane for pane, _ in order] == [0, 1, 1, 0, 0, 1]
-    runs = [(pane, service.start(request)) for pane, request in order]
+    order = [pane for _, pane in alternating(range(2), 3)]
+    assert order == [0, 1, 1, 0, 0, 1]
+    runs = [(pane, service.start(requests[pane])) for pane in order]
     lanes = [Lane([run for pane, run in runs if pane == number]) for number in range(2)]
     panes = [LivePane(lane) for lane in lanes]
     assert all(run.wait(20) for _, run in runs)

@@ -1,6 +1,7 @@
 """Planned and advised speed-ups of every draft length beside the measured ones.
 
-`python -m tests.bench.predictions [PAIR] [--methods A,B] [--longest N]` prints one JSON object. The
+`python -m tests.bench.predictions [PAIR] [--methods A,B] [--longest N]` prints one JSON object for
+the N shortest lengths and the planned one. The
 plan predicts from its measurement of the pair, the advice from the run of the planned length.
 Speed-ups are over plain decoding of the same prompts in the same pass, without prefill.
 """
@@ -104,6 +105,8 @@ def table_of(cluster: Cluster, method: str, longest: int) -> dict[str, Any]:
     low = int(next(s.low for s in entry.settings() if s.name == name) or 1)
     rows, probe = list[dict[str, Any]](), probe_of(cluster, method)
     for length in range(low, low + WIDEST):
+        if len(rows) >= longest and length != config[name]:
+            continue
         passes = list[float]()
         try:
             for _ in range(PASSES):
@@ -121,8 +124,6 @@ def table_of(cluster: Cluster, method: str, longest: int) -> dict[str, Any]:
             }
         )
         print(method, rows[-1], file=sys.stderr, flush=True)
-        if len(rows) == longest:
-            break
     return {"setting": name, "planned_length": config[name], **summary(rows, config[name]), "rows": rows}
 
 

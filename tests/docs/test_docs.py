@@ -33,11 +33,16 @@ from traces.metrics import Metrics
 from traces.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
-README, METHODS_MD, TRACES_MD = (
-    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/methods.md", "docs/traces.md")
+README, METRICS_MD, TRACES_MD = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/methods/metrics.md", "docs/traces.md")
 )
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "methods").glob("*.md")}
+"""The pages of the methods, and those that they share."""
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-MAX_LINES = {"README.md": 150, "ARCHITECTURE.md": 120, "CONTRIBUTING.md": 120}
+MAX_LINES = {"README.md": 150, "ARCHITECTURE.md": 120, "CONTRIBUTING.md": 120} | {
+    f"docs/{page}": 250 for page in ("devices.md", *(f"methods/{name}.md" for name in PAGES))
+}
 MAX_ARCHITECTURE_WORDS = 900
 EVENTS = {kind.tag: kind for kind in (events.Header, *get_args(events.Row), events.Footer)}
 
@@ -79,15 +84,15 @@ def project_files() -> list[Path]:
     return walk(ROOT)
 
 
-# Methods: the registry, the files, README.md and docs/methods.md agree.
+# Methods: the registry, the files, README.md and docs/methods/ agree.
 
 
-def test_every_method_file_has_a_row_and_a_section():
+def test_every_method_file_has_a_row_and_a_page():
     files = {f.stem for f in (ROOT / "engine/methods").glob("*.py")} - {"__init__", "registry", "common"}
     assert files == set(METHODS)
     assert first_cells(section(README, "Methods")) == sorted(files)
-    for key in files:
-        assert section(METHODS_MD, key).strip()
+    assert set(PAGES) == files | {"README", "metrics"}
+    assert set(first_cells(PAGES["README"].partition("\n## ")[0])) == files
     assert f"runs {len(files)} of them" in README
 
 
@@ -101,7 +106,7 @@ def test_the_readmes_row_agrees_with_the_registry(key):
 
 
 def setting_row(s: Setting) -> str:
-    """Return the row of one field in docs/methods.md."""
+    """Return the row of one field in the page of its method."""
     bounds = f"{s.low:g} to {s.high:g}" if s.low is not None and s.high is not None else ""
     bounds = f"up to {s.high:,} characters" if s.free_text and s.high else bounds
     choices = [f"{c} (lossy)" if c in s.lossy else c for c in s.choices]
@@ -111,17 +116,17 @@ def setting_row(s: Setting) -> str:
 
 
 @pytest.mark.parametrize("key", METHODS)
-def test_every_setting_is_in_its_methods_section(key):
-    text = section(METHODS_MD, key)
+def test_every_setting_is_in_its_methods_page(key):
+    text = PAGES[key]
     rows = [setting_row(s) for s in METHODS[key].settings()]
     table = [line for line in text.splitlines() if line.startswith("| `")]
-    assert table == rows, f"docs/methods.md, section {key}, needs the rows\n" + "\n".join(rows)
+    assert table == rows, f"docs/methods/{key}.md needs the rows\n" + "\n".join(rows)
     assert rows or "**Settings.** None." in text
 
 
 @pytest.mark.parametrize("key", METHODS)
-def test_every_section_answers_the_same_questions(key):
-    text = section(METHODS_MD, key)
+def test_every_page_answers_the_same_questions(key):
+    text = PAGES[key]
     for title in (
         "Source",
         "What it does",
@@ -139,8 +144,8 @@ def test_every_section_answers_the_same_questions(key):
 def test_every_metric_is_defined_as_the_code_defines_it():
     assert {f.name for f in fields(Metrics)} <= set(DEFINITIONS)
     rows = [f"| `{key}` | {text} |" for key, text in DEFINITIONS.items()]
-    table = [line for line in section(METHODS_MD, "Metrics").splitlines() if line.startswith("| `")]
-    assert table == rows, "docs/methods.md, section Metrics, needs the rows\n" + "\n".join(rows)
+    table = [line for line in METRICS_MD.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert table == rows, "docs/methods/metrics.md needs the rows\n" + "\n".join(rows)
 
 
 # Traces: fields, codes, reasons and working examples.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app import limits, login, page, routes
+from app import guard, limits, page, routes
 from engine.files import MOST_VALUES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def test_the_limits_in_the_document_are_the_codes() -> None:
         f"at most {page.MAX_SESSIONS:,}",
         f"at most {page.MAX_UNREAD} unread",
         f"at most {page.MAX_DEPTH} levels",
-        f"after {login.FREE_GUESSES} wrong guesses",
-        f"then {login.MAX_WAIT:g} s",
+        f"after {guard.FREE_GUESSES} wrong guesses",
+        f"then {guard.MAX_WAIT:g} s",
     ):
         assert words in TEXT, words

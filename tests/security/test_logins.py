@@ -8,10 +8,10 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from app import login
+from app import guard
 from app.cli import play
 from app.command import build_parser
-from app.login import COOKIE, FREE_GUESSES, MAX_WAIT, Login
+from app.guard import COOKIE, FREE_GUESSES, MAX_WAIT, Login
 from app.server import check_exposure
 from engine.errors import UsageError
 
@@ -104,7 +104,7 @@ def test_a_login_and_a_long_pause_reset_the_count(app, clock) -> None:
         user.cookies.clear()
     for _ in range(50):
         user.get("/", auth=WRONG)
-    clock.now += login.RESET_SECONDS + 1
+    clock.now += guard.RESET_SECONDS + 1
     assert user.get("/", auth=WRONG).status_code == 401
     assert user.get("/", auth=RIGHT).status_code == 200
 
@@ -117,7 +117,7 @@ def test_the_addresses_of_one_ipv6_network_share_their_guesses(app) -> None:
 
 
 def test_guesses_from_many_addresses_use_bounded_memory(app, monkeypatch) -> None:
-    monkeypatch.setattr(login, "MAX_ADDRESSES", 10)
+    monkeypatch.setattr(guard, "MAX_ADDRESSES", 10)
     for number in range(30):
         browser(app, f"10.0.1.{number}").get("/", auth=WRONG)
     assert len(app._guesses._counts) == 10

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.simulate.measured import Grid
 from engine.simulate.profile import FOLDER, Profile
+from engine.simulate.roofline import Grid
 from tests.security.odd import BOUNDED, one_line, returns_or_refuses
 
 TEXTS = {

@@ -21,6 +21,7 @@ from engine.types import check_range
 from traces.comparable import conditions, differences
 from traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
 from traces.metrics import measure, speedup
+from traces.passes import alternating
 
 if TYPE_CHECKING:
     from engine.methods import Method
@@ -235,12 +236,10 @@ class _Work:
         place = (row, setup.rate, setup.drafter, sample)
         group = self._groups.setdefault(place, uuid.uuid4().hex[:12])
         job = Job(self._method.key, setup.config, sample, setup.rate, group, setup.drafter)
-        passes: list[tuple[Trace, Trace]] = []
-        for number in range(self._plan.passes):
-            first = self._decode_plainly(job) if number % 2 == 0 else None
-            mine = self._execute(job)
-            passes.append((mine, first or self._decode_plainly(job)))
-        return tuple(passes)
+        sides: dict[bool, list[Trace]] = {True: [], False: []}
+        for _, plainly in alternating((True, False), self._plan.passes):
+            sides[plainly].append(self._decode_plainly(job) if plainly else self._execute(job))
+        return tuple(zip(sides[False], sides[True], strict=True))
 
     def _decode_plainly(self, job: Job) -> Trace:
         """Return plain decoding under the job's conditions."""

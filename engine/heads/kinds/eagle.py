@@ -24,10 +24,13 @@ from engine.heads.modules import (
     decoder_layer,
     draft_with_states,
     layer_tensors,
+    lent_lm_head,
     linear,
     mask_rows,
     replace_masks,
     vectors_of,
+    vocabulary_share,
+    vocabulary_tensors,
 )
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.heads.trainable import (
@@ -42,7 +45,6 @@ from engine.heads.trainable import (
     pack,
     rows_of_anchors,
 )
-from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -50,14 +52,12 @@ from engine.model.slots import Rows
 
 
 def check(config: HeadConfig) -> None:
-    """Check the config of a head with a layer that reads the target's last state."""
     config.check()
     config.check_reads_last_state()
     config.layer()
 
 
 def tensors(config: HeadConfig) -> TensorShapes:
-    """Return names and shapes of the layer and of `fc`."""
     d, bias = config.hidden_size, {"fc.bias": (config.hidden_size,)} if config.biased else {}
     return layer_tensors(config.layer()) | {"fc.weight": (d, 2 * d)} | bias | vocabulary_tensors(config)
 
@@ -107,7 +107,6 @@ def load(
 
 
 def work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - all forwards are alike
-    """Return the work of a forward of the layer; for the arguments see `Kind.work`."""
     return Work(1, 2, vocabulary_share(config))
 
 
@@ -123,7 +122,6 @@ class EagleLayer(nn.Module):
         self.mask = mask_vectors(masks, shape.width, level, "embedding", "feature")
 
     def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
-        """Map the rows' embeddings and features, (R, D) each, to states, (R, D)."""
         embedded = replace_masks(packed.numbers, embedded * self._scale, self.mask.get("embedding"))
         features = replace_masks(packed.numbers, features, self.mask.get("feature"))
         return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)

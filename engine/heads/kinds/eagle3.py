@@ -28,10 +28,12 @@ from engine.heads.modules import (
     draft_with_states,
     layer_tensors,
     linear,
+    own_lm_heads,
     vectors_of,
+    vocabulary_share,
+    vocabulary_tensors,
 )
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
-from engine.heads.vocabulary import own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -88,12 +90,10 @@ def _for_target(config: HeadConfig, layers: int) -> HeadConfig:
 
 
 def matches(names: Collection[str]) -> bool:
-    """Return whether a checkpoint with these tensor names is an EAGLE-3 head."""
     return any(part in name for name in names for part in _NAMES)
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Read the tensor names of EAGLE-3 or of speculators."""
     names = {re.sub(r"^midlayer\.", "layers.0.", name): name for name in shapes}
     layer, file = layer_config(path, raw, names), path / "config.json"
     for flag in _UNSUPPORTED:

@@ -8,7 +8,7 @@ x + SiLU(W x + b).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from engine.heads.config import HeadConfig, TensorShapes
 from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.medusa import check
-from engine.heads.modules import linear, residual
+from engine.heads.modules import lent_lm_head, linear, residual, vocabulary_share, vocabulary_tensors
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
-from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 
@@ -119,11 +118,10 @@ class Hydra:
         ids = torch.tensor([token for path in paths for token in path], device=self._embedding.device)
         tokens = self._embedding.index_select(0, ids).view(len(paths), -1)
         z = torch.cat([states.expand(len(paths), -1), tokens], 1)
-        x = self._residual[i](z) + functional.silu(self._first[i](z))
+        x = first_state(self._first[i], self._residual[i], z)
         return self._lm_heads[i](residual(self._blocks[i], x)).float()
 
     def work(self, i: int) -> Work:
-        """Return the work of a call of head i."""
         return _work(self._config, i + 1, i)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
@@ -151,30 +149,29 @@ def _path(tree: Growing, node: int) -> list[int]:
     return [int(tree.prefix.tokens[-1]), *path]
 
 
-class HydraBlock(nn.Module):
-    """Wr z + br + SiLU(W z + b)."""
+def first_state(
+    first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Tensor], z: Tensor
+) -> Tensor:
+    """Return a head's state after its first layer, (..., D), for z of (..., (i + 2) D)."""
+    return connection(z) + functional.silu(first(z))
 
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs * width, width)
-        self.res_connection = nn.Linear(inputs * width, width)
-        for part in (self.linear, self.res_connection):
-            nn.init.normal_(part.weight, std=0.02)
-            nn.init.zeros_(part.bias)
 
-    def forward(self, z: Tensor) -> Tensor:
-        """Map (..., inputs * D) to (..., D)."""
-        return self.res_connection(z) + functional.silu(self.linear(z))
+def _block(inputs: int, width: int) -> nn.ModuleDict:
+    parts = {name: nn.Linear(inputs * width, width) for name in ("linear", "res_connection")}
+    for part in parts.values():
+        nn.init.normal_(part.weight, std=0.02)
+        nn.init.zeros_(part.bias)
+    return nn.ModuleDict(parts)
 
 
 def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
-    """Return heads to train, with one block each; they read embeddings times `scale`."""
-    blocks = [HydraBlock(i + 2, width) for i in range(heads)]
+    blocks = [_block(i + 2, width) for i in range(heads)]
     module = nn.ModuleDict({"hydra_mlp": nn.ModuleList(nn.ModuleDict({"1": block}) for block in blocks)})
 
     def state(i: int, feature: Tensor, *embedded: Tensor) -> Tensor:
         """Return head i's state, (..., D), from a feature and i + 1 embeddings, (..., D) each."""
-        return blocks[i](torch.cat((feature, torch.cat(embedded, -1) * scale), -1))
+        z = torch.cat((feature, torch.cat(embedded, -1) * scale), -1)
+        return first_state(blocks[i]["linear"], blocks[i]["res_connection"], z)
 
     def learn(texts: Texts) -> list[Learned]:
         learned = list[Learned]()

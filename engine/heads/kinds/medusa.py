@@ -13,16 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import MOST, HeadConfig, TensorShapes
 from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
-from engine.heads.modules import draft_at_once, linear, residual
+from engine.heads.modules import (
+    draft_at_once,
+    lent_lm_head,
+    linear,
+    own_lm_heads,
+    residual,
+    vocabulary_share,
+    vocabulary_tensors,
+)
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
-from engine.heads.vocabulary import lent_lm_head, own_lm_heads, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.fields import MOST_TOKENS
@@ -33,7 +39,6 @@ _BLOCK = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})\.linear\.weight")
 
 
 def check(config: HeadConfig) -> None:
-    """Check the config of a Medusa or a Hydra head."""
     low = 1 if config.own_lm_head else 0
     config.check(vocab_size=(low, MOST_TOKENS), heads=(1, MOST), layers=(1, MOST))
     config.check_reads_last_state()
@@ -107,7 +112,6 @@ class Medusa:
         return logits.float().unflatten(0, (count, len(states))).transpose(0, 1)
 
     def work(self, count: int, states: int = 1) -> Work:
-        """Return the work of a call."""
         return _work(self._config, count, 0)._replace(outputs=count * states)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
@@ -121,30 +125,24 @@ class Medusa:
         return draft_at_once(compute)
 
 
-class ResidualBlock(nn.Module):
-    """x + SiLU(W x + b); begins as the identity."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., D) to (..., D)."""
-        return x + functional.silu(self.linear(x))
+def _block(width: int) -> nn.Module:
+    """Return a block to train, which begins as the identity."""
+    block = nn.Linear(width, width)
+    nn.init.zeros_(block.weight)
+    nn.init.zeros_(block.bias)
+    return nn.ModuleDict({"linear": block})
 
 
 def _trainable(width: int, heads: int) -> TrainableHead:
     """Return heads to train, with one block each, then the target's LM head or their own."""
-    module = nn.ModuleList(nn.ModuleList([ResidualBlock(width)]) for _ in range(heads))
+    module = nn.ModuleList(nn.ModuleList([_block(width)]) for _ in range(heads))
 
     def own(i: int) -> Tensor | None:
         parameters = dict(module.named_parameters())
         return parameters.get(f"{i}.1.weight")
 
     def state(i: int, features: Tensor) -> Tensor:
-        return module.get_submodule(f"{i}.0")(features)
+        return residual([module.get_submodule(f"{i}.0.linear")], features)
 
     def learn(texts: Texts) -> list[Learned]:
         anchors = [texts.anchor_tensor(i + 1) for i in range(heads)]

@@ -20,7 +20,6 @@ _VECTORS = ("embedding", "feature")
 
 
 def check(config: HeadConfig) -> None:
-    """Check the config of a head with masks."""
     eagle.check(config)
     config.check(masks=(0, MOST))
 

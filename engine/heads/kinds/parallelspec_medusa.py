@@ -19,10 +19,13 @@ from engine.heads.modules import (
     draft_with_masks,
     layer_tensors,
     learned_masks,
+    lent_lm_head,
     mask_rows,
     mask_tensors,
     replace_masks,
     vectors_of,
+    vocabulary_share,
+    vocabulary_tensors,
 )
 from engine.heads.trainable import (
     Packed,
@@ -33,7 +36,6 @@ from engine.heads.trainable import (
     layered_head,
     mask_vectors,
 )
-from engine.heads.vocabulary import lent_lm_head, vocabulary_share, vocabulary_tensors
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -78,7 +80,6 @@ class MedusaLayer(nn.Module):
         self.mask = mask_vectors(masks, shape.width, level, "embedding")
 
     def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
-        """Map the rows' embeddings and features, (R, D) each, to states, (R, D)."""
         inputs = replace_masks(packed.numbers, embedded * self._scale + features, self.mask.get("embedding"))
         return self.norm(self.layers[0](inputs, packed))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -14,18 +14,19 @@ import torch
 from engine.errors import UsageError
 from engine.heads.files import HeadWeights, read_head
 from engine.heads.kinds import KINDS
+from engine.heads.modules import target_ids
 from engine.heads.trainable import Frozen, Texts, TrainableHead
-from engine.heads.vocabulary import target_ids
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
+from engine.training.card import table
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
 from engine.training.heads.losses import DraftAcceptance, acceptance
 from engine.training.heads.plot import PLOT
 from engine.training.heads.train import build_head, read_frozen
 from engine.training.loop import read_facts
-from engine.training.measure import LoadedPair, held_out_prompts, read_prompts
+from engine.training.measure import LoadedPair, prompt_sets
 from engine.training.options import HEAD_DEFAULTS, CardSettings
 from engine.types import Sampling
 
@@ -101,12 +102,7 @@ def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iter
     """Yield the target's greedy answers to the prompts that fit the window."""
     window = min(settings.window, loaded.pair.context)
     new = min(settings.new_tokens, window // 2)
-    sets: list[tuple[str, Iterable[str]]] = []
-    if settings.data is not None:
-        chats = held_out_prompts(settings.data, 0.01, SOURCES, settings.chats)
-        sets.append(("chats held out of the corpus", chats))
-    sets += [(path.parent.name, read_prompts(path, settings.count)) for path in settings.prompts]
-    for name, prompts in sets:
+    for name, prompts in prompt_sets(settings, 0.01, SOURCES).items():
         texts, drafted = list[Texts](), DraftAcceptance((0,) * DRAFTS, (0,) * DRAFTS)
         for ids in map(loaded.pair.encode, prompts):
             if len(ids) + new > window:
@@ -172,43 +168,28 @@ def _measure(
 
 
 def render(answers: Sequence[Answers], heads: Sequence[MeasuredHead], notes: Sequence[str] = ()) -> str:
-    """Return the card as Markdown."""
-    lines = [
+    columns = ("head", "parameters", "file", "steps", "tokens", "minutes", "lambda", "loss", "begun from")
+    parts = [
         "# Card: drafting heads of this pair",
-        "",
         "Written by `specscope train heads` from measurements of these files.",
-        "",
         "Each head drafts from the target's final hidden states and shares its embedding and LM head, so a file holds "
         "only what was trained. The target was not changed.",
-        "",
-        *(line for note in notes for line in (note, "")),
+        *notes,
         "## Training",
-        "",
-        *_table(
-            ("head", "parameters", "file", "steps", "tokens", "minutes", "lambda", "loss", "begun from"),
-            [_training(head) for head in heads],
-        ),
-        "",
-        *_text_of(heads),
-        "",
+        table(columns, map(_training, heads)),
+        _text_of(heads),
         "## Acceptance",
-        "",
-        *_acceptance(answers, heads),
-        "",
-        *(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
-        "",
+        _acceptance(answers, heads),
+        "\n".join(f"![Curves of {head.kind}]({head.kind}/{PLOT})" for head in heads if head.drawn),
         "Acceptance rate of token k among the drafts whose earlier tokens were accepted, at T = 0: the most probable "
         "token at each place, compared with the target's own greedy answers to prompts that were never trained on, from "
         "every token of an answer on. Tokens per forward: the accepted tokens of one chain and the target's own; a tree "
         "has more. The drafter is measured alike, but each of its tokens costs a model's forward, a head's at most a layer's.",
-        "",
         "## Limits",
-        "",
         "Trained for minutes on one shared CPU core, on one target's text, on texts of at most 480 tokens. The heads' "
         "drafts are at best as good as the target, which is small; they cannot change its text.",
-        "",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _training(head: MeasuredHead) -> tuple[str, ...]:
@@ -240,20 +221,20 @@ def _loss(options: dict[str, Any]) -> str:
     return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in terms if weight)
 
 
-def _text_of(heads: Sequence[MeasuredHead]) -> list[str]:
+def _text_of(heads: Sequence[MeasuredHead]) -> str:
     facts = next((head.facts for head in heads if head.facts), None)
     if facts is None:
-        return []
+        return ""
     options = facts["options"]
-    return [
+    return (
         f"Text: {facts['answers']:,} answers of the target, {facts['text_tokens']:,} tokens with their prompts, which were "
         "cut from the pair's corpus; half of the answers greedy, half at temperature 1. Every fiftieth was held out. "
         f"{options['optimizer']} for the matrices and AdamW for the rest, batches of {options['batch']} texts, seed "
         f"{options['seed']}."
-    ]
+    )
 
 
-def _acceptance(answers: Sequence[Answers], heads: Sequence[MeasuredHead]) -> list[str]:
+def _acceptance(answers: Sequence[Answers], heads: Sequence[MeasuredHead]) -> str:
     most = max(len(a.rates) for head in heads for a in head.accepted.values())
     rows = list[tuple[str, ...]]()
     sets = [*((part.name, [part.name]) for part in answers), ("**all**", [part.name for part in answers])]
@@ -268,8 +249,4 @@ def _acceptance(answers: Sequence[Answers], heads: Sequence[MeasuredHead]) -> li
             rates += [""] * (most - len(rates))
             rows.append((shown, str(prompts), kind, *rates, f"{total.length:.2f}", f"{total.reached[0]:,}"))
     places = [f"token {k + 1}" for k in range(most)]
-    return _table(("prompts", "number", "head", *places, "tokens per forward", "drafts"), rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+    return table(("prompts", "number", "head", *places, "tokens per forward", "drafts"), rows)

@@ -111,11 +111,8 @@ class Batches:
 
 
 TEXTS = 64
-"""Texts of one file."""
 _AT_ONCE = 16
-"""Texts of one forward."""
 _NAME = "features"
-"""The tensor of a file."""
 
 
 def stored_features(
@@ -128,15 +125,6 @@ def stored_features(
     cancel: threading.Event,
 ) -> Tensor:
     """Return the target's features of a text, (N, D) bfloat16; those `folder` lacks are written.
-
-    Args:
-        folder: The folder of the features.
-        corpus: The text, N tokens.
-        target: Directory of the target.
-        device: Where the target runs.
-        dtype: Dtype of its weights.
-        report: Takes the number of tokens done.
-        cancel: Set it to stop.
 
     Raises:
         RunCancelled: `cancel` was set; complete files are kept.

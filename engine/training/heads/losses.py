@@ -110,12 +110,6 @@ def head_losses(head: TrainableHead, texts: Texts, frozen: Frozen, options: Head
     With a shortened vocabulary, p is the target's distribution over the drafted tokens, and places
     whose token is none of them count in the smooth L1 only: there every draft is rejected. A bucket
     for the other tokens would give q a mass that no draft can use.
-
-    Args:
-        head: The head.
-        texts: The batch.
-        frozen: The target's embedding and LM head, and the tokens that the head drafts.
-        options: Weights of the losses.
     """
     total, places = torch.zeros((), device=texts.ids.device), list[Tensor]()
     for k, learned in enumerate(head.learn(texts)):
@@ -156,7 +150,6 @@ class DraftAcceptance(NamedTuple):
         return 1.0 + sum(accumulate((rate or 0.0 for rate in self.rates), mul))
 
     def __add__(self, other: DraftAcceptance) -> DraftAcceptance:  # type: ignore[override]
-        """Return the counts of both."""
         return DraftAcceptance(
             *(tuple(map(sum, zip(a, b, strict=True))) for a, b in zip(self, other, strict=True))
         )

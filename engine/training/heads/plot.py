@@ -36,12 +36,7 @@ class Panel(NamedTuple):
 
 
 def draw(panels: Sequence[Panel], columns: int = 0) -> str:
-    """Return the diagrams as SVG; a panel without points stays empty.
-
-    Args:
-        panels: The diagrams.
-        columns: Diagrams side by side; 0 for all of them.
-    """
+    """Return the diagrams as SVG; a panel without points stays empty."""
     columns = columns or len(panels)
     longest = max((len(line.name) for panel in panels for line in panel.lines), default=0)
     each = _WIDTH + max(_KEY, 40 + 7 * longest)

@@ -12,13 +12,15 @@ stay fixed.
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Collection
+from dataclasses import replace
 from functools import reduce
 from math import nan
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +29,8 @@ from engine.files import replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes, layer_fields
 from engine.heads.files import check_head, read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
+from engine.heads.modules import offsets
 from engine.heads.trainable import Frozen, TrainableHead
-from engine.heads.vocabulary import offsets
 from engine.model.shape import EMBEDDING, ModelShape
 from engine.pairs.checkpoint import Checkpoint, some
 from engine.pairs.config import read_config
@@ -37,13 +39,12 @@ from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.heads.features import Batches, stored_features
 from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.plot import PLOT, training_curves
-from engine.training.heads.shorten import most_frequent
 from engine.training.loop import (
     MEASURED,
-    Listener,
+    Control,
     Progress,
     Training,
-    ignore,
+    check_empty,
     read_facts,
     read_log,
     write_facts,
@@ -68,10 +69,6 @@ class Start(NamedTuple):
 
 def compare(options: HeadOptions, config: HeadConfig) -> Start | None:
     """Compare the tensors of `options.start` with those of a new head; None without a start.
-
-    Args:
-        options: The settings.
-        config: The new head's.
 
     Raises:
         UsageError: The trained head is for another target, none of its tensors fits, or some do not
@@ -109,7 +106,6 @@ def copy(head: TrainableHead, options: HeadOptions, start: Start) -> dict[str, A
 
 
 def _trained(config: HeadConfig) -> TensorShapes:
-    """Return the tensors of a head that a training changes."""
     shapes = KINDS[config.kind].tensors(config)
     return {name: shape for name, shape in shapes.items() if name not in INDEX_TENSORS}
 
@@ -121,16 +117,8 @@ _SAMPLE = 100_000
 """Features whose root mean square is taken."""
 
 
-def train_head(
-    options: HeadOptions,
-    progress: Listener = ignore,
-    cancel: threading.Event | None = None,
-    *,
-    resume: bool = False,
-) -> Path:
+def train_head(options: HeadOptions, **control: Unpack[Control]) -> Path:
     """Train a drafting head and write it to `out`.
-
-    For `progress`, `cancel` and `resume` see `Training`.
 
     Returns:
         `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
@@ -143,7 +131,7 @@ def train_head(
         ModelError: A model, the text or the checkpoint is broken.
     """
     target, shape = options.target, check(options)
-    training, out = Training(options, progress, cancel, resume), options.out
+    training, out = Training(options, **control), options.out
     with training.execution.main_first():
         text = _text(options, training)
         corpus = read_text(text, target)
@@ -246,7 +234,6 @@ def read_frozen(target: Path, shape: ModelShape, device: torch.device) -> Frozen
 
 
 def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadConfig:
-    """Return the config of a trained head."""
     kind = KINDS[options.kind]
     return HeadConfig(
         kind=options.kind,
@@ -291,3 +278,91 @@ def _facts(options: HeadOptions, phase: dict[str, Any], corpus: Corpus) -> dict[
         "acceptance": read_log(options.out / MEASURED)[-1],
         "options": options.fixed(),
     }
+
+
+class Vocabulary(NamedTuple):
+    """The tokens that a head drafts."""
+
+    tokens: Tensor
+    """(N,) int64, rising."""
+    coverage: float
+    """Share of the answers' tokens that are among them."""
+
+    def facts(self, vocab: int) -> dict[str, float]:
+        return {"tokens": len(self.tokens), "of": vocab, "coverage": round(self.coverage, 5)}
+
+
+def most_frequent(corpus: Corpus, count: int, vocab: int) -> Vocabulary:
+    """Return the `count` most frequent tokens of the answers; among equals, lower ids first.
+
+    Raises:
+        UsageError: The target has fewer tokens.
+    """
+    check_range("vocabulary", count, 1, vocab)
+    counts = np.bincount(_answers(corpus), minlength=vocab)
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:count])
+    return Vocabulary(torch.from_numpy(chosen), float(counts[chosen].sum() / max(1, counts.sum())))
+
+
+def _answers(corpus: Corpus) -> np.ndarray:
+    if corpus.answers is None:
+        return corpus.ids
+    change = np.zeros(len(corpus.ids) + 1, dtype=np.int64)
+    change[corpus.answers] += 1
+    change[corpus.starts[1:]] -= 1
+    return corpus.ids[np.cumsum(change)[:-1] > 0]
+
+
+def shorten_head(
+    head: Path,
+    target: Path,
+    out: Path,
+    *,
+    text: Path | None = None,
+    vocabulary: int = 0,
+    int8: bool = False,
+    keep: Collection[str] = (),
+) -> dict[str, Any]:
+    """Write a head that drafts the most frequent tokens of its target's answers only.
+
+    Args:
+        head: The head's directory.
+        target: Directory of its target.
+        out: New folder for the result.
+        text: File of text that the target wrote; not read if all tokens stay.
+        vocabulary: N; 0 for all tokens of the target.
+        int8: Store matrices as int8, except those to `keep`, which stay in bf16.
+        keep: Names of matrices.
+
+    Returns:
+        Number of tokens, of how many, and their share of the answers; empty if all tokens stay.
+
+    Raises:
+        UsageError: A setting is wrong, `out` is in use, the head is for another target or has its
+            own LM head, or the text is another target's.
+        ModelError: The head or the text is broken.
+    """
+    check_empty(out)
+    config, tensors = read_head(head, target)
+    if config.own_lm_head or "lm_head.weight" in tensors:
+        raise UsageError(
+            f"{head} has an LM head of its own, which stays as it is; only heads with the target's can be shortened"
+        )
+    tensors.pop("d2t", None)
+    matrices = [name for name, tensor in tensors.items() if tensor.ndim == 2]
+    if unknown := [name for name in keep if name not in matrices]:
+        raise UsageError(f"{unknown[0]} is no matrix of this head; its matrices are {', '.join(matrices)}")
+    vocab, facts = read_config(target).vocab_size, dict[str, Any]()
+    if vocabulary:
+        if text is None:
+            raise UsageError("a shorter vocabulary needs --text, written.safetensors of an earlier training")
+        chosen = most_frequent(read_text(text, target), vocabulary, vocab)
+        tensors["d2t"], facts = offsets(chosen.tokens), chosen.facts(vocab)
+    out.mkdir(parents=True, exist_ok=True)
+    write_head(out, replace(config, vocab_size=vocab, draft_vocab=vocabulary), tensors, int8=int8, keep=keep)
+    before = {
+        name: fact for name, fact in read_facts(head).items() if name not in ("acceptance", "vocabulary")
+    }
+    if before or facts:
+        write_facts(out, before | ({"vocabulary": facts} if facts else {}))
+    return facts

@@ -251,6 +251,10 @@ def test_the_address_is_what_one_sees_back_works_and_a_reload_returns_to_the_run
     page.go_back()
     expect(prompt).to_have_text("First question")
     assert page.url == first
+    page.go_back()
+    wait_for(page, "idle")
+    page.go_forward()
+    expect(prompt).to_have_text("First question")
     wait_for(page, "done")
 
     new_tokens(page, 1500)
@@ -301,7 +305,7 @@ def test_both_themes_fit_a_narrow_window(open_page, window) -> None:
         page.get_by_role("button", name="Light or dark").click()
         assert is_dark(page) == dark
         window.reload()
-        page.locator("#run").wait_for()
+        page.locator('[role="tabpanel"]:visible').first.wait_for()
         assert is_dark(page) == dark, "the choice is kept"
         page.emulate_media(color_scheme="dark")
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import engine
-from app.bench.attention import CASES, Ragged
 from app.bench.cuda import CPU, GPU
 from engine.errors import OutOfMemory, WorkerDied
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling
+from tests.bench.attention import CASES, Ragged
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.model.test_static import check_static_steps
 from tests.engine.model.tiny import CONFIGS as FAMILIES

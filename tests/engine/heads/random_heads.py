@@ -10,7 +10,7 @@ import torch
 from engine.heads.config import HeadConfig
 from engine.heads.files import tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
-from engine.heads.vocabulary import offsets
+from engine.heads.modules import offsets
 from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair

@@ -40,128 +40,109 @@ def test_a_written_head_is_read_again(kind: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-Change = Callable[[dict[str, Tensor]], object]
+Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
+BASES = {
+    "eagle": (eagle(), CONFIG),
+    "speculators": (eagle("fusion_fc", "transformer"), {"transformer_layer_config": CONFIG}),
+    "medusa": (medusa_1(), {}),
+    "without LM heads": ({name: shape for name, shape in medusa_1().items() if ".linear." in name}, {}),
+    "hydra": (hydra((1,)), {}),
+}
+
+
+def without(name: str) -> Change:
+    return lambda tensors, _: tensors.pop(name)
+
+
+def adding(name: str, *size: int, dtype: torch.dtype = torch.float32) -> Change:
+    return lambda tensors, _: tensors.update({name: torch.zeros(size, dtype=dtype)})
+
+
+def setting(**fields: Any) -> Change:
+    return lambda _, config: config.update(fields)
+
+
+HEAD_LAYER = "prefix_embeding_layer.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("shapes", "config", "change", "message"),
+    ("base", "change", "message"),
     [
+        ("eagle", without("fc.weight"), "is no known drafting head: its tensors are fc.bias"),
         (
-            eagle(),
-            CONFIG,
-            lambda t: t.pop("fc.weight"),
-            "is no known drafting head: its tensors are fc.bias",
+            "eagle",
+            without("layers.0.mlp.up_proj.weight"),
+            "missing in .* eagle: layers.0.mlp.up_proj.weight$",
         ),
         (
-            eagle(),
-            CONFIG,
-            lambda t: t.pop("layers.0.mlp.up_proj.weight"),
-            "tensors missing in a head of kind eagle: layers.0.mlp.up_proj.weight$",
+            "eagle",
+            adding("layers.0.self_attn.q_proj.bias", D),
+            "missing in .*k_proj.bias, layers.0.*v_proj.bias$",
         ),
         (
-            eagle(),
-            CONFIG,
-            lambda t: t.update({"layers.0.self_attn.q_proj.bias": torch.zeros(D)}),
-            "tensors missing in a head of kind eagle: layers.0.self_attn.k_proj.bias, layers.0.*v_proj.bias$",
+            "eagle",
+            adding("layers.0.self_attn.o_proj.bias", D),
+            "unknown to .* eagle: layers.0.self_attn.o_p.*bias$",
         ),
         (
-            eagle(),
-            CONFIG,
-            lambda t: t.update({"layers.0.self_attn.o_proj.bias": torch.zeros(D)}),
-            "tensors unknown to a head of kind eagle: layers.0.self_attn.o_proj.bias$",
+            "eagle",
+            adding("layers.1.mlp.up_proj.weight", D),
+            "up_proj.weight: an EAGLE head has one decoder layer",
         ),
         (
-            eagle(),
-            CONFIG,
-            lambda t: t.update({"layers.1.mlp.up_proj.weight": torch.zeros(D)}),
-            "has layers.1.mlp.up_proj.weight: an EAGLE head has one decoder layer",
+            "eagle",
+            adding("fc.weight", D, D),
+            r"fc.weight has shape \[16, 16\]; in a head .* it has \[16, 32\]",
         ),
         (
-            eagle(),
-            CONFIG,
-            lambda t: t.update({"fc.weight": torch.zeros(D, D)}),
-            r"fc.weight has shape \[16, 16\]; in a head of kind eagle and these sizes it has \[16, 32\]",
+            "eagle",
+            adding("fc.bias", D, dtype=torch.int8),
+            "fc.bias is of type I8, but there is no fc.bias.scale ",
         ),
+        ("eagle", setting(hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported is silu"),
         (
-            eagle(),
-            {},
-            lambda _: None,
-            "lacks hidden_size, intermediate_size, num_attention_heads, vocab_size",
-        ),
-        (
-            medusa_1(),
-            {},
-            lambda t: t.pop("1.0.linear.bias"),
-            "tensors missing in a head of kind medusa: 1.0.linear.bias$",
-        ),
-        (
-            medusa_1(),
-            {},
-            lambda t: t.update({"9.weight": torch.zeros(2), "rotary": torch.zeros(2)}),
-            "tensors unknown to a head of kind medusa: 9.weight, rotary$",
-        ),
-        (
-            hydra((1,)),
-            {},
-            lambda t: t.pop("hydra_mlp.0.1.linear.weight"),
-            "lacks hydra_mlp.0.1.linear.weight",
-        ),
-        (
-            hydra((1,)),
-            {},
-            lambda t: t.update({"prefix_embeding_layer.layers.0.mlp.up_proj.weight": torch.zeros(2)}),
-            r"is a Hydra\+\+ head \(prefix_embeding_layer\.layers\.0.*\), which cannot be run yet",
-        ),
-        (
-            eagle(),
-            CONFIG | {"hidden_act": "gelu"},
-            lambda _: None,
-            "hidden_act 'gelu' is not supported; supported is silu",
-        ),
-        (
-            eagle(),
-            CONFIG,
-            lambda t: t.update({"fc.bias": torch.zeros(D, dtype=torch.int8)}),
-            "fc.bias is of type I8, but there is no fc.bias.scale with its scales$",
-        ),
-        (
-            eagle("fusion_fc", "transformer"),
-            {"transformer_layer_config": CONFIG},
-            lambda t: t.update({"embedding_layernorm.weight": torch.ones(D)}),
-            "tensors unknown to a head of kind eagle: embedding_layernorm.weight$",
-        ),
-        (
-            medusa_1(),
-            {},
-            lambda t: t.update({"0.1.weight": torch.tensor(1.0)}),
-            "0.1.weight is a single number; no tensor of a head is one$",
-        ),
-        (
-            medusa_1(),
-            {},
-            lambda t: t.update({f"{10**9}.0.linear.weight": torch.zeros(D, D)}),
-            "heads is 1000000001; it must be a whole number, at least 1 and at most 64$",
-        ),
-        (
-            {name: shape for name, shape in medusa_1().items() if ".linear." in name},
-            {"vocab_size": "many"},
-            lambda _: None,
-            "vocab_size is 'many'; it must be a whole number of at least 0$",
-        ),
-        (
-            eagle(),
-            {"transformer_layer_config": None},
-            lambda _: None,
+            "eagle",
+            setting(transformer_layer_config=None),
             "transformer_layer_config is None; it must be an object$",
         ),
-        (eagle(), CONFIG | {"layer_types": 1}, lambda _: None, "layer_types is 1; it must be a list$"),
+        ("eagle", setting(layer_types=1), "layer_types is 1; it must be a list$"),
+        (
+            "eagle",
+            lambda _, config: config.clear(),
+            "lacks hidden_size, intermediate_size, num_attention_heads, voc",
+        ),
+        (
+            "speculators",
+            adding("embedding_layernorm.weight", D),
+            "unknown to .* eagle: embedding_layernorm.weight$",
+        ),
+        ("medusa", without("1.0.linear.bias"), "tensors missing in a head of kind medusa: 1.0.linear.bias$"),
+        ("medusa", adding("9.weight", 2), "tensors unknown to a head of kind medusa: 9.weight$"),
+        ("medusa", adding("0.1.weight"), "0.1.weight is a single number; no tensor of a head is one$"),
+        (
+            "medusa",
+            adding(f"{10**9}.0.linear.weight", D, D),
+            "heads is 1000000001; .* at least 1 and at most 64$",
+        ),
+        (
+            "without LM heads",
+            setting(vocab_size="many"),
+            "vocab_size is 'many'; it must be a whole number of at l",
+        ),
+        ("hydra", without("hydra_mlp.0.1.linear.weight"), "lacks hydra_mlp.0.1.linear.weight"),
+        (
+            "hydra",
+            adding(HEAD_LAYER, 2),
+            r"is a Hydra\+\+ head \(prefix_embeding_layer\..*\), which cannot be run",
+        ),
     ],
 )
 def test_a_broken_published_file_is_refused_by_name(
-    shapes: dict[str, tuple[int, ...]], config: dict[str, Any], change: Change, message: str, tmp_path: Path
+    base: str, change: Change, message: str, tmp_path: Path
 ) -> None:
-    tensors = drawn(shapes)
-    change(tensors)
+    shapes, config = BASES[base]
+    tensors, config = drawn(shapes), dict(config)
+    change(tensors, config)
     with pytest.raises(ModelError, match=message) as error:
         read_head(store(tmp_path / "head", tensors, config))
     assert "\n" not in str(error.value)

@@ -14,6 +14,8 @@ from torch.nn.functional import silu
 
 from engine.heads.files import read_head
 from engine.heads.kinds import KINDS
+from engine.heads.kinds.hydra import first_state
+from engine.heads.modules import residual
 from engine.heads.trainable import Packed
 from tests.engine.heads.forms import (
     CONFIG,
@@ -57,7 +59,8 @@ def test_medusa(prefix: str, tmp_path: Path) -> None:
     f, ours = torch.randn(D), module_of("medusa")
     ours.load_state_dict({k: t for k, t in head.tensors.items() if "linear" in k})
     for i, logits in enumerate(reference_medusa(tensors, f, prefix)):
-        torch.testing.assert_close(head.tensors[f"{i}.1.weight"] @ ours.get_submodule(f"{i}.0")(f), logits)
+        state = residual([ours.get_submodule(f"{i}.0.linear")], f)
+        torch.testing.assert_close(head.tensors[f"{i}.1.weight"] @ state, logits)
 
 
 def test_medusa_of_two_layers_and_without_lm_heads(tmp_path: Path) -> None:
@@ -76,7 +79,8 @@ def test_hydra(numbers: tuple[int, ...], tmp_path: Path) -> None:
     ours.load_state_dict({k: t for k, t in head.tensors.items() if re.match(r"hydra_mlp\.\d\.1", k)})
     for i in range(3):
         z = torch.randn((i + 2) * D)
-        state = ours.get_submodule(f"hydra_mlp.{i}.1")(z)
+        parts = (ours.get_submodule(f"hydra_mlp.{i}.1.{part}") for part in ("linear", "res_connection"))
+        state = first_state(*parts, z)
         if len(numbers) > 1:
             block = (head.tensors[f"hydra_mlp.{i}.3.linear.{part}"] for part in ("weight", "bias"))
             weight, bias = block

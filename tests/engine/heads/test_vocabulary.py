@@ -17,7 +17,7 @@ from engine.heads.drafting import Columns
 from engine.heads.files import check_head, tokenizer_digest, write_head
 from engine.heads.find import load_head
 from engine.heads.kinds import KINDS
-from engine.heads.vocabulary import offsets, target_ids
+from engine.heads.modules import offsets, target_ids
 from engine.heads.work import Work
 from engine.model.weights import PACKED_FROM, Linear
 from engine.pairs.config import read_config

@@ -16,6 +16,7 @@ import engine
 from engine.drafters.static import tree
 from engine.draws import Draws
 from engine.pairs.pair import Pair
+from engine.trace.events import Round
 from engine.types import Sampling
 from tests.engine.heads.random_heads import make_heads, with_eagle3
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -33,6 +34,7 @@ METHODS = {
     "eagle2 with EAGLE-3": ("eagle3", {"top": 4, "depth": 4, "total": 12}),
 }
 """The kind of head of each method, and its settings."""
+GREEDY = Sampling()
 PROMPT, NEW = [5, 9, 23, 4], 14
 
 
@@ -109,6 +111,27 @@ def expected(
 def _rows_from_masks(rows: Rows, last: int, path: list[int]) -> Tensor:
     """Return the row of one mask more: the first mask is in the last token's place."""
     return rows([last, *path])
+
+
+def rounds(
+    trace,
+    plain: Plain,
+    method: str,
+    config: dict,
+    sampling: Sampling = GREEDY,
+    draws: Draws | None = None,
+) -> Iterator[tuple[Round, list[int], list[Node]]]:
+    """Check the drafts against the reference; yield each round, the text before it, the nodes."""
+    prompt, done = list(trace.header.prompt_ids[0]), trace.token_ids()
+    new, x = len(done), prompt
+    for r, (step, nodes) in zip(trace.rounds, drafts(trace).items(), strict=True):
+        levels = len(prompt) + new - len(x)
+        assert nodes == expected(plain, method, trace.header.config | config, x, levels, sampling, draws), (
+            step
+        )
+        yield r, x, nodes
+        x = prompt + done[: len(x) - len(prompt) + r.emitted]
+    assert x == prompt + done
 
 
 def walk(plain: Plain, x: list[int], nodes: list[Node]) -> list[int]:

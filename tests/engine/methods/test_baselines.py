@@ -9,11 +9,9 @@ import pytest
 
 import engine
 from engine.errors import UsageError
-from engine.methods import find
 from engine.types import Limits, Sampling
 from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.situations import situation
 from tests.engine.model import tiny
 from tests.engine.workers.harness import Flat, scripted_cluster
 
@@ -246,53 +244,3 @@ def test_a_reference_text_starts_the_pool(bundled):
     assert known <= set(warm.pooled[0].gained)
     assert not known <= set(cold.pooled[0].gained)
     assert len(warm.rounds) < len(cold.rounds)
-
-
-@pytest.fixture(scope="module")
-def plain(bundled):
-    """Return the token ids of autoregressive decoding."""
-    return bundled.run("autoregressive", STORY, sampling=WARM, limits=Limits(32)).token_ids()
-
-
-@pytest.mark.parametrize("method", ["prompt_lookup", "lookahead", "ouroboros"])
-def test_drafts_change_no_token_above_temperature_0(bundled, plain, method):
-    trace = bundled.run(method, STORY, sampling=WARM, limits=Limits(32))
-    assert trace.token_ids() == plain
-    assert sum(r.accepted for r in trace.rounds) > 0
-
-
-@pytest.mark.parametrize(
-    ("method", "config", "message"),
-    [
-        ("prompt_lookup", {"ngram": 0}, "ngram is 0; it must be at least 1 and at most 16"),
-        ("prompt_lookup", {"copy": 33}, "copy is 33; it must be at least 1 and at most 32"),
-        ("prompt_lookup", {"which": "last"}, "which is 'last'; choose one of first, latest"),
-        (
-            "assisted",
-            {"start": 33},
-            "start is 33; it must be at least 1 and at most 32",
-        ),
-        ("assisted", {"schedule": "steady"}, "schedule is 'steady'; choose one of heuristic, constant"),
-        ("assisted", {"confidence": 1.5}, "confidence is 1.5; it must be at least 0 and at most 1"),
-        ("assisted", {"confidence": "nan"}, "confidence is nan; it must be at least 0 and at most 1"),
-        ("lookahead", {"level": 1}, "level is 1; it must be at least 2 and at most 8"),
-        ("lookahead", {"window": 65}, "window is 65; it must be at least 1 and at most 64"),
-        ("lookahead", {"guesses": 0}, "guesses is 0; it must be at least 1 and at most 64"),
-        ("ouroboros", {"gamma": 0}, "gamma is 0; it must be at least 1 and at most 32"),
-        ("ouroboros", {"phrases": 17}, "phrases is 17; it must be at least 0 and at most 16"),
-    ],
-)
-def test_settings_out_of_range_are_refused(method, config, message):
-    with pytest.raises(UsageError) as caught:
-        find(method).configure(config)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("method", ["lookahead", "ouroboros"])
-def test_a_window_larger_than_the_context_is_refused(method):
-    found, small = find(method), situation(context=20)
-    found.plan(found.configure({"level": 5, "window": 16}), small)
-    with pytest.raises(UsageError) as caught:
-        found.plan(found.configure({"level": 5, "window": 17}), small)
-    message = "window is 17; with level 5 and a context of 20 tokens it must be at least 1 and at most 16"
-    assert str(caught.value) == message

@@ -184,14 +184,6 @@ def test_more_drafters_than_devices_are_refused():
         plan(Config(drafters=2), small)
 
 
-def test_more_than_eight_are_out_of_range():
-    with (
-        open_cluster([[True]], D) as cluster,
-        pytest.raises(UsageError, match=r"drafters is 9; .* at most 8"),
-    ):
-        run(cluster, "dsi", 4, drafters=9)
-
-
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory):
     """A tiny target with two drafters: one always wrong, one mostly right."""

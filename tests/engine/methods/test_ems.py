@@ -256,10 +256,6 @@ def test_virtual_time_counts_the_padding():
 @pytest.mark.parametrize(
     ("method", "config", "prompts", "message"),
     [
-        ("ems", {"batch": 0}, ("a",), "batch is 0; it must be at least 1 and at most 24"),
-        ("ems", {"batch": 25}, ("a",), "batch is 25; it must be at least 1 and at most 24"),
-        ("ems", {"base": "pearl"}, ("a",), "base is 'pearl'; choose one of llma, speculative"),
-        ("ems", {"width": 17}, ("a",), "width is 17; it must be at least 1 and at most 16"),
         (
             "ems",
             {"base": "speculative", "width": 16, "gamma": 5},

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import engine
-from engine.errors import UsageError
-from engine.methods import find
 from engine.trace.events import Copied, Document
 from engine.types import Limits, Sampling
 from tests.engine.workers.harness import Flat, scripted_cluster
@@ -118,24 +116,3 @@ def test_the_reference_changes_no_token_above_temperature_0(bundled):
         trace = bundled.run("llma", STORY, config=config, sampling=WARM, limits=Limits(48))
         assert trace.token_ids() == plain
         assert trace.copies
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"match": 0}, "match is 0; it must be at least 1 and at most 16"),
-        ({"copy": 33}, "copy is 33; it must be at least 1 and at most 32"),
-        ({"reference": 7}, "reference is 7; it must be a text"),
-        ({"reference": None}, "reference is None; it must be a text"),
-        (
-            {"reference": "x" * 100_001},
-            "reference has 100,001 characters; it must have at most 100,000; shorten it",
-        ),
-        ({"reference": "PK\0\1"}, r"character 2 of reference, '\x00', is not text; remove it"),
-        ({"reference": "a\ud800"}, r"character 1 of reference, '\ud800', is not valid Unicode; remove it"),
-    ],
-)
-def test_settings_out_of_range_are_refused(config, message):
-    with pytest.raises(UsageError) as caught:
-        find("llma").configure(config)
-    assert str(caught.value) == message

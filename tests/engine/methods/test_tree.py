@@ -15,7 +15,6 @@ from engine.cluster.placement import Placement
 from engine.drafters.plan import Plan
 from engine.drafters.tree import Wide
 from engine.draws import Draws
-from engine.errors import UsageError
 from engine.layout import Layout, Packing
 from engine.methods import find
 from engine.model.language import Output
@@ -321,17 +320,3 @@ def test_width_and_depth_are_planned_where_they_are_0(asked, planned, measured):
 def test_where_nothing_is_planned_width_and_depth_are_the_usual_ones(asked, usual):
     cfg = METHOD.plan(METHOD.configure(asked), situation())
     assert (cfg.width, cfg.depth) == usual
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"width": 13, "depth": 5}, r"width 13 times depth 5 is 65 nodes; it must be at most 64: at this width depth is at most 4"),
-        ({"width": 17}, "width is 17; it must be at least 1 and at most 16"),
-        ({"depth": 33}, "depth is 33; it must be at least 1 and at most 32"),
-        ({"drafts": "best"}, "choose one of sampled, greedy"),
-    ],
-)  # fmt: skip
-def test_settings_out_of_range_are_refused(config, message):
-    with pytest.raises(UsageError, match=message):
-        find("tree").configure(config)

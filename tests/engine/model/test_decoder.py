@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.model import packed, weights
+from engine.model import weights
 from engine.model.attention import SlotAttention
 from engine.model.slots import PAD, PROVISIONAL, Rows
 from engine.pairs.load import load
@@ -300,7 +300,7 @@ def test_packed_matrices(family, intel, tmp_path, models, monkeypatch):
     both, ids = models(family), text(20)
     save(both.reference, tmp_path)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
-    monkeypatch.setattr(packed, "is_intel", lambda: intel)
+    monkeypatch.setattr(weights, "is_intel", lambda: intel)
     decoder = load(tmp_path)
     assert not decoder.layers[0].qkv.transposed.numel(), "the product has its own copy"
     assert load(tmp_path, dtype=torch.bfloat16).layers[0].qkv.transposed.numel()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.padded_attention import PaddedAttention, attention_parts
+from engine.model.attention import PaddedAttention, attention_parts
 from engine.model.slots import PAD, Rows
 from engine.pairs import load
 from engine.types import Prefix

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from engine.model.decoder import Decoder
-from engine.model.int8 import FbgemmProduct
-from engine.model.rotated import can_rotate, rotated, rotated_blocks, rotated_model
+from engine.model.int8 import FbgemmProduct, can_rotate, rotated, rotated_blocks, rotated_model
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from engine.pairs.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import engine
 from engine.errors import ModelError, UsageError
-from engine.model.rotary import context_of
+from engine.model.shape import context_of
 from engine.model.slots import Rows
 from engine.pairs.config import read_config
 from engine.pairs.load import load

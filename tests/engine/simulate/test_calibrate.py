@@ -14,9 +14,8 @@ import torch
 from engine.errors import UsageError
 from engine.pairs.pair import Pair
 from engine.simulate import calibrate as measuring
-from engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate
+from engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate, profile_text
 from engine.simulate.profile import Profile
-from engine.simulate.writing import profile_text
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT
 

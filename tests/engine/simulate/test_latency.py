@@ -11,9 +11,8 @@ import pytest
 from engine.errors import UsageError
 from engine.heads.work import Work
 from engine.simulate.latency import Latency
-from engine.simulate.measured import Grid
 from engine.simulate.profile import Profile, profiles
-from engine.simulate.roofline import Hardware, Model
+from engine.simulate.roofline import Grid, Hardware, Model
 
 ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
 ROOFLINE = [(name, pair) for name, pair in ALL if name != "A100-OPT"]

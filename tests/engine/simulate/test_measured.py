@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import UsageError
-from engine.simulate.measured import Grid
 from engine.simulate.profile import Profile
+from engine.simulate.roofline import Grid
 
 # rows 1, 3; context 0, 100; batch 1, 4: a plane 1000 + 100 (rows - 1) + context + 50 (batch - 1)
 POINTS = [

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -17,10 +16,9 @@ import engine
 from engine.errors import SpecScopeError, UsageError
 from engine.pairs.catalog import PAIRS
 from engine.pairs.pair import Pair
-from engine.training import cli
 from engine.training.card import Measured, Sample, Sizes, make_card, render
 from engine.training.cli import cancel_on_interrupt
-from engine.training.data import find_sources, is_held_out, read_documents
+from engine.training.data import Encoder, find_sources, is_held_out, read_documents
 from engine.training.loop import read_facts
 from engine.training.measure import (
     Acceptance,
@@ -35,8 +33,8 @@ from engine.training.measure import (
     read_prompts,
 )
 from engine.training.options import PROMPTS, CardSettings, PairOptions
-from engine.training.tokenizer import Encoder
 from engine.types import Limits, Sampling
+from tests.engine.training.tiny import train
 
 FIXED = json.loads(PROMPTS.read_text(encoding="utf-8"))
 
@@ -44,12 +42,6 @@ FIXED = json.loads(PROMPTS.read_text(encoding="utf-8"))
 @pytest.fixture(scope="module")
 def loaded(trained: Path) -> LoadedPair:
     return LoadedPair.load(Pair.of(trained / "target", trained / "drafter"))
-
-
-def run_cli(*words: object) -> int:
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    return cli.run(parser.parse_args([str(word) for word in words]))
 
 
 def test_the_loss_equals_transformers(loaded: LoadedPair, trained: Path, corpus: Path) -> None:
@@ -188,21 +180,10 @@ def replace_losses(measured: Measured) -> Measured:
 def test_train_pair_on_the_command_line(
     options: Callable[..., PairOptions], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["pair", "--data", corpus, "--out", tmp_path / "pair", "--threads", 1, "--vocabulary", 320]
-    words += [
-        "--target",
-        "2x32x2x64",
-        "--drafter",
-        "1x16x1x32",
-        "--steps",
-        3,
-        "--drafter-steps",
-        2,
-        "--batch",
-        2,
-    ]
-    words += ["--sequence", 64, "--context", 80, "--held-out", 0.2, "--device", "cpu"]
-    assert run_cli(*words) == 0
+    words = f"pair --data {corpus} --out {tmp_path / 'pair'} --threads 1 --vocabulary 320 --device cpu"
+    words += " --target 2x32x2x64 --drafter 1x16x1x32 --steps 3 --drafter-steps 2 --batch 2"
+    words += " --sequence 64 --context 80 --held-out 0.2"
+    assert train(words) == 0
     card = (tmp_path / "pair" / "README.md").read_text(encoding="utf-8")
     assert "| target | 3 | 384 | 64 |" in card
     assert all(f"**{prompt}**" in card for prompt in FIXED["prompts"])
@@ -210,34 +191,34 @@ def test_train_pair_on_the_command_line(
     assert "wrote" in printed.out
     assert "drafter: 100%" in printed.err
     with pytest.raises(UsageError, match="is not empty"):
-        run_cli(*words)
+        train(words)
     assert read_facts(tmp_path / "pair")["options"]["steps"] == 3
 
 
 def test_card_of_two_models_on_the_command_line(trained: Path, tmp_path: Path) -> None:
-    models = ["--target", trained / "target", "--drafter", trained / "drafter"]
+    card = f"card --target {trained / 'target'} --drafter {trained / 'drafter'}"
     with pytest.raises(UsageError, match="needs --target, --drafter and --output"):
-        run_cli("card", *models)
-    assert run_cli("card", *models, "--output", tmp_path / "card.md", "--window", 100) == 0
+        train(card)
+    assert train(f"{card} --output {tmp_path / 'card.md'} --window 100") == 0
     assert "Not trained by this project's recipe" in (tmp_path / "card.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pair", "--data", "nowhere", "--out", "x"], "nowhere is not a folder"),
-        (["pair", "--data", "x", "--out", "x", "--target", "big"], "shape is 'big'"),
-        (["pair", "--data", "x", "--out", "x", "--threads", "0"], "threads is 0"),
-        (["card", "--pair", "missing"], "missing"),
-        (["card", "--count", "0"], "count is 0; it must be at least 1"),
+        ("pair --data nowhere --out x", "nowhere is not a folder"),
+        ("pair --data x --out x --target big", "shape is 'big'"),
+        ("pair --data x --out x --threads 0", "threads is 0"),
+        ("card --pair missing", "missing"),
+        ("card --count 0", "count is 0; it must be at least 1"),
     ],
 )
 def test_wrong_command_lines_are_refused(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecScopeError, match=message):
-        run_cli(*words)
+        train(words)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.pairs.load import load
-from engine.training import cli
 from engine.training.data import Corpus, Mixed, Stream
 from engine.training.loop import Progress, read_log
 from engine.training.options import DistilOptions, Shape
@@ -23,6 +21,7 @@ from engine.training.pair import distil_drafter, new_model, prune
 from engine.training.step import losses
 from engine.training.target_text import Text, read_text, save_text
 from tests.engine.training.test_pair import stop_after
+from tests.engine.training.tiny import train
 
 Options = Callable[..., DistilOptions]
 
@@ -145,9 +144,9 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
     for resume, (phase, step) in enumerate((("written", 128), ("distil", 3), ("distil", 9), ("distil", 12))):
         listen, cancel = stop_after(step, phase)
         with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
-            distil_drafter(parts, listen, cancel, resume=resume > 0)
+            distil_drafter(parts, progress=listen, cancel=cancel, resume=resume > 0)
     reports = list[Progress]()
-    distil_drafter(parts, reports.append, resume=True)
+    distil_drafter(parts, progress=reports.append, resume=True)
     assert not [p for p in reports if p.phase in ("written", "distil")], "both were finished"
     for file in ("drafter/model.safetensors", "written.safetensors", "loss.jsonl"):
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
@@ -156,7 +155,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
 def test_text_of_an_earlier_training_is_reused(settings: Options, tmp_path: Path) -> None:
     first, reports = distil_drafter(settings(steps=2)), list[Progress]()
     again = settings(steps=2, out=tmp_path / "again", text=first / "written.safetensors")
-    distil_drafter(again, reports.append)
+    distil_drafter(again, progress=reports.append)
     assert "written" not in {p.phase for p in reports}
     assert (again.out / "drafter/model.safetensors").read_bytes() == (
         first / "drafter/model.safetensors"
@@ -220,10 +219,9 @@ def test_resuming_with_other_settings_is_refused(settings: Options) -> None:
 
 
 def test_the_command_line_trains_a_drafter(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
-    options, parser = settings(), argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    options = settings()
     words = f"distil --pair {options.pair} --data {options.data} --out {options.out} --threads 1"
     words += " --steps 2 --batch 2 --sequence 16 --written 100 --answer 20 --feed-forward 8 --device cpu"
-    assert cli.run(parser.parse_args(words.split())) == 0
+    assert train(words) == 0
     assert f"train card --pair {options.out}" in capsys.readouterr().out
     assert json.loads((options.out / "drafter/config.json").read_text())["intermediate_size"] == 8

@@ -53,10 +53,10 @@ def head_of(kind: str, shape: ModelShape, size: int = 3) -> TrainableHead:
 
 
 def test_groups_attend_to_earlier_tokens_and_their_own_masks() -> None:
-    layout = lay_out(np.array([0, 2, 1]))
-    assert layout.tokens.tolist() == [0, 1, 1, 1, 2, 2]
-    assert layout.numbers.tolist() == [0, 0, 1, 2, 0, 1]
-    assert layout.positions.tolist() == [0, 1, 2, 3, 2, 3]
+    tokens, numbers, positions, seen = lay_out(np.array([0, 2, 1]))
+    assert tokens.tolist() == [0, 1, 1, 1, 2, 2]
+    assert numbers.tolist() == [0, 0, 1, 2, 0, 1]
+    assert positions.tolist() == [0, 1, 2, 3, 2, 3]
     drawn = [
         "x.....",
         "xx....",
@@ -65,7 +65,7 @@ def test_groups_attend_to_earlier_tokens_and_their_own_masks() -> None:
         "xx..x.",
         "xx..xx",
     ]
-    assert layout.seen.tolist() == [[cell == "x" for cell in line] for line in drawn]
+    assert seen.tolist() == [[cell == "x" for cell in line] for line in drawn]
 
 
 def test_no_row_predicts_past_the_end_of_its_text(texts: Texts) -> None:

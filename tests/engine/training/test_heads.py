@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import threading
@@ -29,6 +28,7 @@ from engine.training.loop import Progress, read_log
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.training.target_text import read_text
 from tests.engine.training.test_distil import toy_corpus
+from tests.engine.training.tiny import parse, train
 
 Options = Callable[..., HeadOptions]
 
@@ -153,7 +153,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
                 cancel.set()
 
         with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
-            train_head(parts, listen, cancel, resume=resume > 0)
+            train_head(parts, progress=listen, cancel=cancel, resume=resume > 0)
     train_head(parts, resume=True)
     features = [f"written.features/{path.name}" for path in (straight / "written.features").iterdir()]
     assert features
@@ -164,7 +164,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
 def test_text_and_features_are_reused_by_another_head(settings: Options) -> None:
     first, reports = train_head(settings(steps=2)), list[Progress]()
     again = settings("medusa", steps=2, text=first / "written.safetensors")
-    train_head(again, reports.append)
+    train_head(again, progress=reports.append)
     assert {p.phase for p in reports} == {"medusa"}
     assert not (again.out / "written.features").exists()
 
@@ -258,14 +258,13 @@ def test_a_text_too_short_to_learn_from_is_refused() -> None:
 def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(
     settings: Options, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    options, parser = settings("medusa"), argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    options = settings("medusa")
     shutil.copytree(options.target, tmp_path / "alone" / "target")
     words = (
         f"medusa --pair {tmp_path / 'alone'} --data {options.data} --out {options.out} --threads 1 --size 2"
     )
     words += " --steps 2 --batch 2 --sequence 16 --written 400 --answer 20 --device cpu"
-    assert cli.run(parser.parse_args(words.split())) == 0
+    assert train(words) == 0
     assert f"wrote {options.out}" in capsys.readouterr().out
     config = read_head(options.out).config
     assert (config.heads, config.target) == (2, "alone")
@@ -276,15 +275,11 @@ def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(
 def test_the_command_line_takes_a_target_instead_of_a_pair(
     settings: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, parser = settings("medusa"), argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    words = ["medusa", "--data", "data", "--out", "out", "--target"]
-    args = parser.parse_args([*words, str(options.target)])
-    assert cli.find_target(args) == (options.target, "target")
+    target, words = settings("medusa").target, "medusa --data data --out out --target"
+    assert cli.find_target(parse(f"{words} {target}")) == (target, "target")
     monkeypatch.setattr("engine.pairs.sources.resolve", lambda name, report: Path("cache", str(name)))
-    args = parser.parse_args([*words, "owner/name"])
-    assert cli.find_target(args) == (Path("cache/owner/name"), "owner/name")
+    assert cli.find_target(parse(f"{words} owner/name")) == (Path("cache/owner/name"), "owner/name")
     with pytest.raises(SystemExit) as error:
-        parser.parse_args([*words, "smollm2", "--pair", "bundled"])
+        parse(f"{words} smollm2 --pair bundled")
     assert error.value.code == 2
     assert "argument --pair: not allowed with argument --target" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from dataclasses import replace
@@ -15,12 +14,12 @@ from engine.heads.files import HeadWeights, read_head
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
-from engine.training import cli
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.losses import DraftAcceptance
 from engine.training.heads.plot import Line, Panel, draw, training_curves
 from engine.training.heads.train import train_head
 from engine.training.options import CardSettings, HeadOptions
+from tests.engine.training.tiny import train
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -122,10 +121,8 @@ def test_prompts_that_do_not_fit_are_refused(pair: Path, tmp_path: Path) -> None
 def test_the_command_line_writes_the_card(
     pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser, output = argparse.ArgumentParser(), tmp_path / "card.md"
-    cli.add_arguments(parser)
-    words = f"heads --pair {pair} --prompts {prompts} --count 1 --window 96 -o {output}"
-    assert cli.run(parser.parse_args(words.split())) == 0
+    output = tmp_path / "card.md"
+    assert train(f"heads --pair {pair} --prompts {prompts} --count 1 --window 96 -o {output}") == 0
     assert capsys.readouterr().out == f"wrote {output}\n"
     assert output.read_text().startswith("# Card: drafting heads of this pair")
 

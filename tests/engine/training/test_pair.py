@@ -15,12 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.slots import Rows
 from engine.pairs.load import load
-from engine.training.data import Corpus, Stream, find_sources
+from engine.training.data import Corpus, Encoder, Stream, find_sources
 from engine.training.loop import Progress, read_log
 from engine.training.options import PairOptions, Shape
 from engine.training.pair import new_model, save_model, train_pair
 from engine.training.step import learning_rate, losses, pick_device, plan
-from engine.training.tokenizer import Encoder
 from tests.engine.training.tiny import stories, write_source
 
 Options = Callable[..., PairOptions]
@@ -99,7 +98,7 @@ def test_resumed_training_ends_with_the_same_bits(options: Options, tmp_path: Pa
         with pytest.raises(
             RunCancelled, match=rf"stopped at step {stop[1]} of \d of the {stop[0]};.*--resume"
         ):
-            train_pair(parts, listen, cancel, resume=resume > 0)
+            train_pair(parts, progress=listen, cancel=cancel, resume=resume > 0)
     train_pair(parts, resume=True)
     assert weights(parts.out) == weights(settings.out)
     assert (parts.out / "loss.jsonl").read_text() == (settings.out / "loss.jsonl").read_text()
@@ -114,10 +113,10 @@ def test_a_killed_training_resumes_from_its_checkpoint(
 
     settings = options(out=tmp_path / "pair")
     with pytest.raises(KeyboardInterrupt):
-        train_pair(settings, die)
+        train_pair(settings, progress=die)
     assert len(read_log(settings.out / "loss.jsonl")) == 17
     reports = list[Progress]()
-    train_pair(settings, reports.append, resume=True)
+    train_pair(settings, progress=reports.append, resume=True)
     assert [p.step for p in reports if p.phase == "target"] == list(range(11, 25)), (
         "the checkpoint was step 10"
     )
@@ -132,7 +131,7 @@ def test_a_training_killed_before_its_first_checkpoint_resumes(options: Options,
 
     settings = options(out=tmp_path / "pair", steps=2, drafter_steps=1)
     with pytest.raises(KeyboardInterrupt):
-        train_pair(settings, die)
+        train_pair(settings, progress=die)
     train_pair(settings, resume=True)
     assert len(read_log(settings.out / "loss.jsonl")) == 3
 

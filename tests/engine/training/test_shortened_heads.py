@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +15,21 @@ from torch import Tensor
 import engine
 from engine.errors import UsageError
 from engine.heads.files import read_head
+from engine.heads.modules import target_ids
 from engine.heads.trainable import Frozen, Learned, Texts
-from engine.heads.vocabulary import target_ids
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.training import cli
 from engine.training.data import Corpus
 from engine.training.heads.card import restore
 from engine.training.heads.losses import acceptance, head_losses
-from engine.training.heads.shorten import most_frequent, shorten_head
-from engine.training.heads.train import train_head
+from engine.training.heads.train import most_frequent, shorten_head, train_head
 from engine.training.loop import read_log
 from engine.training.options import HeadOptions
 from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.training.test_head_modules import VOCABULARY, WIDTH, stub
+from tests.engine.training.tiny import parse, train
 
 FOLDERS = {"data": Path("data"), "out": Path("out")}
 
@@ -195,10 +194,9 @@ def test_a_head_with_its_own_lm_head_stays_as_it_is(trained: Path, tmp_path: Pat
 def test_the_command_line_shortens_a_head(
     head: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser, out = argparse.ArgumentParser(), tmp_path / "out"
-    cli.add_arguments(parser)
+    out = tmp_path / "out"
     words = f"shorten --head {head} --pair {trained} --text {head / 'written.safetensors'} --out {out}"
-    assert cli.run(parser.parse_args([*words.split(), "--vocabulary", "12", "--storage", "int8"])) == 0
+    assert train(f"{words} --vocabulary 12 --storage int8") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("12 of 320 tokens, ")
     assert lines[1] == f"wrote {out}"
@@ -234,11 +232,8 @@ def test_the_papers_recipe_has_the_settings_of_table_3() -> None:
 
 
 def test_a_setting_on_the_command_line_replaces_the_recipes() -> None:
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    words = "parallelspec_medusa --data d --out o --recipe paper --batch 4"
-    options = HeadOptions.of(**cli.given(parser.parse_args(words.split()), HeadOptions))
-    assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
     words = "parallelspec_medusa --data d --out o"
-    options = HeadOptions.of(**cli.given(parser.parse_args(words.split()), HeadOptions))
+    options = HeadOptions.of(**cli.given(parse(f"{words} --recipe paper --batch 4"), HeadOptions))
+    assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
+    options = HeadOptions.of(**cli.given(parse(words), HeadOptions))
     assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 1e-3, 0.95, 4)

@@ -18,11 +18,11 @@ from safetensors.numpy import save_file
 
 from engine.errors import RunCancelled, UsageError
 from engine.heads.trainable import Learned
+from engine.model.attention import attention_parts
 from engine.model.decoder import Decoder
-from engine.model.padded_attention import attention_parts
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
-from engine.training.data import Stream, narrow
+from engine.training.data import ASSISTANT, BOS, Stream, narrow, split_chat
 from engine.training.heads.features import Batches
 from engine.training.heads.train import train_head
 from engine.training.loop import Progress
@@ -42,7 +42,6 @@ from engine.training.target_text import (
     save_text,
     slots_for,
 )
-from engine.training.tokenizer import ASSISTANT, BOS, split_chat
 from engine.types import Sampling
 from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import chats
@@ -246,9 +245,9 @@ def test_an_interrupted_training_goes_on_writing(templated: Path, corpus: Path, 
     with pytest.raises(
         RunCancelled, match=r"^stopped after the target wrote 384 tokens, which are kept: add --re"
     ):
-        train_head(options, listen, cancel)
+        train_head(options, progress=listen, cancel=cancel)
     assert written == [128, 256]
-    train_head(options, listen, resume=True)
+    train_head(options, progress=listen, resume=True)
     assert written == [128, 256, 500]
 
 

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine.pairs.catalog import PAIRS
-from engine.training.tokenizer import SPECIALS, Encoder, split_chat, train_tokenizer
+from engine.training.data import SPECIALS, Encoder, split_chat, train_tokenizer
 from tests.engine.training.tiny import chats, stories
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import lzma
 from pathlib import Path
+
+from engine.training import cli
 
 NAMES = ("Mia", "Tom", "Ann", "Ben", "Lily", "Max")
 THINGS = ("ball", "kite", "dog", "boat", "tree", "cake")
@@ -30,3 +33,15 @@ def write_source(folder: Path, name: str, documents: list[str]) -> Path:
     path = folder / f"{name}.txt.xz"
     path.write_bytes(lzma.compress("\x1e".join(documents).encode()))
     return path
+
+
+def parse(words: str) -> argparse.Namespace:
+    """Return the arguments of a command line of `specscope train`."""
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return parser.parse_args(words.split())
+
+
+def train(words: str) -> int:
+    """Run a command of `specscope train`."""
+    return cli.run(parse(words))

@@ -1,0 +1,286 @@
+"""The settings of the Lab and of the Load tab as runs that can begin. Without Gradio."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app import pairs
+from app.loaded import batch_sizes, parse_arrivals, poisson
+from app.runs import RunRequest
+from app.tabs.plan import MOST_PASSES, VIRTUAL, check_profile, lines_of
+from engine.bounds import check_prompt
+from engine.errors import UsageError, shown
+from engine.methods import BASELINE, METHODS
+from engine.pairs.forms import FORMS
+from engine.run.serving import CHUNK, Load, under_load
+from engine.simulate.profile import Profile
+from engine.types import Limits, check_range
+from traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
+from traces.lab.points import Point, points_of
+from traces.lab.scripted import MOST_TOKENS, Scripted
+from traces.lab.sweep import Sweep
+
+if TYPE_CHECKING:
+    import threading
+
+    from app.runs import LiveRun
+    from app.service import Service
+    from engine.trace.trace import Trace
+    from traces.lab.sweep import Job, Runner
+
+BENCH = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
+HERE = "here"
+"""Value of the cluster for measured runs on this machine."""
+MODELS_ROW = "none"
+"""Value of the second axis for a sweep over one field."""
+MOST_PROMPTS = 8
+MOST_RUNS = 240
+"""Most runs of a sweep with models, plain decoding included: others wait meanwhile."""
+AT_ONCE, RATE, TIMES = "at once", "rate", "times"
+MOST_METHODS = 5
+"""Methods beside plain decoding."""
+MOST_SIZES = 8
+MOST_REQUESTS = MOST_LOAD_TOKENS = 256
+"""Requests, and new tokens of a request."""
+MOST_MS = 3_600_000
+
+
+class SweepSettings(NamedTuple):
+    """The values of the Lab's controls."""
+
+    method: str
+    field: str
+    values: str
+    rows: str
+    """Second axis: a field, `ACCEPTANCE`, `DRAFTER` or `MODELS_ROW`."""
+    row_values: str
+    profile: str
+    """A profile's name, or `HERE`."""
+    pair: str
+    """The modelled pair; the profile's default if empty."""
+    tokens: float | None
+    seeds: float | None
+    models: str
+    prompts: str
+    passes: float | None
+
+
+class LoadSettings(NamedTuple):
+    """The values of the Load tab's controls."""
+
+    methods: Sequence[str]
+    models: str
+    profile: str
+    profile_pair: str
+    """The modelled pair; the profile's default if empty."""
+    arriving: str
+    """`AT_ONCE`, `RATE` or `TIMES`."""
+    rate: float | None
+    times: str
+    """A time in seconds a line."""
+    requests: float | None
+    sizes: str
+    """Batch sizes, separated by commas."""
+    tokens: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    prompts: str
+    """One a line; the bench's if empty."""
+
+
+class SweepWork(NamedTuple):
+    """A sweep that can begin."""
+
+    plan: Sweep
+    run: Runner
+    points: list[Point]
+
+
+class LoadCell(NamedTuple):
+    """One run of a load."""
+
+    method: str
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Runs that can begin, in their order: all methods with the smallest batch first."""
+
+    cells: tuple[LoadCell, ...]
+    arrivals: tuple[float, ...]
+    request: RunRequest
+    """What all runs share; `prompt` and `further` are the requests' prompts."""
+    ttft_ms: float
+    tpot_ms: float
+
+
+def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) -> SweepWork:
+    check_profile(given.profile, HERE)
+    if given.method not in sweepable():
+        raise UsageError(f"{shown(given.method)} has no sweep; choose one of {', '.join(sweepable())}")
+    method, scripted = METHODS[given.method], given.rows == ACCEPTANCE
+    prompts, measured = lines_of(given.prompts), given.profile == HERE
+    passes = _whole("passes", given.passes, MOST_PASSES)
+    plan = Sweep(
+        given.method,
+        axis(method, str(given.field), str(given.values)),
+        None if given.rows == MODELS_ROW else axis(method, str(given.rows), str(given.row_values)),
+        samples=int(given.seeds or 0) if scripted else 1 if method.batched else len(prompts),
+        passes=passes if measured else 1,
+        measured=measured,
+    )
+    _check_drafters(plan)
+    plan.check()
+    points = points_of(plan, None if measured else given.profile, given.pair)
+    if scripted:
+        runner = Scripted(given.profile, given.pair or "", int(given.tokens or 0))
+        runner.check(plan.samples)
+        return SweepWork(plan, runner, points)
+    runs = 2 * len(plan.places) * plan.samples * plan.passes
+    check_range("the number of runs, two for each cell, prompt and pass,", runs, 0, MOST_RUNS)
+    tokens = _whole("tokens", given.tokens, MOST_TOKENS)
+    check_range("the number of prompts", len(prompts), 1, MOST_PROMPTS)
+    _check_prompts(prompts)
+    request = _request(given.models, [given.method], prompts, tokens, given.profile, given.pair)
+    return SweepWork(plan, Decoder(request, service, stop, batched=method.batched), points)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A `Runner` that queues each job at the service and waits for its end."""
+
+    request: RunRequest
+    service: Service
+    stop: threading.Event
+    batched: bool
+
+    def __call__(self, job: Job) -> Trace:
+        prompts = (self.request.prompt, *self.request.further)
+        first, *further = prompts if self.batched else [prompts[job.sample]]
+        drafter = () if job.drafter == USUAL else (job.drafter,)
+        asked = {"method": job.method, "config": job.config, "group": job.group, "drafter": drafter}
+        run = self.service.start(replace(self.request, prompt=first, further=tuple(further), **asked))
+        for _ in _waiting(run, self.stop):
+            pass
+        return run.result()
+
+
+def servable() -> list[str]:
+    """Return the keys of the methods that run under load with their default settings."""
+    found = list[str]()
+    for key, method in METHODS.items():
+        try:
+            under_load(key, method.layout(method.configure({})), Load((0.0,)), 1)
+        except UsageError:
+            continue
+        found.append(key)
+    return found
+
+
+def load_plan(given: LoadSettings) -> LoadPlan:
+    check_profile(given.profile, HERE)
+    methods = [key for key in dict.fromkeys(map(str, given.methods or ())) if key != BASELINE]
+    check_range("the number of methods", len(methods), 1, MOST_METHODS)
+    if unable := [key for key in methods if key not in servable()]:
+        raise UsageError(f"{shown(unable[0])} does not run under load; choose one of {', '.join(servable())}")
+    sizes = batch_sizes(given.sizes, "a batch size")
+    check_range("the number of batch sizes", len(sizes), 1, MOST_SIZES)
+    tokens = _whole("new tokens", given.tokens, MOST_LOAD_TOKENS)
+    arrivals = _arrivals(given)
+    known = lines_of(given.prompts) or json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
+    _check_prompts(known)
+    limits = {"TTFT": float(given.ttft_ms or 0), "TPOT": float(given.tpot_ms or 0)}
+    for name, limit in limits.items():
+        check_range(f"the limit of {name} in ms", limit, 0, MOST_MS, exclusive=True)
+    prompts = [known[i % len(known)] for i in range(len(arrivals))]
+    request = _request(given.models, methods, prompts, tokens, given.profile, given.profile_pair)
+    cells = tuple(LoadCell(key, batch) for batch in sizes for key in (BASELINE, *methods))
+    return LoadPlan(cells, tuple(arrivals), request, *limits.values())
+
+
+def serve(
+    plan: LoadPlan, service: Service, stop: threading.Event
+) -> Iterator[tuple[LoadCell, LiveRun, Trace | None]]:
+    """Execute the runs one after the other.
+
+    A cell comes several times while it waits and runs, and at its end with the trace.
+    """
+    groups = {cell.batch: uuid.uuid4().hex[:12] for cell in plan.cells}
+    for cell in plan.cells:
+        load, group = (plan.arrivals, cell.batch, CHUNK), groups[cell.batch]
+        run = service.start(replace(plan.request, method=cell.method, load=load, group=group))
+        for _ in _waiting(run, stop, 0.25):
+            yield cell, run, None
+        yield cell, run, run.result()
+
+
+def _waiting(run: LiveRun, stop: threading.Event, pause: float = 0.05) -> Iterator[None]:
+    """Yield every `pause` seconds until a run has ended; it is cancelled if the page is closed."""
+    try:
+        while not run.wait(pause):
+            if stop.is_set():
+                run.cancel()
+            yield
+    finally:
+        if not run.ended:
+            run.cancel()
+
+
+def _request(
+    models: str, methods: Sequence[str], prompts: Sequence[str], tokens: int, profile: str, profile_pair: str
+) -> RunRequest:
+    """Return what all runs of an experiment share; refuse what models or cluster cannot run."""
+    if models not in pairs.NAMES:
+        raise UsageError(f"there are no models {shown(models)}; choose one of {', '.join(pairs.NAMES)}")
+    for method in (METHODS[key] for key in methods):
+        if lacking := pairs.lacks(models, method.layout(method.configure({}))):
+            raise UsageError(
+                f"{method.title} needs {lacking}, and {pairs.label(models)} has none; choose another method or other "
+                "models"
+            )
+    place: dict[str, Any] = {}
+    if profile != HERE:
+        Profile.load(profile).latency(profile_pair or None)
+        place = {"runtime": VIRTUAL, "profile": profile, "profile_pair": profile_pair or None}
+    first, *further = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return RunRequest(
+        method=methods[0], prompt=first, further=tuple(further), limits=Limits(tokens), pair=models, **place
+    )
+
+
+def _check_prompts(prompts: Sequence[str]) -> None:
+    for prompt in prompts:
+        check_prompt(prompt)
+
+
+def _check_drafters(plan: Sweep) -> None:
+    """Refuse a drafter that is a path: it would name a folder of the server."""
+    known: tuple[str, ...] = (USUAL, *FORMS)
+    asked: Iterable[Any] = plan.rows.values if plan.rows and plan.rows.drafters else ()
+    if unknown := [value for value in asked if value not in known]:
+        raise UsageError(f"there is no drafter {shown(unknown[0])}; choose among {', '.join(known)}")
+
+
+def _arrivals(given: LoadSettings) -> list[float]:
+    if given.arriving == TIMES:
+        times = [one.seconds for one in parse_arrivals(str(given.times or ""), "the list of times")]
+        check_range("the number of times", len(times), 1, MOST_REQUESTS)
+        return times
+    count = _whole("requests", given.requests, MOST_REQUESTS)
+    if given.arriving == RATE:
+        return poisson(float(given.rate or 0), count, seed=0)
+    if given.arriving != AT_ONCE:
+        raise UsageError(f"requests arrive {shown(given.arriving)}; choose {AT_ONCE}, {RATE} or {TIMES}")
+    return [0.0] * count
+
+
+def _whole(name: str, value: float | None, most: int) -> int:
+    number = int(value or 0)
+    check_range(name, number, 1, most)
+    return number

@@ -1,0 +1,187 @@
+"""ParallelSpec's Figure 4: tokens per forward and speed-up, for heads trained with different K.
+
+`python -m tests.bench.groups DIR [--profile NAME] [-o F.svg] [--quick] [--json]`: DIR has a folder
+for each head. Every head drafts a chain of K + 1 tokens and EAGLE's static tree of K + 1 levels.
+Speed-ups are over autoregressive decoding of the same prompts, measured on one core or in virtual
+time on the first pair of a profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import engine
+from app.bench import speed
+from app.bench.figures import Figure
+from app.bench.plan import FULL, QUICK, Note, Plan
+from app.bench.race import Generate, Race
+from engine.drafters.static import tree
+from engine.errors import UsageError
+from engine.heads.config import HeadConfig
+from engine.heads.files import check_head
+from engine.heads.kinds import KINDS
+from engine.methods import BASELINE
+from engine.pairs.pair import Pair
+from engine.trace.trace import Trace
+from engine.training.heads.plot import Line, Panel, draw
+from tests.bench import script
+from tests.bench.placements import decoding_speed
+from traces.metrics import measure as metrics
+
+if TYPE_CHECKING:
+    from engine import Cluster
+
+TREE = "eagle"
+SHAPES: Mapping[str, Callable[[int], tuple[tuple[int, ...], ...]]] = {
+    "chain": lambda levels: _spine(levels),
+    "tree": lambda levels: tuple(dict.fromkeys(tree(TREE).cut(levels).paths + _spine(levels))),
+}
+"""Number of levels -> tree nodes. Below EAGLE's last level, its most probable path continues."""
+
+
+def find(folder: Path, pair: Pair) -> dict[Path, HeadConfig]:
+    """Return the heads in the subfolders of a folder, sorted by K.
+
+    Raises:
+        UsageError: No head, heads of several kinds, a kind without masks, or two heads with one K.
+        ModelError: A head is broken.
+    """
+    paths = [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
+    heads = {path: check_head(path, pair.target_path) for path in paths}
+    kinds, masks = {c.kind for c in heads.values()}, {c.masks for c in heads.values()}
+    parallel = {name for name, kind in KINDS.items() if kind.sized_by == "masks"}
+    if len(kinds) != 1 or not kinds <= parallel or len(masks) < len(heads):
+        raise UsageError(f"{folder} must have one head for each K, all of one kind of {', '.join(parallel)}")
+    return dict(sorted(heads.items(), key=lambda row: row[1].masks))
+
+
+class Runs:
+    """One head with one shape of drafts: its cluster and its traces."""
+
+    def __init__(self, shape: str, config: HeadConfig, folder: Path, cluster: Cluster) -> None:
+        nodes = SHAPES[shape](KINDS[config.kind].levels(config))
+        self.shape, self.config, self.cluster, self.nodes = shape, config, cluster, len(nodes)
+        self.tree = folder / f"{shape}-{len(nodes)}.toml"
+        self.tree.write_text(f"paths = {json.dumps([[*node] for node in nodes])}\n", encoding="utf-8")
+        self.name = f"{shape} K = {config.masks}"
+        self.traces: list[Trace] = []
+
+    def decode(self, plan: Plan) -> Generate:
+        """Return the contestant of a race."""
+        return speed.decode(self.cluster, plan, self.config.kind, self.traces, tree=str(self.tree))
+
+    def tokens(self) -> float:
+        """Return the tokens per target forward."""
+        rows = [metrics(trace) for trace in self.traces]
+        return sum(m.tokens for m in rows) / sum(m.target_forwards for m in rows)
+
+
+def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) -> dict[str, Figure]:
+    """Decode the bench's prompts greedily with all heads of a folder; return the speed-ups.
+
+    Raises:
+        UsageError: The heads cannot be compared (see `find`), or the profile is unknown.
+    """
+    pair = Pair.find()
+    heads = find(folder, pair)
+    prompts = [pair.encode(question) for question in plan.questions()]
+    with contextlib.ExitStack() as stack:
+        trees = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        runs = [
+            Runs(shape, config, trees, cluster)
+            for config, cluster in _open(stack, pair, heads, profile)
+            for shape in SHAPES
+        ]
+        ratios = (_virtual if profile else _measured)(runs, prompts, plan, note)
+    figures = dict[str, Figure]()
+    for run, (values, same) in zip(runs, ratios, strict=True):
+        detail = {
+            "masks": run.config.masks,
+            "shape": run.shape,
+            "nodes": run.nodes,
+            "tokens_per_target_forward": run.tokens(),
+            "same_tokens": same,
+        }
+        unit = f"of {BASELINE}; {run.tokens():.2f} tokens per forward, {run.nodes} nodes"
+        figures[run.name] = Figure(values, unit if same else "other tokens: not comparable", same, detail)
+    return figures
+
+
+def _open(
+    stack: contextlib.ExitStack, pair: Pair, heads: Mapping[Path, HeadConfig], profile: str | None
+) -> Iterator[tuple[HeadConfig, Cluster]]:
+    if not profile:
+        stack.enter_context(speed.one_core())
+    for path, config in heads.items():
+        runtime = "virtual" if profile else "local-thread"
+        cluster = engine.open(pair, runtime=runtime, profile=profile, device="cpu", head=path)
+        yield config, stack.enter_context(cluster)
+
+
+def _measured(
+    runs: Sequence[Runs], prompts: Sequence[Sequence[int]], plan: Plan, note: Note
+) -> list[tuple[tuple[float, ...], bool]]:
+    note("heads")
+    contestants = {BASELINE: speed.decode(runs[0].cluster, plan, BASELINE)}
+    contestants |= {run.name: run.decode(plan) for run in runs}
+    race = Race(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
+    return [(race.ratio(run.name, BASELINE), race.same(run.name, BASELINE)) for run in runs]
+
+
+def _virtual(
+    runs: Sequence[Runs], prompts: Sequence[Sequence[int]], plan: Plan, note: Note
+) -> list[tuple[tuple[float, ...], bool]]:
+    baseline, found = list[Trace](), list[tuple[tuple[float, ...], bool]]()
+    decode = speed.decode(runs[0].cluster, plan, BASELINE, baseline)
+    for ids in prompts:
+        decode(ids)
+    for run in runs:
+        note(run.name)
+        decode = run.decode(plan)
+        for ids in prompts:
+            decode(ids)
+        pairs = list(zip(run.traces, baseline, strict=True))
+        ratios = tuple(decoding_speed(a) / decoding_speed(b) for a, b in pairs)
+        found.append((ratios, all(a.token_ids() == b.token_ids() for a, b in pairs)))
+        note("")
+    return found
+
+
+def chart(figures: Mapping[str, Figure], clock: str) -> str:
+    """Return an SVG chart: tokens per forward and speed-up over K."""
+    rows = {shape: [f for f in figures.values() if f.detail["shape"] == shape] for shape in SHAPES}
+    tokens, ratios = list[Line](), list[Line]()
+    for shape, found in rows.items():
+        masks = [f.detail["masks"] for f in found]
+        values = [f.detail["tokens_per_target_forward"] for f in found]
+        tokens.append(Line(shape, list(zip(masks, values, strict=True))))
+        ratios.append(Line(shape, list(zip(masks, [f.median for f in found], strict=True))))
+    return draw((Panel("tokens per target forward", "K", tokens), Panel(f"speed-up, {clock}", "K", ratios)))
+
+
+def _spine(levels: int) -> tuple[tuple[int, ...], ...]:
+    """Return the nodes of a chain."""
+    return tuple((0,) * (level + 1) for level in range(levels))
+
+
+def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """Measure, and write the chart."""
+    figures = measure(args.heads, QUICK if args.quick else FULL, note, args.profile)
+    clock = f"virtual, {args.profile}" if args.profile else "measured, one core"
+    if args.output:
+        args.output.write_text(chart(figures, clock), encoding="utf-8")
+    return figures, {"device": clock}
+
+
+if __name__ == "__main__":
+    options = script.options(__doc__)
+    options.add_argument("heads", metavar="DIR", type=Path)
+    options.add_argument("--profile", metavar="NAME", help="a latency profile")
+    options.add_argument("-o", "--output", metavar="F.svg", type=Path, help="draw a chart, too")
+    script.main(options, from_options, {})

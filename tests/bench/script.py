@@ -1,0 +1,33 @@
+"""A benchmark as a script: its options, its progress, and its figures as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from app.bench.figures import Bar, Figure
+from app.bench.plan import Note
+from app.cli import common
+from app.cli.bench import progress, report
+
+Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mapping[str, Any]]]
+"""(options, progress) -> figures by name, and facts such as the device."""
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all scripts have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    common.add_json(parser)
+    return parser
+
+
+def main(parser: argparse.ArgumentParser, measure: Measure, bars: Mapping[str, Bar]) -> None:
+    """Measure, and print the figures with their bars."""
+    args, begun = parser.parse_args(), time.perf_counter()
+    with progress() as note:
+        figures, facts = measure(args, note)
+    judged = bars if facts.get("on_gpu", True) else {}
+    report(figures, judged, args, {**facts, "seconds": round(time.perf_counter() - begun, 1)})

@@ -1,0 +1,111 @@
+"""The scripts' results on small models and virtual time. Times are not tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from app.bench.cuda import Size
+from app.bench.plan import Plan
+from engine.errors import UsageError
+from engine.model.attention import attend
+from engine.pairs.pair import Pair
+from tests.bench import attention, groups, placements, tracing, viewer
+from tests.engine.heads.random_heads import make_head
+from tests.traces.samples import sample_trace
+from traces.checks import check
+from traces.store import Store
+from traces.view.document import view_model
+
+SMALL = Plan(1, 1, 1.0, 1, 12, 1)
+CASES = (attention.Case(3, 1), attention.Case(3, 4), attention.Case(3, 6, tree=True))
+
+
+@pytest.fixture
+def ragged(monkeypatch):
+    """Return a function that makes a case's attention of a small model with few cached rows."""
+    monkeypatch.setattr(attention, "SHORTEST", 5)
+    monkeypatch.setattr(attention, "LONGEST", 40)
+    size = Size("small", 2, 64, 128, 4, 2)
+    return lambda case: attention.Ragged(size, case, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_ways_of_attention_have_one_result(ragged, case):
+    times = ragged(case).times(1)
+    assert list(times) == ["loop", "masked"]
+    assert all(figure.valid and figure.median > 0 for figure in times.values())
+
+
+def variable_lengths(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, **more):
+    """Stand in for `varlen_attn` of torch on the CPU: causal, aligned at the end."""
+    assert (scale, window_size) == (1.0, (-1, 0))
+    assert max_q == int(cu_seq_q.diff().max())
+    assert max_k == int(more["seqused_k"].max())
+    out, bounds = list[torch.Tensor](), cu_seq_q.tolist()
+    for i, used in enumerate(more["seqused_k"].tolist()):
+        q, first = query[bounds[i] : bounds[i + 1]], int(cu_seq_k[i])
+        keys, values = (t[first : first + used].transpose(0, 1)[None] for t in (key, value))
+        mask = torch.full((len(q), used), -torch.inf).triu(used - len(q) + 1)
+        rows = attend(q.transpose(0, 1)[None], keys, values, mask, 0.0, grouped=more["enable_gqa"])
+        out.append(rows[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda case: case.name)
+def test_the_lengths_of_varlen_are_those_of_the_sequences(ragged, monkeypatch, case):
+    monkeypatch.setattr(attention, "_varlen_attn", lambda: variable_lengths)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    times = ragged(case).times(1)
+    assert times["varlen"].valid
+
+
+def test_moving_the_drafter_costs_time_only_if_drafting_takes_longer_than_verifying():
+    """Llama 2: 5 x 20.0 ms + 1.3 ms (move) during 108.5 ms. Llama 3.1: 5 x 22.5 ms, 111.1 ms."""
+    figures, left_out = placements.virtual("pearl-4xA100", SMALL, lambda _: None)
+    assert left_out == {}
+    assert all(figure.valid for figure in figures.values()), "the same tokens everywhere"
+    assert figures["llama-2-7-70 separate"].values == (1.0,)
+    assert figures["llama-2-7-70 co-located"].median < 0.7
+    assert figures["llama-2-7-70 pipeline, 4 stages"].median == pytest.approx(1, abs=1e-4)
+    assert figures["llama-3.1-8-70 pipeline, 4 stages"].median == pytest.approx(0.99, abs=0.005)
+
+
+def test_heads_of_each_group_size_draft_chains_and_trees(tmp_path: Path):
+    target = Pair.find().target_path
+    for masks in (2, 0):
+        make_head(tmp_path / f"k{masks}", "parallelspec_eagle", target, masks=masks)
+    figures = groups.measure(tmp_path, SMALL, lambda _: None, "8xA100")
+    assert {name: figure.detail["nodes"] for name, figure in figures.items()} == {
+        "chain K = 0": 1,
+        "tree K = 0": 4,
+        "chain K = 2": 3,
+        "tree K = 2": 20,
+    }
+    assert all(figure.valid for figure in figures.values()), "the same tokens with every head"
+    ElementTree.fromstring(groups.chart(figures, "virtual"))
+    make_head(tmp_path / "again", "parallelspec_eagle", target, masks=2)
+    with pytest.raises(UsageError, match="must have one head for each K"):
+        groups.find(tmp_path, Pair.find())
+
+
+def test_a_repeated_run_is_a_run_of_that_many_spans():
+    base = sample_trace("speculative")
+    trace = viewer.repeated(base, 500)
+    check(trace)
+    assert 500 <= len(trace.spans) < 500 + len(base.spans)
+    (run,) = view_model([trace])["runs"]
+    assert run["headline"] == view_model([base])["runs"][0]["headline"]
+
+
+def test_timed_rows_are_stored(tmp_path: Path):
+    trace = sample_trace()
+    with Store(tmp_path / "bench.db") as store:
+        assert tracing.cost_of_event(store, trace) > 0
+        assert tracing.spans_per_second(store, trace.header, 250) > 0
+        stored = [store.load(run.header.run_id) for run in store.runs()[0]]
+    assert sorted(len(t.spans) for t in stored) == sorted([250, len(trace.spans)])

@@ -1,0 +1,293 @@
+"""The viewer's speed in headless Chromium: opening a long run, moving in it, runs that grow.
+
+The bars are on what a person waits for: seconds and frames per second. A busy machine makes them
+worse, too. The CPU time of the page's main thread shows whether the page itself is slow.
+`python -m tests.bench.viewer [--quick] [--json]`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import engine
+from app.bench.figures import Bar, Figure
+from app.bench.plan import Note
+from app.service import Service
+from app.windows import Windows
+from engine.trace.trace import Trace
+from engine.types import Limits
+from tests.bench import script
+from tests.browser.conftest import launched
+from traces.export.assets import viewer_script, viewer_style
+from traces.store import Store
+from traces.view.delta import Delta, delta
+from traces.view.document import view_model
+from traces.view.packed import packed
+from traces.waiting import decode_window
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SIZES = (1_000, 10_000, 100_000)
+"""Numbers of spans of the documents that are opened and moved."""
+PANES, TOKENS, DELTAS = 4, 600, 40
+"""Runs that grow at once, their tokens, and the deltas that bring them, ten a second."""
+FRAMES = 60
+"""Frames in which the window moves."""
+PAGE = '<!doctype html><meta charset="utf-8"><style>{}</style><div id="viewer"></div><script>{}</script>'
+OPEN = """async (text) => {
+    const root = document.getElementById("viewer");
+    const begun = performance.now();
+    window.view = SpecScope.mount(root, JSON.parse(text), {});
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    return performance.now() - begun;
+}"""
+MOVE = """async ([frames, keys]) => {
+    const box = document.querySelector(".ss-gantt");
+    const times = [];
+    const { left, top, width } = box.getBoundingClientRect();
+    const at = { clientX: left + width / 2, clientY: top + 90, bubbles: true, cancelable: true };
+    let last = await new Promise(requestAnimationFrame);
+    for (let i = 0; i < frames; i++) {
+        const way = i < frames / 2 ? 1 : -1;
+        const turn = keys === "zoom" ? { ctrlKey: true, deltaY: -30 * way } : { shiftKey: true, deltaY: 30 * way };
+        box.dispatchEvent(new WheelEvent("wheel", { ...at, ...turn }));
+        const now = await new Promise(requestAnimationFrame);
+        times.push(now - last);
+        last = now;
+    }
+    return times;
+}"""
+GROW = """async (deltas) => {
+    let frames = 0;
+    const end = performance.now() + 100;
+    for (const delta of deltas) window.view.extend(delta);
+    while (performance.now() < end) {
+        await new Promise(requestAnimationFrame);
+        frames++;
+    }
+    return frames;
+}"""
+
+
+BARS = {
+    "viewer_answer_ms_100000": Bar(at_most=150),
+    "viewer_window_ms_100000": Bar(at_most=150),
+    "viewer_open_ms_100000": Bar(at_most=1000),
+    "viewer_pan_fps_100000": Bar(at_least=57),
+    "viewer_zoom_fps_100000": Bar(at_least=57),
+    "viewer_live_fps": Bar(at_least=30),
+}
+
+
+def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Figure]:
+    """Return the figures of the server's answers, opening and moving for each size, and of growth.
+
+    Each document is opened and moved `repeats` times.
+    """
+    figures: dict[str, Figure] = {}
+    base = virtual_run()
+    with chromium() as page:
+        for size in sizes:
+            note(f"{size:,} spans")
+            trace = repeated(base, size)
+            figures |= answered(trace, size, repeats) | _moved(page, trace, size, repeats)
+            note("")
+        note("live")
+        figures |= _live(page, base)
+        note("")
+    return figures
+
+
+def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
+    """Return the server's ms for the answers with which the page opens a stored run and moves.
+
+    Args:
+        trace: A run.
+        name: Ending of the figures' names.
+        repeats: How often a window is asked for, in each of three widths.
+    """
+    opened, moved = list[float](), list[float]()
+    with TemporaryDirectory() as folder, Store(Path(folder) / "traces.db") as store:
+        store.insert(trace)
+        run, axis = trace.header.run_id, {"min": 0.0, "max": 0.0}
+        for _ in range(repeats):
+            service = Service(Path(folder) / "traces.db")
+            try:
+                windows = Windows(service)
+                begun = perf_counter()
+                document = windows.document(run) or packed(view_model([trace]))
+                json.dumps(document)
+                opened.append(1000 * (perf_counter() - begun))
+                axis = document["axis"]
+                length = axis["max"] - axis["min"]
+                answers = list[float]()
+                for share in (1.0, 0.1, 0.005):
+                    low = axis["min"] + (length - share * length) / 2
+                    begun = perf_counter()
+                    json.dumps(windows.window(run, low, low + share * length, share * length, 1400))
+                    answers.append(1000 * (perf_counter() - begun))
+                moved.append(max(answers))
+            finally:
+                service.close()
+    return {
+        f"viewer_answer_ms_{name}": Figure(tuple(opened), "ms"),
+        f"viewer_window_ms_{name}": Figure(tuple(moved), "ms"),
+    }
+
+
+def virtual_run() -> Trace:
+    """Return a run of the bundled pair on a virtual cluster."""
+    with engine.open("bundled", runtime="virtual", profile="pearl-3xA100") as cluster:
+        return cluster.run("speculative", "Tell me a story.", limits=Limits(96))
+
+
+@contextmanager
+def chromium() -> Iterator[Page]:
+    """Yield an empty page of headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = launched(playwright)
+        try:
+            yield browser.new_page(viewport={"width": 1400, "height": 950})
+        finally:
+            browser.close()
+
+
+def repeated(base: Trace, spans: int) -> Trace:
+    """Return a run of at least this many spans: a run's decoding, again and again."""
+    start, end = decode_window(base)
+    decoding = [s for s in base.spans if s.kind != "prefill"]
+    times = -(-max(0, spans - len(base.spans)) // len(decoding)) + 1
+    step, ids = max(r.step for r in base.rounds), max(s.id for s in base.spans) + 1
+    trace = Trace(base.header, pieces=dict(base.pieces), spans=[s for s in base.spans if s.kind == "prefill"])
+    for k in range(times):
+        later, steps, first = k * (end - start), k * step, k * ids
+        place = k * len(base.commits)
+        trace.spans += [
+            replace(s, id=s.id + first, start=s.start + later, end=s.end + later, step=s.step + steps)
+            for s in decoding
+        ]
+        trace.rounds += [
+            replace(r, step=r.step + steps, time=r.time + later, span=r.span + first) for r in base.rounds
+        ]
+        trace.commits += [
+            replace(c, step=c.step + steps, position=c.position + place, time=c.time + later)
+            for c in base.commits
+        ]
+        trace.decisions += [
+            replace(
+                d,
+                step=d.step + steps,
+                position=d.position + place,
+                draft_span=d.draft_span + first if d.draft_span >= 0 else -1,
+                verify_span=d.verify_span + first if d.verify_span >= 0 else -1,
+            )
+            for d in base.decisions
+        ]
+    trace.footer = trace.new_footer("done")
+    return trace
+
+
+def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
+    """Open a whole document and move in it."""
+    text = json.dumps(packed(view_model([trace])), separators=(",", ":"))
+    opened, worked, frames = list[float](), list[float](), dict[str, list[float]]()
+    for _ in range(repeats):
+        page.set_content(PAGE.format(viewer_style(), viewer_script()))
+        clock = MainThread(page)
+        opened.append(page.evaluate(OPEN, text))
+        worked.append(clock.lap())
+        for way in ("zoom", "pan"):
+            page.locator(".ss-gantt").press("w")
+            clock.lap()
+            times = page.evaluate(MOVE, [FRAMES, way])
+            frames.setdefault(f"{way}_cpu_ms", []).append(clock.lap() / FRAMES)
+            frames.setdefault(f"{way}_fps", []).append(1000 * len(times) / sum(times))
+    detail = {
+        "spans": len(trace.spans),
+        "tokens": len(trace.commits),
+        "document_mb": round(len(text) / 1e6, 2),
+    }
+    units = {"cpu_ms": "CPU ms/frame", "fps": "frames/s"}
+    return {
+        f"viewer_open_ms_{name}": Figure(tuple(opened), "ms", detail=detail),
+        f"viewer_open_cpu_ms_{name}": Figure(tuple(worked), "CPU ms"),
+        **{
+            f"viewer_{key}_{name}": Figure(tuple(values), units[key.split("_", 1)[1]])
+            for key, values in frames.items()
+        },
+    }
+
+
+class MainThread:
+    """The CPU time of a page's main thread."""
+
+    def __init__(self, page: Page) -> None:
+        self._session = page.context.new_cdp_session(page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self._last = 0.0
+        self.lap()
+
+    def lap(self) -> float:
+        """Return the ms since the last call."""
+        metrics: list[dict[str, Any]] = self._session.send("Performance.getMetrics")["metrics"]
+        now = next(float(m["value"]) for m in metrics if m["name"] == "TaskDuration")
+        spent, self._last = 1000 * (now - self._last), now
+        return spent
+
+
+def _live(page: Page, base: Trace) -> dict[str, Figure]:
+    """Let several runs grow at once, ten deltas a second."""
+    whole = repeated(base, 0)
+    while len(whole.commits) < TOKENS:
+        whole = repeated(base, len(whole.spans) + 1)
+    traces = [replace(whole, header=replace(whole.header, run_id=f"run{i}")) for i in range(PANES)]
+    begun = [replace(_steps(t, -1, 2), footer=None) for t in traces]
+    last = max(s.step for s in whole.spans)
+    cuts = [2 + (last - 2) * i // DELTAS for i in range(DELTAS + 1)]
+    rounds = [[_delta(t, low, high) for t in traces] for low, high in pairwise(cuts)]
+    page.set_content(PAGE.format(viewer_style(), viewer_script()))
+    page.evaluate(OPEN, json.dumps(packed(view_model(begun))))
+    clock, started = MainThread(page), perf_counter()
+    frames, spent = list[int](), list[float]()
+    for deltas in rounds:
+        frames.append(page.evaluate(GROW, deltas))
+        spent.append(clock.lap())
+    detail = {"runs": PANES, "tokens": len(whole.commits)}
+    return {
+        "viewer_live_cpu_ms": Figure((sum(spent) / sum(frames),), "CPU ms/frame", detail=detail),
+        "viewer_live_worst_cpu_ms": Figure(
+            (max(s / f for s, f in zip(spent, frames, strict=True)),), "CPU ms/frame"
+        ),
+        "viewer_live_fps": Figure((sum(frames) / (perf_counter() - started),), "frames/s", detail=detail),
+    }
+
+
+def _steps(trace: Trace, low: int, high: int) -> Trace:
+    """Return the part of a run with steps above `low`, up to `high`."""
+    rows: dict[str, Any] = {
+        name: [row for row in getattr(trace, name) if low < row.step <= high]
+        for name in ("spans", "rounds", "decisions", "commits")
+    }
+    return replace(trace, **rows)
+
+
+def _delta(trace: Trace, low: int, high: int) -> Delta:
+    part = _steps(trace, low, high)
+    return delta(trace.header.run_id, [*part.spans, *part.commits], high, ended=False)
+
+
+if __name__ == "__main__":
+    script.main(
+        script.options(__doc__), lambda args, note: (measure(SIZES, 1 if args.quick else 2, note), {}), BARS
+    )

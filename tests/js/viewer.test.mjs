@@ -1,0 +1,134 @@
+// Unit tests of the viewer's pure scripts: `node --test tests/js`.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { createContext, runInContext } from "node:vm";
+
+const scripts = ["packed", "columns", "model", "batch", "geometry"];
+const viewer = createContext({ INSETS: [] }); // batch.js registers its view there
+for (const name of scripts) {
+  runInContext(readFileSync(new URL(`../../assets/viewer/${name}.js`, import.meta.url), "utf8"), viewer);
+}
+const names = `unpack stepAt copiesAt moments neighbour findSpan sourceOf copiedPlaces sourceTexts rowsOfSpan linked
+  upperBound lineOf visible intervalAt sharesOf sharesBySums busyOf busyBefore movingShares
+  geometry fitWindow roundTicks loadSteps tokenMarks SIZE`.split(/\s+/);
+const own = runInContext(`({ ${names.join(", ")} })`, viewer);
+
+/** A value of the scripts' own realm as plain data. */
+const plain = (value) => JSON.parse(JSON.stringify(value));
+const equal = (value, expected) => assert.deepEqual(plain(value), expected);
+
+const spans = (...rows) => ({
+  id: rows.map((_, i) => i), start: rows.map((r) => r[0]), end: rows.map((r) => r[1]),
+  kind: rows.map(() => "draft"), fate: rows.map(() => "kept"), lane: rows.map(() => 0),
+});
+const track = (more) => ({ label: "drafter", role: "drafter", lanes: 1, measured: null, waits: [], spans: spans(), ...more });
+const run = (more) => ({ tokens: [], ghosts: [], rounds: [], copies: [], ngrams: [], sources: [], tracks: [], headline: [], sequences: [0], band: [], ...more });
+
+test("columns of a sent document become rows again, absent fields and texts too", () => {
+  const sent = { runs: [{
+    tokens: { rows: 2, columns: { id: [7, 8], text: { names: ["a", "b"], codes: [1, 0] }, q: [0.5, null] }, absent: { q: [1] } },
+    ghosts: [], rounds: { rows: 0, columns: {}, absent: {} },
+    band: { rows: 2, tuples: [{ names: ["both"], codes: [0, 0] }, [0, 1], [1, 2]] },
+    tracks: [{ waits: { rows: 1, tuples: [[1], [2], { names: ["queue"], codes: [0] }] }, spans: { id: [1], kind: { names: ["draft"], codes: [0] } } }],
+  }] };
+  const [read] = plain(own.unpack(sent)).runs;
+  assert.deepEqual(read.tokens, [{ id: 7, text: "b", q: 0.5 }, { id: 8, text: "a" }]);
+  assert.deepEqual([read.rounds, read.band], [[], [["both", 0, 1], ["both", 1, 2]]]);
+  assert.deepEqual(read.tracks, [{ waits: [[1, 2, "queue"]], spans: { id: [1], kind: ["draft"] } }]);
+  equal(own.unpack({ runs: [plain(read)] }).runs[0], read);
+});
+
+test("rounds, copies and moments are those that have ended", () => {
+  const r = run({
+    rounds: [{ t: 1, step: 1 }, { t: 3, step: 2 }], copies: [{ step: 1, at: "a" }, { step: 2, at: "b" }],
+    tokens: [{ t: 3 }, { t: 1 }, { t: 3 }], ghosts: [{ t: 2, outcome: "rejected" }, { t: 4, outcome: "discarded" }],
+  });
+  assert.deepEqual([0, 1, 2.9, 9].map((t) => own.stepAt(r, t)), [0, 1, 1, 2]);
+  equal(own.copiesAt(r, 3), [{ step: 2, at: "b" }]);
+  equal(own.moments({ runs: [r] }, "commits"), [1, 3]);
+  equal(own.moments({ runs: [r] }, "rejections"), [2]);
+  assert.deepEqual([own.neighbour([1, 2, 3], 2, 1), own.neighbour([1, 2, 3], 2, -1), own.neighbour([1], 1, 1)], [3, 1, undefined]);
+});
+
+test("a copy that reaches the end of its sequence continues with its own first token", () => {
+  const copy = { document: -1, sequence: 0, position: 10, start: 8, match: 3, length: 5, step: 1 };
+  equal(own.copiedPlaces(copy, { node: 3 }), { from: 5, start: 8, end: 10, exact: 9 });
+  equal(own.copiedPlaces({ ...copy, document: 2 }, { node: 3 }), { from: 5, start: 8, end: 13, exact: 11 });
+  equal(own.copiedPlaces(copy, undefined).exact, -1);
+  const r = run({ sources: [{ document: -1, sequence: 0, texts: ["a", "b"] }], tokens: [{ sequence: 0, position: 2, text: "c" }] });
+  assert.equal(own.sourceTexts(r, copy, 1, 4), "bc");
+});
+
+test("a span highlights its tokens, a token both of its spans", () => {
+  const [kept, lost] = [{ draft: 0, verify: 1, sequence: 0, step: 1 }, { draft: 0, verify: -1, sequence: 0, step: 2 }];
+  const r = run({ tokens: [kept], ghosts: [lost], tracks: [track({ spans: spans([0, 1], [1, 2]) })] });
+  assert.equal(own.linked(r, { span: 0 }).rows.size, 2);
+  equal([...own.linked(r, { token: kept }).spans], [0, 1]);
+  equal([...own.linked(r, { token: lost }).spans], [0]);
+  assert.equal(own.findSpan(r, 1).index, 1);
+  assert.equal(own.findSpan(r, 5), null);
+});
+
+test("searches in a line find what touches a window, and the nearest interval", () => {
+  const line = own.lineOf(3, (i) => [[0, 1, 0, 0], [2, 3, 1, 1], [3, 5, 0, 2]][i]);
+  assert.deepEqual([-1, 1, 2, 9].map((t) => own.upperBound([1, 2, 2, 3], t)), [0, 1, 3, 4]);
+  equal(own.visible(line, 1, 2), [0, 2]);
+  assert.deepEqual([0.5, 1.5, 3, 6].map((t) => own.intervalAt(line, t)), [0, -1, 2, -1]);
+  assert.deepEqual([own.intervalAt(line, 1.6, 0.5), own.intervalAt(line, 6, 2)], [1, 2]);
+});
+
+test("the shares of bins are the same by intervals and by sums", () => {
+  const line = own.lineOf(40, (i) => [i, i + (i % 3) / 2, i % 2, i]);
+  for (const [from, width, bins] of [[0, 4, 10], [-3, 0.7, 60], [10.3, 9, 2]]) {
+    const [a, b] = [own.sharesOf(line, 2, from, width, bins), own.sharesBySums(line, 2, from, width, bins)];
+    for (let look = 0; look < 2; look++) {
+      a[look].forEach((share, i) => assert.ok(Math.abs(share - b[look][i]) < 1e-5, `${from} ${look} ${i}`));
+    }
+  }
+});
+
+test("overlapping spans count once in a track's working time", () => {
+  const t = track({ spans: spans([0, 2], [1, 3], [5, 6]) });
+  const busy = own.busyOf(t);
+  assert.deepEqual([0, 1, 4, 5.5, 9].map((at) => own.busyBefore(busy, at)), [0, 1, 3, 3.5, 4]);
+  equal(own.movingShares(t, 0, 6, 2, 1, 6), [1, 1 / 3]);
+});
+
+test("a card has a row per track and strip, and cards do not overlap", () => {
+  const measured = { label: "cpu:0", samples: [] };
+  const shown = [track({ label: "drafter · clock n1" }), track({ role: "target", lanes: 2, measured }), track({ role: "requests" })];
+  const model = { runs: [run({ headline: [{ kind: "both" }] }), run({})] };
+  const { cards, height } = own.geometry(model, () => shown);
+  equal(cards[0].rows.map((row) => row.type), ["band", "track", "strip", "clock", "track", "strip", "measured", "track", "tokens"]);
+  equal(cards[0].rows.slice(1).map((row, i) => row.y >= cards[0].rows[i].y + cards[0].rows[i].height), Array(8).fill(true));
+  assert.equal(cards[1].rows[0].type, "track", "no overlap band without a drafter");
+  assert.equal(cards[1].top, cards[0].height + own.SIZE.between);
+  assert.equal(height, cards[1].top + cards[1].height);
+  assert.equal(own.geometry({ runs: [] }, () => []).height, 0);
+});
+
+test("ticks are round numbers inside of the window", () => {
+  equal(own.roundTicks(0, 10, 500, 100), [0, 2, 4, 6, 8, 10]);
+  equal(own.roundTicks(3, 3.9, 300, 100), [3, 3.5]);
+  equal(own.fitWindow({ axis: { min: -90, max: 100 } }).map(Math.round), [-4, 100]);
+  equal(own.fitWindow({ axis: { min: -10, max: 100 } }), [-10.5, 100.49999999999999]);
+});
+
+test("measured loads hold since the sample before, and become means where they are dense", () => {
+  const t = track({ measured: { samples: [[1, 0.5], [2, 1], [3, 0]] } });
+  equal(own.loadSteps(t, 0, 3, 0.01).map((s) => [s.start, s.end, s.share]), [[0, 1, 0.5], [1, 2, 1], [2, 3, 0]]);
+  const [mean] = own.loadSteps(t, 0, 3, 3);
+  assert.equal(mean.share, 0.5);
+});
+
+test("the marks of one commit are side by side and end at its time; a dense window keeps one per outcome", () => {
+  const token = (t, position, outcome = "accepted") => ({ t, position, outcome, sequence: 0 });
+  const marks = own.tokenMarks(run({ tokens: [token(10, 0), token(10, 1), token(20, 2, "bonus")] }), 0, 30, 0.1);
+  equal(marks.map((m) => m.row.position), [0, 1, 2]);
+  assert.ok(marks[0].x < marks[1].x && marks[1].x < 10);
+  const many = run({ tokens: Array.from({ length: 4000 }, (_, i) => token(i, i, i % 2 ? "bonus" : "plain")) });
+  const dense = own.tokenMarks(many, 0, 4000, 40);
+  assert.ok(dense.length <= 2 * (Math.ceil(4000 / 120) + 1) && dense.every((m) => m.dense));
+  equal([...new Set(dense.map((m) => m.row.outcome))].sort(), ["bonus", "plain"]);
+});
