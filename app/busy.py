@@ -6,7 +6,7 @@ import psutil
 
 from engine.cluster.occupancy import ProcessorTime, processor_time, used_by_others
 from engine.trace.events import TOO_BUSY
-from traces.load import OtherLoad
+from traces.comparable import OtherLoad
 
 __all__ = ["ProcessorTime", "busy_since", "busy_warning", "read_load"]
 

@@ -21,8 +21,7 @@ from app.tabs.experiments import LoadSettings, SweepSettings, load_plan, serve
 from engine.methods import METHODS
 from traces.lab.axes import axis
 from traces.lab.points import points_of
-from traces.lab.scripted import Scripted
-from traces.lab.sweep import Cell, Sweep, sweep
+from traces.lab.sweep import Cell, Scripted, Sweep, sweep
 
 FOLDER = Path(__file__).parents[1] / "assets" / "examples"
 

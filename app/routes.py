@@ -26,10 +26,9 @@ from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imports.reading import read_traces
-from traces.passes import median_first
-from traces.view.delta import delta
+from traces.race import median_first
 from traces.view.document import view_model
-from traces.view.packed import packed
+from traces.view.packed import delta, packed
 
 if TYPE_CHECKING:
     from app.service import Service

@@ -13,7 +13,7 @@ from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from traces.live import LiveLog
-from traces.passes import median_first
+from traces.race import median_first
 
 if TYPE_CHECKING:
     from engine.cluster.prompts import Prompt

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.service import Service
-    from traces.lines import Line
+    from traces.bins import Line
     from traces.store import Store
     from traces.view.aligned import AlignedPart, PartRow, RowView
     from traces.windows import Extent

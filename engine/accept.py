@@ -12,8 +12,8 @@ token, else emit x. At temperature 0 every draft is judged by rule 2, and x is t
 draw. The longest accepted path wins, then the likeliest, then the first (Medusa, Cai et al. 2024,
 section 2.3.1).
 
-The same `warp` makes p and q from logits (`engine.rows`). Pure functions; all random numbers are
-from a `Draws`.
+The same logits processors (`engine.draws`) make p and q from logits. Pure functions; all
+random numbers are from a `Draws`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def judge(
     Args:
         logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i.
             Without `bonus` the rows of leaves may be missing; surplus rows are ignored. Or the
-            rows as `engine.packed_rows` read them.
+            rows as `engine.rows.read` reads them.
         draft: A chain or a tree. The children of a node are either all drawn from one q row without
             replacement, in the order of their indices, or all functions of the prefix.
         q_row: Token -> the q row that it was drawn from, (V,); called for tokens with such a row.
         position: The position that row 0 decides.
-        sampling: The warp of p; at temperature 0 ties go to the lowest token id.
+        sampling: The logits processors of p; at temperature 0 ties go to the lowest token id.
         draws: The random numbers.
         bonus: Whether the target draws a token after a fully accepted path.
         typical: Judge by typical acceptance, which is lossy; no difference at temperature 0.
@@ -111,7 +111,7 @@ class _Walk:
     def decide(self, parent: int, children: list[int], position: int) -> list[Judged]:
         """Decide between the children of a node and the target's own token; the last one counts.
 
-        In the result p may be nan, for the warped p, and `top_p` is empty: see `with_target_rows`.
+        In the result p may be nan and `top_p` is empty: see `with_target_rows`.
         """
         if children and self._chosen is not None:
             return self._typical(self._chosen, parent, children, position)
@@ -158,7 +158,7 @@ class _Walk:
 
     def _ratio(self, parent: int, children: list[int], position: int) -> list[Judged]:
         """Rule 1 over siblings that were drawn from one q without replacement."""
-        p = self._rows.weights(parent + 1)
+        p = self._rows.distribution(parent + 1)
         full_q = q = self._q_of(children[0])
         decisions = list[Judged]()
         for sibling, node in enumerate(children):

@@ -35,7 +35,6 @@ def release(package: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, processor and GPUs as plain JSON values."""
     return dict(_fixed())
 
 

@@ -9,8 +9,7 @@ SpecScopeError
 ├── RunCancelled        the user stopped the run
 ├── Deadlock            in virtual time, every task waits and no timer is set
 └── StoreError          the trace database cannot be used
-    ├── StoreMissing    it does not exist, and was opened for reading only
-    └── StoreOutdated   it has an older version
+    └── StoreMissing    it does not exist, and was opened for reading only
 """
 
 from __future__ import annotations
@@ -67,10 +66,6 @@ class StoreError(SpecScopeError):
 
 class StoreMissing(StoreError):  # noqa: N818
     """The trace database does not exist, and was opened for reading only."""
-
-
-class StoreOutdated(StoreError):  # noqa: N818 - a state, like WorkerDied
-    """The trace database has an older version."""
 
 
 def shown(value: object) -> str:

@@ -67,5 +67,4 @@ class Layout:
 
     @property
     def needs_drafter(self) -> bool:
-        """Whether the method needs a drafter model."""
         return not isinstance(self.arrangement, Separate) or self.arrangement.drafters > 0

@@ -69,7 +69,7 @@ def drafter_key(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn from logits; p and q get the same warp."""
+    """How tokens are drawn from logits; p and q get the same logits processors."""
 
     temperature: float = 0.0
     """Logits are divided by it; 0 is argmax. 0 to 10."""
@@ -91,7 +91,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the next token is the argmax."""
         return self.temperature == 0
 
 
@@ -148,7 +147,7 @@ class DraftToken:
     q: RowRef | None = None
     """The row it was sampled from; None if the draft is a function of the prefix (rule 2)."""
     probability: float = float("nan")
-    """q(token), for the trace: warped if it was sampled, unwarped in a greedy draft."""
+    """q(token), for the trace: after the logits processors if sampled, else the softmax."""
     top: tuple[tuple[int, float], ...] = ()
     """The drafter's most probable tokens and their probabilities, for the trace."""
     span: int = -1
@@ -191,12 +190,10 @@ class Draft:
 
     @classmethod
     def empty(cls) -> Draft:
-        """Return a draft without tokens."""
         return cls()
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Token ids."""
         return tuple(t.id for t in self.tokens)
 
     @property
@@ -219,7 +216,6 @@ class Draft:
         return bool(self.tokens)
 
     def __getitem__(self, part: slice) -> Draft:
-        """Return a slice of a chain."""
         return Draft(_chained(self.tokens[part]), self.lease)
 
     def __add__(self, other: Draft) -> Draft:
@@ -277,9 +273,9 @@ class Judged(NamedTuple):
     """Position in the sequence (0 is the prompt's first token)."""
     token: int
     p: float
-    """p(token): after the warp when sampling, unwarped at temperature 0."""
+    """p(token): after the logits processors; at temperature 0 the plain softmax."""
     q: float
-    """q(token), warped like p; nan for the target's own token."""
+    """q(token), processed like p; nan for the target's own token."""
     u: float
     """The uniform draw the rule used; nan where it used none, as at temperature 0."""
     rule: Rule
@@ -307,7 +303,6 @@ class Judgement:
 
     @property
     def emitted(self) -> tuple[int, ...]:
-        """The accepted tokens and the target's own."""
         return self.accepted if self.own is None else (*self.accepted, self.own)
 
 
@@ -324,5 +319,4 @@ class Verdict(Judgement):
 
     @property
     def all_accepted(self) -> bool:
-        """Whether the whole (chain) draft was accepted."""
         return len(self.accepted) == len(self.draft)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from traces.definitions import DEFINITIONS
 from traces.imported import origin
-from traces.metrics import measure
+from traces.metrics import DEFINITIONS, measure
 from traces.places import drafted_levels
 from traces.view.figures import FIGURES, UNKNOWN, figure_texts
 

@@ -8,21 +8,24 @@ scaled by measured speed-up / predicted speed-up of the used setting.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from engine.drafters.pace import Probe, in_turns, overlapped, with_servers
+from engine.drafters.pace import Probe, in_turns, overlapped, seconds_at, with_servers
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods import METHODS
-from traces.rates import Rates, rates_of
+from traces import waiting
+from traces.comparable import batch_size
+from traces.imported import origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from engine.methods.registry import Method
-    from engine.trace.events import Header
+    from engine.trace.events import Header, Span
     from engine.trace.trace import Trace
     from traces.metrics import Metrics
 
@@ -36,6 +39,13 @@ GAIN = 1.05
 LONGEST = 2
 """Longest predicted chain of a drafter, as a multiple of the longest measured one. Longer trees and
 copies are not predicted: their nodes and matches are unknown."""
+SOURCES: dict[Kind, str] = {
+    "turns": "Leviathan et al. 2023, theorem 3.8",
+    "overlap": "the two modes of PEARL, algorithm 2",
+    "servers": "the turns of DSI, algorithm 1",
+}
+_WIDEST = 1024
+"""Further rows of the widest predicted forward."""
 
 
 class Advice(TypedDict):
@@ -62,14 +72,8 @@ def advise(
 ) -> Advice | None:
     """Return the setting with the largest predicted speed-up; None if the gain is below `GAIN`.
 
-    It is not a setting of a rival, and faster than each of them.
-
-    Args:
-        trace: A run that is done.
-        metrics: Its metrics.
-        baseline: The run's baseline, which `traces.comparable` chooses.
-        speedup: The measured speed-up over it.
-        rivals: The runs with the same baseline, and their speed-ups.
+    It is not a setting of a rival (a run with the same baseline, with its speed-up), and faster
+    than each of them.
     """
     method = METHODS.get(trace.header.method)
     rates = rates_of(trace, metrics, baseline)
@@ -96,13 +100,9 @@ def longest_drafter(trace: Trace, metrics: Metrics, baseline: Trace) -> float | 
 
 
 def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> float:
-    """Return the predicted speed-up over plain decoding of drafts of `length`.
+    """Return the predicted speed-up over plain decoding of drafts of `length` tokens or levels.
 
-    Args:
-        kind: The order of drafts and verifications.
-        rates: The measured rates.
-        length: Tokens, or levels of a tree, drafted before each verification.
-        levels: For `turns`: use the acceptance of each level instead of the rate of all tests.
+    With `levels` and an order of `turns`, each level has its own acceptance, not the rate of all.
     """
     share, probe = 1.0, _chain(rates)
     if kind == "turns":
@@ -118,13 +118,6 @@ def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> flo
 def _chain(rates: Rates) -> Probe:
     """Return the measurement with one acceptance rate at all levels."""
     return replace(rates.probe, rates=((rates.any,),))
-
-
-SOURCES: dict[Kind, str] = {
-    "turns": "Leviathan et al. 2023, theorem 3.8",
-    "overlap": "the two modes of PEARL, algorithm 2",
-    "servers": "the turns of DSI, algorithm 1",
-}
 
 
 def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
@@ -210,3 +203,102 @@ def _apart(trace: Trace) -> bool:
     """Return whether drafter and target have devices of their own."""
     roles = [device.role for device in trace.header.devices]
     return "drafter" in roles and "target" in roles
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Acceptance and times of a run."""
+
+    probe: Probe
+    """Its rates have one rank: the share of the tested drafts of a level that were accepted, where
+    all levels above were. Levels that no draft reached have `any`."""
+    nodes: tuple[float, ...]
+    """[level]: drafted nodes, the mean over the drafts with this level."""
+    any: float
+    """Accepted / (accepted + rejected), the acceptance rate at every level of a chain."""
+    drafting: float
+    """Share of the rounds that verified a draft."""
+    plain: float
+    """The baseline's seconds per token: a *plain token*."""
+
+    @property
+    def draft(self) -> float:
+        """Drafter time per level, or of a whole draft in one forward, in plain tokens."""
+        return self.probe.first[0][1] / self.plain
+
+    def forward(self, rows: int) -> float:
+        """Return the time of a target forward of `rows` rows, in plain tokens."""
+        return seconds_at(self.probe.verify, rows) / self.plain
+
+
+def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
+    """Return the rates of a run of one sequence.
+
+    None if it verified no draft, or if every target forward had one row: what another row costs is
+    then unknown.
+    """
+    plain = _plain_time(baseline)
+    judging = [r for r in trace.rounds if r.drafted]
+    rate = metrics.acceptance_rate_tested
+    if origin(trace.header) or batch_size(trace) > 1 or not judging or not plain or rate is None:
+        return None
+    depths, nodes = _shape(trace)
+    accepted = [(min(r.accepted, depths.get(r.step, 0)), depths.get(r.step, 0)) for r in judging]
+    levels: list[float] = []
+    for level in range(max((depth for _, depth in accepted), default=0)):
+        tested = [kept > level for kept, depth in accepted if depth > level and kept >= level]
+        if not tested:
+            break
+        levels.append(fmean(tested))
+    work = [s for s in waiting.forwards(trace) if s.outcome == "done"]
+    drafts = [s for s in work if waiting.side(s) == "drafter"]
+    verifies = [s for s in work if waiting.side(s) == "target"]
+    drafted = sum(depth for _, depth in accepted)
+    once = bool(drafts) and len(drafts) <= len(judging) < drafted
+    draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / 1e9
+    if all(s.rows < 2 for s in verifies):
+        return None
+    first, more = _line(verifies, baseline)
+    probe = Probe(
+        verify=((1, first), (1 + _WIDEST, first + _WIDEST * more)),
+        first=((1, draft),),
+        later=() if once else ((1, draft),),
+        outside=max(0.0, plain - first),
+        rates=(*((level,) for level in levels), (rate,)),
+        orders=(),
+        rounds=len(judging),
+    )
+    return Rates(probe, tuple(nodes[: len(levels)]), rate, len(judging) / len(trace.rounds), plain)
+
+
+def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
+    """Return the levels of each round's draft, and the mean number of nodes of each level."""
+    rounds: dict[int, list[int]] = {}
+    for d in trace.decisions:
+        if d.node >= 0:
+            rounds.setdefault(d.step, []).append(d.position)
+    counts: dict[int, list[int]] = {}
+    for positions in rounds.values():
+        for level, position in enumerate(range(min(positions), max(positions) + 1)):
+            counts.setdefault(level, []).append(positions.count(position))
+    depths = {step: max(p) - min(p) + 1 for step, p in rounds.items()}
+    return depths, [fmean(counts[level]) for level in sorted(counts)]
+
+
+def _plain_time(baseline: Trace) -> float:
+    """Return the baseline's mean seconds per token while decoding; 0 without tokens."""
+    prefill = max((s.end for s in baseline.spans if s.kind == "prefill" and s.step == 0), default=0)
+    tokens = len(baseline.commits)
+    return (max(c.time for c in baseline.commits) - prefill) / tokens / 1e9 if tokens else 0.0
+
+
+def _line(verifies: Iterable[Span], baseline: Trace) -> tuple[float, float]:
+    """Return the seconds of a one-row forward of the target, and of each further row.
+
+    The line goes through the median one-row forward of the baseline and the run's mean forward.
+    """
+    plain = [s.end - s.start for s in waiting.forwards(baseline) if waiting.side(s) == "target"]
+    first = float(median(plain)) if plain else 0.0
+    wide = [s for s in verifies if s.rows > 1]
+    rows, time = fmean(s.rows for s in wide), fmean(s.end - s.start for s in wide)
+    return first / 1e9, max(0.0, (time - first) / (rows - 1)) / 1e9

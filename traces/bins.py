@@ -79,27 +79,22 @@ class Bins(NamedTuple):
 
 
 def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns:
-    """Return the columns of a run.
-
-    Args:
-        connection: A read transaction.
-        run: Key of the run.
-        devices: Names of the header's devices.
+    """Return the columns of a run; `run` is its key, `devices` are the header's names.
 
     Raises:
         ValueError: A time or a number in the database is damaged.
     """
     device = case({name: i for i, name in enumerate(devices)}, value=_SPAN.c.device, else_=len(devices))
     kind, outcome = (type_coerce(_SPAN.c[name], Integer) for name in ("kind", "outcome"))
-    look = (device * _CODES + kind) * _CODES + outcome
-    start, end, looks = numbers(connection, _SPAN.c.run == run, _SPAN.c.start, _SPAN.c.end, look)
+    style = (device * _CODES + kind) * _CODES + outcome
+    start, end, styles = numbers(connection, _SPAN.c.run == run, _SPAN.c.start, _SPAN.c.end, style)
     (tokens,) = numbers(connection, _TOKEN.c.run == run, _TOKEN.c.time)
     rounds = numbers(connection, _ROUND.c.run == run, _ROUND.c.time, _ROUND.c.drafted, _ROUND.c.accepted)
     spans = list[Spans]()
-    for code in np.unique(looks).tolist():
+    for code in np.unique(styles).tolist():
         place: int = code // _CODES**2
         if place < len(devices):
-            name, own = schema.KINDS[code // _CODES % _CODES], looks == code
+            name, own = schema.KINDS[code // _CODES % _CODES], styles == code
             cancelled = schema.SPAN_OUTCOMES[code % _CODES] == "cancelled"
             spans.append(Spans(devices[place], name, cancelled, start[own], end[own]))
     spans.sort(key=lambda s: (s.device, s.kind, not s.cancelled))
@@ -123,16 +118,9 @@ def numbers(connection: Connection, where: ColumnElement[bool], *values: ColumnE
 
 
 def bins(known: Columns, size: Extent, low: int, high: int, number: int) -> Bins:
-    """Return a window as bins: the work on each device, and the fate of its drafts.
+    """Return the window [low, high] as `number` bins: work on each device, and drafts.
 
     A span is counted in the bin in which it starts; time beyond that bin is carried into the next.
-
-    Args:
-        known: The run's columns.
-        size: Of the run.
-        low: Start of the window.
-        high: Its end.
-        number: How many bins.
     """
     width = max(1, -(-(high - low) // number))
     counts, work = np.zeros(number, np.int64), list[Work]()
@@ -172,3 +160,35 @@ def _carried(busy: Numbers, width: int) -> list[int]:
     """Cut each bin's time to its width; the time above it goes to the next bin."""
     over = np.concatenate(([0], np.cumsum(busy - width)[:-1]))
     return np.minimum(width, busy + over - np.minimum.accumulate(over)).tolist()
+
+
+class Line(NamedTuple):
+    """The tokens of a sequence, in the order committed."""
+
+    ids: Numbers
+    times: Numbers
+    """Nanoseconds since the run's start."""
+
+
+def line(connection: Connection, run: int, sequence: int) -> Line:
+    """Return the ids and times of a sequence's tokens; `run` is the run's key.
+
+    Raises:
+        ValueError: A number in the database is damaged.
+    """
+    own = (_TOKEN.c.run == run) & (_TOKEN.c.sequence == sequence)
+    return Line(*numbers(connection, own, _TOKEN.c.token, _TOKEN.c.time))
+
+
+def commits(
+    connection: Connection, run: int, sequence: int, first: int, most: int
+) -> list[tuple[int, Commit]]:
+    """Return at most `most` commits of a sequence, from its commit `first` (from 0) on.
+
+    Each has the number of the run's commits before it; `run` is the run's key.
+    """
+    own = select(_TOKEN.c.number, *schema.COLUMNS[Commit]).where(
+        _TOKEN.c.run == run, _TOKEN.c.sequence == sequence
+    )
+    rows = connection.execute(own.order_by(_TOKEN.c.number).offset(first).limit(most)).all()
+    return [(number - 1, Commit(*values)) for number, *values in rows]

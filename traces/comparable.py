@@ -2,7 +2,8 @@
 
 A group is the runs of one method: a single run, or one run per prompt or batch of prompts. The
 baseline of a group is a group that drafts nothing under the same conditions. Where there is none,
-the reason names the conditions that differ, and no view shows a number.
+the reason names the conditions that differ, and no view shows a number. `OtherLoad` is the load of
+the machine by other programs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.methods import METHODS
+from engine.trace.events import OTHERS, TOO_BUSY
 from traces.imported import origin
 from traces.requests import load_of
 
@@ -35,12 +37,10 @@ class Comparison(NamedTuple):
 
 
 def comparisons(groups: Sequence[Group]) -> list[Comparison]:
-    """Return the baseline of each group, or the reason why it has none.
+    """Return the baseline of each group shown together, or the reason why it has none.
 
-    Args:
-        groups: The groups shown together, each with at least one run. Among several baselines under
-            the same conditions, a method that is registered as the baseline has priority, then the
-            first group.
+    Among several baselines under the same conditions, a method that is registered as the baseline
+    has priority, then the first group.
     """
     plain = [i for i, group in enumerate(groups) if _is_plain(group)]
     plain.sort(key=lambda i: not _is_registered(groups[i][0].header.method))
@@ -166,3 +166,36 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
         if value not in different:
             different.append(value)
     return different
+
+
+class OtherLoad(NamedTuple):
+    """What other programs used on average."""
+
+    used: float
+    cores: int
+    """Of the machine."""
+
+    @property
+    def text(self) -> str:
+        """The load as a figure: `0.1 of 2 cores`."""
+        return f"{self.used:.1f} of {self.cores} cores"
+
+    @property
+    def warning(self) -> str:
+        """A sentence if the load was high, else empty."""
+        if self.used < TOO_BUSY:
+            return ""
+        return f"Other programs used {self.text} during the run: the times may be wrong."
+
+
+def other_load(trace: Trace) -> OtherLoad | None:
+    """Return the load by other programs; None for a run without this row, such as a virtual one."""
+    share = next((row.busy for row in trace.occupancy if row.device == OTHERS), None)
+    return of_cores(share, trace.header.environment.get("cores"))
+
+
+def of_cores(share: object, cores: object) -> OtherLoad | None:
+    """Return the load of a share of a machine's cores; None if one of them is unknown."""
+    if not isinstance(share, int | float) or not isinstance(cores, int):
+        return None
+    return OtherLoad(share * cores, cores)

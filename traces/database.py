@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.schema import CreateIndex
 
-from engine.errors import StoreError, StoreMissing, StoreOutdated, UsageError, shown
-from traces.schema import APPLICATION_ID, REVISION, Base, dump
+from engine.errors import StoreError, StoreMissing, UsageError, shown
+from traces.schema import APPLICATION_ID, VERSION, Base, dump
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -223,22 +223,22 @@ def _is_empty(connection: Connection, path: Path) -> bool:
         raise StoreError(
             f"{path} is a database of another program; move it away, or set SPECSCOPE_DB to another file"
         )
-    (revision,) = connection.exec_driver_sql("SELECT min(version_num) FROM alembic_version").one()
-    if not isinstance(revision, str):
+    version = _version(connection)
+    if version != VERSION:
         raise StoreError(
-            f"{path} is damaged; move it away or restore a copy, or set SPECSCOPE_DB to another file"
-        )
-    if revision < REVISION:
-        raise StoreOutdated(
-            f"{path} was written by an older SpecScope (revision {revision}, this one needs {REVISION}); "
-            "export its runs with that version and import them here, or set SPECSCOPE_DB to another file"
-        )
-    if revision > REVISION:
-        raise StoreError(
-            f"{path} was written by a newer SpecScope (revision {revision}); update SpecScope, "
-            "or set SPECSCOPE_DB to another file"
+            f"{path} has the tables of version {version}, and this SpecScope reads version {VERSION}; export its runs "
+            "with the SpecScope that wrote it and import them here, or set SPECSCOPE_DB to another file"
         )
     return False
+
+
+def _version(connection: Connection) -> int:
+    """Return the version of the tables; older files have it in a table, not in the header."""
+    (version,) = connection.exec_driver_sql("PRAGMA user_version").one()
+    if version:
+        return version
+    (text,) = connection.exec_driver_sql("SELECT min(version_num) FROM alembic_version").one()
+    return int(text) if str(text).isdecimal() else 0
 
 
 def _prepare(engine: Engine, path: Path) -> None:
@@ -246,11 +246,10 @@ def _prepare(engine: Engine, path: Path) -> None:
         # Fails at once if the file is read-only, and lets one process at a time make the tables.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         if _is_empty(connection, path):
-            from traces import migrations  # Alembic takes 0.2 s to import, and most files have their tables
-
-            migrations.upgrade(connection)
+            Base.metadata.create_all(connection, checkfirst=False)
             connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
-        # an index changes no meaning: a file of this revision may have been made without it
+            connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
+        # an index changes no meaning: a file of this version may have been made without it
         for index in (index for table in Base.metadata.tables.values() for index in table.indexes):
             connection.execute(CreateIndex(index, if_not_exists=True))
         connection.commit()

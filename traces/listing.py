@@ -16,10 +16,9 @@ from engine.pairs.forms import model_name
 from engine.trace.events import OTHERS, Commit, Header, Occupancy, Round, Span
 from engine.trace.trace import Trace
 from traces import schema
-from traces.comparable import comparisons
+from traces.comparable import comparisons, of_cores
 from traces.database import is_damage
-from traces.load import of_cores
-from traces.passes import grouped
+from traces.race import grouped
 from traces.schema import RUN
 
 if TYPE_CHECKING:
@@ -153,13 +152,7 @@ def _json(column: Any, path: str) -> Any:
 def facts(
     connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
 ) -> dict[int, Facts]:
-    """Return the facts of runs, by key.
-
-    Args:
-        connection: To the database.
-        keys: Of the runs.
-        headers: Returns the header of a run; None for a damaged one.
-    """
+    """Return the facts of runs, by key; `headers` returns None for a damaged run."""
     try:
         return _facts(connection, keys, headers)
     except _DAMAGE as error:
@@ -244,8 +237,7 @@ def _outline(connection: Connection, key: int, header: Header) -> Trace:
     trace = Trace(header)
     for kind, *where in ((Round,), (Span, schema.ROWS[Span].c.model == "drafter"), (Commit,)):
         table = schema.ROWS[kind]
-        columns = [table.c[name] for name in schema.FIELDS[kind]]
-        rows = select(*columns).where(table.c.run == key, *where).order_by(table.c.number)
+        rows = select(*schema.COLUMNS[kind]).where(table.c.run == key, *where).order_by(table.c.number)
         if kind is not Round:
             rows = rows.where(table.c.step > 0).limit(1)
         for values in connection.execute(rows).all():

@@ -72,9 +72,7 @@ def batches(trace: Trace) -> list[list[int]]:
 def finished(trace: Trace, steps: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:
     """Return by step the sequences that ended before it, without a later one in their place.
 
-    Args:
-        trace: The run, or a part of it.
-        steps: The first and the last step of each sequence in the run.
+    `steps` has the first and the last step of each sequence in the whole run.
     """
     starts = sorted({first for first, _ in steps.values()})
     return {

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
-from traces.comparable import comparisons
-from traces.load import other_load
-from traces.passes import speeds
+from traces.comparable import comparisons, other_load
+from traces.metrics import measure
 from traces.view.settings import config_text, shown_config
 
 if TYPE_CHECKING:
+    from engine.trace.events import Header
     from engine.trace.trace import Trace
     from traces.metrics import Metrics
 
+T = TypeVar("T")
 ONE_PASS = 0.06
 """How far a single measured pass may be from the next ones, as a share of its speed.
 
@@ -59,10 +61,7 @@ def racers_of(
 ) -> list[Racer]:
     """Return a racer for each run.
 
-    Args:
-        traces: The runs.
-        measured: Their metrics.
-        passes: For each run, all passes of it, the run itself first; empty if none was repeated.
+    `passes` has all passes of each run, the run itself first, or is empty.
     """
     groups = passes or [[trace] for trace in traces]
     compared = comparisons([[trace] for trace in traces])
@@ -76,7 +75,7 @@ def speed_of(passes: Sequence[Trace], first: Metrics) -> Speed | None:
     """Return the speed of a run; None if no pass is done. `first` has the first pass's metrics.
 
     The value is the mean of two passes, and the median of more: that of the first pass (see
-    `traces.passes.median_first`). The range holds all passes, of a single measured one `ONE_PASS`.
+    `traces.race.median_first`). The range holds all passes, of a single measured one `ONE_PASS`.
     """
     found = [first.tokens_per_second or 0.0] if passes[0].status == "done" else []
     found = [speed for speed in (*found, *speeds(passes[1:])) if speed]
@@ -134,3 +133,64 @@ def _entry(racer: Racer, racers: Sequence[Racer]) -> str:
     name = f"{header.title} · {settings}" if settings else header.title
     is_plain = racer.baseline is not None and racers[racer.baseline] is racer
     return name if is_plain or faster is None else f"{name}, {faster.text}"
+
+
+class Spread(TypedDict):
+    """The speeds of the passes of a run, in tokens/s."""
+
+    count: int
+    """Passes that have a speed."""
+    low: float
+    high: float
+
+
+def alternating(items: Sequence[T], passes: int) -> list[tuple[int, T]]:
+    """Return (pass, item) in the order of the runs: every other pass goes backwards.
+
+    So a machine that becomes slower in the course of the passes does not favour the first item.
+    """
+    return [(n, item) for n in range(passes) for item in (items if n % 2 == 0 else items[::-1])]
+
+
+def median_first(passes: Sequence[Trace]) -> list[Trace]:
+    """Return the passes with the median one first: of an even number, the slower of the middle two.
+
+    Of two passes there is no median: their speed is the mean (`traces.race.speed_of`), and the
+    slower one is drawn. Passes that are not done are last.
+    """
+    if len(passes) < 2:
+        return list(passes)  # nothing to measure
+    found = {id(t): _speed(t) for t in passes}
+    done = sorted((t for t in passes if found[id(t)]), key=lambda t: found[id(t)])
+    others = [t for t in passes if not found[id(t)]]
+    middle = done.pop((len(done) - 1) // 2) if done else None
+    return ([middle] if middle else []) + done + others
+
+
+def spread(passes: Sequence[Trace]) -> Spread | None:
+    """Return the slowest and the fastest speed; None with fewer than two passes."""
+    if len(passes) < 2:
+        return None  # nothing to measure
+    found = speeds(passes)
+    if len(found) < 2:
+        return None
+    return {"count": len(found), "low": min(found), "high": max(found)}
+
+
+def speeds(passes: Sequence[Trace]) -> list[float]:
+    """Return the tokens/s of the passes that are done."""
+    return [speed for speed in map(_speed, passes) if speed]
+
+
+def grouped(headers: Sequence[Header]) -> list[list[Header]]:
+    """Return the passes of each method with its settings and prompts, the oldest method first."""
+    groups: dict[str, list[Header]] = {}
+    for header in headers:
+        key = json.dumps([header.method, header.config, header.prompt_ids, header.sampling], sort_keys=True)
+        groups.setdefault(key, []).append(header)
+    return list(groups.values())
+
+
+def _speed(trace: Trace) -> float:
+    """Return the tokens/s of a pass that is done; 0 for any other."""
+    return (measure(trace).tokens_per_second or 0.0) if trace.status == "done" else 0.0

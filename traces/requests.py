@@ -136,13 +136,7 @@ def requests(trace: Trace) -> list[Request]:
 
 
 def figures(trace: Trace, ttft_ms: float, tpot_ms: float) -> Figures:
-    """Return the figures of a run under load.
-
-    Args:
-        trace: The run.
-        ttft_ms: Limit of a good request's time to first token.
-        tpot_ms: Limit of its mean time per further token.
-    """
+    """Return the figures of a run under load; the limits are those of a good request (`meets`)."""
     found = requests(trace)
     first, gaps = [r.ttft for r in found if r.ttft is not None], [gap for r in found for gap in r.gaps]
     means = [r.tpot for r in found if r.tpot is not None]
@@ -172,11 +166,8 @@ def figures(trace: Trace, ttft_ms: float, tpot_ms: float) -> Figures:
 def stops_paying(mine: dict[int, Figures], plain: dict[int, Figures]) -> int | None:
     """Return the smallest batch size at which a method has fewer tokens/s than plain decoding.
 
-    Idle time does not count: at a low rate the arrivals alone decide the throughput.
-
-    Args:
-        mine: The method's figures by batch size.
-        plain: Plain decoding's.
+    Both are figures by batch size. Idle time does not count: at a low rate the arrivals alone
+    decide the throughput.
     """
     slower = [
         batch

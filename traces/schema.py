@@ -3,13 +3,14 @@
 Columns have the names of the events' fields. The key of a row is (run, number): the rows of a run
 are stored together, in the order recorded. Times are integer nanoseconds. Texts of a closed set
 (kinds, outcomes, ...) are stored as their index in a tuple below. The tuples only grow at the end,
-so that old files keep their meaning, and only with a new revision, so that an older SpecScope
+so that old files keep their meaning, and only with a new `VERSION`, so that an older SpecScope
 refuses a file with codes that it does not know.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, SmallInteger, Table, inspect
@@ -20,8 +21,8 @@ from engine.trace import events
 
 APPLICATION_ID = 0x53505343
 """In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-REVISION = "0007"
-"""The newest revision in `migrations/versions`."""
+VERSION = 7
+"""Number of these tables, in the header of every file (`PRAGMA user_version`)."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -40,11 +41,6 @@ OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
 STATUSES = ("running", "done", "cancelled", "failed", "incomplete")
 
 
-class _Codes(dict[str | None, int | None]):
-    def __missing__(self, name: str | None) -> int:
-        raise ValueError(f"{name!r} is none of {', '.join(str(n) for n in self if n is not None)}")
-
-
 class Code(TypeDecorator[str]):
     """A text of a closed set, stored as its index in the set."""
 
@@ -54,12 +50,18 @@ class Code(TypeDecorator[str]):
     def __init__(self, *names: str) -> None:
         super().__init__()
         self.names = names
+        self._codes = {name: code for code, name in enumerate(names)}
+
+    def encode(self, name: str | None) -> int | None:
+        """Return the index of a text; raise ValueError for an unknown one."""
+        if name is None:
+            return None
+        if name not in self._codes:
+            raise ValueError(f"{name!r} is none of {', '.join(self.names)}")
+        return self._codes[name]
 
     def bind_processor(self, dialect: Any) -> Any:  # noqa: ARG002
-        """Return the function text -> index, which raises ValueError for an unknown text."""
-        codes = _Codes({name: code for code, name in enumerate(self.names)})
-        codes[None] = None
-        return codes.__getitem__
+        return self.encode
 
     def result_processor(self, dialect: Any, coltype: Any) -> Any:  # noqa: ARG002
         """Return the function index -> text: a plain look-up, as it runs for every row."""
@@ -144,6 +146,7 @@ class Run(Base, table=True):
 
 
 class _Row(Base):
+    __table_args__: ClassVar[Any] = ({"sqlite_with_rowid": False},)
     run: int = Field(foreign_key="run.id", ondelete="CASCADE", primary_key=True)
     number: int = Field(primary_key=True)
 
@@ -170,7 +173,6 @@ class Span(_Row, table=True):
 class Part(_Row, table=True):
     """A part of a fuzzy forward."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
     span: int
     kind: str = _code(*PARTS)
     layer: int
@@ -181,7 +183,6 @@ class Part(_Row, table=True):
 class Round(_Row, table=True):
     """A verification and its commit."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
     step: int
     sequence: int
     mode: str = _code(*MODES)
@@ -233,7 +234,6 @@ class Token(_Row, table=True):
 class Document(_Row, table=True):
     """A reference text that drafts are copied from."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
     document: int
     tokens: tuple[int, ...] = _json()
 
@@ -241,7 +241,6 @@ class Document(_Row, table=True):
 class Copied(_Row, table=True):
     """The source of a copied draft."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
     step: int
     sequence: int
     document: int
@@ -253,7 +252,6 @@ class Copied(_Row, table=True):
 class Pooled(_Row, table=True):
     """A round's use of a pool of n-grams."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
     step: int
     sequence: int
     model: str = _code(*MODELS)
@@ -266,7 +264,6 @@ class Pooled(_Row, table=True):
 class Piece(_Row, table=True):
     """The text of a token id."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
     token: int
     text: str
 
@@ -274,7 +271,6 @@ class Piece(_Row, table=True):
 class Occupancy(_Row, table=True):
     """A measured sample of a device's load."""
 
-    __table_args__ = ({"sqlite_with_rowid": False},)
     device: str
     time: int = _big()
     busy: float
@@ -302,5 +298,12 @@ ROWS: dict[type[Any], Table] = {
     events.Occupancy: _table(Occupancy),
 }
 """The table of each kind of event; its columns are `run`, `number`, and the event's fields."""
-FIELDS: dict[type[Any], tuple[str, ...]] = {event: tuple(table.c.keys()[2:]) for event, table in ROWS.items()}
+COLUMNS: dict[type[Any], list[Column[Any]]] = {event: [*table.c][2:] for event, table in ROWS.items()}
 """The columns of each kind of event, in the order of its fields."""
+
+
+def encoder(column: Column[Any]) -> Callable[[Any], Any] | None:
+    """Return the function from a field to the value stored in a column; None if they are equal."""
+    if isinstance(column.type, Code):
+        return column.type.encode
+    return dump if isinstance(column.type, Frozen) else None

@@ -4,44 +4,74 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from sqlalchemy import delete
+from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
+from sqlalchemy.exc import DatabaseError
 
-from engine.errors import StoreError, UsageError
-from engine.trace.events import Header
-from traces import bins, database, lines, queries, windows
-from traces.database import default_path
-from traces.queries import Summary
+from engine.errors import SpecScopeError, StoreError, UsageError, shown
+from engine.trace.checking import check_types
+from engine.trace.events import Device, Footer, Header, Status
+from engine.trace.trace import Trace
+from traces import bins, database, listing, recorder, schema, windows
+from traces.checks import check
+from traces.database import default_path, is_damage
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
 from traces.schema import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    from sqlalchemy import Connection
+    from sqlalchemy import ColumnElement, Connection, Row
 
     from engine.trace.events import Commit, Event
-    from engine.trace.trace import Trace
-    from traces.bins import Bins, Columns
-    from traces.lines import Line
-    from traces.windows import Extent, Part
+    from traces.bins import Bins, Columns, Line
+    from traces.windows import Extent, Window
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
 KEPT = 8
 """Runs whose columns are kept in memory, each with about 2 MB per 100,000 spans."""
+_HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
+_FOOTER = [RUN.c[f.name].label(f"footer_{f.name}") for f in fields(Footer)]
+_RAW_ID = cast(RUN.c.run_id, LargeBinary)
+"""A run's id as bytes, which can be read even if they are not UTF-8."""
+
+
+class Summary(NamedTuple):
+    """A stored run without its rows."""
+
+    header: Header
+    """Of a damaged run it has the id only."""
+    status: Status | Literal["damaged"]
+    tokens: int
+    seconds: float | None
+    """From the run's start to its end; None while it is in progress."""
+    decode_seconds: float | None
+    """From the end of prefill to the last committed token; None without a token."""
+    text: str
+    """Of the first sequence; empty while the run is in progress."""
+    error: str
+    speedup: float | None = None
+    """Over the plain decoding of its race; None without one."""
+    load: str = ""
+    """The warning that other programs used the machine during the run; else empty."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens / decode seconds, as in `traces.metrics`."""
+        return self.tokens / self.decode_seconds if self.decode_seconds else None
 
 
 class Store:
-    """An open trace database; a context manager, safe to use from several threads."""
+    """An open trace database; a context manager, safe to use from several threads.
+
+    All methods raise StoreError if the database cannot be read or written.
+    """
 
     def __init__(self, path: str | Path | None = None, *, readonly: bool = False) -> None:
-        """Open the file, or make it and its folder.
-
-        Args:
-            path: The database file; `default_path()` unless given.
-            readonly: Open an existing file and never write to it.
+        """Open the file at `path` or `default_path()`; unless `readonly`, make it.
 
         Raises:
             StoreError: It is missing, locked, read-only, not a SpecScope database, or of another
@@ -110,12 +140,11 @@ class Store:
 
         Raises:
             UsageError: One of them is being recorded; then none is deleted.
-            StoreError: The database cannot be written.
         """
         wanted = set(run_ids)
 
         def work(connection: Connection) -> int:
-            if running := wanted & set(queries.recorded(connection).values()):
+            if running := wanted & set(_recorded(connection).values()):
                 raise UsageError(
                     f"run {', '.join(sorted(running))} is still running; stop it before deleting it"
                 )
@@ -129,17 +158,11 @@ class Store:
     ) -> tuple[list[Summary], int]:
         """Return a page of the stored runs, newest first, and the number of all matching runs.
 
-        Args:
-            query: Words in the id, the title, the method, a model's name, the race, a prompt or the
-                output, in upper or lower case, and terms such as `tokens:>50`; see
-                `traces.listing.parse`. All of them must match.
-            method: A method's key.
-            status: running, done, cancelled, failed or incomplete.
-            offset: Runs to skip.
-            limit: Most runs to return.
+        All words of the query (in the id, the title, the method, a model's name, the race, a prompt
+        or the output) and all its terms (`tokens:>50`, see `traces.listing.parse`) must match.
         """
         with self._reading() as connection:
-            return queries.page(connection, query, method, status, offset, limit)
+            return _page(connection, query, method, status, offset, limit)
 
     def load(self, run_id: str) -> Trace:
         """Return the trace of a run; of a run in progress, the rows stored so far.
@@ -148,67 +171,44 @@ class Store:
 
         Raises:
             UsageError: There is no such run.
-            StoreError: The database cannot be read.
         """
-        with self._reading() as connection:
-            return queries.load(connection, run_id)
+        with self._reading() as connection, _undamaged(run_id):
+            trace = _read(connection, run_id)
+            check(trace)
+        return trace
 
     def header(self, run_id: str) -> Header:
         """Return the header of a run.
 
         Raises:
             UsageError: There is no such run.
-            StoreError: The database cannot be read.
         """
-        with self._reading() as connection:
-            return queries.header(connection, run_id)
+        with self._reading() as connection, _undamaged(run_id):
+            return _header(_find(connection, run_id, *_HEADER))
 
     def extent(self, run_id: str) -> Extent | None:
-        """Return the size of a run; None if it is not stored, or has no end yet.
-
-        Raises:
-            StoreError: The database cannot be read.
-        """
-        with self._reading() as connection, queries.undamaged(run_id):
+        """Return the size of a run; None if it is not stored, or has no end yet."""
+        with self._reading() as connection, _undamaged(run_id):
             return windows.extent(connection, run_id, self._extents)
 
-    def opening(self, run_id: str, size: Extent, most: int) -> Part:
-        """Return the beginning of a run, with about `most` spans.
-
-        Raises:
-            StoreError: The database cannot be read.
-        """
+    def opening(self, run_id: str, size: Extent, most: int) -> Window:
+        """Return the beginning of a run, with about `most` spans."""
         with self._reading() as connection:
             high = windows.time_of(connection, size, most)
-            return queries.part(connection, run_id, size, size.start, high)
+            return _part(connection, run_id, size, size.start, high)
 
-    def part(self, run_id: str, size: Extent, low: int, high: int, most: int) -> Part | None:
-        """Return the rows of a window; None if it has more than `most` spans.
-
-        Args:
-            run_id: The run.
-            size: Its `extent`.
-            low: Start of the window, in ns since the run's start.
-            high: Its end.
-            most: Most spans that are read.
-
-        Raises:
-            StoreError: The database cannot be read.
-        """
+    def part(self, run_id: str, size: Extent, low: int, high: int, most: int) -> Window | None:
+        """Return the rows of the window [low, high] ns; None if it has more than `most` spans."""
         with self._reading() as connection:
             if not windows.is_few(connection, size, low, high, most):
                 return None
-            return queries.part(connection, run_id, size, low, high)
+            return _part(connection, run_id, size, low, high)
 
     def bins(self, run_id: str, size: Extent, low: int, high: int, number: int) -> Bins:
-        """Return a window of a run as this number of bins.
-
-        Raises:
-            StoreError: The database cannot be read.
-        """
+        """Return a window of a run as this number of bins."""
         known = self._columns.get((size.key, size.rows))
         if known is None:
-            with self._reading() as connection, queries.undamaged(run_id):
+            with self._reading() as connection, _undamaged(run_id):
                 known = bins.columns(connection, size.key, size.devices)
             with self._lock:
                 self._columns[size.key, size.rows] = known
@@ -217,13 +217,9 @@ class Store:
         return bins.bins(known, size, low, high, number)
 
     def line(self, run_id: str, size: Extent, sequence: int) -> Line:
-        """Return the ids and times of all tokens of a sequence.
-
-        Raises:
-            StoreError: The database cannot be read.
-        """
-        with self._reading() as connection, queries.undamaged(run_id):
-            return lines.line(connection, size.key, sequence)
+        """Return the ids and times of all tokens of a sequence."""
+        with self._reading() as connection, _undamaged(run_id):
+            return bins.line(connection, size.key, sequence)
 
     def commits(
         self, run_id: str, size: Extent, sequence: int, first: int, most: int
@@ -231,12 +227,9 @@ class Store:
         """Return at most `most` commits of a sequence from its commit `first` on.
 
         Each is a tuple: the number of the run's commits before it, and the commit.
-
-        Raises:
-            StoreError: The database cannot be read.
         """
-        with self._reading() as connection, queries.undamaged(run_id):
-            return lines.commits(connection, size.key, sequence, first, most)
+        with self._reading() as connection, _undamaged(run_id):
+            return bins.commits(connection, size.key, sequence, first, most)
 
     def group(self, run_id: str) -> list[str]:
         """Return the ids of the runs compared with this one, its own included, oldest first.
@@ -245,7 +238,9 @@ class Store:
             UsageError: There is no such run.
         """
         with self._reading() as connection:
-            return queries.group(connection, run_id)
+            name = _find(connection, run_id, RUN.c.group).group
+            same = RUN.c.group == name if name else RUN.c.run_id == run_id
+            return list(connection.scalars(select(RUN.c.run_id).where(same).order_by(RUN.c.id)))
 
     def _writing(self) -> Writer:
         if self._writer is None:
@@ -263,3 +258,163 @@ class Store:
         with database.explained(self.path), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")
             yield connection
+
+
+def _page(
+    connection: Connection, query: str, method: str, status: str, offset: int, limit: int
+) -> tuple[list[Summary], int]:
+    live = set(_recorded(connection))
+    search = listing.parse(query)
+    where = _filter(connection, search, method, status, live)
+    keys = connection.scalars(
+        select(RUN.c.id).where(where).order_by(RUN.c.created.desc(), RUN.c.id.desc())
+    ).all()
+    if listing.needs_facts(search):
+        known = listing.facts(connection, keys, lambda key: _header_of(connection, key))
+        keys = [key for key in keys if listing.fits(search, known[key])]
+    shown_keys = keys[offset : offset + limit]
+    known = listing.facts(connection, shown_keys, lambda key: _header_of(connection, key))
+    return [_summary(connection, key, key in live, known[key]) for key in shown_keys], len(keys)
+
+
+def _header_of(connection: Connection, key: int) -> Header | None:
+    """Return the header of a run; None if it is damaged."""
+    try:
+        with _undamaged(str(key)):
+            found = _header(connection.execute(select(*_HEADER).where(RUN.c.id == key)).one())
+            check_types([found])
+            return found
+    except StoreError:
+        return None
+
+
+@contextmanager
+def _undamaged(run_id: str) -> Generator[None]:
+    """Turn the errors that a damaged value raises into a StoreError that names the run."""
+    try:
+        yield
+    except SpecScopeError:
+        raise
+    except DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise _damaged(run_id, error.orig or error) from error
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise _damaged(run_id, error) from error
+
+
+def _damaged(run_id: str, error: BaseException) -> StoreError:
+    text = " ".join(str(error).split()) or type(error).__name__
+    cut = text if len(text) <= 100 else f"{text[:100]}…"
+    return StoreError(f"run {run_id} is damaged ({cut}); delete it, or restore a copy of the database")
+
+
+def _read(connection: Connection, run_id: str) -> Trace:
+    row = _find(connection, run_id, *_HEADER, *_FOOTER)
+    trace = Trace(_header(row))
+    for kind, table in schema.ROWS.items():
+        rows = select(*schema.COLUMNS[kind]).where(table.c.run == row.id).order_by(table.c.number)
+        for values in connection.execute(rows).all():
+            trace.add(kind(*values))
+    trace.footer = _footer(row)
+    if trace.footer is None and row.id not in _recorded(connection):
+        trace.close_incomplete()
+    return trace
+
+
+def _part(connection: Connection, run_id: str, size: Extent, low: int, high: int) -> Window:
+    with _undamaged(run_id):
+        row = _find(connection, run_id, *_HEADER, *_FOOTER)
+        return windows.part(connection, size, low, high, _header(row), _footer(row))
+
+
+def _recorded(connection: Connection) -> dict[int, str]:
+    """Return {key: id} of the runs that a living process is recording."""
+    columns = (RUN.c.id, _RAW_ID, RUN.c.owner_pid, RUN.c.owner_start)
+    owned = (func.typeof(RUN.c.owner_pid) == "integer", func.typeof(RUN.c.owner_start) == "real")
+    unfinished = connection.execute(select(*columns).where(RUN.c.status.is_(None), *owned))
+    named = [(key, _text(raw), owner) for key, raw, *owner in unfinished]
+    return {key: run_id for key, run_id, owner in named if recorder.is_recording(run_id, *owner)}
+
+
+def _find(connection: Connection, run_id: str, *columns: ColumnElement[Any]) -> Row[Any]:
+    """Return the key (`id`) of a run, and the columns; raise UsageError for an unknown run."""
+    row = connection.execute(select(RUN.c.id, *columns).where(RUN.c.run_id == run_id)).first()
+    if row is None:
+        raise UsageError(f"there is no run {shown(run_id)} in the trace database; the history lists its runs")
+    return row
+
+
+def _filter(
+    connection: Connection, search: listing.Search, method: str, status: str, live: set[int]
+) -> ColumnElement[bool]:
+    parts: list[ColumnElement[bool]] = [RUN.c.id > 0, *listing.matches(connection, search)]
+    if method:
+        parts.append(RUN.c.method == method)
+    if status == "running":
+        parts.append(and_(RUN.c.status.is_(None), RUN.c.id.in_(live)))
+    elif status == "incomplete":
+        parts.append(or_(RUN.c.status == status, and_(RUN.c.status.is_(None), RUN.c.id.not_in(live))))
+    elif status:
+        parts.append(RUN.c.status == status)
+    return and_(*parts)
+
+
+def _header(row: Row[Any]) -> Header:
+    values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(Header)}
+    values["devices"] = tuple(Device(**d) for d in values["devices"])
+    return Header(**values)
+
+
+def _footer(row: Row[Any]) -> Footer | None:
+    if row.footer_status is None:
+        return None
+    return Footer(**{f.name: getattr(row, f"footer_{f.name}") for f in fields(Footer)})
+
+
+def _summary(connection: Connection, key: int, live: bool, known: listing.Facts) -> Summary:
+    run_id = _id_of(connection, key)
+    try:
+        with _undamaged(run_id):
+            return _undamaged_summary(connection, key, live, known)
+    except StoreError as error:
+        header = Header(run_id, "", "", "damaged run", {}, (), (), {}, {}, "", "", (), "", "")
+        return Summary(header, "damaged", 0, None, None, "", str(error))
+
+
+def _undamaged_summary(connection: Connection, key: int, live: bool, known: listing.Facts) -> Summary:
+    columns = select(*_HEADER, *_FOOTER)
+    row = connection.execute(columns.where(RUN.c.id == key)).one()
+    tokens, decode = known.tokens, known.decode_seconds
+    header, footer = _header(row), _footer(row)
+    check_types([header])
+    check_types(header.devices)
+    if footer is None:
+        return Summary(header, "running" if live else "incomplete", tokens, None, decode, "", "")
+    check_types([footer])
+    text = footer.texts[0] if footer.texts else ""
+    return Summary(
+        header,
+        footer.status,
+        tokens,
+        footer.time / 1e9,
+        decode,
+        text,
+        footer.error,
+        known.speedup,
+        known.load,
+    )
+
+
+def _id_of(connection: Connection, key: int) -> str:
+    """Return a run's id, with invalid bytes replaced; its key if the id cannot be read."""
+    try:
+        return _text(connection.scalar(select(_RAW_ID).where(RUN.c.id == key)))
+    except DatabaseError as error:
+        if not is_damage(error):
+            raise
+        return f"row {key}"
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode("utf-8", "replace")

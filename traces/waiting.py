@@ -1,4 +1,4 @@
-"""Who waits for whom, derived from the spans of a run. Pure functions on a `Trace`.
+"""The spans of a run: forwards, busy devices, wasted work, and who waits for whom.
 
 A span of any kind works for the *side* of its `model`, drafter or target. A device works on
 one span at a time: where its spans overlap, the one that started first counts. So a shared device
@@ -10,16 +10,16 @@ times do not depend on the method. Times are integer nanoseconds since the run's
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from traces.spans import busy, side
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from engine.trace.events import Span
+    from engine.trace.events import Device, Span
     from engine.trace.trace import Trace
-    from traces.spans import Interval
 
 Reason = Literal["draft", "verify", "communication", "queue", "host"]
 """Why a device is idle; the first that fits:
@@ -33,6 +33,12 @@ the device already has its job.
 BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"
 _GRID = 2**40
+Interval: TypeAlias = tuple[int, int]
+FORWARDS = frozenset({"draft", "verify", "pre-verify", "calibrate"})
+"""Kinds of spans that are forwards while decoding."""
+SCORING = frozenset({"verify", "pre-verify"})
+"""Kinds of spans whose forward scores drafts."""
+Clock = Callable[[int], float]
 
 
 class Wait(NamedTuple):
@@ -137,10 +143,6 @@ def overlap(trace: Trace, stretches: Iterable[Band] | None = None) -> dict[str, 
 
     The shares are multiples of 2**-40, which floats add without rounding: they sum to exactly 1 in
     any order.
-
-    Args:
-        trace: The run.
-        stretches: Its `band`, if known.
     """
     total = {"both": 0, "draft": 0, "target": 0, "none": 0}
     for kind, start, end in band(trace) if stretches is None else stretches:
@@ -228,3 +230,130 @@ def _states(trace: Trace) -> Iterator[tuple[int, int, dict[str, Span | None]]]:
             work[device] = span
         else:
             work.pop(device, None)
+
+
+def side(span: Span) -> str:
+    """Return the side a span works for: `drafter` or `target`."""
+    return "drafter" if span.model == "drafter" else "target"
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals as intervals apart from each other, ascending."""
+    union: list[Interval] = []
+    for start, end in sorted(intervals):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((start, end))
+    return union
+
+
+def busy(trace: Trace, device: str) -> list[Interval]:
+    """Return the intervals in which the device works, over the whole run."""
+    return merged((s.start, s.end) for s in trace.spans if s.device == device and s.end > s.start)
+
+
+def lanes(spans: Iterable[Span]) -> list[int]:
+    """Return the lane of each span, from 0: the first lane that is free when the span starts.
+
+    The spans are those of one device, by start.
+    """
+    ends, taken = list[int](), list[int]()
+    for span in spans:
+        lane = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
+        ends[lane : lane + 1] = [span.end]
+        taken.append(lane)
+    return taken
+
+
+def forwards(trace: Trace) -> list[Span]:
+    """Return one span per forward while decoding.
+
+    Of a forward that several devices share, it is the leader's span, as long as the time in which
+    any of them works.
+    """
+    shares: dict[int, list[Span]] = {}
+    for span in trace.spans:
+        if span.kind in FORWARDS:
+            shares.setdefault(span.id - span.rank, []).append(span)
+    leaders = [s for s in trace.spans if s.kind in FORWARDS and s.rank == 0]
+    return [replace(s, end=s.start + _covered(shares[s.id])) if len(shares[s.id]) > 1 else s for s in leaders]
+
+
+def _covered(spans: Iterable[Span]) -> int:
+    """Return the nanoseconds in which at least one of the spans lasts."""
+    return sum(end - start for start, end in merged((s.start, s.end) for s in spans))
+
+
+def wasted(trace: Trace) -> list[Span]:
+    """Return the cancelled spans, and the draft spans none of whose tokens was accepted.
+
+    While the run is in progress, a draft without a decision does not count yet.
+    """
+    judged = {d.draft_span for d in trace.decisions}
+    useful = {d.draft_span for d in trace.decisions if d.outcome == "accepted"}
+
+    def lost(span: Span) -> bool:
+        if span.outcome == "cancelled":
+            return True
+        leader = span.id - span.rank  # decisions name the leader's span
+        undecided = trace.footer is None and leader not in judged
+        return span.kind == "draft" and leader not in useful and not undecided
+
+    return [s for s in trace.spans if lost(s)]
+
+
+def preempted(trace: Trace) -> list[Span]:
+    """Return the spans that were cancelled because a draft was wrong or the text ended.
+
+    Spans cancelled because the run was stopped or failed are not among them.
+    """
+    turn = max((c.step for c in trace.commits if c.origin != "accepted"), default=0)
+    cancelled = (s for s in trace.spans if s.outcome == "cancelled")
+    return [s for s in cancelled if trace.status == "done" or s.step <= turn]
+
+
+def sp_degree(trace: Trace) -> int:
+    """Return DSI's speculation parallelism: the most target servers that worked at once."""
+    scoring = [s for s in trace.spans if side(s) == "target" and s.kind in SCORING and s.rank == 0]
+    edges = [(time, n) for s in scoring if s.end > s.start for time, n in ((s.start, 1), (s.end, -1))]
+    most = now = 0
+    for _, change in sorted(edges):  # at the same time, ends sort before starts
+        now += change
+        most = max(most, now)
+    return most
+
+
+def decoding_clock(trace: Trace) -> Clock:
+    """Return the function ns since the run's start -> ms since decoding began, to whole us."""
+    start = decode_window(trace)[0]
+    return lambda ns: round((ns - start) / 1e6, 3)
+
+
+def working_devices(trace: Trace) -> list[Device]:
+    """Return the target's devices, and those that did more than prefill."""
+    active = {s.device for s in trace.spans if s.kind != "prefill"}
+    return [d for d in trace.header.devices if "target" in d.role or d.name in active]
+
+
+class Around(NamedTuple):
+    """What a run has before and after the rows of a part; the default is a whole run.
+
+    Times are nanoseconds since the run's start.
+    """
+
+    commits: int = 0
+    """Number of commits before the first one of the part."""
+    last: Mapping[int, int] = MappingProxyType({})
+    """Time of the last of them, by sequence."""
+    emitted: Mapping[int, int] = MappingProxyType({})
+    """Tokens committed by the rounds before the first one of the part, by sequence."""
+    steps: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    """First and last step of each sequence of the run; empty unless finished ones are still fed."""
+    since: int | None = None
+    """Spans that start before this time may be missing; None if no earlier one is."""
+    until: int | None = None
+    """Spans that start after this time are missing; None if there are none."""
+
+
+WHOLE = Around()

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import func, or_, select, true
 
-from engine.trace.events import Commit, Decision, Document, Occupancy, Piece, Round, Span
-from engine.trace.events import Part as PartRow
+from engine.trace.events import Commit, Decision, Document, Occupancy, Part, Piece, Round, Span
 from engine.trace.trace import Trace
 from traces import schema
-from traces.around import Around
 from traces.schema import RUN
+from traces.waiting import Around
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +51,7 @@ class Extent(NamedTuple):
     """The devices that did more than prefill."""
 
 
-class Part(NamedTuple):
+class Window(NamedTuple):
     """The rows of a run in [low, high]."""
 
     trace: Trace
@@ -64,11 +63,8 @@ class Part(NamedTuple):
 def extent(connection: Connection, run_id: str, known: dict[int, Extent]) -> Extent | None:
     """Return the size of a stored run; None for an unknown run, and for one without an end.
 
-    Args:
-        connection: A read transaction.
-        run_id: The run.
-        known: The sizes found before, by key. A run with more rows than then is measured again: its
-            last rows may be stored after its footer.
+    `known` has the sizes found before, by key. A run with more rows than then is measured again:
+    its last rows may be stored after its footer.
     """
     columns = (RUN.c.id, RUN.c.status, RUN.c.devices)
     row = connection.execute(select(*columns).where(RUN.c.run_id == run_id)).first()
@@ -119,17 +115,8 @@ def is_few(connection: Connection, size: Extent, low: int, high: int, most: int)
 
 def part(
     connection: Connection, size: Extent, low: int, high: int, header: Header, footer: Footer | None
-) -> Part:
-    """Return the rows of a window, with those that the decisions and waits in it depend on.
-
-    Args:
-        connection: A read transaction.
-        size: Of the run.
-        low: Start of the window.
-        high: Its end.
-        header: The run's header.
-        footer: Its footer.
-    """
+) -> Window:
+    """Return the rows of [low, high], and those that its decisions and waits depend on."""
     trace = Trace(header, footer=footer)
     near = _near(size, low, high)
     _read(connection, size, trace, Span, [near, (_SPAN.c.start < size.begin) & _PREFILL])
@@ -149,11 +136,11 @@ def part(
         columns = schema.ROWS[kind].c
         if kind in (Piece, Document, Occupancy):
             _read(connection, size, trace, kind, [true()])
-        elif kind is PartRow:
+        elif kind is Part:
             _read(connection, size, trace, kind, [columns.span.between(*own_spans)])
         elif kind not in (Span, Commit, Decision):
             _read(connection, size, trace, kind, [columns.step.between(*own_steps)])
-    return Part(trace, low, high, _around(connection, size, low, high, first, own_steps[0], header))
+    return Window(trace, low, high, _around(connection, size, low, high, first, own_steps[0], header))
 
 
 def _around(
@@ -202,7 +189,7 @@ def _read(
     Each condition is a query without an order: so SQLite uses its index, and reads no other rows.
     """
     table = schema.ROWS[kind]
-    columns = [table.c[name] for name in ("number", *schema.FIELDS[kind])]
+    columns = [table.c.number, *schema.COLUMNS[kind]]
     rows: list[Any] = []
     for i, condition in enumerate(either):
         where = [table.c.run == size.key, condition, *(~other for other in either[:i])]

@@ -26,10 +26,11 @@ import engine
 from app.bench.figures import Figure
 from app.bench.plan import Note
 from app.bench.speed import one_core
+from engine.drafters.tree import Wide
 from engine.model.cache import Cache
-from engine.model.chain import Chains
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder
+from engine.model.fused import FusedDrafts, Given
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from engine.model.static import StaticSteps
@@ -204,7 +205,7 @@ class Timed:
         """Bytes that a forward reads: all weights without the embeddings."""
         self.decoder = Decoder(ModelShape.of(config, Path(size.name)), weights.__getitem__)
         self._cache = self.decoder.new_cache(1, CACHED + 64)
-        self._static, self._chains = StaticSteps(self.decoder), Chains(self.decoder)
+        self._static, self._fused = StaticSteps(self.decoder), FusedDrafts(self.decoder)
         assert isinstance(self._cache, Cache)
         self._clock = Clock.of(device)
         self._prefill()
@@ -243,14 +244,15 @@ class Timed:
         return tokens
 
     def chain(self) -> list[int]:
-        """Draft the same tokens in one step after the first forward (`engine.model.chain`)."""
+        """Draft the same tokens in one step after the first forward (`engine.model.fused`)."""
         self._cache.keep(0, np.arange(CACHED))
         self.decoder.steps = self._static
         first = self.decoder.forward(self._cache, Rows.chain(0, [1], CACHED), np.arange(1)).logits
         self.decoder.steps = None
-        found = self._chains.draft(self._cache, [0], [DRAFTS], first, [], Sampling(), self._clock)
+        plans, given = Wide(1, DRAFTS).plans(DRAFTS), Given([0], first, [])
+        found = self._fused.draft(self._cache, plans, given, Sampling(), self._clock, argmax=True)
         self._clock.read()
-        return found.ids[0].tolist()
+        return [int(level.ids[0, 0, 0]) for level in found.levels]
 
     def chain_gain(self, repeats: int) -> Figure:
         """Return the time of DRAFTS forwards whose tokens the host reads over that of a chain."""

@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.bench import plan, suite
+    from app.bench import cuda, plan, suite
 
     _check(args)
     begun = time.perf_counter()
@@ -126,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
     facts = dict[str, Any]()
     sizes = plan.METHODS_QUICK if args.quick else plan.METHODS
     if args.cuda:
-        measured, facts = _cuda(args.quick)
+        with progress() as note:
+            measured, facts = cuda.measure(5 if args.quick else 20, note)
     elif args.peers:
         measured, facts = _peers(args, sizes)
     elif args.pair or args.target:
@@ -251,13 +252,6 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
                 lines, runtime = peers.lines(figures), "local-process"
                 facts = {"pair": cluster.pair.name, "runtime": runtime, "left_out": left_out, "lines": lines}
                 return figures, facts
-
-
-def _cuda(quick: bool) -> tuple[dict[str, Figure], dict[str, Any]]:
-    from app.bench import cuda
-
-    with progress() as note:
-        return cuda.measure(5 if quick else 20, note)
 
 
 def _drafters(args: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from app.busy import read_load
-    from traces.passes import alternating
+    from traces.race import alternating
     from traces.view.settings import models_text
 
     keys = method_keys(args.methods)
@@ -245,7 +245,7 @@ def _figures(runs: list[Trace]) -> dict[str, Any]:
     from traces.comparable import batch_size
     from traces.metrics import measure
     from traces.places import per_level_of
-    from traces.view.branches import has_trees
+    from traces.view.tokens import has_trees
 
     mine = [measure(t).to_dict() for t in runs]
     forwards = sum(m["target_forwards"] for m in mine)
@@ -313,8 +313,8 @@ def print_comparison(result: dict[str, Any]) -> None:
 
 def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
     """Return that a method's drafter is often wrong, and which one is wrong less often."""
-    from traces.drafters import wrong_drafter
     from traces.places import per_level_of
+    from traces.verdict import wrong_drafter
 
     text = wrong_drafter(runs[0].header, draft_forwards, per_level_of(runs))
     return f"{text} The option is --drafter int4." if text else None

@@ -11,7 +11,6 @@ import argparse
 import json
 import sys
 import uuid
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -169,8 +168,6 @@ def _rows(args: argparse.Namespace) -> list[PromptRow]:
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    from app.cli.load import chart, page, print_load
-
     if args.output is not None:
         with replacing(args.output) as file:
             file.write(chart(result) if args.output.suffix == ".svg" else page(result))
@@ -179,21 +176,6 @@ def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
     else:
         print_load(result)
     sys.stdout.flush()
-
-
-STYLE = """
-html { color-scheme: light dark; }
-body { margin: 0 auto; padding: 24px 16px 64px; max-width: 1080px; font: 15px/1.5 system-ui, sans-serif;
-  background: light-dark(#ffffff, #0b1120); color: light-dark(#1d2433, #e6e9f0); }
-h1 { margin: 0 0 16px; font: 700 24px/1.25 system-ui, sans-serif; }
-p { margin: 4px 0; }
-div { overflow-x: auto; margin: 0 0 16px; }
-svg { max-width: 100%; min-width: 720px; height: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 10px; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid light-dark(#e2e6ee, #25304a); }
-th:first-child { text-align: left; }
-"""
 
 
 def print_load(result: Mapping[str, Any]) -> None:
@@ -216,7 +198,7 @@ def print_load(result: Mapping[str, Any]) -> None:
 
 
 def chart(result: Mapping[str, Any]) -> str:
-    from engine.training.heads.plot import Line, Panel, draw
+    from engine.plot import Line, Panel, draw
 
     clock, panels = result["clock"], list[Panel]()
     for name, title in TITLES:
@@ -238,25 +220,18 @@ def chart(result: Mapping[str, Any]) -> str:
 
 def page(result: Mapping[str, Any]) -> str:
     """Return chart and table as a page of its own, which loads nothing."""
-    head = "".join(f"<th>{title}</th>" for title in ("method", "batch", *(title for title, _, _ in COLUMNS)))
-    rows = "".join(
-        f"<tr><th>{escape(key)}</th><td>{batch}</td>"
-        + "".join(f"<td>{_cell(row[name], form).strip()}</td>" for _, name, form in COLUMNS)
-        + "</tr>"
+    from app.render.charts import app_page
+    from app.render.html import scrolling, table, text
+
+    head = ["method", "batch", *(title for title, _, _ in COLUMNS)]
+    rows = [
+        [text(key), str(batch), *(_cell(row[name], form).strip() for _, name, form in COLUMNS)]
         for key, method in result["methods"].items()
         for batch, row in method["batches"].items()
-    )
-    notes = "".join(f"<p>{escape(line)}</p>" for line in verdicts(result))
-    title = escape(f"{result['models']} · {result['requests']} requests · {result['clock']}")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
-        f'<div tabindex="0" role="region" aria-label="Charts">{chart(result)}</div>{notes}'
-        f'<div tabindex="0" role="region" aria-label="Figures"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></body></html>\n"
-    )
+    ]
+    notes = "".join(f"<p>{text(line)}</p>" for line in verdicts(result))
+    body = f"{scrolling('Charts')}{chart(result)}</div>{notes}{table(head, rows, 'Figures')}"
+    return app_page(f"{result['models']} · {result['requests']} requests · {result['clock']}", body)
 
 
 def _cell(value: float | None, form: str) -> str:

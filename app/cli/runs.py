@@ -14,7 +14,7 @@ from engine.types import check_range
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from traces.queries import Summary
+    from traces.store import Summary
 
 BEYOND = 100
 """Runs before the listed ones among which baselines are searched."""

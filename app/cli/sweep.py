@@ -103,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
             [len(run.token_ids(i)) for run in plain for i in range(len(run.header.prompt_ids))]
         )
     if args.output:
-        _write(args.output, plan, cells, points)
+        from app.render.lab import page
+
+        with replacing(args.output) as file:
+            file.write(page(plan, cells, points))
     if args.json:
         common.print_json(_result(plan, cells, points, warning))
     else:
@@ -147,7 +150,7 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
 
 
 def _scripted(args: argparse.Namespace) -> Runner:
-    from traces.lab.scripted import Scripted
+    from traces.lab.sweep import Scripted
 
     runner = Scripted(args.profile, args.profile_pair or "", args.max_new_tokens)
     runner.check(args.seeds)
@@ -202,13 +205,6 @@ def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
         stored = {trace.header.run_id for old in before for pair in old.traces for trace in pair}
         traces = [trace for pair in cell.traces for trace in pair]
         store.insert(*(trace for trace in traces if trace.header.run_id not in stored))
-
-
-def _write(path: Path, plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> None:
-    from app.render.lab import page
-
-    with replacing(path) as file:
-        file.write(page(plan, cells, points))
 
 
 def _result(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], warning: str) -> dict[str, Any]:

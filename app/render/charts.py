@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from app.render.html import text
-from traces.export.assets import page_asset, plotly_script
+from traces.export.assets import file_page, page_asset, plotly_script
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,12 +47,26 @@ def chart(curves: Sequence[Any], label: str, height: int, **layout: Any) -> str:
     )
 
 
-def scripts() -> str:
-    """Return the scripts that draw the charts of a file of its own, also when its theme changes."""
+def app_page(title: str, body: str, *, drawn: bool = False) -> str:
+    """Return a page in one file in the playground's style, which follows the system's theme.
+
+    Args:
+        title: Its title and heading, as plain text.
+        body: Its content, as HTML.
+        drawn: Whether the content has charts of `chart`, which scripts draw.
+    """
     draw = (
         "const draw = () => SpecScopeCharts.draw(document.body, Plotly); draw(); "
         'new MutationObserver(draw).observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });'
     )
-    return "".join(
-        f"<script>{script}</script>" for script in (plotly_script(), page_asset("charts.js"), draw)
-    )
+    scripts = (plotly_script(), page_asset("charts.js"), draw) if drawn else ()
+    style = page_asset("app.css") + _FILE_STYLE
+    return file_page(title, body, style, _THEME, *scripts, kind="gradio-container")
+
+
+_FILE_STYLE = "body { font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) } ol { padding: 0 }"
+_THEME = (
+    'const dark = matchMedia("(prefers-color-scheme: dark)"); '
+    'const follow = () => document.documentElement.classList.toggle("dark", dark.matches); '
+    'dark.addEventListener("change", follow); follow();'
+)

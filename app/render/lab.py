@@ -8,7 +8,6 @@ from app.render import charts
 from app.render.html import badge, scrolling, text
 from app.routes import run_address
 from engine.methods import METHODS
-from traces.export.assets import page_asset
 from traces.lab.axes import value_text
 from traces.lab.sweep import best
 
@@ -19,22 +18,6 @@ if TYPE_CHECKING:
     from traces.lab.points import Point
     from traces.lab.sweep import Cell, Sweep
 
-POLICY = (
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data: blob:\">"
-)
-"""What the file of a sweep may load: nothing."""
-STYLE = (
-    "body { margin: 24px; font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) } "
-    "main { max-width: 1340px; margin: 0 auto } h1 { font-size: 19px } ol { padding: 0 }"
-)
-"""Of the file of a sweep, beside the page's style sheet."""
-THEME = (
-    'const dark = matchMedia("(prefers-color-scheme: dark)"); '
-    'const follow = () => document.documentElement.classList.toggle("dark", dark.matches); '
-    'dark.addEventListener("change", follow); follow();'
-)
-"""The script of that file by which it follows the system's theme."""
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
 PITCH = 43
@@ -140,14 +123,9 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
 def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
     """Return heat map and chart as a page of its own, which names the runs and needs no server."""
     axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
-    title = text(f"{METHODS[plan.method].title}: {axes}")
     chart = spread_chart(plan, cells, points)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>{POLICY}'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<style>{page_asset("app.css")}\n{STYLE}</style><script>{THEME}</script></head><body class="gradio-container"><main><h1>{title}</h1>'
-        f"{caption(plan, cells)}{heat_map(plan, cells, points, links=False)}{chart}</main>{charts.scripts() if chart else ''}</body></html>\n"
-    )
+    body = caption(plan, cells) + heat_map(plan, cells, points, links=False) + chart
+    return charts.app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn=bool(chart))
 
 
 def progress(plan: Sweep, cells: Sequence[Cell]) -> str:

@@ -22,8 +22,7 @@ from engine.simulate.profile import Profile
 from engine.types import Limits, check_range
 from traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
 from traces.lab.points import Point, points_of
-from traces.lab.scripted import MOST_TOKENS, Scripted
-from traces.lab.sweep import Sweep
+from traces.lab.sweep import MOST_TOKENS, Scripted, Sweep
 
 if TYPE_CHECKING:
     import threading

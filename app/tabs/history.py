@@ -16,7 +16,7 @@ from app.tabs.plan import MOST_PASSES
 from app.tabs.wiring import QUIET, Update, build_viewer, viewed
 from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError
-from traces.passes import grouped
+from traces.race import grouped
 
 if TYPE_CHECKING:
     from app.service import Service

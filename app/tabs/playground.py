@@ -27,7 +27,7 @@ from app.tabs.wiring import QUIET, Update, build_demo, build_viewer, viewed
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE
 from engine.pairs.forms import is_form
-from traces.passes import alternating
+from traces.race import alternating
 
 if TYPE_CHECKING:
     from app.ray import Ray

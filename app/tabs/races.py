@@ -14,7 +14,7 @@ from app.render.history import name_of
 from app.routes import MAX_COMPARED, find_traces
 from app.runs import lanes_of
 from app.windows import long_runs
-from traces.passes import grouped
+from traces.race import grouped
 
 if TYPE_CHECKING:
     from app.runs import Lane

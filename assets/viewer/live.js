@@ -1,4 +1,4 @@
-// A run in progress: deltas (traces/view/delta.py) add its new spans and tokens to the document that is shown.
+// A run in progress: deltas (traces/view/packed.py) add its new spans and tokens to the document that is shown.
 
 /**
  * Add a delta to a run. What the run has already is left out. `origins` maps run ids to the ms from the run's start to

@@ -22,11 +22,11 @@ from engine.layout import Layout
 from engine.methods import Method
 from engine.pairs.pair import Pair
 from engine.pairs.text import Detokenizer, IncrementalText
+from engine.run.batching import Gathering
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence
 from engine.run.serving import Load, Serving
-from engine.run.together import Gathering
 from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Event, Header, Occupancy, Row, Status
 from engine.trace.trace import Trace

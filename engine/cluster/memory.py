@@ -19,9 +19,8 @@ from engine.pairs.pair import Pair
 from engine.pairs.progress import megabytes
 from engine.pairs.sizes import Split, model_size
 from engine.trace.events import Device
-from engine.workers.jobs import Begin, Room
+from engine.workers.jobs import Begin, Room, Taken
 from engine.workers.memory import cpu_free
-from engine.workers.replies import Taken
 from engine.workers.worker import Worker
 
 MACHINE = "this machine"

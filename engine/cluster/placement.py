@@ -26,16 +26,11 @@ from engine.errors import OutOfMemory, SpecScopeError, UsageError
 from engine.heads.find import HeadFile, load_head
 from engine.layout import Layout
 from engine.trace.events import Device
-from engine.workers.jobs import Connect, Load
-from engine.workers.replies import Facts, Reply
-from engine.workers.slab import Slab
-from engine.workers.transports.group import GroupWorker
-from engine.workers.transports.pipeline import PipelineWorker
-from engine.workers.transports.shards import ShardsWorker
+from engine.workers.jobs import Connect, Facts, Load, Reply
+from engine.workers.shared import Slab
+from engine.workers.transports.ensemble import Ensemble, group_of, pipeline_of, ranks_of
 from engine.workers.worker import Worker
 
-Group: TypeAlias = GroupWorker | PipelineWorker | ShardsWorker
-"""Several workers that work as one."""
 Work: TypeAlias = Coroutine[Any, Any, Any]
 POLL_S = 0.05
 """Seconds between two looks at whether the caller's task was cancelled."""
@@ -63,7 +58,7 @@ class RunWorkers:
     @property
     def members(self) -> tuple[Worker, ...]:
         """Every single worker once, members of groups instead of the groups."""
-        members = (worker.members if isinstance(worker, Group) else (worker,) for worker in self.distinct)
+        members = (worker.members if isinstance(worker, Ensemble) else (worker,) for worker in self.distinct)
         return tuple(dict.fromkeys(member for group in members for member in group))
 
 
@@ -97,7 +92,7 @@ class Placement:
 
     def _forget(self) -> None:
         self._workers: dict[str, Worker] = {}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, Ensemble] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
         self._held: list[ModelPart] = []
         self._slabs: dict[str, Slab] = {}
@@ -197,7 +192,8 @@ class Placement:
             return self._workers[name]
         if name not in self._groups:
             members = [self._workers[member.name] for member in assignment.group]
-            self._groups[name] = _group(assignment, members)
+            make = ranks_of if assignment.sharded else group_of
+            self._groups[name] = pipeline_of(members) if assignment.split else make(name, members)
         return self._groups[name]
 
     def _missing(
@@ -300,12 +296,6 @@ class Placement:
     def close(self) -> None:
         self.restart()
         self.finish()
-
-
-def _group(assignment: Assignment, members: Sequence[Worker]) -> Group:
-    if assignment.sharded:
-        return ShardsWorker(assignment.name, members)
-    return PipelineWorker(members) if assignment.split else GroupWorker(assignment.name, members)
 
 
 def _run_here_or_apart(run: Callable[[Work], Any], work: Work) -> Any:

@@ -24,8 +24,7 @@ from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Device
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, drafter_key
-from engine.workers.transports.sharing import Processor
-from engine.workers.transports.virtual import VirtualWorker
+from engine.workers.transports.virtual import Processor, VirtualWorker
 from engine.workers.worker import Worker
 
 

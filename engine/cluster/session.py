@@ -41,7 +41,7 @@ from engine.trace.events import TOO_BUSY, Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
 from engine.workers.jobs import Measure
-from engine.workers.transports.shards import ShardsWorker
+from engine.workers.transports.ensemble import Ensemble
 from engine.workers.worker import Worker
 
 LOOK_S = 0.5
@@ -206,7 +206,7 @@ class Cluster:
         try:
             execution.execute(self.placement)
         except OutOfMemory:
-            if any(isinstance(worker, ShardsWorker) for worker in workers.distinct):
+            if any(isinstance(w, Ensemble) and w.kind == "ranks" for w in workers.distinct):
                 self.placement.restart()  # the other ranks waited for the one that failed
             raise
         return recording.trace

@@ -9,14 +9,11 @@ tokens more than the shortest one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+import numpy as np
 
 from engine.types import CopySource, Draft, DraftToken
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
 
 LONGER = 3
 """Tokens of a match beyond the shortest one; LLMA's public code begins with 5 tokens."""

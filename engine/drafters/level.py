@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.drafters.tree import Node, TreeShape, line
-from engine.draws import NOT_FINITE, TOP, Draws, Key, Top, softmax, warp
+from engine.draws import NOT_FINITE, TOP, Draws, Key, Top, argmax, most_probable, process_logits, softmax
 from engine.errors import ModelError
 from engine.types import Sampling
 
@@ -21,20 +21,26 @@ class Level(NamedTuple):
     """The drafter's rows after the nodes of a tree that get children."""
 
     q: Tensor
-    """A sampled level's q, else the unwarped probabilities, (R, V); (1, V) if one row serves all.
+    """A sampled level's q, else the plain softmax, (R, V); (1, V) if one row serves all.
 
     That of a sampled level is on the CPU. A token is a column's number."""
     tops: Sequence[Top]
     """The most probable tokens of each row, falling, with lower ids first among equals: as many as
-    the trace shows, and as many as a node that is not sampled gets children."""
+    the trace shows, and as many as a node that is not sampled gets children. Those of a chain are
+    in any order among equals."""
+    argmax: Sequence[int] = ()
+    """Of a chain that is not drawn: the token of each row's largest logit. Trees take the most
+    probable tokens: two logits can round to one probability."""
 
     def probability(self, row: int, token: int) -> float:
         """Return the probability of a token that was chosen."""
-        found = dict(self.tops[row]).get(token)
+        found = self.tops[row][0][1] if self.argmax else dict(self.tops[row]).get(token)
         return float(self.q[row, token]) if found is None else found
 
 
-def levels(logits: Sequence[Tensor], shape: TreeShape, sampling: Sampling, *, sampled: bool) -> list[Level]:
+def levels(
+    logits: Sequence[Tensor], shape: TreeShape, sampling: Sampling, *, sampled: bool, chain: bool = False
+) -> list[Level]:
     """Return the next level of several trees, before its nodes are chosen.
 
     On a GPU all rows are one call and one copy to the CPU. On a CPU a tree's rows alone stay in its
@@ -44,28 +50,38 @@ def levels(logits: Sequence[Tensor], shape: TreeShape, sampling: Sampling, *, sa
         logits: For each tree the drafter's rows after the parents, (R, V); (1, V) if one row serves
             all of them.
         shape: How the trees grow.
-        sampling: Its warp makes q.
+        sampling: Its logits processors make q.
         sampled: Draw from q; ignored at temperature 0.
+        chain: Whether the trees are chains.
 
     Raises:
         ModelError: The logits are not finite.
     """
     if len(logits) == 1 or not logits[0].is_cuda:
-        return [_levels(rows, [len(rows)], shape, sampling, sampled)[0] for rows in logits]
-    return _levels(torch.cat(list(logits)), [len(rows) for rows in logits], shape, sampling, sampled)
+        return [_levels(rows, [len(rows)], shape, sampling, sampled, chain)[0] for rows in logits]
+    counts = [len(rows) for rows in logits]
+    return _levels(torch.cat(list(logits)), counts, shape, sampling, sampled, chain)
 
 
 def _levels(
-    logits: Tensor, counts: Sequence[int], shape: TreeShape, sampling: Sampling, sampled: bool
+    logits: Tensor,
+    counts: Sequence[int],
+    shape: TreeShape,
+    sampling: Sampling,
+    sampled: bool,
+    chain: bool = False,
 ) -> list[Level]:
     """Return the levels of trees whose rows are stacked; `counts` has the rows of each."""
-    warped = sampled and not sampling.greedy
-    q = warp(logits, sampling) if warped else softmax(logits)
-    tops = most_probable(q, TOP if warped else max(TOP, shape.children))
-    parts, first = (q.cpu() if warped else q).split(list(counts)), 0
+    drawn_from_q = sampled and not sampling.greedy
+    q = process_logits(logits, sampling) if drawn_from_q else softmax(logits)
+    count = TOP if drawn_from_q else max(TOP, shape.children)
+    tops = most_probable(q, TOP) if chain else ranked(q, count)
+    best = argmax(logits) if chain and not drawn_from_q else ()
+    parts, first = (q.cpu() if drawn_from_q else q).split(list(counts)), 0
     found = list[Level]()
     for part in parts:
-        found.append(Level(part, tops[first : first + len(part)]))
+        rows = slice(first, first + len(part))
+        found.append(Level(part, tops[rows], best[rows]))
         first += len(part)
     return found
 
@@ -94,6 +110,10 @@ def next_level(
     Returns:
         The nodes, siblings together and in the order drawn, or by falling probability.
     """
+    if level.argmax:
+        return [
+            Node(i, token, node.path) for i, (node, token) in enumerate(zip(above, level.argmax, strict=True))
+        ]
     if not sampled or sampling.greedy:
         return shape.best(level.tops, above)
     support = (level.q > 0).sum(-1).tolist()
@@ -101,7 +121,7 @@ def next_level(
     return _draw(level.q, above, counts, position, draws)
 
 
-def most_probable(q: Tensor, count: int) -> list[Top]:
+def ranked(q: Tensor, count: int) -> list[Top]:
     """Return the most probable tokens of each row of q, (R, V), without tokens of probability 0.
 
     Lower ids are first among equals.

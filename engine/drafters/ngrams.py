@@ -15,12 +15,10 @@ temperature. So a draft from it is a function of the prefix, and rule 2 decides 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from engine.types import NO_TREE, Draft, DraftToken, Gram, PoolUpdate, Tree
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Pool:
@@ -75,15 +73,15 @@ class Window:
         self.seen: tuple[Gram, ...] = ()
         """The levels of the last forward, and the model's tokens after them; may be empty."""
 
-    def tree(self, last: int, room: int) -> Tree:
+    def tree(self, last: int, remaining: int) -> Tree:
         """Return the window's rows, level by level, for a forward after a prefix.
 
         Args:
             last: The prefix's last token; it is (0, 0), without a row.
-            room: Tokens that the output can still take.
+            remaining: Tokens that the output can still take.
         """
         depth = len(self.levels) - 1
-        width = max(0, min(len(self.levels[0]), room - depth + 1))
+        width = max(0, min(len(self.levels[0]), remaining - depth + 1))
         self.levels = [row[:width] for row in self.levels]
         if not width:
             return NO_TREE
@@ -150,16 +148,16 @@ class Lookahead:
         """
         self.learn(self.window.move((best[0], *best[1 + len(draft) :])))
 
-    def guesses(self, chain: Draft, last: int, most: int, room: int) -> Draft:
+    def guesses(self, chain: Draft, last: int, most: int, remaining: int) -> Draft:
         """Append the pool's n-grams to a chain, as a tree: common beginnings share nodes.
 
         Args:
             chain: The tokens before the n-grams; may be empty.
             last: The last token of the chain, or of the prefix if the chain is empty.
             most: N-grams at most.
-            room: Tokens that a path of the tree may have, the chain included.
+            remaining: Tokens that a path of the tree may have, the chain included.
         """
-        tails = [tail[: max(0, room - len(chain))] for tail in self.pool.after(last, most)]
+        tails = [tail[: max(0, remaining - len(chain))] for tail in self.pool.after(last, most)]
         tokens, nodes = list(chain.tokens), dict[tuple[int, int], int]()
         for tail in tails:
             parent = len(chain) - 1

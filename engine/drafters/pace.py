@@ -99,7 +99,7 @@ def with_servers(probe: Probe, lookahead: int) -> Pace:
 
 
 def plain_seconds(probe: Probe) -> float:
-    """Return the time of a token of plain decoding, which has one of a round's two jobs."""
+    """Return the time of an autoregressive token, which has one of a round's two jobs."""
     return seconds_at(probe.verify, 1) + probe.outside / 2
 
 

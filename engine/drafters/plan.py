@@ -35,7 +35,7 @@ class Plan:
     tokens: float
     """Predicted tokens per target forward."""
     speedup: float
-    """Predicted tokens per second over those of plain decoding."""
+    """Predicted tokens per second over those of autoregressive decoding."""
     paths: tuple[Ranks, ...] = ()
     """The nodes of a static tree; empty if the drafter's probabilities choose them."""
     width: int = 0
@@ -70,8 +70,8 @@ Best: TypeAlias = Callable[[Probe], Plan]
 def best_tree(probe: Probe) -> Plan:
     """Return the static tree with the most predicted tokens per second.
 
-    A chain if the rates have one rank. If plain decoding is faster than every draft, the plan's
-    speed-up is below 1.
+    A chain if the rates have one rank. If autoregressive decoding is faster than every draft, the
+    plan's speed-up is below 1.
     """
     return _fastest(probe, _trees(probe))
 

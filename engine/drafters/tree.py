@@ -10,7 +10,7 @@ A shape decides how many children each node gets (`engine/drafters/level.py` gro
   whole tree are kept (EAGLE-2, Li et al. 2024).
 
 A tree that is a function of the prefix (rule 2) holds the drafter's most probable tokens. A sampled
-tree (rule 1) draws a node's children from its warped q without replacement. The number of children
+tree (rule 1) draws a node's children from its q without replacement. The number of children
 depends on the shape and on the number of tokens with positive q, and is fixed before any of them is
 drawn: so the draws have the distribution q, independent of all other draws.
 
@@ -163,9 +163,9 @@ class Wide:
     def onward(self, nodes: Sequence[Node]) -> list[int]:
         return list(range(len(nodes)))
 
-    def plans(self, levels: int) -> tuple[LevelPlan, ...]:  # noqa: ARG002
-        """Return none: the children of a node depend on all nodes of its level."""
-        return ()
+    def plans(self, levels: int) -> tuple[LevelPlan, ...]:
+        """Return the first levels of a chain; of others the children depend on a whole level."""
+        return (LevelPlan((1,), (0,)),) * min(levels, self.depth) if self.width == 1 else ()
 
     def kept(self, paths: Sequence[float]) -> list[int]:
         return list(range(len(paths)))

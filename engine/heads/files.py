@@ -7,29 +7,25 @@ import hashlib
 import json
 import os
 import reprlib
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import parse_json, read_bytes, replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
+from engine.heads.kind import Kind
 from engine.heads.kinds import KINDS
 from engine.heads.modules import check_ids
 from engine.heads.published import Published, check_supported, is_redundant
 from engine.model.fields import LONGEST_VOCABULARY
 from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, pack, some
 from engine.pairs.config import read_config, read_object
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping
-
-    from torch import Tensor
-
-    from engine.heads.kind import Kind
 
 VERSION = 1
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
+from engine.heads.config import HeadConfig
+from engine.heads.drafting import Head
 from engine.heads.files import check_head, read_head
 from engine.heads.kinds import KINDS
 from engine.model.decoder import Decoder
+from engine.model.language import LanguageModel
 from engine.model.memoized import MemoizedModel
 from engine.model.shape import EMBEDDING
 from engine.model.static import StaticSteps
@@ -18,9 +21,6 @@ from engine.pairs.checkpoint import Checkpoint
 from engine.pairs.sizes import checked_shape
 
 if TYPE_CHECKING:
-    from engine.heads.config import HeadConfig
-    from engine.heads.drafting import Head
-    from engine.model.language import LanguageModel
     from engine.pairs.pair import Pair
 
 

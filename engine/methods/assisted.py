@@ -10,14 +10,11 @@ stays in the draft: dropping it would favour likely tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
 from engine.methods.registry import Situation, method, setting
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.run.run import Run
 
 LONGER, SHORTER = 2, 1
 """Tokens by which `heuristic` changes the draft length."""

@@ -6,13 +6,10 @@ It uses the same decoder, KV cache, sampler and runtime as the other methods.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.methods.registry import method
+from engine.run.run import Run
 from engine.types import Draft
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

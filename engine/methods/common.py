@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
+from engine.drafters.copy import Copier
 from engine.drafters.plan import best_tree
 from engine.drafters.static import MOST_NODES, spelled, within
 from engine.drafters.static import tree as tree_of
-from engine.drafters.tree import Static
+from engine.drafters.tree import Static, TreeShape
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
-from engine.methods.registry import setting
+from engine.methods.registry import Situation, setting
+from engine.run.run import Run
 from engine.types import check_range
-
-if TYPE_CHECKING:
-    from engine.drafters.copy import Copier
-    from engine.drafters.tree import TreeShape
-    from engine.methods.registry import Situation
-    from engine.run.run import Run
 
 MOST_LEVELS = 32
 """Levels of a static tree that heads may be asked for."""
@@ -135,27 +132,40 @@ def planned_tree(tree: str, paper: str, levels: int, situation: Situation, **set
     return spelled(whole.cut(levels).paths) if 0 < levels < whole.depth else paper
 
 
-def planned_heads(tree: str, heads: int, levels: int) -> int:
-    """Return how many heads draft: those asked for, or one per level of the tree for 0.
+def plan_heads(cfg: Any, situation: Situation, head: str, paper: str) -> Any:
+    """Choose the tree, and the number of heads that draft: by default one per level of the tree.
+
+    Args:
+        cfg: A Config with `tree` and `heads`.
+        situation: Facts about the cluster.
+        head: Kind of the drafting head.
+        paper: The tree where nothing is planned.
 
     Raises:
-        UsageError: The drafting head has fewer levels, or the tree is wrong.
+        UsageError: The drafting head is missing or has fewer levels, or the tree is wrong.
     """
-    check_range("heads", heads, 0, levels)
-    return within(tree, levels, heads, "the head").depth
+    levels = situation.head_levels(head)
+    tree = planned_tree(cfg.tree, paper, min(cfg.heads or levels, levels), situation)
+    check_range("heads", cfg.heads, 0, levels)
+    return replace(cfg, tree=tree, heads=within(tree, levels, cfg.heads, "the head").depth)
 
 
-def planned_masks(tree: str, masks: int, levels: int, unread: int = 0) -> int:
-    """Return K: the masks asked for, or one fewer than the tree has levels for 0.
+def plan_masks(
+    cfg: Any, situation: Situation, head: str, paper: str, unread: int = 0, **settings: Any
+) -> Any:
+    """Choose the tree and K, `masks`: by default one fewer than the tree has levels.
 
-    The head drafts `levels`, K + 1 with its largest K; `unread` masks are in the places of known
-    tokens and draft no level.
-
-    Raises:
-        UsageError: The drafting head has fewer masks, or the tree is wrong.
+    The arguments are those of `plan_heads` and `planned_tree`; `unread` masks are in the places of
+    known tokens and draft no level.
     """
-    check_range("masks", masks, 0, levels - 1)
-    return within(tree, levels - unread, masks and masks + 1 - unread, "the head").depth - 1 + unread
+    levels = situation.head_levels(head)  # K + 1 with its largest K
+    if unread and levels == unread:
+        raise UsageError("first is mask; the head has no masks: choose token")
+    most = min((cfg.masks or levels) + 1, levels) - unread
+    tree = planned_tree(cfg.tree, paper, most, situation, **settings)
+    check_range("masks", cfg.masks, 0, levels - 1)
+    asked = cfg.masks and cfg.masks + 1 - unread
+    return replace(cfg, tree=tree, masks=within(tree, levels - unread, asked, "the head").depth - 1 + unread)
 
 
 # Loops.

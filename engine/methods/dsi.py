@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods.registry import Situation, method, setting
+from engine.run.run import Run
 from engine.run.turn import Turn
 from engine.types import MOST_DRAFTERS
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
 
 MOST_LOOKAHEAD = 64
 

@@ -12,14 +12,11 @@ replacement (rule 1), or are the most probable ones (rule 2).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from engine.drafters.static import tree
 from engine.methods.common import decode_trees, head_layout, planned_tree, static_tree, tree_drafts
 from engine.methods.registry import Situation, method
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.run.run import Run
 
 HEAD = "eagle"
 TREE = "eagle"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from engine.drafters.plan import best_dynamic
 from engine.drafters.static import MOST_NODES
@@ -20,9 +19,7 @@ from engine.drafters.tree import Dynamic
 from engine.errors import UsageError
 from engine.methods.common import decode_trees, head_layout
 from engine.methods.registry import Situation, method, setting
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.run.run import Run
 
 HEAD = "eagle"
 MOST_ROWS = 80

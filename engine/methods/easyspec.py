@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from engine.drafters.plan import best_wide
 from engine.drafters.static import MOST_NODES
@@ -22,11 +21,8 @@ from engine.errors import UsageError
 from engine.layout import LayerParallel, Layout, Separate
 from engine.methods.common import check_nodes, tree_drafts
 from engine.methods.registry import Situation, method, setting
+from engine.run.run import Run
 from engine.types import check_range
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
-
 
 GAMMA = 5
 """Draft length where nothing is planned."""

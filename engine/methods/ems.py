@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from engine.drafters.copy import Copier
 from engine.drafters.tree import Wide
 from engine.layout import Layout, Packing, Separate
 from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting
-from engine.run.batch import Batch
+from engine.run.run import Run
+from engine.run.serving import Batch
 from engine.types import Draft
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,13 @@ The tree holds the most probable tokens, so it is a function of the prefix: rule
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
 
 from engine.drafters.static import tree
-from engine.methods.common import (
-    decode_trees,
-    head_layout,
-    planned_heads,
-    planned_tree,
-    static_tree,
-    tree_heads,
-)
-from engine.methods.registry import Situation, method
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.methods.common import decode_trees, head_layout, plan_heads, static_tree, tree_heads
+from engine.methods.registry import method
+from engine.run.run import Run
 
 HEAD = "hydra"
 TREE = "medusa"
@@ -38,17 +29,11 @@ class Config:
     heads: int = tree_heads()
 
 
-def plan(cfg: Config, situation: Situation) -> Config:
-    levels = situation.head_levels(HEAD)
-    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min(cfg.heads or levels, levels), situation))
-    return replace(cfg, heads=planned_heads(cfg.tree, cfg.heads, levels))
-
-
 @method(
     title="Hydra",
     source="Hydra (2024), as in ParallelSpec",
     config=Config,
-    plan=plan,
+    plan=partial(plan_heads, head=HEAD, paper=TREE),
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:

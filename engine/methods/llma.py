@@ -9,14 +9,11 @@ function of the prefix: rule 2. A round without a match is one plain target forw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
 from engine.methods.common import decode_copies
 from engine.methods.registry import method, setting
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,13 @@ n-grams that begin with it (judged) and the look-ahead window (scored only).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.drafters.ngrams import Lookahead
 from engine.layout import Layout, Separate
 from engine.methods.common import check_window, window_rows
 from engine.methods.registry import Situation, method, setting
+from engine.run.run import Run
 from engine.types import Draft
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

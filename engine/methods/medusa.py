@@ -12,16 +12,14 @@ finds probable enough.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
 
 from engine.drafters.static import tree
-from engine.methods.common import head_layout, planned_heads, planned_tree, static_tree, tree_heads
-from engine.methods.registry import Situation, method, setting
+from engine.methods.common import head_layout, plan_heads, static_tree, tree_heads
+from engine.methods.registry import method, setting
+from engine.run.run import Run
 from engine.types import Typical
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
 
 HEAD = "medusa"
 TREE = "medusa"
@@ -45,17 +43,11 @@ class Config:
     delta: float = setting(0.3, "For typical, see epsilon; H is the entropy of p.", low=0, high=1)
 
 
-def plan(cfg: Config, situation: Situation) -> Config:
-    levels = situation.head_levels(HEAD)
-    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min(cfg.heads or levels, levels), situation))
-    return replace(cfg, heads=planned_heads(cfg.tree, cfg.heads, levels))
-
-
 @method(
     title="Medusa",
     source="Medusa (2024), as in ParallelSpec",
     config=Config,
-    plan=plan,
+    plan=partial(plan_heads, head=HEAD, paper=TREE),
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:

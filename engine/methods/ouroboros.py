@@ -12,16 +12,13 @@ tokens along the branches are new phrases. Phrases of a reference text may start
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.drafters.ngrams import Lookahead
 from engine.layout import Layout, Separate
 from engine.methods.common import check_window, window_rows
 from engine.methods.registry import Situation, method, setting
+from engine.run.run import Run
 from engine.types import NO_TREE, Draft, Gram, Verdict
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +76,10 @@ async def _draft(run: Run, cfg: Config, lookahead: Lookahead) -> Draft:
     """Draft gamma tokens or more by greedy lookahead decoding, at most a full output."""
     chain = Draft.empty()
     while len(chain) < min(cfg.gamma, run.room):
-        x, room = run.x + chain, run.room - len(chain)
+        x, remaining = run.x + chain, run.room - len(chain)
         last = int(x.tokens[-1])
-        guesses = lookahead.guesses(Draft.empty(), last, cfg.guesses, room - 1)
-        accepted, best = await run.drafter.decode(x, guesses, lookahead.window.tree(last, room))
+        guesses = lookahead.guesses(Draft.empty(), last, cfg.guesses, remaining - 1)
+        accepted, best = await run.drafter.decode(x, guesses, lookahead.window.tree(last, remaining))
         lookahead.move(best, guesses)
         chain += accepted
     return chain

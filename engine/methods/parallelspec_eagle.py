@@ -12,23 +12,13 @@ appendix A.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
 
 from engine.drafters.static import tree
-from engine.methods.common import (
-    decode_trees,
-    head_layout,
-    planned_masks,
-    planned_tree,
-    static_tree,
-    tree_drafts,
-    tree_masks,
-)
-from engine.methods.registry import Situation, method
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.methods.common import decode_trees, head_layout, plan_masks, static_tree, tree_drafts, tree_masks
+from engine.methods.registry import method
+from engine.run.run import Run
 
 HEAD = "parallelspec_eagle"
 TREE = "eagle"
@@ -43,17 +33,11 @@ class Config:
     drafts: str = tree_drafts()
 
 
-def plan(cfg: Config, situation: Situation) -> Config:
-    levels = situation.head_levels(HEAD)
-    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, min((cfg.masks or levels) + 1, levels), situation))
-    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, levels))
-
-
 @method(
     title="ParallelSpec EAGLE",
     source="ParallelSpec (2024), algorithm 1",
     config=Config,
-    plan=plan,
+    plan=partial(plan_masks, head=HEAD, paper=TREE),
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:

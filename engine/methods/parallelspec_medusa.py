@@ -13,23 +13,12 @@ mask i predicts level i: K masks in the place of K Medusa heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from engine.drafters.static import tree
-from engine.errors import UsageError
-from engine.methods.common import (
-    decode_trees,
-    head_layout,
-    planned_masks,
-    planned_tree,
-    static_tree,
-    tree_masks,
-)
+from engine.methods.common import decode_trees, head_layout, plan_masks, static_tree, tree_masks
 from engine.methods.registry import Situation, method, setting
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.run.run import Run
 
 HEAD = "parallelspec_medusa"
 TREE = "medusa"
@@ -52,12 +41,7 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    levels, unread = situation.head_levels(HEAD), UNREAD[cfg.first]
-    if levels == unread:
-        raise UsageError("first is mask; the head has no masks: choose token")
-    most = min((cfg.masks or levels) + 1, levels) - unread
-    cfg = replace(cfg, tree=planned_tree(cfg.tree, TREE, most, situation, first=cfg.first))
-    return replace(cfg, masks=planned_masks(cfg.tree, cfg.masks, levels, unread))
+    return plan_masks(cfg, situation, HEAD, TREE, UNREAD[cfg.first], first=cfg.first)
 
 
 @method(

@@ -16,17 +16,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
 from engine.drafters.plan import best_parallel
 from engine.layout import Colocated, Layout, Pipelined, Separate
 from engine.methods.registry import Situation, method, setting
+from engine.run.run import Run
 from engine.types import Draft, Prefix
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
-
 
 MEASURED = 8
 """Draft length of runs that measure acceptance rates."""

@@ -10,14 +10,11 @@ plain target forward.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.drafters.copy import Copier
 from engine.methods.common import decode_copies
 from engine.methods.registry import method, setting
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,13 @@ import dataclasses
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
+from engine.drafters.plan import Best, Plan
 from engine.errors import UsageError, shown
 from engine.layout import Layout, Separate
+from engine.run.run import Run
 from engine.types import check_range, check_text, number
-
-if TYPE_CHECKING:
-    from engine.drafters.plan import Best, Plan
-    from engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

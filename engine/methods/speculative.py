@@ -9,15 +9,12 @@ gamma, else the bonus.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from engine.drafters.plan import best_tree
 from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
 from engine.methods.registry import Situation, method, setting
-
-if TYPE_CHECKING:
-    from engine.run.run import Run
+from engine.run.run import Run
 
 GAMMA = 5
 """Draft length where nothing is planned."""

@@ -8,9 +8,9 @@ trees of the most probable paths. The KV rows of the accepted path are kept, all
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from engine.drafters.plan import best_wide
 from engine.drafters.static import MOST_NODES
@@ -18,12 +18,7 @@ from engine.drafters.tree import Wide
 from engine.layout import Layout, Separate
 from engine.methods.common import check_nodes, decode_trees, tree_drafts
 from engine.methods.registry import Situation, method, setting
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from engine.run.run import Run
-
+from engine.run.run import Run
 
 PAPER = {"width": 4, "depth": 5}
 """The tree where nothing is planned."""

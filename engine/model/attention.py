@@ -7,20 +7,16 @@ of EMS-SD (section 3.1).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.model.cache import Buffers, Cache
 from engine.model.slots import PAD
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
-    from engine.model.cache import Buffers, Cache
 
 
 class CacheView(NamedTuple):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from engine.model.slots import Slots
+from engine.model.shape import ModelShape
+from engine.model.slots import Rows, Slots
 from engine.model.stage import from_bytes, to_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from engine.model.shape import ModelShape
-    from engine.model.slots import Rows
 
 _REUSED = 32
 """Buffers of forwards of at most this many rows are reused."""
@@ -61,7 +56,7 @@ class Cache(Slots):
             self.tensor = grown
 
     def keep(self, slot: int, path: np.ndarray) -> None:
-        """Make a path the trunk, tensors included; drop all other rows."""
+        """Make a path the committed prefix, tensors included; drop all other rows."""
         n = len(path)
         moved = n > 0 and int(path[-1]) != n - 1  # indices grow along a path
         if moved:

@@ -7,12 +7,10 @@ time is read once, when the job's results are: no forward waits for its own end.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RENEWED_NS = 5_000_000_000
 """Age at which the anchor is replaced: CUDA's times since an event are float32 milliseconds."""

@@ -10,40 +10,31 @@ In a fuzzy forward (`engine.model.fuzzy`) the layers of a group read one hidden 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.errors import RunCancelled, UsageError
-from engine.model.attention import SlotAttention, attention_parts
+from engine.model.attention import Attention, SlotAttention, attention_parts
 from engine.model.cache import Buffers, Cache
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.int8 import rotated
-from engine.model.language import Output, never
-from engine.model.shape import EMBEDDING, POSITIONS
-from engine.model.shard import SplitHead
+from engine.model.language import Output, Steps, never
+from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
+from engine.model.shard import Ranks, Shard
+from engine.model.slots import Rows
+from engine.model.stage import StageIO
 from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
-from engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from engine.model.attention import Attention
-    from engine.model.language import Steps
-    from engine.model.shape import ModelShape
-    from engine.model.shard import Ranks, Shard
-    from engine.model.slots import Rows
-    from engine.model.stage import StageIO
-
     MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
 
     Without an attention input, attention reads the normed residual input."""
-    import numpy as np
 
 
 class Decoder:
@@ -102,9 +93,6 @@ class Decoder:
         if shard is not None and ranks is not None:
             head = shard.head(self.embedding, take, ranks)
         self.head = self._load_head(take, bits, rotate) if head is None else head
-        self._columns, self.vocabulary = self.head, Vocabulary(shape.vocab)
-        if shard is not None and isinstance(self.head, SplitHead):
-            self._columns, self.vocabulary = self.head.part, self.head.vocabulary
         self._exact = Fuzzy(layer_groups(len(span), 1))
         # The rotation of queries includes their factor.
         scales = torch.ones((shape.heads + shape.kv_heads, 1))
@@ -191,15 +179,12 @@ class Decoder:
         return self._ranks.spent if self._ranks is not None else 0
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return the logits, (T, V) float32, of the last layer's states, (T, D).
-
-        Ranks of a split model have C columns each, see `engine.vocabulary`.
-        """
-        logits, cap = self._columns(self.norm(x)), self.shape.logit_cap
+        """Return the logits, (T, V) float32, of the last layer's states, (T, D)."""
+        logits, cap = self.head(self.norm(x)), self.shape.logit_cap
         if self.shape.logit_scale != 1.0:
             logits = logits / self.shape.logit_scale
         logits = (logits.div(cap).tanh_().mul_(cap) if cap else logits).float()
-        return self.vocabulary.limited(logits, self.vocab_size)
+        return logits[:, : self.vocab_size]
 
     def _output(self, linear: Linear, inputs: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
         output = linear(inputs)

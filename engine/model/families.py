@@ -9,12 +9,10 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from engine.errors import ModelError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
 """Supported activations, by their names in configs."""

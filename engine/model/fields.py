@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 import reprlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from engine.errors import ModelError, plain_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MOST_LAYERS = 1024
 MOST_TOKENS = 1 << 22

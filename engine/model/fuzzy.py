@@ -7,6 +7,7 @@ is fuzzy: good enough for drafting, but its keys and values differ from an exact
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -14,8 +15,6 @@ from engine.trace.events import PartKind
 from engine.types import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from torch import Tensor
 
     from engine.model.cache import Buffers

@@ -8,13 +8,10 @@ bf16. Drafts may come from such matrices: a verifier's rules are exact for any q
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 GROUP = 32
 """Weights that share a scale and a zero."""

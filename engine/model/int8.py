@@ -13,23 +13,17 @@ few large values are then spread over a block, so that one scale suits a whole r
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from math import gcd
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engine.largest import largest
+from engine.draws import largest
 from engine.model.shape import EMBEDDING, ModelShape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from engine.model.shape import ModelShape
 
 BLOCK = 64
 """Most numbers that are rotated together."""

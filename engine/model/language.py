@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from torch import Tensor
 
     from engine.model.fuzzy import Fuzzy
     from engine.model.slots import Rows, Slots
     from engine.model.stage import StageIO
-    from engine.vocabulary import Vocabulary
 
 
 def never() -> bool:
@@ -25,7 +23,7 @@ class Output(NamedTuple):
     """The result of a forward of T rows."""
 
     logits: Tensor
-    """(W, V) float32, one line per wanted row, in the order of `want`; (W, C) of a split head."""
+    """(W, V) float32, one line per wanted row, in the order of `want`."""
     hidden: dict[int, Tensor]
     """Layer -> state (T, D): 0 the embeddings, i after i layers, -1 the final normed state."""
     cells: int = 0
@@ -63,11 +61,6 @@ class LanguageModel(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The columns of the logits that this process computes."""
-        ...
 
     @property
     def context(self) -> int: ...

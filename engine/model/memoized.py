@@ -7,22 +7,17 @@ the duration of each forward, so the same rows need not be computed again for ea
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from engine.model.language import Output, never
-from engine.model.slots import Rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from engine.model.fuzzy import Fuzzy
-    from engine.model.language import LanguageModel
-    from engine.model.slots import Slots
-    from engine.model.stage import StageIO
+from engine.model.fuzzy import Fuzzy
+from engine.model.language import LanguageModel, Output, never
+from engine.model.slots import Rows, Slots
+from engine.model.stage import StageIO
 
 BYTES = 1 << 28
 """Most bytes of memoized logits; at this size all are dropped."""
@@ -43,7 +38,7 @@ class MemoizedModel:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self.name = model.name
-        self.vocab_size, self.vocabulary = model.vocab_size, model.vocabulary
+        self.vocab_size = model.vocab_size
         self.context = model.context
         self.depth = model.depth
         self._memo: dict[bytes, torch.Tensor] = {}

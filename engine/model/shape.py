@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
@@ -16,9 +18,6 @@ from engine.model.families import ACTIVATIONS, FAMILIES, Place, family_of
 from engine.model.fields import LAYER_TYPES, WHOLE, check_fields, check_rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from pathlib import Path
-
     from transformers import PretrainedConfig
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")

@@ -9,29 +9,44 @@ keys of another one; ranks beyond the number of KV heads have only padded heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.model.shape import ModelShape
 from engine.model.weights import Linear
-from engine.vocabulary import Joins, Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from engine.model.shape import ModelShape
 
 HEAD = "lm_head.weight"
 
 
-class Ranks(Joins, Protocol):
+class Ranks(Protocol):
     """The ranks that share a model, from the side of one of them.
 
     All ranks call the same functions in the same order, with tensors of the same shapes.
     """
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        ...
+
+    @property
+    def ways(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def spent(self) -> int:
+        """Nanoseconds in all calls so far, time to wait for other ranks included."""
+        ...
+
+    def join(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, in order of rank."""
+        ...
 
     def add(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors; it has the same bits on every rank."""
@@ -137,20 +152,18 @@ class SplitHead:
     """
 
     def __init__(self, weight: Tensor, vocab: int, ranks: Ranks) -> None:
-        self._linear, self._ranks = Linear(weight, keep=True), ranks
-        self.vocabulary = Vocabulary(vocab, ranks)
-
-    def part(self, x: Tensor) -> Tensor:
-        """Return this rank's columns of the logits, (T, C), for x of (T, D)."""
-        return self._linear(x)
+        self._linear, self._vocab, self._ranks = Linear(weight, keep=True), vocab, ranks
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return all logits on every rank, (T, V), for x of (T, D)."""
-        return self.vocabulary.gather(self.part(x))
+        if not len(x):
+            return x.new_empty((0, self._vocab))
+        return torch.cat(self._ranks.join(self._linear(x)), 1)[:, : self._vocab]
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return a copy of some rows of the whole head, (N, D), for N indices on every rank."""
-        local, count = indices - self.vocabulary.first, self.vocabulary.width
+        count = -(-self._vocab // self._ranks.ways)
+        local = indices - self._ranks.rank * count
         held = (local >= 0) & (local < count)
         rows = self._linear.rows(local.clamp(0, count - 1))
         return self._ranks.add(rows * held[:, None])

@@ -7,23 +7,19 @@ group but its first. Each fuzzy row follows a cache of exact rows, as after bonu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from engine.errors import UsageError
+from engine.model.cache import Buffers, Cache
+from engine.model.decoder import Decoder
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.slots import Rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from engine.model.cache import Buffers, Cache
-    from engine.model.decoder import Decoder
 
 
 class Similarity(NamedTuple):

@@ -1,27 +1,23 @@
 """Rows and the cache slots that hold them.
 
 A row is a token with its slot and its parent, the preceding row of its sequence. Parents determine
-positions and attention masks. A slot holds the rows of one sequence: first a trunk, in which row
-i - 1 is the parent of row i, then tree rows, whose parent may be any earlier row. This module keeps
-the books in numpy; `engine.model.cache` adds keys and values.
+positions and attention masks. A slot holds the rows of one sequence: first the committed
+prefix, in which row i - 1 is the parent of row i, then tree rows, whose parent may be any earlier
+row. This module keeps the books in numpy; `engine.model.cache` adds keys and values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
 
 PAD = 1
 """Flag of a padding row: computed like any row, but never the parent of another."""
@@ -190,16 +186,20 @@ class Slots:
         Returns:
             Row indices, (n,) int64, n <= limit.
         """
-        length, _, trunk = self._extents[slot]
+        length, _, committed = self._extents[slot]
         limit = min(limit, len(prefix))
-        n = min(trunk, limit)
+        n = min(committed, limit)
         differs = self.tokens[slot, :n] != prefix[:n]
         n = int(differs.argmax()) if differs.any() else n
-        last = self._match_tree(slot, prefix[:limit], n, trunk) if trunk < length and n < limit else n - 1
-        return np.arange(n) if last < trunk else self._rows_to(slot, last)
+        last = (
+            self._match_tree(slot, prefix[:limit], n, committed)
+            if committed < length and n < limit
+            else n - 1
+        )
+        return np.arange(n) if last < committed else self._rows_to(slot, last)
 
     def keep(self, slot: int, path: np.ndarray) -> None:
-        """Make a path from the root, as `match` returns it, the trunk; drop all other rows."""
+        """Make a path, as `match` returns it, the committed prefix; drop all other rows."""
         n = len(path)
         moved = n > 0 and int(path[-1]) != n - 1  # indices grow along a path
         if moved:
@@ -208,8 +208,8 @@ class Slots:
             self.missing_kv[slot, :n] = self.missing_kv[slot, path]
             self.parents[slot, :n] = np.arange(-1, n - 1)
             self.positions[slot, :n] = np.arange(n)
-        trunk = _leading(self.flags[slot, :n] == 0) if moved else min(n, self._extents[slot].trunk)
-        self._extents[slot] = _Extent(n, n, trunk)
+        committed = _leading(self.flags[slot, :n] == 0) if moved else min(n, self._extents[slot].committed)
+        self._extents[slot] = _Extent(n, n, committed)
 
     def export_kv(self, slot: int, path: np.ndarray) -> bytes:  # noqa: ARG002 - no tensors here
         """Return keys and values of the rows `path`, (n,) int64, as bytes.
@@ -251,7 +251,7 @@ class Slots:
 
     def _write(self, slot: int, rows: Rows, first: int, end: int) -> _Extent:
         """Write rows after the slot's last row; they become visible once the extent is stored."""
-        start, chain, trunk = self._extents[slot]
+        start, chain, committed = self._extents[slot]
         stop = start + end - first
         if stop > self.capacity:
             raise UsageError(
@@ -265,14 +265,14 @@ class Slots:
         self.missing_kv[slot, start:stop] = False
         index = np.arange(start, stop)
         plain = not any(flags.tolist()) and parents.tolist() == list(range(start - 1, stop - 1))
-        if plain and trunk == start:
+        if plain and committed == start:
             self.positions[slot, start:stop] = index
-            chain, trunk, deepest = stop, stop, stop - 1
+            chain, committed, deepest = stop, stop, stop - 1
         else:
             self._check_parents(slot, index, parents)
             chained = _leading(parents == index - 1)
-            if trunk == start:
-                trunk += min(chained, _leading(flags == 0))
+            if committed == start:
+                committed += min(chained, _leading(flags == 0))
             if chain == start:
                 chain += chained
             deepest = self._place(slot, start, parents)
@@ -281,7 +281,7 @@ class Slots:
                 f"slot {slot} would reach position {deepest}; the model's context is {self.context} positions "
                 f"(capacity {self.capacity} rows): shorten the prompt or lower max_new_tokens"
             )
-        return _Extent(stop, chain, trunk)
+        return _Extent(stop, chain, committed)
 
     def _check_parents(self, slot: int, index: np.ndarray, parents: np.ndarray) -> None:
         invalid = (parents < -1) | (parents >= index)
@@ -300,21 +300,21 @@ class Slots:
             positions[row] = positions[parent] + 1 if parent >= 0 else 0
         return int(positions[start : start + len(parents)].max())
 
-    def _match_tree(self, slot: int, prefix: np.ndarray, matched: int, trunk: int) -> int:
+    def _match_tree(self, slot: int, prefix: np.ndarray, matched: int, committed: int) -> int:
         """Return the last row of the longest match; -1 for none.
 
         Args:
             slot: The slot.
             prefix: Token ids to match, (P,).
-            matched: Leading trunk rows that match the prefix.
-            trunk: Length of the trunk.
+            matched: Leading committed rows that match the prefix.
+            committed: Length of the committed prefix.
         """
         length = self._extents[slot].length
-        positions = self.positions[slot, trunk:length]
-        candidates = (self.flags[slot, trunk:length] == 0) & (positions < len(prefix))
-        candidates &= prefix[np.minimum(positions, len(prefix) - 1)] == self.tokens[slot, trunk:length]
+        positions = self.positions[slot, committed:length]
+        candidates = (self.flags[slot, committed:length] == 0) & (positions < len(prefix))
+        candidates &= prefix[np.minimum(positions, len(prefix) - 1)] == self.tokens[slot, committed:length]
         best, depth, on_path = matched - 1, matched, set[int]()
-        for row in (np.flatnonzero(candidates) + trunk).tolist():
+        for row in (np.flatnonzero(candidates) + committed).tolist():
             parent = int(self.parents[slot, row])
             if parent < matched or parent in on_path:
                 on_path.add(row)
@@ -335,7 +335,7 @@ class Slots:
 class _Extent(NamedTuple):
     length: int
     chain: int
-    trunk: int
+    committed: int
     """Length of the leading chain of rows without flags."""
 
 

@@ -7,23 +7,19 @@ On a CPU the same operations run one by one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.model.attention import attend
+from engine.model.cache import Buffers, Cache
+from engine.model.decoder import Decoder
 from engine.model.language import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from engine.model.cache import Buffers, Cache
-    from engine.model.decoder import Decoder
-    from engine.model.slots import Rows
+from engine.model.slots import Rows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of new rows per slot, K; forwards of more rows are not static."""
@@ -143,7 +139,7 @@ class StaticStep:
         self._launch()
         kept, wanted = self._numbers[3, : len(rows)], self._numbers[4, : len(want)]
         logits = (
-            kept.new_empty((0, self._decoder.vocabulary.width), dtype=torch.float32)
+            kept.new_empty((0, self._decoder.vocab_size), dtype=torch.float32)
             if self._logits is None
             else self._logits.index_select(0, wanted)
         )

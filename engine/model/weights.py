@@ -23,20 +23,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from engine.model.int4 import int4_product
 from engine.model.int8 import RefinedProduct, int8_product
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from engine.model.shape import ModelShape
+from engine.model.shape import ModelShape
 
 _ROWS = 256
 """Number of rows that a layout is optimised for; it accepts any number."""

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, cast
 from engine.errors import WorkerDied
 from engine.trace.events import Part, Row, Span, SpanKind
 from engine.types import Prefix
-from engine.workers.jobs import Drop, Job
-from engine.workers.replies import Reply
+from engine.workers.jobs import Drop, Job, Reply
 
 if TYPE_CHECKING:
     from engine.trace.emitter import TraceEmitter
@@ -119,7 +118,6 @@ class Dispatcher:
         self._unrecorded: list[Submission] = []
 
     def span_ids(self, n: int) -> range:
-        """Reserve the next n span ids."""
         self._n_spans += n
         return range(self._n_spans - n, self._n_spans)
 

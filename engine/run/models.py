@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.drafters.tree import TreeShape
-from engine.run.drafted import confirmed, grown, rows_of
-from engine.run.joined import JoinedScores, JoinedTarget, chunk_spans
-from engine.run.scores import Scores, judge_job, mode_of, new_verdict
-from engine.run.together import Call, Gathering
-from engine.types import NO_TREE, Draft, Prefix, Tree, Typical, Verdict
-from engine.workers.jobs import PREFILL_ROWS, Export, Grow, Import, Prefill, Propose, Retire, Score
-from engine.workers.replies import Grown
+from engine.drafters.tree import TreeShape, Wide
+from engine.run.batching import Call, Gathering
+from engine.run.scores import Scorer, Scores, chunk_spans, judge_job, mode_of, new_verdict
+from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, Tree, Typical, Verdict
+from engine.workers.jobs import PREFILL_ROWS, Export, Import, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
-    from engine.workers.jobs import Chunk, Job
-    from engine.workers.replies import Reply
-    from engine.workers.slab import Slab
+    from engine.workers.jobs import Chunk, Grown, Job, Reply
+    from engine.workers.shared import Slab
     from engine.workers.worker import Worker
 
 
@@ -56,12 +53,11 @@ class Model:
         self._sequences = sequences
         self._slab = slab
         self._gathering = gathering
-        self._joined = None if gathering is None else JoinedTarget(dispatcher, worker, name, gathering)
+        self._scorer = Scorer(dispatcher, worker, name, gathering)
         self._cached: dict[int, np.ndarray] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether its worker has a job of this run, stopped jobs included."""
         return self._dispatcher.busy(self.worker)
 
     @property
@@ -81,7 +77,8 @@ class Model:
                 argmax (rule 2).
             stop_below: The draft ends after a token of smaller probability.
         """
-        return (await self.propose_each((prefix,), n, sampled, stop_below))[0]
+        one = await self.draft_each((prefix,), Wide(1, n), chain=True, sampled=sampled, stop_below=stop_below)
+        return one[0]
 
     async def grow(
         self,
@@ -105,7 +102,61 @@ class Model:
             calibrate: Make the first level by an exact forward, and count no fuzzy row as cached.
             unread: Last tokens of the prefix that a drafting head with masks does not read.
         """
-        return (await self.grow_each((prefix,), shape, sampled, fuzzy, calibrate, unread))[0]
+        one = await self.draft_each(
+            (prefix,), shape, sampled=sampled, fuzzy=fuzzy, calibrate=calibrate, unread=unread
+        )
+        return one[0]
+
+    async def draft_each(
+        self,
+        prefixes: Sequence[Prefix],
+        shape: TreeShape,
+        *,
+        chain: bool = False,
+        sampled: bool = True,
+        stop_below: float = 0.0,
+        fuzzy: int = 1,
+        calibrate: bool = True,
+        unread: int = 0,
+    ) -> list[Draft]:
+        """Draft after each prefix; each forward drafts one level for all of them.
+
+        With `chain` the shape is `Wide(1, n)`; for the other arguments see `propose` and `grow`.
+        """
+        depths, shape = [shape.depth] * len(prefixes), Wide(1, 1) if chain else shape
+        options = (chain, stop_below, fuzzy, calibrate, "", unread)
+        job = Propose(self.name, (), shape, (), sampled, (), *options)
+        return await self._join(Call(self.role, self._draft, (prefixes, depths), (job,)))
+
+    async def _draft(self, prefixes: Sequence[Prefix], depths: Sequence[int], job: Propose) -> list[Draft]:
+        """Lease rows of q, call the worker, and number the drafted tokens."""
+        emitter, rooms = self._dispatcher.emitter, [self._sequences[p.sequence].room(p) for p in prefixes]
+        levels = tuple(max(0, min(one)) for one in zip(depths, rooms, strict=True))
+        shape = Wide(1, max(levels, default=0)) if job.chain else job.shape
+        slab, parents = self._slab if job.sampled else None, 0 if job.chain else shape.parents
+        leases = [slab.lease((parents or n) if n else 0) if slab else None for n in levels]
+        spans = self._dispatcher.span_ids(max(levels, default=0) * self.lanes)
+        if job.chain:
+            self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}
+        trees: Sequence[tuple[Grown, ...]] = [()] * len(prefixes)
+        if any(levels):
+            rows = tuple(lease.rows if lease else () for lease in leases)
+            job = replace(job, prefixes=tuple(prefixes), shape=shape, levels=levels, rows=rows)
+            trees = (await self._call(job, spans)).value
+        drafts = list[Draft]()
+        for prefix, nodes, lease in zip(prefixes, trees, leases, strict=True):
+            tokens = [(len(prefix) + node.level, self._token(node, spans)) for node in nodes]
+            numbered = tuple(emitter.drafted(prefix.sequence, *one) for one in tokens)
+            drafts.append(Draft(numbered, (lease,) if lease else ()))
+        if job.chain:
+            drafted = [(p, d) for p, d in zip(prefixes, drafts, strict=True) if d]
+            self._cached |= {p.sequence: (p + d).tokens[:-1] for p, d in drafted}
+        return drafts
+
+    def _token(self, node: Grown, spans: Sequence[int]) -> DraftToken:
+        q = None if node.row < 0 else RowRef(self.worker.name, node.row)
+        span = spans[node.forward * self.lanes]
+        return DraftToken(node.id, node.parent, q, node.probability, node.top, span)
 
     async def verify(
         self, prefix: Prefix, draft: Draft, *, window: Tree | None = None, typical: Typical | None = None
@@ -120,63 +171,6 @@ class Model:
             typical: Judge by typical acceptance, which is lossy.
         """
         return (await self.verify_each((prefix,), (draft,), (window,), typical))[0]
-
-    async def propose_each(
-        self, prefixes: Sequence[Prefix], n: int, sampled: bool = True, stop_below: float = 0.0
-    ) -> list[Draft]:
-        """Draft up to n tokens after each prefix; for the other arguments see `propose`.
-
-        Each forward drafts one token for all of them.
-        """
-        return await self._join(
-            Call(self.role, self._propose, (prefixes, [n] * len(prefixes)), (sampled, stop_below))
-        )
-
-    async def _propose(
-        self, prefixes: Sequence[Prefix], lengths: Sequence[int], sampled: bool, stop_below: float
-    ) -> list[Draft]:
-        def job(counts: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> Propose:
-            return Propose(self.name, tuple(prefixes), counts, sampled, rows, stop_below)
-
-        self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}
-        drafts = await self._draft(prefixes, lengths, lambda count: count, sampled, job)
-        drafted = [(p, d) for p, d in zip(prefixes, drafts, strict=True) if d]
-        self._cached |= {p.sequence: (p + d).tokens[:-1] for p, d in drafted}
-        return drafts
-
-    async def grow_each(
-        self,
-        prefixes: Sequence[Prefix],
-        shape: TreeShape,
-        sampled: bool = True,
-        fuzzy: int = 1,
-        calibrate: bool = True,
-        unread: int = 0,
-    ) -> list[Draft]:
-        """Draft a tree after each prefix; for the other arguments see `grow`.
-
-        Each forward drafts one level of all trees.
-        """
-        options = (shape, sampled, fuzzy, calibrate, unread)
-        return await self._join(Call(self.role, self._grow, (prefixes,), options))
-
-    async def _grow(
-        self,
-        prefixes: Sequence[Prefix],
-        shape: TreeShape,
-        sampled: bool,
-        fuzzy: int,
-        calibrate: bool,
-        unread: int,
-    ) -> list[Draft]:
-        def job(levels: tuple[int, ...], rows: tuple[tuple[int, ...], ...]) -> Grow:
-            more = (fuzzy, calibrate, "", unread)
-            return Grow(self.name, tuple(prefixes), shape, levels, sampled, rows, *more)
-
-        def n_rows(levels: int) -> int:
-            return shape.parents if levels else 0
-
-        return await self._draft(prefixes, [shape.depth] * len(prefixes), n_rows, sampled, job)
 
     async def verify_each(
         self,
@@ -203,7 +197,7 @@ class Model:
         spans = self._dispatcher.span_ids((3 + len(chunks)) * self.lanes)
         rules = zip(drafts, typicals, strict=True)
         judges = tuple(judge_job(spans[0], draft, typical=typical) for draft, typical in rules)
-        rows = tuple(rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
+        rows = tuple(_rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
         best = any(window is not None for window in windows)
         job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=best, chunks=chunks)
         judgements, ends = (await self._call(job, spans)).value, chunk_spans(chunks, spans, self.lanes)
@@ -212,14 +206,12 @@ class Model:
             for j, x, draft in zip(judgements, prefixes, drafts, strict=True)
         ]
 
-    def score(self, prefix: Prefix, draft: Draft) -> Scores | JoinedScores:
+    def score(self, prefix: Prefix, draft: Draft) -> Scores:
         """Start one forward over prefix and draft; the logits stay on the device.
 
         Under load it starts with the sequences' next drafts.
         """
-        if self._joined is not None:
-            return JoinedScores(self._joined, prefix, draft)
-        return Scores(self._dispatcher, self.worker, self.name, prefix, draft)
+        return Scores(self._scorer, prefix, draft)
 
     async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
         """Draft by one forward of greedy decoding: the confirmed guesses, and one token more.
@@ -241,13 +233,22 @@ class Model:
     ) -> list[tuple[Draft, tuple[int, ...]]]:
         spans = self._dispatcher.span_ids(self.lanes)
         judges = tuple(judge_job(spans[0], draft) for draft in guesses)
-        rows = tuple(map(rows_of, guesses, windows))
+        rows = tuple(map(_rows_of, guesses, windows))
         job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=True, greedy=True)
         judgements = (await self._call(job, spans)).value
         return [
-            (confirmed(self._dispatcher.emitter, prefix, judgement, spans[0]), judgement.best)
+            (self._confirmed(prefix, judgement, spans[0]), judgement.best)
             for prefix, judgement in zip(prefixes, judgements, strict=True)
         ]
+
+    def _confirmed(self, prefix: Prefix, judgement: Judgement, span: int) -> Draft:
+        """Return the tokens that the drafter's own greedy decoding confirmed, as a chain."""
+        kept = [j for j in judgement.judged if j.outcome not in ("rejected", "discarded")]
+        tokens = (DraftToken(j.token, i - 1, None, j.p, j.top_p, span) for i, j in enumerate(kept))
+        drafted = self._dispatcher.emitter.drafted
+        return Draft(
+            tuple(drafted(prefix.sequence, j.position, t) for j, t in zip(kept, tokens, strict=True))
+        )
 
     def held(self, prefix: Prefix) -> int:
         """Return how many KV rows of a prefix the device caches; tree rows do not count."""
@@ -269,7 +270,6 @@ class Model:
             to._cached[prefix.sequence] = part.tokens[:-1]
 
     async def prefill(self, prefixes: Sequence[Prefix]) -> None:
-        """Cache the prefixes without their last tokens."""
         if any(len(prefix) > 1 for prefix in prefixes):
             job = Prefill(self.name, tuple(prefixes))
             forwards = ceil((max(map(len, prefixes)) - 1) / PREFILL_ROWS)
@@ -281,12 +281,10 @@ class Model:
         await self._verify((), (), (), (), chunks)
 
     async def retire(self, sequences: Sequence[int]) -> None:
-        """Free the KV slots of sequences that ended."""
         for sequence in sequences:
             await self._dispatcher.submit(self.worker, self.role, Retire(sequence)).reply
 
     async def _join(self, call: Call) -> list[Any]:
-        """Make a call, under load together with those of other sequences."""
         if self._gathering is not None:
             return await self._gathering.join(call)
         return await call.start(*call.columns, *call.options)
@@ -294,32 +292,8 @@ class Model:
     async def _call(self, job: Job, spans: range) -> Reply:
         return await self._dispatcher.call(self.worker, self.role, job, spans)
 
-    async def _draft(
-        self,
-        prefixes: Sequence[Prefix],
-        lengths: Sequence[int],
-        n_rows: Callable[[int], int],
-        sampled: bool,
-        job: Callable[[tuple[int, ...], tuple[tuple[int, ...], ...]], Propose | Grow],
-    ) -> list[Draft]:
-        """Lease rows of q, call the worker, and number the drafted tokens.
 
-        Args:
-            prefixes: The tokens so far of each sequence.
-            lengths: Tokens of each draft's longest path at most.
-            n_rows: Rows of q that a draft of this depth needs.
-            sampled: Draw from q.
-            job: (depths, slab rows), each per prefix -> the job; its value is the nodes per prefix.
-        """
-        rooms = [self._sequences[p.sequence].room(p) for p in prefixes]
-        depths = tuple(max(0, min(one)) for one in zip(lengths, rooms, strict=True))
-        slab = self._slab if sampled else None
-        leases = [slab.lease(n_rows(n)) for n in depths] if slab else [None] * len(prefixes)
-        spans = self._dispatcher.span_ids(max(depths, default=0) * self.lanes)
-        nodes: Sequence[tuple[Grown, ...]] = [()] * len(prefixes)
-        if any(depths):
-            rows = tuple(lease.rows if lease else () for lease in leases)
-            nodes = (await self._call(job(depths, rows), spans)).value
-        emitter, each = self._dispatcher.emitter, spans[:: self.lanes]
-        drafted = zip(prefixes, nodes, leases, strict=True)
-        return [grown(emitter, self.worker.name, *one, each) for one in drafted]
+def _rows_of(draft: Draft, window: Tree) -> Tree:
+    """Return (ids, parents) of a draft's rows, then of a look-ahead window's."""
+    parents = (parent if parent < 0 else parent + len(draft) for parent in window[1])
+    return (*draft.ids, *window[0]), (*draft.parents, *parents)

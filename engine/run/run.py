@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from engine.run.models import Model
-from engine.run.race import Race
 from engine.trace.emitter import Committed
 from engine.types import Draft, Prefix, Verdict
 
 if TYPE_CHECKING:
     from engine.drafters.ngrams import Lookahead
+    from engine.run.batching import Gathering
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
-    from engine.run.together import Gathering
-    from engine.workers.slab import Slab
+    from engine.workers.shared import Slab
     from engine.workers.worker import Worker
 
 
@@ -75,7 +75,6 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the (first) sequence ended."""
         return self.sequences[0].done
 
     @property
@@ -90,16 +89,13 @@ class Run:
 
     @property
     def drafter(self) -> Model:
-        """The (first) drafter."""
         return self.drafters[0]
 
     @property
     def target(self) -> Model:
-        """The (first) target."""
         return self.targets[0]
 
     def race(self) -> Race:
-        """Return a new race."""
         return Race()
 
     def document(self, text: str) -> tuple[int, ...]:
@@ -111,7 +107,6 @@ class Run:
         return tokens
 
     def sequence(self, number: int) -> Decoded:
-        """Return a sequence by its number."""
         return self._all[number]
 
     def of(self, number: int) -> Run:
@@ -145,7 +140,6 @@ class Run:
                 await self.target.move(prefix, to=drafter)
 
     async def retire(self, numbers: Sequence[int]) -> None:
-        """Free the KV slots of sequences that ended, on every worker."""
         for model in (*self.drafters, *self.targets):
             await model.retire(numbers)
 
@@ -181,3 +175,62 @@ class Run:
             position = len(sequence.x)
             committed.append(Committed(position, token, origin, sequence.push(token)))
         return committed
+
+
+class Race:
+    """Concurrent work with results in the order in which they are ready (DSI).
+
+    Use it as `async with run.race() as race`. Leaving the block cancels the running work, in order
+    of its start, without waiting: the method continues at once, but a device stays busy until its
+    forward ends. An error of the work is raised by the iteration.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[asyncio.Task[Any], None] = {}
+        self._finished: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start work; the iteration yields its result."""
+        task = asyncio.ensure_future(work)
+        self._running[task] = None
+        task.add_done_callback(self._finish)
+        return task
+
+    def stop(self, task: asyncio.Task[Any] | None) -> None:
+        """Cancel one piece of work, or drop its result if the iteration has not yielded it."""
+        if task in self._running:
+            del self._running[task]
+            task.cancel()
+
+    def _finish(self, task: asyncio.Task[Any]) -> None:
+        if task in self._running:
+            self._finished.put_nowait(task)
+        elif not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not report it
+
+    async def __aenter__(self) -> Race:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running, self._running = self._running, {}
+        for task in running:
+            task.cancel()
+
+    def __aiter__(self) -> Race:
+        return self
+
+    async def __anext__(self) -> list[Any]:
+        """Return all ready results, at least one; the iteration ends if no work is running."""
+        ready = list[asyncio.Task[Any]]()
+        while not ready:
+            if not self._running:
+                raise StopAsyncIteration
+            done = [await self._finished.get()]
+            while not self._finished.empty():
+                done.append(self._finished.get_nowait())
+            ready = [task for task in done if task in self._running]
+        for task in ready:
+            del self._running[task]
+        return [task.result() for task in ready]

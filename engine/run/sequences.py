@@ -36,7 +36,6 @@ class Sequence:
 
     @property
     def done(self) -> bool:
-        """Whether it ended."""
         return bool(self.reason)
 
     def room(self, prefix: Prefix) -> int:

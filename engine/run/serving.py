@@ -1,11 +1,11 @@
-"""Requests that arrive while others decode: continuous batching with chunked prefill.
+"""Several sequences at once: requests that arrive while others decode, and lockstep batches.
 
-A request waits for a free KV slot. Then its prompt is cached in chunks, each in the forward that
-verifies the drafts of the others (Sarathi-Serve, arXiv:2403.02310). The logits of the prompt's last
-token give the first token, as in vLLM. Then its sequence decodes: the method's own coroutine, which
-sees a run of this sequence alone. The coroutines go in step: when all
-of them wait for a model, their drafts are one call, and so are their verifications. A sequence that
-ends frees its slot (Orca, OSDI 2022).
+Requests: continuous batching with chunked prefill. A request waits for a free KV slot. Then its
+prompt is cached in chunks, each in the forward that verifies the drafts of the others
+(Sarathi-Serve, arXiv:2403.02310). The logits of the prompt's last token give the first token, as in
+vLLM. Then its sequence decodes: the method's own coroutine, which sees a run of this sequence
+alone. The coroutines run in lockstep: when all of them wait for a model, their drafts are one call,
+and so are their verifications. A sequence that ends frees its slot (Orca, OSDI 2022).
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from engine.bounds import MOST_SEQUENCES
+from engine.drafters.tree import Wide
 from engine.errors import UsageError, shown
 from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
+from engine.run.batching import Gathering
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
-from engine.run.together import Gathering
-from engine.types import Draft, Prefix, check_range
+from engine.types import Draft, Prefix, Verdict, check_range
 from engine.workers.jobs import Chunk
+
+if TYPE_CHECKING:
+    from engine.drafters.tree import TreeShape
 
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""
@@ -55,7 +59,6 @@ class Load:
 
     @property
     def times(self) -> list[int]:
-        """The arrivals in nanoseconds, whole microseconds."""
         return [round(1e6 * time) * 1000 for time in self.arrivals]
 
     def facts(self) -> dict[str, Any]:
@@ -139,7 +142,6 @@ class Serving:
         self._ended: list[int] = []
 
     async def serve(self) -> None:
-        """Decode all requests."""
         async with asyncio.TaskGroup() as decoders:
             while True:
                 await self._free_slots()
@@ -169,7 +171,6 @@ class Serving:
             self._cached[self._waiting.pop(0)] = 0
 
     def _begin(self, parts: Sequence[_Part], decoders: asyncio.TaskGroup) -> None:
-        """Start the sequences whose prompts end with these parts."""
         for part in parts:
             if part.end == self._prompt(part.sequence):
                 del self._cached[part.sequence]
@@ -229,11 +230,9 @@ class Serving:
         return parts
 
     def _chunks(self, parts: Sequence[_Part]) -> tuple[Chunk, ...]:
-        """Return parts of prompts for the target's forward."""
         return tuple(Chunk(Prefix(p.sequence, self._tokens(p.sequence)[: p.end]), p.start) for p in parts)
 
     def _prefill(self, parts: Sequence[_Part], work: asyncio.TaskGroup) -> None:
-        """Start to cache parts of prompts on the drafters."""
         # a prefill leaves out its last token: here any
         prefixes = [Prefix(p.sequence, np.append(self._tokens(p.sequence)[: p.end], 0)) for p in parts]
         for model in self._run.drafters if parts else ():
@@ -254,3 +253,68 @@ class Serving:
 
     def _prompt(self, number: int) -> int:
         return self._run.sequence(number).prompt_length
+
+
+class Batch:
+    """Up to `size` sequences at once, in the run's order; the first ones are prefilled.
+
+    Args:
+        run: The run.
+        size: Sequences decoded at once; at least 1.
+        dynamic: Whether a waiting sequence takes a finished one's place at once (EMS-SD, section
+            4.4 and limitation 1); otherwise a whole batch ends before the next one begins.
+        feed_finished: Whether the target's forwards have a row for each sequence that ended, until
+            others take the places. Its result is dropped.
+    """
+
+    def __init__(self, run: Run, size: int, *, dynamic: bool = False, feed_finished: bool = False) -> None:
+        self._run = run
+        self._size = size
+        self._dynamic = dynamic
+        self._feed_finished = feed_finished
+        self._sequences = {sequence.x.sequence: sequence for sequence in run.sequences}
+        self._active = list(run.sequences[:size])
+        self._waiting = list(run.sequences[size:])
+        self._ended: list[int] = []
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def xs(self) -> list[Prefix]:
+        return [sequence.x for sequence in self._active]
+
+    def room(self, prefix: Prefix) -> int:
+        """Return how many tokens the output can still take after a prefix."""
+        return self._sequences[prefix.sequence].room(prefix)
+
+    async def propose(self, gamma: int) -> list[Draft]:
+        return await self._run.drafter.draft_each(self.xs, Wide(1, gamma), chain=True)
+
+    async def grow(self, shape: TreeShape) -> list[Draft]:
+        return await self._run.drafter.draft_each(self.xs, shape)
+
+    async def verify(self, drafts: Sequence[Draft]) -> list[Verdict]:
+        """Judge one draft for each sequence, all in one target forward."""
+        finished = [self._sequences[number].x for number in self._ended] if self._feed_finished else []
+        empty = [Draft.empty() for _ in finished]
+        verdicts = await self._run.target.verify_each([*self.xs, *finished], [*drafts, *empty])
+        return verdicts[: len(drafts)]
+
+    def commit(self, verdicts: Sequence[Verdict]) -> None:
+        """Commit a round; sequences that end with it leave."""
+        self._run.commit(*verdicts)
+        self._ended += [sequence.x.sequence for sequence in self._active if sequence.done]
+        self._active = [sequence for sequence in self._active if not sequence.done]
+
+    async def admit(self) -> None:
+        """Prefill waiting sequences in the KV slots of finished ones, until the batch is full."""
+        free = self._size - len(self._active)
+        if not self._waiting or not free or (self._active and not self._dynamic):
+            return
+        joining, self._waiting = self._waiting[:free], self._waiting[free:]
+        await self._run.retire(self._ended)
+        await self._run.prefill([sequence.x.sequence for sequence in joining])
+        self._active += joining
+        self._ended = []

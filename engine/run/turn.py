@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from engine.types import Draft, DraftToken, Prefix, Verdict
 
@@ -115,7 +115,6 @@ class Turn:
                     self.start_verifications()
 
     def start_draft(self, line: _Line) -> None:
-        """Start to draft a line's next token (line 6)."""
         line.job = self.race.start(_next_draft(line, self.run.x + line.draft, self.sampled))
 
     @staticmethod
@@ -128,8 +127,7 @@ class Turn:
     def start_verifications(self) -> None:
         """Start verifications until no line needs one or no server is free."""
         while (line := self.line_to_verify()) and (server := self.take_server()):
-            # under load, where scores are joined, lines are refused
-            scores = cast("Scores", server.score(self.run.x, line.draft))
+            scores = server.score(self.run.x, line.draft)
             verification = _Verification(scores, len(self.run.x), line.draft.ids)
             verification.job = self.race.start(_next_scores(verification))
             self.running.append(verification)
@@ -254,5 +252,4 @@ async def _next_verdict(judging: _Judging) -> tuple[_Judging, Verdict]:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from engine.errors import UsageError
+from engine.heads.work import Work
 from engine.model.fuzzy import PartTime, layer_groups
 from engine.model.stage import layer_stages
 from engine.simulate.roofline import Hardware, Model
 from engine.trace.events import PartKind
 from engine.types import check_range
-
-if TYPE_CHECKING:
-    from engine.heads.work import Work
 
 FITTED_SIZE = 4
 """Layer-parallel size of a profile's `fuzzy_ms`, EasySpec's default."""

@@ -22,7 +22,6 @@ from engine.model.language import LanguageModel, Output, never
 from engine.model.slots import Rows, Slots
 from engine.model.stage import StageIO
 from engine.types import check_range, drafter_key
-from engine.vocabulary import Vocabulary
 
 NextToken = Callable[[np.ndarray, int], int]
 """Maps all token ids so far, (L,) int64, and the sequence's number to the next token."""
@@ -67,7 +66,7 @@ class Scripted:
     ) -> None:
         check_range("vocab_size", vocab_size, 2)
         self.name = name
-        self.vocab_size, self.vocabulary = vocab_size, Vocabulary(vocab_size)
+        self.vocab_size = vocab_size
         self.context = context
         self.depth = 0
         self._next_token = next_token

@@ -10,7 +10,6 @@ from engine.errors import UsageError
 from engine.simulate.oracle import Scripted, agrees, another, number
 from engine.trace.events import Decision
 from engine.trace.trace import Trace
-from engine.vocabulary import Vocabulary
 
 ALMOST = 1 - 1e-6
 """Probability of a drafted token whose q is unknown: trees still find siblings of it."""
@@ -62,7 +61,6 @@ class _Recording:
         ids = [token for prompt in header.prompt_ids for token in prompt]
         ids += ends + [c.token for c in trace.commits] + [d.token for d in tested]
         self.vocab_size = max(8, 1 + max(ids))
-        self.vocabulary = Vocabulary(self.vocab_size)
         self._sequences = [
             _Sequence(
                 prompt,

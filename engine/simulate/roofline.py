@@ -44,12 +44,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from engine.heads.work import Work
+from engine.heads.work import Work
 
 Axis = tuple[float, ...]
 MOST_POINTS = 10_000

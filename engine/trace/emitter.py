@@ -70,7 +70,6 @@ class TraceEmitter:
         self._pending.append(partial(emit, *args, **kwargs))
 
     def flush(self) -> None:
-        """Emit the deferred events."""
         while self._pending:
             self._pending.pop(0)()
 
@@ -102,7 +101,6 @@ class TraceEmitter:
             self._name(*tokens.tolist())
 
     def document(self, number: int, tokens: tuple[int, ...]) -> None:
-        """Emit a text that drafts may be copied from."""
         self._name(*tokens)
         self._emit(Document(number, tokens))
 
@@ -124,7 +122,6 @@ class TraceEmitter:
                 self._emit(Decision(*where, None, _or_none(t.probability), None, *rest))
 
     def discard_all(self, step: int) -> None:
-        """Emit the undecided tokens of all sequences as discarded."""
         for sequence in sorted({drafted.sequence for drafted in self._undecided.values()}):
             self.discard(step, sequence)
 
@@ -158,7 +155,6 @@ class TraceEmitter:
         )
 
     def _name(self, *tokens: int) -> None:
-        """Emit the text of tokens that the trace has not seen."""
         for token in tokens:
             if token not in self._known:
                 self._known.add(token)
@@ -166,5 +162,4 @@ class TraceEmitter:
 
 
 def _or_none(value: float) -> float | None:
-    """Return the value, or None for not-a-number."""
     return None if math.isnan(value) else value

@@ -92,7 +92,6 @@ def _frozen(value: Any) -> Any:
 
 
 def write_jsonl(trace: Trace, file: IO[str]) -> None:
-    """Write the trace, one event per line."""
     for event in trace.events():
         file.write(to_json(event) + "\n")
 

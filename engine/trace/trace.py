@@ -42,7 +42,6 @@ class Trace:
     footer: Footer | None = None
 
     def add(self, event: Row | Footer) -> None:
-        """Add one event."""
         match event:
             case Span():
                 self.spans.append(event)
@@ -86,7 +85,6 @@ class Trace:
         return trace
 
     def rows(self) -> Iterator[Row]:
-        """Yield all rows, kind by kind."""
         yield from (Piece(t, s) for t, s in self.pieces.items())
         yield from self.spans
         yield from self.parts
@@ -99,7 +97,6 @@ class Trace:
         yield from self.occupancy
 
     def events(self) -> Iterator[Event]:
-        """Yield the header, all rows and the footer."""
         yield self.header
         yield from self.rows()
         if self.footer is not None:
@@ -133,11 +130,9 @@ class Trace:
 
     @property
     def text(self) -> str:
-        """The text of the first sequence."""
         if self.footer:
             return self.footer.texts[0] if self.footer.texts else ""
         return "".join(c.text for c in self.commits if c.sequence == 0)
 
     def token_ids(self, sequence: int = 0) -> list[int]:
-        """Return the output token ids of one sequence."""
         return [c.token for c in self.commits if c.sequence == sequence]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
 from engine.files import replacing
+from engine.pairs.progress import Progress as Download
 from engine.training.options import (
     HEAD_DEFAULTS,
     RECIPES,
@@ -28,7 +29,6 @@ from engine.training.options import (
 
 if TYPE_CHECKING:
     from engine.pairs.pair import Pair
-    from engine.pairs.progress import Progress as Download
     from engine.training.loop import Progress
 
 CARD = "README.md"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.draws import Draws, Key, warp
+from engine.draws import Draws, Key, process_logits
 from engine.errors import UsageError
 from engine.files import parse_json, read_text
 from engine.model.cache import Cache
@@ -117,7 +117,7 @@ class LoadedPair:
             if sampling.greedy:
                 token = int(row.argmax())
             else:
-                token = draws.choose(Key(position, "target"), warp(row, sampling)[0])
+                token = draws.choose(Key(position, "target"), process_logits(row, sampling)[0])
             logits.append(row[0])
             written.append(token)
             fed = [token]

@@ -1,16 +1,22 @@
-"""Exchange of attention outputs between the workers of a group, in a fuzzy forward.
+"""Exchange of tensors between workers: of a group in fuzzy forwards, of ranks of a split model.
 
-The workers share memory with a turn counter for each worker and two buffers. In a turn, each worker
-writes its outputs to the turn's buffer, increments its counter, and waits for all other counters.
-Two buffers are enough: a worker that has reached the next turn has read the buffer of this one.
-Waiting spins, because a turn takes a few microseconds and waking a sleeping process takes longer.
+The workers of a group share memory with a turn counter for each worker and two buffers. In a turn,
+each worker writes its attention outputs to the turn's buffer, increments its counter, and waits for
+all other counters. Two buffers are enough: a worker that has reached the next turn has read the
+buffer of this one. Waiting spins, because a turn takes a few microseconds and waking a sleeping
+process takes longer.
+
+Ranks (`engine.model.shard.Ranks`) form a process group. Processes on CPUs exchange tensors by gloo,
+over sockets of this machine only. Processes on GPUs would use NCCL; that has never run on a GPU.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,10 +24,16 @@ import torch
 from engine.errors import SpecScopeError
 from engine.workers.shared import SharedMemory
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
 FLOATS = 1 << 22
 """Numbers in a buffer: the attention outputs of one group of layers for all rows."""
 PATIENCE = 5.0
 """Seconds to wait for the other workers."""
+RANK_PATIENCE = timedelta(minutes=10)
+"""The longest wait for another rank; a rank that dies ends the wait at once."""
+LOOPBACK = "127.0.0.1"
 _LINE = 8
 """64-bit numbers in a cache line: each worker has one line, with its turn and two stop flags."""
 _PAUSE = 0.1
@@ -31,7 +43,6 @@ _SPINS = 64
 
 
 def exchange_memory(ways: int) -> SharedMemory:
-    """Return the shared memory for a group of `ways` workers."""
     return SharedMemory(8 * _LINE * ways + 2 * 4 * FLOATS)
 
 
@@ -118,3 +129,76 @@ class Exchange:
         for _ in range(2):
             with self._lock:
                 pass
+
+
+class ProcessRanks:
+    """One process's side of the group.
+
+    Args:
+        path: Path of the memory through which the ranks find each other.
+        rank: Number of this rank, from 0.
+        ways: Number of ranks.
+        backend: `gloo` or `nccl`.
+    """
+
+    def __init__(self, path: str, rank: int, ways: int, backend: str) -> None:
+        from torch.distributed import FileStore
+
+        self.rank, self.ways = rank, ways
+        self.spent = 0
+        store = FileStore(path, ways)
+        store.set_timeout(RANK_PATIENCE)
+        self._group: Any = _GROUPS[backend](store, rank, ways)
+        self.agree(False)  # connect now: later, the path may be gone
+        self.spent = 0
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._timed(lambda: self._group.allreduce([tensor]))
+        return tensor
+
+    def join(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        tensors = [torch.empty_like(tensor) for _ in range(self.ways)]
+        self._timed(lambda: self._group.allgather([tensors], [tensor.contiguous()]))
+        return tensors
+
+    def agree(self, stopped: bool) -> bool:
+        votes = self.add(torch.tensor([float(stopped)], device=self._device))
+        return bool(votes.item())
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if self._group.name() == "nccl" else "cpu"
+
+    def _timed(self, start: Callable[[], Any]) -> None:
+        """Wait for an exchange and add its time to `spent`.
+
+        Raises:
+            SpecScopeError: Another rank is gone or late.
+        """
+        began = time.perf_counter_ns()
+        try:
+            start().wait()
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise SpecScopeError(f"rank {self.rank} of {self.ways} lost another rank: {why}") from None
+        finally:
+            self.spent += time.perf_counter_ns() - began
+
+
+def _gloo(store: Store, rank: int, ways: int) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    gloo: Any = ProcessGroupGloo  # its stubs lack the constructor with options
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._timeout = RANK_PATIENCE
+    return gloo(store, rank, ways, options)
+
+
+def _nccl(store: Store, rank: int, ways: int) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    return ProcessGroupNCCL(store, rank, ways, ProcessGroupNCCL.Options())
+
+
+_GROUPS: dict[str, Callable[[Store, int, int], Any]] = {"gloo": _gloo, "nccl": _nccl}

@@ -1,8 +1,15 @@
-"""Models with their KV slots: one packed forward over the rows of sequences not cached yet."""
+"""Models with their KV slots: one packed forward over the rows of sequences not cached yet.
+
+The vanilla method gives all sequences of a forward the same lengths (EMS-SD, section 3.1), because
+PyTorch's attention needs aligned tensors. It pads the new rows where one sequence has fewer drafted
+tokens than another, and the KV cache where one had fewer tokens accepted. Both are real work:
+padding rows pass every layer, and every row attends to the padding in its sequence's cache, which a
+mask hides. Cache padding is after a sequence's own rows; the number of keys read is the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,16 +20,14 @@ from engine.errors import RunCancelled, SpecScopeError
 from engine.heads.drafting import Head
 from engine.layout import Packing
 from engine.model.cache import Cache
-from engine.model.chain import Chains
 from engine.model.clock import Clock
+from engine.model.fused import FusedDrafts
 from engine.model.fuzzy import Fuzzy
-from engine.model.growth import Growths
 from engine.model.language import LanguageModel, never
-from engine.model.slots import PROVISIONAL, Rows, Slots
+from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
 from engine.types import NO_TREE, Prefix, Tree
-from engine.workers.packing import Alignment, padded
-from engine.workers.replies import Stamp
+from engine.workers.jobs import Stamp
 
 NO_DRAFT = NO_TREE
 
@@ -55,10 +60,9 @@ class Forwards:
         self.target = "target"
         """Name of the target, or of the last stage of a split one, beside which heads draft."""
         self._kept_states: dict[str, tuple[int, ...]] = {}
-        self.chains: dict[str, Chains] = {}
-        """Of the models with static forwards that are not split by tensors."""
-        self.growths: dict[str, Growths] = {}
-        """Of their heads whose layer reads predicted states."""
+        self.fused: dict[str, FusedDrafts] = {}
+        """Of the models with static forwards that are not split by tensors, and of their heads
+        whose layer reads predicted states."""
         self.clock = Clock()
         """Takes the times of forwards."""
 
@@ -96,7 +100,6 @@ class Forwards:
         return {name: head.keeps for name, head in self.heads.items()} | {self.target: features}
 
     def retire(self, sequence: int) -> None:
-        """Free a sequence's slot."""
         if (slot := self._slots.pop(sequence, None)) is not None:
             self._free.append(slot)
             self._alignment.remove(sequence)
@@ -153,7 +156,6 @@ class Forwards:
         return cache.features[self.slot(sequence), list(rows)]
 
     def cached(self, name: str, prefix: Prefix) -> int:
-        """Return how many of a prefix's rows are cached."""
         return len(self.cache(name).match(self.slot(prefix.sequence), prefix.tokens, len(prefix)))
 
     def record_lengths(self, prefixes: Sequence[Prefix]) -> None:
@@ -350,5 +352,55 @@ class _Block(NamedTuple):
     """The number of last rows that need logits."""
 
     def reading(self, vectors: torch.Tensor) -> _Block:
-        """Return the block with the vectors that a drafting head reads beside the tokens."""
         return self._replace(rows=replace(self.rows, vectors=vectors))
+
+
+def padded(rows: Rows, count: int) -> Rows:
+    """Append padding rows to the rows of one slot, at least one row, until there are `count`.
+
+    A padding row has the position of the last row.
+    """
+    if count == len(rows):
+        return rows
+    index = np.arange(count)
+    last = np.minimum(index, len(rows) - 1)
+    flags = np.where(index < len(rows), rows.flags[last], PAD).astype(np.uint8)
+    return Rows(rows.tokens[last], rows.slots[last], rows.parents[last], flags)
+
+
+class Alignment:
+    """Padding rows of each sequence's KV cache, so that all sequences end at the same row.
+
+    After every round a sequence is padded by the difference between the most tokens that any
+    sequence got and its own. A sequence that joins later is padded in front. Padding that all
+    sequences share is left out.
+    """
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, int] = {}
+        self._padding: dict[int, int] = {}
+
+    def record(self, prefixes: Iterable[Prefix]) -> None:
+        """Record the lengths after a round.
+
+        A sequence whose length did not change was inactive or is already recorded.
+        """
+        lengths = {p.sequence: len(p) for p in prefixes}
+        grown = {s: n - self._lengths.get(s, n) for s, n in lengths.items()}
+        most = max(grown.values(), default=0)
+        for sequence, more in grown.items():
+            if more > 0:
+                self._padding[sequence] = self._padding.get(sequence, 0) + most - more
+        self._lengths |= lengths
+
+    def remove(self, sequence: int) -> None:
+        self._lengths.pop(sequence, None)
+        self._padding.pop(sequence, None)
+
+    def length(self, cached: Mapping[int, int]) -> int:
+        """Return the KV length of all sequences of a forward.
+
+        Args:
+            cached: Cached rows of each sequence, without padding.
+        """
+        return max((rows + self._padding.get(sequence, 0) for sequence, rows in cached.items()), default=0)

@@ -10,7 +10,7 @@ from engine.heads.drafting import Growing, HeadLayer
 from engine.heads.work import Work
 from engine.types import Prefix, Tree
 from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.replies import Stamp
+from engine.workers.jobs import Stamp
 
 
 class PackedForwards:
@@ -67,7 +67,6 @@ class PackedForwards:
         return self._follow("draft", [tree.prefix for tree in trees], chains)
 
     def prefill(self, prefixes: Sequence[Prefix]) -> None:
-        """Cache the rows of prefixes in the head's layer."""
         self._follow("prefill", prefixes, [NO_DRAFT] * len(prefixes), logits=False)
 
     def deepen(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
@@ -89,13 +88,11 @@ class PackedForwards:
 
     @property
     def layer(self) -> HeadLayer:
-        """The head's layer."""
         layer = self._forwards.heads[self._name].layer
         assert layer is not None, "only a head with a layer caches rows"
         return layer
 
     def _read(self, prefix: Prefix) -> Prefix:
-        """Return the tokens that the head reads."""
         return Prefix(prefix.sequence, prefix.tokens[: len(prefix) - self.unread])
 
     def rest(self, prefix: Prefix) -> Prefix:
@@ -108,7 +105,6 @@ class PackedForwards:
     def _follow(
         self, kind: str, prefixes: Sequence[Prefix], masks: Sequence[Tree], *, logits: bool = True
     ) -> list[torch.Tensor]:
-        """Forward the rows that are not cached."""
         rests, layer = [self.rest(prefix) for prefix in prefixes], self.layer
 
         def vectors(firsts: Sequence[int]) -> list[torch.Tensor]:
@@ -136,7 +132,6 @@ def prefill(forwards: Forwards, name: str, prefixes: Sequence[Prefix], stamps: l
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate rows; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 

@@ -11,27 +11,28 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import torch
 
-from engine.draws import Draws
-from engine.errors import RunCancelled
+from engine.accept import judge
+from engine.draws import Draws, argmax
+from engine.errors import RunCancelled, SpecScopeError
 from engine.heads.drafting import Head
 from engine.layout import Packing
-from engine.model.chain import Chains
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder
+from engine.model.fused import FusedDrafts
 from engine.model.fuzzy import SingleDevice
-from engine.model.growth import Growths
 from engine.model.language import LanguageModel, never
 from engine.model.shard import Ranks
 from engine.model.stage import StageIO
+from engine.rows import Case, read
 from engine.types import DraftToken, Judgement, Prefix, Sampling
-from engine.vocabulary import Vocabulary
-from engine.workers.builder import Drafting
-from engine.workers.exchange import Exchange
+from engine.workers.drafting import Drafting, draft
+from engine.workers.exchange import Exchange, ProcessRanks
 from engine.workers.forwards import NO_DRAFT, Forwards
 from engine.workers.head_forwards import prefill
 from engine.workers.jobs import (
@@ -40,7 +41,7 @@ from engine.workers.jobs import (
     Connect,
     Drop,
     Export,
-    Grow,
+    Facts,
     Import,
     Job,
     Join,
@@ -51,20 +52,15 @@ from engine.workers.jobs import (
     Measure,
     Prefill,
     Propose,
+    Reply,
     Retire,
     Room,
     Score,
+    Stamp,
 )
-from engine.workers.judging import judge_all
 from engine.workers.measure import measure
 from engine.workers.memory import out_of_memory, taken
-from engine.workers.moves import export_rows, import_rows
-from engine.workers.propose import propose
-from engine.workers.ranks import ProcessRanks
-from engine.workers.replies import Facts, Reply, Stamp
-from engine.workers.slab import attach
-from engine.workers.split_drafts import add_exchange, gathered
-from engine.workers.trees import grow
+from engine.workers.shared import attach
 
 
 def _return_freed_memory() -> None:
@@ -112,7 +108,6 @@ class Host:
         self._vocab_size = 0
 
     def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
-        """Set the slabs of all drafting workers by worker name: rows of q, (R, V) float32."""
         self._slabs = dict(slabs)
 
     def ready(self, job: Job) -> bool:
@@ -142,7 +137,7 @@ class Host:
         def stops() -> bool:
             return agree(stopped())  # all ranks stop at the same place
 
-        if isinstance(job, Prefill | Propose | Grow | Score):
+        if isinstance(job, Prefill | Propose | Score):
             self.forwards.record_lengths(job.prefixes)
         match job:
             case Load():
@@ -150,7 +145,8 @@ class Host:
             case Connect():
                 value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
             case Join():
-                value = self._join(job)
+                self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
+                value = None
             case Link():
                 self._groups[job.group] = ProcessRanks(job.path, job.rank, job.ways, job.backend)
                 value = None
@@ -163,20 +159,20 @@ class Host:
             case Prefill():
                 value = self._prefill(job, stamps, stops)
             case Propose():
-                value = propose(self.forwards, job, self._drafting(job), stamps, stops)
+                value = draft(self.forwards, job, self._drafting(job), stamps, stops)
             case Export():
                 value = export_rows(self.forwards, job, stamps)
             case Import():
                 value = import_rows(self.forwards, job, stamps)
-            case Grow():
-                value = grow(self.forwards, job, self._drafting(job), stamps, stops)
             case Score():
                 value = self._score(job, stamps)
             case Judge():
-                value = self._judge_kept([job], [self._scores[job.scores]], stamps)[0]
+                rows, prefix = self._scores[job.scores]
+                value = self._judge([job], [rows], [prefix], stamps)[0]
             case JudgeAll():
                 kept = [self._scores.pop(judge.scores) for judge in job.judges]
-                value = self._judge_kept(job.judges, kept, stamps)
+                logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
+                value = self._judge(job.judges, logits, prefixes, stamps)
             case Drop():
                 value = self._scores.pop(job.scores, None) and None
             case Measure():
@@ -213,12 +209,9 @@ class Host:
         """Let a decoder, or a head's layer, draft without a host between its forwards."""
         head = self.forwards.heads.get(name)
         if head is None:
-            self.forwards.chains[name] = Chains(decoder)
+            self.forwards.fused[name] = FusedDrafts(decoder)
         elif head.keeps:
-            self.forwards.growths[name] = Growths(decoder, head.keeps, head.columns.tokens)
-
-    def _join(self, job: Join) -> None:
-        self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
+            self.forwards.fused[name] = FusedDrafts(decoder, head.keeps, head.columns.tokens)
 
     def _begin(self, job: Begin) -> None:
         self._sampling, self._run = job.sampling, job
@@ -242,11 +235,10 @@ class Host:
             parts = _parts(prefixes, cached) if stage_io is None else [prefixes]
             with contextlib.suppress(RunCancelled):
                 for part in parts:
-                    drafts = [NO_DRAFT] * len(part)
                     self.forwards.extend(
                         model,
                         part,
-                        drafts,
+                        [NO_DRAFT] * len(part),
                         stamps,
                         "prefill",
                         logits=False,
@@ -255,18 +247,15 @@ class Host:
                     )
         return stage_io.outgoing if stage_io else None
 
-    def _drafting(self, job: Grow | Propose) -> Drafting:
-        partners = self._exchanges[job.group] if isinstance(job, Grow) and job.group else SingleDevice()
-        write = self._writer(job.model) if partners.rank == 0 else _discard
+    def _drafting(self, job: Propose) -> Drafting:
+        partners, ranks = (
+            self._exchanges[job.group] if job.group else SingleDevice(),
+            self._ranks.get(job.model),
+        )
+        # all workers of a group draft the same; judges read the leader's q
+        leads = partners.rank == 0 and (ranks is None or ranks.rank == 0)
+        write = self._write if leads else _discard
         return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
-
-    def _writer(self, model: str) -> Callable[[int, torch.Tensor], None]:
-        """Return a function that writes a row of q.
-
-        All workers of a group draft the same; judges read the leader's q.
-        """
-        ranks = self._ranks.get(model)
-        return self._write if ranks is None or ranks.rank == 0 else _discard
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
@@ -281,20 +270,12 @@ class Host:
         if not job.prefixes:  # only parts of prompts
             return ()
         if not job.judges:
-            # a judge of kept scores runs beside the next forward, so it cannot meet other ranks
-            logits = gathered(self.forwards.models[model].vocabulary, logits, stamps)
             self._scores |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
             return None
-        vocabulary, best = self.forwards.models[model].vocabulary, job.best
         if not job.greedy:
-            return self._judge(job.judges, logits, job.prefixes, stamps, vocabulary, best=best)
-        logits = [vocabulary.limited(rows, self._vocab_size) for rows in logits]
-        before = vocabulary.spent
-        greedy = (Sampling(), self._draws, self._q_row, vocabulary)
-        judgements = judge_all(job.judges, logits, job.prefixes, *greedy, best=best)
-        if vocabulary.split:
-            add_exchange(stamps, vocabulary.spent - before)
-        return judgements
+            return self._judge(job.judges, logits, job.prefixes, stamps, best=job.best)
+        logits = [rows[:, : self._vocab_size] for rows in logits]
+        return self._decide(job.judges, logits, job.prefixes, Sampling(), job.best)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
         out = self._slabs[self._name][row]
@@ -304,26 +285,100 @@ class Host:
     def _q_row(self, token: DraftToken) -> torch.Tensor | None:
         return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
 
-    def _judge_kept(
-        self, jobs: Sequence[Judge], kept: Sequence[tuple[torch.Tensor, Prefix]], stamps: list[Stamp]
-    ) -> tuple[Judgement, ...]:
-        """Judge whole rows of an earlier forward."""
-        logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
-        return self._judge(jobs, logits, prefixes, stamps, Vocabulary(logits[0].shape[1]))
-
     def _judge(
         self,
         jobs: Sequence[Judge],
         logits: Sequence[torch.Tensor],
         prefixes: Sequence[Prefix],
         stamps: list[Stamp],
-        vocabulary: Vocabulary,
         *,
         best: bool = False,
     ) -> tuple[Judgement, ...]:
-        start, before = self.forwards.clock.mark(), vocabulary.spent
-        rules = (self._sampling, self._draws, self._q_row, vocabulary)
-        judgements = judge_all(jobs, logits, prefixes, *rules, best=best)
-        judged, spent = sum(len(job.draft) for job in jobs), vocabulary.spent - before
-        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0, communicated=spent))
+        start = self.forwards.clock.mark()
+        judgements = self._decide(jobs, logits, prefixes, self._sampling, best)
+        judged = sum(len(job.draft) for job in jobs)
+        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
         return judgements
+
+    def _decide(
+        self,
+        jobs: Sequence[Judge],
+        logits: Sequence[torch.Tensor],
+        prefixes: Sequence[Prefix],
+        sampling: Sampling,
+        best: bool,
+    ) -> tuple[Judgement, ...]:
+        """Judge the drafts of several sequences.
+
+        Rows in the host's memory are read number by number, those of a GPU ahead, all at once.
+
+        Args:
+            jobs: One per sequence.
+            logits: Each sequence's rows, (R, V).
+            prefixes: The tokens before row 0.
+            sampling: The logits processors of p.
+            best: Whether judgements include the best token after every row.
+        """
+        cases = [
+            Case(
+                rows[job.skip :],
+                job.draft,
+                len(x) + job.skip,
+                self._draws(x.sequence),
+                job.bonus,
+                job.typical is not None,
+            )
+            for job, rows, x in zip(jobs, logits, prefixes, strict=True)
+        ]
+        packed = read(cases, sampling) if logits[0].is_cuda else None
+        judgements = [
+            judge(
+                case.logits if packed is None else packed[i],
+                job.draft,
+                self._q_row,
+                position=case.position,
+                sampling=sampling,
+                draws=case.draws,
+                bonus=job.bonus,
+                typical=job.typical,
+            )
+            for i, (job, case) in enumerate(zip(jobs, cases, strict=True))
+        ]
+        if best:
+            ids = [argmax(rows) for rows in logits] if packed is None else [rows.argmax() for rows in packed]
+            judgements = [replace(j, best=tuple(row)) for j, row in zip(judgements, ids, strict=True)]
+        return tuple(judgements)
+
+
+def export_rows(forwards: Forwards, job: Export, stamps: list[Stamp]) -> bytes:
+    """Return the KV rows of a prefix from `job.start` on, without its last token's."""
+    (prefix,) = job.prefixes
+    began, end = time.perf_counter_ns(), len(prefix) - 1
+    path = _cached_rows(forwards, job.model, prefix, end)
+    data = forwards.cache(job.model).export_kv(forwards.slot(prefix.sequence), path[job.start :])
+    stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - job.start, job.start))
+    return data
+
+
+def import_rows(forwards: Forwards, job: Import, stamps: list[Stamp]) -> None:
+    """Add exported KV rows after the first `job.start` rows, which are cached here."""
+    (prefix,) = job.prefixes
+    began, end, slot = time.perf_counter_ns(), len(prefix) - 1, forwards.slot(prefix.sequence)
+    cache = forwards.cache(job.model)
+    cache.keep(slot, _cached_rows(forwards, job.model, prefix, job.start))
+    cache.import_kv(slot, prefix.tokens[job.start : end], job.data)
+    stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - job.start, job.start))
+
+
+def _cached_rows(forwards: Forwards, model: str, prefix: Prefix, count: int) -> np.ndarray:
+    """Return the indices of a prefix's first `count` rows in its slot, (count,) int64.
+
+    Raises:
+        SpecScopeError: A row is not cached.
+    """
+    path = forwards.cache(model).match(forwards.slot(prefix.sequence), prefix.tokens, count)
+    if len(path) < count:
+        raise SpecScopeError(
+            f"only {len(path)} of {count} KV rows of the {model} are here; none can be moved"
+        )
+    return path

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.drafters.tree import TreeShape
 from engine.layout import Packing
+from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
 from engine.types import Draft, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
     from engine.heads.drafting import Head
+    from engine.heads.work import Work
 
 
 @dataclass(frozen=True)
@@ -138,20 +140,28 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Propose:
-    """Draft a chain after each prefix, one forward per position.
-
-    Value: a tuple of `Grown` per prefix.
-    """
+    """Draft a chain or a tree after each prefix. Value: a tuple of `Grown` per prefix, by level."""
 
     model: str
     prefixes: tuple[Prefix, ...]
-    counts: tuple[int, ...]
-    """Tokens to draft after each prefix."""
+    shape: TreeShape
+    levels: tuple[int, ...]
+    """Most levels after each prefix: the shape's, or fewer near the end of the output."""
     sampled: bool
     rows: tuple[tuple[int, ...], ...]
-    """Slab rows to write q to, per prefix; none for greedy drafts."""
+    """Rows of the q buffer per prefix, at most one per node with children; none without draws."""
+    chain: bool = False
+    """Whether the drafts are chains, `Wide(1, n)`: then a token not drawn is the logits' argmax."""
     stop_below: float = 0.0
-    """A draft ends after a token whose probability is lower."""
+    """No node after one whose probability is lower."""
+    fuzzy: int = 1
+    """Attention layers that read one hidden state (EasySpec); 1 is the ordinary forward."""
+    calibrate: bool = True
+    """Whether the first forward is exact and fuzzy rows never count as cached."""
+    group: str = ""
+    """The group of workers that share the layers; empty for a single worker."""
+    unread: int = 0
+    """Last tokens of each prefix that a drafting head does not read; masks are in their places."""
 
 
 @dataclass(frozen=True)
@@ -174,28 +184,6 @@ class Import:
     prefixes: tuple[Prefix]
     start: int
     data: bytes
-
-
-@dataclass(frozen=True)
-class Grow:
-    """Draft a tree after each prefix. Value: a tuple of `Grown` per prefix, level by level."""
-
-    model: str
-    prefixes: tuple[Prefix, ...]
-    shape: TreeShape
-    levels: tuple[int, ...]
-    """Most levels after each prefix: the shape's, or fewer near the end of the output."""
-    sampled: bool
-    rows: tuple[tuple[int, ...], ...]
-    """Slab rows for q per prefix, at most one per node with children; empty for greedy drafts."""
-    fuzzy: int = 1
-    """Attention layers that read one hidden state (EasySpec); 1 is the ordinary forward."""
-    calibrate: bool = True
-    """Whether the first forward is exact and fuzzy rows never count as cached."""
-    group: str = ""
-    """The group of workers that share the layers; empty for a single worker."""
-    unread: int = 0
-    """Last tokens of each prefix that a drafting head does not read; masks are in their places."""
 
 
 class Chunk(NamedTuple):
@@ -290,7 +278,6 @@ Job: TypeAlias = (
     | Propose
     | Export
     | Import
-    | Grow
     | Score
     | Judge
     | JudgeAll
@@ -301,3 +288,83 @@ Preparation: TypeAlias = Load | Connect | Join | Link | Room
 """Jobs between runs."""
 CONTROL = (Begin, Retire, Judge, Drop, Export)
 """Jobs answered at once; they never wait behind a forward."""
+
+
+class Facts(NamedTuple):
+    """Facts of a loaded model."""
+
+    vocab_size: int
+    context: int
+    depth: int = 0
+    """Layers; 0 for a model without layers."""
+    clock_error: int = 0
+    """Most nanoseconds by which times of the worker's device are wrong (`engine.model.clock`)."""
+
+
+class Taken(NamedTuple):
+    """Memory of a worker's KV caches, in bytes."""
+
+    held: int
+    """What they hold now."""
+    more: int
+    """What a run adds to it; negative if its caches are smaller."""
+    row: int
+    """Keys, values and kept states of one token, in all models that the run uses."""
+    spare: int = 0
+    """What torch keeps of a GPU's memory without using it."""
+    free: int = 0
+    """What is free on the worker's device."""
+    exact: bool = False
+    """Whether a number takes more than two bytes."""
+
+
+class Grown(NamedTuple):
+    """One node of a drafted tree or chain in a worker's reply."""
+
+    id: int
+    parent: int
+    """Index of its parent in the tree; -1 is the prefix's last token."""
+    level: int
+    """Number of ancestors."""
+    row: int
+    """Slab row of the q it was drawn from; -1 for none."""
+    probability: float
+    top: tuple[tuple[int, float], ...]
+    forward: int
+    """Number of the job's forward that drafted it."""
+
+
+class Stamp(NamedTuple):
+    """Start and end of one piece of work, in nanoseconds of the worker's clock."""
+
+    kind: str
+    start: int
+    end: int
+    rows: int
+    context: int
+    lane: int = 0
+    """Index of the device among the worker's."""
+    cells: int = 0
+    """Query-key cells of its attention, in one layer and one head."""
+    batch: int = 1
+    """Sequences of its rows."""
+    work: Work | None = None
+    """Work of a drafting head's forward."""
+    parts: tuple[PartTime, ...] = ()
+    """Of a fuzzy forward: times of its attention layers and exchanges."""
+    communicated: int = 0
+    """Nanoseconds of its communication with the other ranks of a model split by tensors."""
+    alone: bool = False
+    """Whether this device alone ran the job, in any lane."""
+
+    def read(self, time_of: Callable[[int], int]) -> Stamp:
+        """Return a copy with times in place of marks (`engine.model.clock`)."""
+        parts = tuple(p._replace(start=time_of(p.start), end=time_of(p.end)) for p in self.parts)
+        return self._replace(start=time_of(self.start), end=time_of(self.end), parts=parts)
+
+
+class Reply(NamedTuple):
+    """A job's value, and one stamp per forward."""
+
+    value: Any
+    stamps: tuple[Stamp, ...]

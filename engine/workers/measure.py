@@ -53,7 +53,6 @@ def _stage_io(model: LanguageModel, job: Measure, rows: int) -> StageIO | None:
 
 
 def _forward(model: LanguageModel, cache: Slots, context: int, rows: int, stage_io: StageIO | None) -> float:
-    """Return the seconds of one forward of `rows` rows after `context` cached ones."""
     job = Rows.chain(0, np.ones(rows, dtype=np.int64), context)
     begun = time.perf_counter()
     cache.keep(0, np.arange(context))

@@ -1,4 +1,4 @@
-"""A worker's memory: what is free, what its KV caches take, errors of allocators in one line."""
+"""The memory of a worker: what is free, what its KV caches take, and the error when it runs out."""
 
 from __future__ import annotations
 
@@ -16,15 +16,10 @@ from engine.errors import OutOfMemory
 from engine.model.cache import Cache
 from engine.pairs.progress import megabytes
 from engine.workers.forwards import Forwards, next_size
-from engine.workers.jobs import Begin, Job, Load, Room
-from engine.workers.replies import Taken
+from engine.workers.jobs import Begin, Job, Load, Room, Taken
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder with the limit of a container's memory, if it has one."""
-_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
-"""Parts of the messages of torch's errors that are no `torch.OutOfMemoryError`."""
-_ASKED = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTPE]iB)")
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def cpu_free() -> int:
@@ -89,6 +84,12 @@ def _spare() -> int:
     return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
+_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED", "bad_alloc")
+"""Parts of the messages of torch's errors that are no `torch.OutOfMemoryError`."""
+_ASKED = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTPE]iB)")
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
 def out_of_memory(
     error: Exception, name: str, job: Job, forwards: Forwards, begin: Begin
 ) -> OutOfMemory | None:
@@ -128,6 +129,7 @@ def _is_shortage(error: Exception) -> bool:
 
 
 def _asked(text: str) -> int:
+    """Return the bytes that an error's message names; 0 if it names none."""
     found = _ASKED.search(text)
     return int(float(found[1]) * 1024 ** _UNITS.index(found[2])) if found else 0
 

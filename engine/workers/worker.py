@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from engine.trace.events import Device
-from engine.workers.jobs import Job, Preparation
-from engine.workers.replies import Reply
+from engine.workers.jobs import Job, Preparation, Reply
 
 
 class Ticket(NamedTuple):
@@ -34,9 +33,7 @@ class Worker(Protocol):
         ...
 
     @property
-    def ended(self) -> bool:
-        """Whether it has ended: it takes no more jobs."""
-        ...
+    def ended(self) -> bool: ...
 
     def lanes(self, model: str) -> int:
         """Return how many of its devices, the first ones, a forward of the model keeps busy."""
@@ -51,9 +48,7 @@ class Worker(Protocol):
         """
         ...
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve runs of this event loop from now on."""
-        ...
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
     def detach(self) -> None:
         """Stop serving the loop; no job may be running."""
@@ -73,6 +68,4 @@ class Worker(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """End the worker and free its resources."""
-        ...
+    def close(self) -> None: ...

@@ -17,7 +17,7 @@ from engine.errors import ModelError
 from engine.types import Sampling
 from tests.app.fakes import WORDS, FakeCluster
 from tests.traces.samples import sample_trace
-from traces.passes import alternating
+from traces.race import alternating
 
 
 def ask(method: str = "speculative", **more) -> RunRequest:

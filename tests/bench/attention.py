@@ -86,13 +86,7 @@ def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]
 
 
 class Ragged:
-    """Attention of one forward over sequences of different lengths, in all layers.
-
-    Args:
-        size: Shape of the model; keys, values and queries are random.
-        case: The new rows.
-        device: Computes in bf16 on a GPU, in fp32 on a CPU.
-    """
+    """Attention of one forward over sequences of different lengths, in all layers."""
 
     def __init__(self, size: Size, case: Case, device: torch.device) -> None:
         self._case, self._shape = case, ModelShape.of(size.config(), Path(size.name))
@@ -179,14 +173,7 @@ def _varlen_attn() -> Callable[..., Any] | None:
 
 
 class VariableLengths:
-    """Attention by `varlen_attn`, which reads each slot's own number of cached rows.
-
-    Args:
-        cache: Copied, token by token.
-        buffers: Buffers of the forward.
-        rows: The new rows: a chain after each slot's cached rows, the same number for each.
-        attend: `torch.nn.attention.varlen.varlen_attn`.
-    """
+    """Attention by `varlen_attn`, which reads each slot's own number of cached rows."""
 
     def __init__(self, cache: Cache, buffers: Any, rows: Rows, attend: Callable[..., Any]) -> None:
         self._buffers, self._attend, shape = buffers, attend, cache.shape

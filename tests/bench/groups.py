@@ -28,8 +28,8 @@ from engine.heads.files import check_head
 from engine.heads.kinds import KINDS
 from engine.methods import BASELINE
 from engine.pairs.pair import Pair
+from engine.plot import Line, Panel, draw
 from engine.trace.trace import Trace
-from engine.training.heads.plot import Line, Panel, draw
 from tests.bench import script
 from tests.bench.placements import decoding_speed
 from traces.metrics import measure as metrics
@@ -46,12 +46,7 @@ SHAPES: Mapping[str, Callable[[int], tuple[tuple[int, ...], ...]]] = {
 
 
 def find(folder: Path, pair: Pair) -> dict[Path, HeadConfig]:
-    """Return the heads in the subfolders of a folder, sorted by K.
-
-    Raises:
-        UsageError: No head, heads of several kinds, a kind without masks, or two heads with one K.
-        ModelError: A head is broken.
-    """
+    """Return the heads in the subfolders of a folder, sorted by K."""
     paths = [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
     heads = {path: check_head(path, pair.target_path) for path in paths}
     kinds, masks = {c.kind for c in heads.values()}, {c.masks for c in heads.values()}
@@ -83,11 +78,7 @@ class Runs:
 
 
 def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) -> dict[str, Figure]:
-    """Decode the bench's prompts greedily with all heads of a folder; return the speed-ups.
-
-    Raises:
-        UsageError: The heads cannot be compared (see `find`), or the profile is unknown.
-    """
+    """Decode the bench's prompts greedily with all heads of a folder; return the speed-ups."""
     pair = Pair.find()
     heads = find(folder, pair)
     prompts = [pair.encode(question) for question in plan.questions()]

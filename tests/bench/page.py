@@ -144,17 +144,7 @@ def _stopped(turns: Turns) -> float:
 def page_shares(
     turns: Turns, database: Path, repeats: int, repeat: Callable[[Trace], Trace]
 ) -> tuple[tuple[float, ...], list[int]]:
-    """Return the ratios of decoding times, and the tokens of each run.
-
-    Args:
-        turns: The page.
-        database: Where its server stores the runs.
-        repeats: How many turns.
-        repeat: Makes a run again without a page.
-
-    Raises:
-        SpecScopeError: A run failed, or wrote another text without the page.
-    """
+    """Return the ratios of decoding times, and the tokens of each run."""
     shares, tokens = list[float](), list[int]()
     for i in range(repeats + 1):
         turns.press()
@@ -184,11 +174,7 @@ def last_turn(database: Path) -> list[Trace]:
 
 
 def alone(service: Service, trace: Trace) -> Trace:
-    """Make a run of the page again, with its settings and planned values, without a page.
-
-    Raises:
-        SpecScopeError: The run failed.
-    """
+    """Make a run of the page again, with its settings and planned values, without a page."""
     header = trace.header
     request = RunRequest(
         header.method,

@@ -26,9 +26,8 @@ from engine.errors import UsageError
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
 from engine.types import Limits
-from traces.advice import LENGTHS, Kind, kind_of, predicted
+from traces.advice import LENGTHS, Kind, kind_of, predicted, rates_of
 from traces.metrics import measure
-from traces.rates import rates_of
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "categories.jsonl"
 CATEGORIES = ("chat", "story", "code")

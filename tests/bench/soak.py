@@ -79,11 +79,7 @@ class Button:
 
     @classmethod
     def of(cls, page: Mapping[str, Any]) -> Button:
-        """Return the button of a page.
-
-        Args:
-            page: The answer of `/config`.
-        """
+        """Return the button of a page."""
         components = {c["id"]: c for c in page["components"]}
         names = {c["props"].get("elem_id"): number for number, c in components.items()}
         (handler,) = (d for d in page["dependencies"] if [names["run"], "click"] in d["targets"])

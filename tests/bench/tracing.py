@@ -162,9 +162,6 @@ def peak_mib(command: Sequence[str]) -> float:
     """Run a command and return the peak resident memory of its process tree, in MiB.
 
     Shared pages count once per process, so this is an upper bound.
-
-    Raises:
-        SpecScopeError: The command failed; the message has its last line.
     """
     peak = 0
     with tempfile.TemporaryFile() as errors:

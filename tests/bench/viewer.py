@@ -28,9 +28,8 @@ from tests.bench import script
 from tests.browser.conftest import launched
 from traces.export.assets import viewer_script, viewer_style
 from traces.store import Store
-from traces.view.delta import Delta, delta
 from traces.view.document import view_model
-from traces.view.packed import packed
+from traces.view.packed import Delta, delta, packed
 from traces.waiting import decode_window
 
 if TYPE_CHECKING:
@@ -108,13 +107,7 @@ def measure(sizes: Sequence[int], repeats: int, note: Note) -> dict[str, Figure]
 
 
 def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
-    """Return the server's ms for the answers with which the page opens a stored run and moves.
-
-    Args:
-        trace: A run.
-        name: Ending of the figures' names.
-        repeats: How often a window is asked for, in each of three widths.
-    """
+    """Return the server's ms for the answers with which the page opens a stored run and moves."""
     opened, moved = list[float](), list[float]()
     with TemporaryDirectory() as folder, Store(Path(folder) / "traces.db") as store:
         store.insert(trace)

@@ -28,8 +28,7 @@ from tests.docs import picture
 from tests.engine.test_rooms import graph
 from tests.traces.samples import sample_trace
 from traces import schema, waiting
-from traces.definitions import DEFINITIONS
-from traces.metrics import Metrics
+from traces.metrics import DEFINITIONS, Metrics
 from traces.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +58,24 @@ class Reference:
         if self._draws.value(Key(len(x), "accept")) < min(1, p[drafted] / q[drafted]):
             return drafted
         return self._pick([max(0, a - b) for a, b in zip(p, q, strict=True)], len(x), "residual")
+
+    def verify(self, x: Text, drafts: Text) -> Round:
+        """Return the round of a chain drafted after x."""
+        out: Text = []
+        while len(out) < len(drafts) and out == drafts[: len(out)]:
+            out.append(self.check(x + out, drafts[len(out)]))
+        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
+        if accepted == len(drafts):
+            out.append(self.own(x + out))
+        return Round(accepted, tuple(out))
+
+    def rounds(self, x: Text, end: int, draft: Callable[[Text], Text]) -> list[Round]:
+        """Draft chains and verify them until the text is long enough."""
+        rounds = list[Round]()
+        while len(x) < end:
+            rounds.append(self.verify(x, draft(x)))
+            x = [*x, *rounds[-1].emitted]
+        return rounds
 
     def children(self, x: Text, paths: list[tuple[Text, float]], width: int) -> list[tuple[Text, float]]:
         """Return the next level of a tree after x: each path, and its value in the order."""
@@ -115,20 +133,14 @@ def tree(world: Reference, x: Text, width: int, depth: int, end: int) -> list[Ro
 
 def speculative(world: Reference, x: Text, gamma: int, end: int) -> list[Round]:
     """Leviathan et al. 2023, algorithm 1."""
-    rounds = []
-    while len(x) < end:
+
+    def draft(x: Text) -> Text:
         drafts: Text = []
         for _ in range(gamma):
             drafts.append(world.draft(x + drafts))
-        out: Text = []
-        while len(out) < gamma and out == drafts[: len(out)]:
-            out.append(world.check(x + out, drafts[len(out)]))
-        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
-        if accepted == gamma:
-            out.append(world.own(x + out))
-        x = x + out
-        rounds.append(Round(accepted, tuple(out)))
-    return rounds
+        return drafts
+
+    return world.rounds(x, end, draft)
 
 
 def pearl(world: Reference, x: Text, gamma: int, end: int) -> list[Round]:
@@ -164,18 +176,7 @@ def pearl(world: Reference, x: Text, gamma: int, end: int) -> list[Round]:
 
 def llma(world: Reference, x: Text, match: int, end: int, copy: int, document: Text) -> list[Round]:
     """LLMA: copy the tokens after the longest, then the latest earlier match of the last tokens."""
-    rounds = []
-    while len(x) < end:
-        drafts = list(copied(x, document, match, copy))[: end - len(x)]
-        out: Text = []
-        while len(out) < len(drafts) and out == drafts[: len(out)]:
-            out.append(world.own(x + out))
-        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
-        if accepted == len(drafts):
-            out.append(world.own(x + out))
-        x = x + out
-        rounds.append(Round(accepted, tuple(out)))
-    return rounds
+    return world.rounds(x, end, lambda x: list(copied(x, document, match, copy))[: end - len(x)])
 
 
 def copied(x: Text, document: Text, match: int, copy: int) -> Text:
@@ -213,31 +214,20 @@ def walk(world: Reference, x: Text, guesses: list[Text]) -> Round:
 
 def prompt_lookup(world: Reference, x: Text, ngram: int, copy: int, which: str, end: int) -> list[Round]:
     """Prompt lookup: copy the tokens after an earlier match, the longest n-gram first."""
-    rounds = []
-    while len(x) < end:
-        drafts = looked_up(x, ngram, copy, which)[: end - len(x)]
-        rounds.append(walk(world, x, [drafts] if drafts else []))
-        x = [*x, *rounds[-1].emitted]
-    return rounds
+    return world.rounds(x, end, lambda x: looked_up(x, ngram, copy, which)[: end - len(x)])
 
 
 def assisted(world: Reference, x: Text, start: int, confidence: float, end: int) -> list[Round]:
     """Assisted generation: two tokens more after a fully accepted draft, otherwise one less."""
-    rounds, length = [], start
+    rounds, length = list[Round](), start
     while len(x) < end:
         drafts, sure = list[int](), True
         while sure and len(drafts) < length:
             drafts.append(world.draft(x + drafts))
             sure = world.probability(x + drafts[:-1], drafts[-1]) >= confidence
-        out: Text = []
-        while len(out) < len(drafts) and out == drafts[: len(out)]:
-            out.append(world.check(x + out, drafts[len(out)]))
-        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
-        length = length + 2 if accepted == len(drafts) else max(1, length - 1)
-        if accepted == len(drafts):
-            out.append(world.own(x + out))
-        x = x + out
-        rounds.append(Round(accepted, tuple(out)))
+        rounds.append(world.verify(x, drafts))
+        length = length + 2 if rounds[-1].accepted == len(drafts) else max(1, length - 1)
+        x = [*x, *rounds[-1].emitted]
     return rounds
 
 

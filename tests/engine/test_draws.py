@@ -1,4 +1,4 @@
-"""Random numbers by key, the warp of logits, and drafting one token."""
+"""Random numbers by key, logits processors, and drafting one token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.draws import Draws, Key, facts, pick, propose_token, warp
+from engine.draws import Draws, Key, facts, pick, process_logits, propose_token
 from engine.errors import ModelError
 from engine.types import Sampling
 from tests.engine.toy import Table, rows, warp_plainly
@@ -108,7 +108,7 @@ def test_pick_refuses_weights_that_are_no_distribution(weights):
         pick(0.5, np.array(weights))
 
 
-# warp
+# logits processors
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_pick_refuses_weights_that_are_no_distribution(weights):
 def test_warp_is_temperature_then_top_k_then_top_p(sampling):
     logits = torch.stack([Table(s, 12)((0,)) for s in range(5)])
     expected = np.stack([warp_plainly(row, sampling) for row in logits])
-    np.testing.assert_allclose(warp(logits, sampling).numpy(), expected, atol=1e-12)
-    single = warp(logits.float(), sampling)
+    np.testing.assert_allclose(process_logits(logits, sampling).numpy(), expected, atol=1e-12)
+    single = process_logits(logits.float(), sampling)
     assert single.dtype == torch.float32
     np.testing.assert_allclose(single.numpy(), expected, atol=1e-6)
 
@@ -138,13 +138,15 @@ def test_warp_is_temperature_then_top_k_then_top_p(sampling):
 def test_warp_keeps_all_tokens_that_tie_with_the_last_one_kept():
     logits = rows([0.4, 0.2, 0.2, 0.2])
     for sampling in (Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5)):
-        assert warp(logits, sampling)[0].tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2])
-    assert warp(logits, Sampling(1.0, top_k=1))[0].tolist() == pytest.approx([1, 0, 0, 0])
+        assert process_logits(logits, sampling)[0].tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2])
+    assert process_logits(logits, Sampling(1.0, top_k=1))[0].tolist() == pytest.approx([1, 0, 0, 0])
 
 
 def test_warp_keeps_just_enough_for_top_p():
-    assert warp(rows([0.5, 0.3, 0.2]), Sampling(1.0, top_p=0.5))[0].tolist() == pytest.approx([1, 0, 0])
-    assert warp(rows([0.5, 0.3, 0.2]), Sampling(1.0, top_p=0.51))[0].tolist() == pytest.approx(
+    assert process_logits(rows([0.5, 0.3, 0.2]), Sampling(1.0, top_p=0.5))[0].tolist() == pytest.approx(
+        [1, 0, 0]
+    )
+    assert process_logits(rows([0.5, 0.3, 0.2]), Sampling(1.0, top_p=0.51))[0].tolist() == pytest.approx(
         [0.625, 0.375, 0]
     )
 
@@ -152,12 +154,12 @@ def test_warp_keeps_just_enough_for_top_p():
 @pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
 def test_a_tiny_temperature_is_the_argmax(temperature):
     logits = torch.tensor([[3.0, 5.0, -2.0], [300.0, -500.0, 299.0]])
-    assert warp(logits, Sampling(temperature)).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert process_logits(logits, Sampling(temperature)).tolist() == [[0, 1, 0], [1, 0, 0]]
 
 
 def test_warp_gives_masked_tokens_probability_zero():
     logits = torch.tensor([[0.0, -math.inf, 0.0]])
-    assert warp(logits, Sampling(1.0, top_k=3, top_p=0.99))[0].tolist() == [0.5, 0, 0.5]
+    assert process_logits(logits, Sampling(1.0, top_k=3, top_p=0.99))[0].tolist() == [0.5, 0, 0.5]
 
 
 # drafting

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {
-    "engine": {"traces", "app", "gradio", "plotly", "sqlmodel", "sqlalchemy", "alembic"},
+    "engine": {"traces", "app", "gradio", "plotly", "sqlmodel", "sqlalchemy"},
     "traces": {"app", "gradio"},
 }
 

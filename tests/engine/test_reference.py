@@ -91,36 +91,34 @@ def test_every_round_of_a_tree_equals_the_reference(width, depth, drafts, sampli
     assert branches > 0 or width == 1, "other paths than the first are accepted"
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize(
-    ("match", "copy", "document"), [(1, 7, ""), (2, 7, "01234501203"), (1, 1, ""), (3, 4, "0123")]
-)
-def test_every_round_of_llma_equals_the_reference(match, copy, document, sampling):
-    lengths = set()
-    for seed in SEEDS:
-        p = Table(seed, 6, sharpness=3.0)
-        run = ToyRun(p, p, Draws(seed, 0), sampling, 40)
-        rounds = rounds_of("llma", {"match": match, "copy": copy, "reference": document}, run)
-        world = Reference(p, p, sampling, Draws(seed, 0), sampled=False)
-        expected = llma(world, list(PROMPT), match, len(PROMPT) + 40, copy, [int(c) for c in document])
-        assert rounds == expected
-        assert all(len(v.draft) <= copy for v in run.verdicts)
-        lengths |= {(len(v.draft) > 0, len(v.accepted)) for v in run.verdicts}
-    assert {drafted for drafted, _ in lengths} == {True, False}, "some rounds copy, some are plain"
-    assert len(lengths) > 2, "rejections and acceptances both occur"
+COPIES = {
+    "llma": (
+        [(1, 7, ""), (2, 7, "01234501203"), (1, 1, ""), (3, 4, "0123")],
+        lambda match, copy, document: {"match": match, "copy": copy, "reference": document},
+        lambda world, end, match, copy, document: llma(
+            world, list(PROMPT), match, end, copy, [int(c) for c in document]
+        ),
+    ),
+    "prompt_lookup": (
+        [(n, copy, which) for n, copy in ((1, 4), (3, 10), (5, 1)) for which in ("first", "latest")],
+        lambda ngram, copy, which: {"ngram": ngram, "copy": copy, "which": which},
+        lambda world, end, ngram, copy, which: prompt_lookup(world, list(PROMPT), ngram, copy, which, end),
+    ),
+}
+"""Settings of each method that copies, the config they make, and the reference."""
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("which", ["first", "latest"])
-@pytest.mark.parametrize(("ngram", "copy"), [(1, 4), (3, 10), (5, 1)])
-def test_every_round_of_prompt_lookup_equals_the_reference(ngram, copy, which, sampling):
-    lengths = set()
+@pytest.mark.parametrize(("key", "settings"), [(key, s) for key in COPIES for s in COPIES[key][0]], ids=str)
+def test_every_round_of_copies_equals_the_reference(key, settings, sampling):
+    lengths, (_, config, reference) = set(), COPIES[key]
     for seed in SEEDS:
         p = Table(seed, 6, sharpness=3.0)
         run = ToyRun(p, p, Draws(seed, 0), sampling, 40)
-        rounds = rounds_of("prompt_lookup", {"ngram": ngram, "copy": copy, "which": which}, run)
+        rounds = rounds_of(key, config(*settings), run)
         world = Reference(p, p, sampling, Draws(seed, 0), sampled=False)
-        assert rounds == prompt_lookup(world, list(PROMPT), ngram, copy, which, len(PROMPT) + 40)
+        assert rounds == reference(world, len(PROMPT) + 40, *settings)
+        assert all(len(v.draft) <= settings[1] for v in run.verdicts)
         lengths |= {(len(v.draft) > 0, len(v.accepted)) for v in run.verdicts}
     assert {drafted for drafted, _ in lengths} == {True, False}, "some rounds copy, some are plain"
     assert len(lengths) > 2, "rejections and acceptances both occur"

@@ -13,22 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUND = (
-    *(
-        "errors",
-        "environment",
-        "files",
-        "bounds",
-        "types",
-        "layout",
-        "largest",
-        "draws",
-        "vocabulary",
-        "rows",
-        "accept",
-    ),
-    *("device_rows", "packed_rows"),
-)
+GROUND = ("errors", "environment", "files", "plot", "bounds", "types", "layout", "draws", "rows", "accept")
 ROOMS = (
     *GROUND,
     "trace",

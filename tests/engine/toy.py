@@ -18,7 +18,7 @@ from engine.drafters.level import levels, next_level
 from engine.drafters.tree import TreeShape, line, root
 from engine.draws import Draws, propose_token
 from engine.heads.drafting import Columns
-from engine.run.race import Race
+from engine.run.run import Race
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
@@ -98,7 +98,7 @@ def always_wrong(target: Table) -> Logits:
 
 
 def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
-    """Warp one row token by token, as a second opinion on `engine.draws.warp`."""
+    """Process one row token by token, as a second opinion on `engine.draws.process_logits`."""
     x = [v / sampling.temperature for v in logits.tolist()]
     order = sorted(range(len(x)), key=lambda i: -x[i])
     kept = order[: sampling.top_k] if sampling.top_k else order
@@ -255,11 +255,13 @@ class ToyDrafter:
                 break
         return Draft(tuple(tokens))
 
-    async def propose_each(self, prefixes: Sequence[Prefix], n: int) -> list[Draft]:
-        return [await self.propose(prefix, n) for prefix in prefixes]
-
-    async def grow_each(self, prefixes: Sequence[Prefix], shape: TreeShape) -> list[Draft]:
-        return [await self.grow(prefix, shape) for prefix in prefixes]
+    async def draft_each(
+        self, prefixes: Sequence[Prefix], shape: TreeShape, chain: bool = False
+    ) -> list[Draft]:
+        return [
+            await (self.propose(prefix, shape.depth) if chain else self.grow(prefix, shape))
+            for prefix in prefixes
+        ]
 
     async def move(self, prefix: Prefix, to: ToyDrafter) -> None:
         """A table has no KV rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from pathlib import Path
 
-from engine.draws import Key, warp
+from engine.draws import Key, process_logits
 from engine.layout import Pipelined
 from engine.methods import find
 from engine.types import Draft, DraftToken
@@ -94,7 +94,7 @@ def sampled_tree(*widths: int, wide: bool = True) -> Method:
                 grown = list[int]()
                 for parent in level:
                     context = contexts[parent]
-                    q = warp(run.drafter.logits(context)[None], run.sampling)[0]
+                    q = process_logits(run.drafter.logits(context)[None], run.sampling)[0]
                     row, rest = run.keep(q), q.clone()
                     for _ in range(min(width, int((q > 0).sum()))):
                         node = len(tokens)

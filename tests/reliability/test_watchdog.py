@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
 
 from engine.types import Prefix
-from engine.workers.jobs import Load, Propose
+from engine.workers.jobs import Load
 from engine.workers.transports.watchdog import (
     FACTOR,
     FLOOR,
@@ -23,8 +22,9 @@ from engine.workers.transports.watchdog import (
     Watchdog,
     rows_of,
 )
+from tests.engine.workers.harness import chains
 
-DRAFT = Propose("drafter", (Prefix(0, np.arange(6)),), (4,), False, ())
+DRAFT = chains("drafter", (Prefix(0, np.arange(6)),), (4,))
 OWED = Owed((DRAFT,), 0, unread=False, patient=False, pace=0.0)
 
 
@@ -101,7 +101,7 @@ def test_a_busy_process_is_given_up_only_after_many_times_its_slowest_job(busy):
 
 def test_rows_include_cached_ones():
     assert rows_of(DRAFT) == 6 + 4
-    assert rows_of(replace(DRAFT, counts=(9,))) == 6 + 9
+    assert rows_of(chains("drafter", DRAFT.prefixes, (9,))) == 6 + 9
 
 
 def test_a_process_that_ended_is_not_given_up_twice(asleep):

@@ -20,8 +20,8 @@ VALID = (
 )
 RUN = ("--method", "--methods", "--set", "--prompt", "--prompt-file", "--limit", "--system", "--head", "--no")
 SAMPLING = ("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--stop")
-PLACE = ("--runtime", "--profile", "--db", "--json", "--host", "--port", "--auth", "--unsafe", "--heads")
-FILES = ("--format", "--table", "-o", "--output", "--compared", "--redact-prompt", "--quick", "--placements")
+PLACE = ("--runtime", "--profile", "--db", "--json", "--host", "--port", "--auth", "--unsafe", "--cuda")
+FILES = ("--format", "--table", "-o", "--output", "--compared", "--redact-prompt", "--quick", "--drafters")
 FLAGS = RUN + SAMPLING + PLACE + FILES
 ODD = ("", "-1", "0", "3", "1e999", "nan", "9" * 5000, "x" * 5000, "\udcff", "a\nb", "%s{}", "--", "~nouser")
 NAMES = ("pearl", "all", "pearl,dsi", "gamma=3", "pearl.gamma=3", "gamma=x", "sample-speculative", "csv")

@@ -17,8 +17,7 @@ from engine.errors import UsageError, shown
 from engine.trace.jsonl import to_json
 from engine.trace.trace import Trace
 from tests.security.commands import command
-from tests.traces.samples import sample_trace
-from traces.export.jsonl import read_file
+from tests.traces.samples import read_file, sample_trace
 from traces.export.perfetto import to_perfetto
 from traces.imports import reading
 from traces.imports.reading import read_traces

@@ -60,29 +60,26 @@ def test_a_prompt_of_4_mb_is_refused_before_it_is_tokenized(text: str) -> None:
         ids_of(GUARDED, prompt)
 
 
-def test_messages_of_too_many_characters_are_refused() -> None:
-    system = {"role": "system", "content": "s" * 20_000}
-    assert f"{20_000 + 20_000} characters" in refused([system, {"role": "user", "content": "u" * 20_000}])
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def test_10_000_messages_are_refused() -> None:
-    chat = [{"role": ("user", "assistant")[i % 2], "content": "Hi"} for i in range(10_000)]
-    assert refused(chat) == f"the chat has 10000 messages; it may have {MOST_MESSAGES}: begin a new one"
-
-
-def test_a_prompt_of_4_million_token_ids_is_refused() -> None:
-    assert refused([5] * HUGE).startswith(f"the prompt has {HUGE} tokens; the context of bundled is ")
-
-
-def test_10_000_prompts_in_one_run_are_refused() -> None:
-    assert refused(*["Hi"] * 10_000) == f"10000 prompts were given; a run takes at most {MOST_PROMPTS}"
-
-
-def test_prompts_of_too_many_characters_are_refused() -> None:
-    assert (
-        refused(*["x" * 30_000] * 200)
-        == "the prompts have 6000000 characters; a run takes at most 4000000 in all"
-    )
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([said("s" * 20_000, "u" * 20_000)], f"the prompt has {20_000 + 20_000} characters"),
+        (
+            [said(*["Hi"] * 10_000)],
+            f"the chat has 10000 messages; it may have {MOST_MESSAGES}: begin a new one",
+        ),
+        ([[5] * HUGE], f"the prompt has {HUGE} tokens; the context of bundled is "),
+        (["Hi"] * 10_000, f"10000 prompts were given; a run takes at most {MOST_PROMPTS}"),
+        (["x" * 30_000] * 200, "the prompts have 6000000 characters; a run takes at most 4000000 in all"),
+    ],
+    ids=["characters", "messages", "tokens", "prompts", "characters of prompts"],
+)
+def test_too_much_is_refused_before_it_is_tokenized(prompts: list[Any], message: str) -> None:
+    assert refused(*prompts).startswith(message)
 
 
 def test_the_limit_of_characters_admits_every_prompt_that_fits_the_context() -> None:

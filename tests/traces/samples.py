@@ -7,6 +7,7 @@ jobs. The outcomes of drafts follow from a seed, so a sample is the same every t
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -27,6 +28,7 @@ from engine.trace.events import (
     Span,
 )
 from engine.trace.trace import Trace
+from traces.imports.reading import read_traces
 
 MS = 1_000_000
 KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared", "tree")
@@ -350,3 +352,23 @@ def sample_trace(
 ) -> Trace:
     """Return a sample; `kind` is one of KINDS."""
     return Trace.of(sample_events(kind, tokens, gamma, acceptance, group))
+
+
+def read_file(path, **options):
+    """Return the one trace of a file."""
+    (trace,) = read_traces(path, **options).traces
+    return trace
+
+
+def slowed(trace, factor: int):
+    """Return a copy of a run that takes several times as long."""
+    times = {"spans": ("start", "end"), "commits": ("time",), "rounds": ("time",)}
+    slow = Trace(trace.header)
+    for name, moments in times.items():
+        rows = [
+            replace(row, **{f: factor * getattr(row, f) for f in moments}) for row in getattr(trace, name)
+        ]
+        setattr(slow, name, rows)
+    slow.decisions = trace.decisions
+    slow.footer = replace(trace.footer, time=factor * trace.footer.time)
+    return slow

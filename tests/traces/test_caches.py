@@ -8,9 +8,9 @@ import engine
 from engine.trace.events import Part, Round, Span
 from engine.types import Limits
 from tests.traces.samples import sample_trace
-from traces.around import Around
 from traces.view.caches import caches
 from traces.view.document import view_model
+from traces.waiting import Around
 
 
 def span(number, kind, step, context, rows, model="drafter", outcome="done"):

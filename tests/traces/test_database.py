@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
 
-from engine.errors import StoreError, StoreOutdated
+from engine.errors import StoreError
 from engine.trace.events import SpanKind, Status
 from engine.types import Rule
 from tests.traces.samples import sample_trace
-from traces import database, migrations, schema
+from traces import database, schema
 from traces.store import Store, default_path
 
 
@@ -52,26 +48,11 @@ def structure(path):
     return {(kind, name): "".join(sql.split()) for kind, name, sql in ours}
 
 
-def test_the_revisions_make_the_tables_of_the_schema(path, tmp_path):
-    with Store(path):
-        pass
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), schema.Base.metadata) == []
-    engine.dispose()
-    fresh = create_engine(f"sqlite:///{tmp_path / 'fresh.db'}")
-    schema.Base.metadata.create_all(fresh)
-    fresh.dispose()
-    migrated, wanted = structure(path), structure(tmp_path / "fresh.db")
-    assert migrated.keys() == wanted.keys()
-    for name, sql in wanted.items():
-        assert sorted(migrated[name].replace(",", "(").split("(")) == sorted(
-            sql.replace(",", "(").split("(")
-        ), name
-
-
-def test_the_schemas_revision_is_the_newest():
-    assert ScriptDirectory.from_config(migrations.config()).get_current_head() == schema.REVISION
+def old_database(path):
+    """Make a file as it was when a table had the version of the tables."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((Path(__file__).parent / "database_0007.sql").read_text(encoding="utf-8"))
 
 
 def test_closed_sets_have_the_texts_of_the_events():
@@ -85,6 +66,7 @@ def test_a_new_file_has_our_application_id_and_wal_mode(path):
         pass
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
 
@@ -114,12 +96,12 @@ def test_several_openers_of_a_new_file_make_its_tables_once(path):
     assert errors == []
 
 
-def test_an_interrupted_upgrade_leaves_an_empty_file(path, monkeypatch):
-    def upgrade(connection):
+def test_an_interrupted_beginning_leaves_an_empty_file(path, monkeypatch):
+    def make(connection, **_):
         connection.exec_driver_sql("CREATE TABLE half (x)")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(migrations, "upgrade", upgrade)
+    monkeypatch.setattr(schema.Base.metadata, "create_all", make)
     with pytest.raises(StoreError, match="No space left"):
         Store(path)
     monkeypatch.undo()
@@ -159,23 +141,34 @@ def test_the_database_of_another_program(path, readonly):
 
 
 @pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("version", [6, 8, 9999])
 @pytest.mark.parametrize(
-    ("revision", "error", "message"),
-    [
-        ("9999", StoreError, r"newer SpecScope.*9999.*update SpecScope"),
-        ("0006", StoreOutdated, r"older SpecScope.*0006.*export its runs with that version"),
-    ],
+    "statement", ["PRAGMA user_version={}", "UPDATE alembic_version SET version_num = '{:04}'"]
 )
-def test_a_database_of_another_revision_is_refused_and_kept(path, revision, error, message, readonly):
-    with Store(path) as store:
-        store.insert(sample_trace())
+def test_a_database_of_another_version_is_refused_and_kept(path, statement, version, readonly):
+    old_database(path)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        connection.execute(statement.format(version))
     before = path.read_bytes()
-    with pytest.raises(error, match=message) as caught:
+    with pytest.raises(
+        StoreError, match=rf"version {version}.*reads version 7; export its runs with"
+    ) as caught:
         Store(path, readonly=readonly)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
+
+
+def test_a_database_with_its_version_in_a_table_is_read_and_written(path, tmp_path):
+    old_database(path)
+    other = sample_trace("pearl")
+    with Store(path, readonly=True) as store:
+        assert store.load("sample-llma") == sample_trace("llma", tokens=3)
+    with Store(path) as store:
+        store.insert(other)
+        assert store.load(other.header.run_id) == other
+    with Store(tmp_path / "new.db"):
+        pass
+    assert structure(path) == structure(tmp_path / "new.db")
 
 
 def test_a_database_whose_columns_were_added_one_by_one_keeps_its_runs(path):

@@ -13,8 +13,7 @@ from engine.trace.events import Decision, Span
 from engine.trace.jsonl import to_json, write_jsonl
 from engine.trace.trace import Trace
 from tests.traces import strategies
-from tests.traces.samples import KINDS, sample_trace
-from traces.export.jsonl import read_file
+from tests.traces.samples import KINDS, read_file, sample_trace
 from traces.export.perfetto import to_perfetto, write_perfetto
 from traces.export.tables import write_csv
 from traces.store import Store

@@ -32,94 +32,45 @@ def refused(tmp_path):
     return attempt
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "fields", "message"),
-    [
-        ("vllm.jsonl", ("usage",), {"completion_tokens": 9}, "8 token ids, but completion_tokens is 9"),
-        (
-            "vllm.jsonl",
-            ("choices", 0),
-            {"token_ids": [1] * 5},
-            "5 token ids, but completion_tokens is 8",
-        ),
-        (
-            "aiperf.jsonl",
-            ("spec_decode_acceptance",),
-            {"completion_tokens": 3},
-            "3 tokens, but its steps make 4 to 7",
-        ),
-        (
-            "aiperf.jsonl",
-            ("spec_decode_acceptance",),
-            {"num_spec_steps": 3},
-            "2 steps, but the number of steps is 3",
-        ),
-        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_accepted": [3, 5]}, "accepted 5 of 4"),
-        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_accepted": [2, 2]}, "does not count"),
-        ("aiperf.jsonl", ("spec_decode_acceptance",), {"per_step_drafted": [4]}, "has 2 entries, but"),
-        ("aiperf.jsonl", ("spec_decode_acceptance",), {"acceptance_histogram": {"x": 1}}, "a key 'x'"),
-        (
-            "sglang.json",
-            ("sglext", "spec_tokens_details"),
-            {"spec_num_correct_drafts": 6},
-            "5 accepted tokens, but the total is 6",
-        ),
-        (
-            "sglang.json",
-            ("sglext", "spec_tokens_details"),
-            {"spec_num_proposed_drafts": 4},
-            "5 tokens were accepted, but only 4 were drafted",
-        ),
-        (
-            "speculation_profile.json",
-            (),
-            {"marginal_accept_rates": [0.8, 0.5, 0.25]},
-            "marginal rate 1 is 0.8, but the histogram gives 0.75",
-        ),
-        (
-            "speculation_profile.json",
-            (),
-            {"num_speculative_tokens": 2},
-            "put out 4 tokens; expected at most 3",
-        ),
-        ("sglang-profile.json", ("traceEvents", 2), {"dur": -1}, "lasts -1"),
-        ("sglang-profile.json", ("traceEvents", 2), {"pid": 1}, "2 GPUs; give the file of one rank"),
-    ],
-)
-def test_contradictions_are_named(refused, name, path, fields, message):
-    assert message in refused(name, *path, **fields)
+AIPERF = "aiperf.jsonl", ("spec_decode_acceptance",)
+SGLANG = "sglang.json", ("sglext", "spec_tokens_details")
+VLLM = "vllm.jsonl", ("metrics", "speculative_decoding")
+MODELOPT = "speculation_profile.json", ()
+SCOPES = "sglang-profile.json"
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "fields", "message"),
+    ("place", "fields", "message"),
     [
-        (
-            "vllm.jsonl",
-            ("metrics", "speculative_decoding"),
-            {"version": 2},
-            "a field 'version'; expected only",
-        ),
-        (
-            "vllm.jsonl",
-            ("metrics", "speculative_decoding"),
-            {"acceptance_histogram": {"0": 1}},
-            "expected a list",
-        ),
-        ("aiperf.jsonl", ("spec_decode_acceptance",), {"tree": []}, "AIPerf 0.12 and 0.13"),
-        ("sglang.json", ("sglext", "spec_tokens_details"), {"per_step": []}, "a field 'per_step'"),
-        ("speculation_profile.json", (), {"schema_version": "2.0"}, "'2.0'; expected '1.0'"),
-        ("speculation_profile.json", (), {"measured": False}, "not measured"),
-        ("speculation_profile.json", (), {"verification_method": "block"}, "expected 'longest_prefix'"),
-        (
-            "sglang-profile.json",
-            ("traceEvents", 4),
-            {"name": "step[TARGET_VERIFY bs=1]"},
-            "another version of SGLang; expected step[DRAFT ...]",
-        ),
-        ("vllm-profile.json", (), {"traceEvents": []}, "no scopes of speculative decoding on a GPU"),
+        # contradictions
+        (("vllm.jsonl", ("usage",)), {"completion_tokens": 9}, "8 token ids, but completion_tokens is 9"),
+        (("vllm.jsonl", ("choices", 0)), {"token_ids": [1] * 5}, "5 token ids, but completion_tokens is 8"),
+        (AIPERF, {"completion_tokens": 3}, "3 tokens, but its steps make 4 to 7"),
+        (AIPERF, {"num_spec_steps": 3}, "2 steps, but the number of steps is 3"),
+        (AIPERF, {"per_step_accepted": [3, 5]}, "accepted 5 of 4"),
+        (AIPERF, {"per_step_accepted": [2, 2]}, "does not count"),
+        (AIPERF, {"per_step_drafted": [4]}, "has 2 entries, but"),
+        (AIPERF, {"acceptance_histogram": {"x": 1}}, "a key 'x'"),
+        (SGLANG, {"spec_num_correct_drafts": 6}, "5 accepted tokens, but the total is 6"),
+        (SGLANG, {"spec_num_proposed_drafts": 4}, "5 tokens were accepted, but only 4 were drafted"),
+        (MODELOPT, {"marginal_accept_rates": [0.8, 0.5, 0.25]}, "is 0.8, but the histogram gives 0.75"),
+        (MODELOPT, {"num_speculative_tokens": 2}, "put out 4 tokens; expected at most 3"),
+        ((SCOPES, ("traceEvents", 2)), {"dur": -1}, "lasts -1"),
+        ((SCOPES, ("traceEvents", 2)), {"pid": 1}, "2 GPUs; give the file of one rank"),
+        # other versions
+        (VLLM, {"version": 2}, "a field 'version'; expected only"),
+        (VLLM, {"acceptance_histogram": {"0": 1}}, "expected a list"),
+        (AIPERF, {"tree": []}, "AIPerf 0.12 and 0.13"),
+        (SGLANG, {"per_step": []}, "a field 'per_step'"),
+        (MODELOPT, {"schema_version": "2.0"}, "'2.0'; expected '1.0'"),
+        (MODELOPT, {"measured": False}, "not measured"),
+        (MODELOPT, {"verification_method": "block"}, "expected 'longest_prefix'"),
+        ((SCOPES, ("traceEvents", 4)), {"name": "step[TARGET_VERIFY bs=1]"}, "another version of SGLang"),
+        (("vllm-profile.json", ()), {"traceEvents": []}, "no scopes of speculative decoding on a GPU"),
     ],
 )
-def test_an_unknown_version_is_refused_with_what_was_expected(refused, name, path, fields, message):
+def test_contradictions_and_other_versions_are_named(refused, place, fields, message):
+    name, path = place
     assert message in refused(name, *path, **fields)
 
 

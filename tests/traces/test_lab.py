@@ -16,8 +16,7 @@ from traces.closed_forms import rate_of_share, speculative_speedup
 from traces.comparable import comparisons
 from traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, can_be_scripted, names_of, shares, sweepable
 from traces.lab.points import FILE, points_of
-from traces.lab.scripted import Scripted
-from traces.lab.sweep import Cell, Job, Sweep, best, sweep
+from traces.lab.sweep import Cell, Job, Scripted, Sweep, best, sweep
 
 PROFILE = "pearl-4xA100"
 

@@ -6,10 +6,10 @@ import engine
 from engine.types import Limits
 from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, sample_trace
-from traces.spans import sp_degree, wasted
 from traces.view.document import view_model
 from traces.view.layers import layers
 from traces.view.tracks import span_fates
+from traces.waiting import sp_degree, wasted
 
 PROMPT = [1, 2, 3]
 

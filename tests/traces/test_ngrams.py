@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.trace.events import Footer, Round
+from engine.trace.events import SCHEMA, Copied, Document, Footer, Round
 from engine.trace.jsonl import to_json
 from engine.trace.trace import Trace
 from tests.engine.workers.harness import scripted_cluster
 from tests.traces import strategies
-from tests.traces.samples import KINDS, sample_trace
-from traces.export.jsonl import read_file
+from tests.traces.samples import DOCUMENT, KINDS, PROMPT, WORDS, read_file, sample_trace
+from traces.export.report import render_report
 from traces.store import Store
-from traces.view.clock import decoding_clock
 from traces.view.document import view_model
-from traces.view.ngrams import ngrams
+from traces.view.ngrams import copies, ngrams, sources
+from traces.waiting import decoding_clock
 
 
 def counts_up(path) -> int:
@@ -122,3 +122,114 @@ def test_an_invalid_row_is_refused(tmp_path, trace, fields, message):
     path.write_text("\n".join(to_json(e) for e in wrong.events()))
     with pytest.raises(UsageError, match=message):
         read_file(path)
+
+
+@pytest.fixture
+def copied():
+    return sample_trace("llma", tokens=60, acceptance=0.7)
+
+
+def test_every_copied_token_is_in_its_source(copied):
+    texts = {-1: [*PROMPT, *copied.token_ids()], 0: list(DOCUMENT)}
+    drafted = {}
+    for d in copied.decisions:
+        if d.node >= 0:
+            drafted.setdefault(d.step, []).append(d)
+    assert {c.step for c in copied.copies} == set(drafted)
+    seen = set()
+    for copy in copies(copied):
+        seen.add(copy["document"])
+        text, ids = texts[copy["document"]], [d.token for d in drafted[copy["step"]]]
+        start, position = copy["start"], copy["position"]
+        assert position == drafted[copy["step"]][0].position
+        assert copy["length"] == len(ids)
+        end = min(start + copy["length"], position) if copy["document"] == -1 else start + copy["length"]
+        assert text[start:end] == ids[: end - start]
+        before = [*PROMPT, *copied.token_ids()][:position]
+        assert text[start - copy["match"] : start] == before[-copy["match"] :]
+    assert seen == {-1, 0}, "the sample copies from both"
+
+
+def test_sources_are_the_texts_of_prompts_and_documents(copied):
+    assert sources(copied) == [
+        {"sequence": 0, "document": -1, "texts": [WORDS[t] for t in PROMPT]},
+        {"sequence": -1, "document": 0, "texts": [WORDS[t] for t in DOCUMENT]},
+    ]
+
+
+def test_a_run_without_copies_has_no_sources():
+    assert sources(sample_trace("speculative")) == []
+    (run,) = view_model([sample_trace("speculative")])["runs"]
+    assert (run["copies"], run["sources"]) == ([], [])
+
+
+def test_a_text_with_an_unknown_token_is_left_out(copied):
+    copied.add(Document(1, (1, 99)))
+    assert [s["document"] for s in sources(copied)] == [-1, 0]
+
+
+def test_a_character_of_several_tokens_is_the_text_of_the_last(copied):
+    pieces = {50: " x", 51: r"\xe2\x80", 52: r"\x99", 53: "s", 54: r"\xff", 55: r"C:\new"}
+    copied.pieces |= pieces
+    copied.documents = [Document(0, tuple(pieces))]
+    assert sources(copied)[1]["texts"] == [" x", "", "\u2019", "s", r"\xff", r"C:\new"]
+
+
+def test_a_redacted_document_has_no_text_of_prompt_and_reference(copied):
+    header = replace(copied.header, config={"copy": 4, "reference": "my secret text"})
+    copied.header = header
+    (run,) = view_model([copied], redact_prompt=True)["runs"]
+    assert run["sources"] == []
+    assert "secret" not in json.dumps(run)
+    assert {(g["id"], g["text"]) for g in run["ghosts"]} == {(None, "▒")}
+    assert "secret" not in render_report([copied], redact_prompt=True)
+    assert "my secret text" in render_report([copied])
+    (run,) = view_model([copied])["runs"]
+    assert {g["text"] for g in run["ghosts"]} <= set(WORDS)
+
+
+def test_a_long_text_among_the_settings_is_cut_in_the_heading(copied):
+    copied.header = replace(copied.header, config={"reference": "a long  text\n" * 20})
+    (run,) = view_model([copied])["runs"]
+    assert run["config"] == "reference a long text a long text a long…"
+
+
+def test_the_headline_without_a_drafter_names_the_target_only(copied):
+    (run,) = view_model([copied])["runs"]
+    assert [part["label"] for part in run["headline"]] == ["target busy", "target idle"]
+    assert run["note"] == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"document": 3}, "document 3 of a copy is not in the trace"),
+        ({"document": -2}, "document -2 of a copy is not in the trace"),
+        ({"start": 1, "match": 2}, "a copy has start 1, match 2 and length 4"),
+        ({"match": -1}, "a copy has start 5, match -1"),
+        ({"length": -4}, "length -4"),
+        ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
+    ],
+)
+def test_an_invalid_copy_is_refused(tmp_path, copied, fields, message):
+    values = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4, **fields}
+    copied.copies = [Copied(**values)]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(to_json(e) for e in copied.events()))
+    with pytest.raises(UsageError, match=message):
+        read_file(path)
+
+
+def test_a_file_of_schema_1_is_read(tmp_path):
+    old = sample_trace("pearl")
+    old.header = replace(old.header, schema=1)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(to_json(e) for e in old.events()))
+    assert read_file(path) == old
+    assert SCHEMA == 5
+
+
+def test_special_tokens_of_a_prompt_have_no_text(copied):
+    copied.pieces[PROMPT[0]], copied.pieces[PROMPT[1]] = "<|im_start|>", "</s>"
+    texts = sources(copied)[0]["texts"]
+    assert texts == ["", "", *(WORDS[t] for t in PROMPT[2:])]

@@ -11,9 +11,9 @@ from engine.trace.trace import Trace
 from tests.traces.samples import MS, sample_trace
 from traces.comparable import batch_size, comparisons
 from traces.requests import figures, load_of, requests, stops_paying
-from traces.view.clock import working_devices
 from traces.view.document import view_model
-from traces.view.queue import queue
+from traces.view.tracks import queue
+from traces.waiting import working_devices
 
 LOAD = {"arrivals": [0, 5 * MS, 90 * MS], "batch": 2, "chunk": 8}
 

@@ -12,9 +12,9 @@ from engine.trace.trace import Trace
 from tests.engine.workers.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, MS, sample_trace
 from traces.metrics import measure
-from traces.spans import preempted, sp_degree
 from traces.view.document import view_model
 from traces.view.servers import server_pool
+from traces.waiting import preempted, sp_degree
 
 PROMPT = [1, 2, 3]
 

@@ -8,11 +8,9 @@ from engine.trace.events import Footer, Round
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, SHAPE, WORDS, sample_events, sample_trace
-from traces.view.branches import by_branch
-from traces.view.clock import decoding_clock
 from traces.view.document import view_model
-from traces.view.ghosts import ghosts
-from traces.view.trees import trees
+from traces.view.tokens import by_branch, ghosts, trees
+from traces.waiting import decoding_clock
 
 
 @pytest.fixture

@@ -7,31 +7,15 @@ import pytest
 
 from engine.drafters.pace import Probe
 from engine.layout import Layout, Separate
-from engine.trace.trace import Trace
-from tests.traces.samples import sample_trace
-from traces.advice import advise, kind_of, predicted
+from tests.traces.samples import sample_trace, slowed
+from traces.advice import Rates, advise, kind_of, predicted, rates_of
 from traces.metrics import measure
-from traces.rates import Rates, rates_of
 from traces.view.document import view_model
 
 PLAIN = sample_trace("autoregressive")
 DRAFT = ((1, 0.1),)
 PROBE = Probe(((1, 1.0), (9, 1.0)), DRAFT, DRAFT, 0.0, ((0.8,),) * 5, (), 1)
 RATES = Rates(PROBE, (1.0,) * 5, 0.8, 1.0, 1.0)
-
-
-def slowed(trace, factor: int):
-    """Return a copy of a run that takes several times as long."""
-    times = {"spans": ("start", "end"), "commits": ("time",), "rounds": ("time",)}
-    slow = Trace(trace.header)
-    for name, moments in times.items():
-        rows = [
-            replace(row, **{f: factor * getattr(row, f) for f in moments}) for row in getattr(trace, name)
-        ]
-        setattr(slow, name, rows)
-    slow.decisions = trace.decisions
-    slow.footer = replace(trace.footer, time=factor * trace.footer.time)
-    return slow
 
 
 def judged(trace, **options):

@@ -11,7 +11,7 @@ from engine.trace.events import Commit, Footer, Occupancy, Span
 from engine.trace.trace import Trace
 from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
-from traces import metrics, spans, waiting
+from traces import metrics, waiting
 from traces.export.assets import viewer_style
 from traces.view.document import view_model
 from traces.view.figures import FIGURES, figure_rows
@@ -127,7 +127,7 @@ def test_span_fates_agree_with_wasted_work(kind):
     trace = sample_trace(kind, tokens=40, acceptance=0.6)
     tracks = run_of(trace)["tracks"]
     lost = {i for t in tracks for fate in ("rejected", "discarded", "cancelled") for i in ids(t, fate)}
-    assert lost == {s.id for s in spans.wasted(trace)}
+    assert lost == {s.id for s in waiting.wasted(trace)}
 
 
 def test_cancelled_work_is_marked():

@@ -8,7 +8,7 @@ from engine.trace.events import Commit, Decision, Device, Footer, Header, Span
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces import spans, waiting
+from traces import waiting
 from traces.waiting import Band, Wait
 
 DRAFTER = Device("d", "drafter", "D", "virtual")
@@ -81,7 +81,7 @@ def test_busy_merges_touching_spans_and_skips_empty_ones():
         ("d", "draft", 40, 50, "drafter"),
         ("t", "verify", 0, 99, "target"),
     )
-    assert spans.busy(trace, "d") == [(10, 30), (40, 50)]
+    assert waiting.busy(trace, "d") == [(10, 30), (40, 50)]
 
 
 def test_a_speculative_round_by_hand():
@@ -175,9 +175,9 @@ def test_wasted_work_is_cancelled_or_drafts_without_accepted_tokens():
     )
     for span, outcome in ((0, "accepted"), (1, "rejected"), (2, "discarded")):
         trace.add(Decision(1, 0, 0, -1, 0, 5, None, None, None, "", outcome, span, 4))
-    assert [s.id for s in spans.wasted(trace)] == [1, 2, 4]  # 3 is not decided yet
+    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 4]  # 3 is not decided yet
     trace.footer = Footer("done", ("",), ("",), 40)
-    assert [s.id for s in spans.wasted(trace)] == [1, 2, 3, 4]
+    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 3, 4]
 
 
 @strategies.many
@@ -199,7 +199,7 @@ def test_bands_fill_the_window_and_waits_fill_the_idle_time(trace):
     assert [b.start for b in bands] == edges[:-1]
     for device in trace.header.devices:
         idle = [(w.start, w.end) for w in waiting.waits(trace) if w.device == device.name]
-        work = [(max(a, start), min(b, end)) for a, b in spans.busy(trace, device.name)]
+        work = [(max(a, start), min(b, end)) for a, b in waiting.busy(trace, device.name)]
         pieces = sorted(idle + [(a, b) for a, b in work if a < b])
         assert sum(b - a for a, b in pieces) == end - start
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(pieces))
@@ -210,7 +210,7 @@ def test_bands_fill_the_window_and_waits_fill_the_idle_time(trace):
 def test_occupancy_is_the_busy_time_of_the_window(trace):
     start, end = waiting.decode_window(trace)
     for device, share in waiting.occupancy(trace).items():
-        work = sum(max(0, min(b, end) - max(a, start)) for a, b in spans.busy(trace, device))
+        work = sum(max(0, min(b, end) - max(a, start)) for a, b in waiting.busy(trace, device))
         assert 0 <= share <= 1
         assert share * (end - start) == pytest.approx(work, rel=1e-6, abs=1e-3)
 

@@ -1,8 +1,9 @@
-"""The viewer's files: one script, one style sheet, and the template of a report."""
+"""The viewer's files, the template of a report, and that of all other pages in one file."""
 
 from __future__ import annotations
 
 from functools import cache
+from html import escape
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "assets" / "viewer"
@@ -69,6 +70,33 @@ def viewer_style() -> str:
 def report_template() -> str:
     """Return the page of a report, with the names of its parts in double braces."""
     return (FOLDER / "report.html").read_text(encoding="utf-8")
+
+
+def file_page(title: str, body: str, style: str, *scripts: str, kind: str = "") -> str:
+    """Return a page in one file that requests nothing.
+
+    `title` is plain text, `body` HTML, `kind` the class of the body element. The first script runs
+    before the page is drawn, the others at its end.
+    """
+    first, *last = (f"<script>{script}</script>" for script in scripts) if scripts else ("",)
+    allowed = "style-src 'unsafe-inline'; img-src data: blob:" + "; script-src 'unsafe-inline'" * bool(
+        scripts
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; {allowed}">'
+        f'<title>{escape(title)}</title><style>{_FILE_STYLE}{style}</style>{first}</head><body class="{kind}">'
+        f"<main><h1>{escape(title)}</h1>{body}</main>{''.join(last)}</body></html>\n"
+    )
+
+
+_FILE_STYLE = """
+html { color-scheme: light dark; }
+body { margin: 0; padding: 24px; background: light-dark(#ffffff, #0b1120); color: light-dark(#1d2433, #e6e9f0); }
+main { max-width: 1340px; margin: 0 auto; }
+h1 { font: 700 22px/1.25 system-ui, sans-serif; }
+"""
 
 
 @cache

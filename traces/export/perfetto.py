@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from engine.errors import UsageError
 from engine.trace.events import OTHERS
 from traces.imported import is_timed
-from traces.spans import busy, lanes
+from traces.waiting import busy, lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

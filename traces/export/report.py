@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from engine.errors import UsageError
 from engine.pairs.forms import model_name
 from traces.acceptance import acceptance
+from traces.comparable import other_load
 from traces.export.assets import report_template, viewer_script, viewer_style
-from traces.load import other_load
 from traces.view.document import view_model
 from traces.view.form import Document, RunView
 from traces.view.packed import packed

@@ -15,25 +15,23 @@ from engine.errors import UsageError, shown
 from engine.trace.events import Footer
 from engine.trace.trace import Trace
 from traces.imported import Counts, Imported, origin
-from traces.imports.requests import ALWAYS, new_header
-from traces.imports.values import LONGEST_DRAFT, histogram, is_object, text, whole
+from traces.imports.requests import ALWAYS, LONGEST_DRAFT, Form, histogram, is_object, new_header, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NAME = "a speculation_profile.json of Model Optimizer, schema 1.0"
 SCHEMA = "1.0"
 """The version of the schema that is read and written."""
 _TOLERANCE = 2e-6
 """Rates are rounded to six digits."""
 
 
-def recognises(row: Any) -> bool:
+def _recognises(row: Any) -> bool:
     """Return whether a JSON value is such a profile, of any version."""
     return is_object(row) and "schema_version" in row and "marginal_accept_rates" in row
 
 
-def read(row: dict[str, Any]) -> Trace | None:
+def _read(row: dict[str, Any]) -> Trace | None:
     """Return the trace of a profile, which holds counts only.
 
     Raises:
@@ -91,11 +89,9 @@ def _check_rates(row: dict[str, Any], times: Sequence[int], gamma: int) -> None:
 
 
 def marginal_rates(times: Sequence[int], gamma: int) -> list[float]:
-    """Return, for each place of the draft, the share of verifications that accepted it.
+    """Return, for each of gamma places of the draft, the share of verifications that accepted it.
 
-    Args:
-        times: At index a, the number of verifications that accepted a tokens.
-        gamma: The draft length.
+    `times[a]` is the number of verifications that accepted a tokens.
     """
     padded = [*times, *[0] * (gamma + 1 - len(times))]
     reached = list(accumulate(reversed(padded)))[::-1]
@@ -175,3 +171,6 @@ def _verifications(trace: Trace) -> tuple[list[int], int]:
         if r.drafted == gamma:
             times[r.accepted] += 1
     return times, gamma
+
+
+MODELOPT = Form("a speculation_profile.json of Model Optimizer, schema 1.0", _recognises, _read)

@@ -18,13 +18,12 @@ from engine.errors import shown
 from engine.trace.events import Device, Footer, Span
 from engine.trace.trace import Trace
 from traces.imported import Imported
-from traces.imports.requests import new_header
-from traces.imports.values import is_object, number
+from traces.imports.requests import Form, is_object, new_header, number
 
 if TYPE_CHECKING:
     from engine.trace.events import SpanKind
 
-NAME = "a trace of the torch profiler with SGLang's step[...] or vLLM's gpu_model_runner scopes"
+_NAME = "a trace of the torch profiler with SGLang's step[...] or vLLM's gpu_model_runner scopes"
 MOST_SCOPES = 500_000
 """The most scopes of one file."""
 DEVICE = "gpu0"
@@ -73,12 +72,12 @@ class _Work(NamedTuple):
     end: float
 
 
-def recognises(row: Any) -> bool:
+def _recognises(row: Any) -> bool:
     """Return whether a JSON value is a trace in Chrome's form."""
     return is_object(row) and isinstance(row.get("traceEvents"), list)
 
 
-def read(row: dict[str, Any]) -> Trace | None:
+def _read(row: dict[str, Any]) -> Trace | None:
     """Return the trace of a profile: spans without tokens.
 
     Raises:
@@ -90,7 +89,7 @@ def read(row: dict[str, Any]) -> Trace | None:
     work = _vllm(scopes) if vllm else _sglang(scopes)
     engine = "vLLM" if vllm else "SGLang"
     if not work:
-        raise ValueError(f"the file has no scopes of speculative decoding on a GPU; expected {NAME}")
+        raise ValueError(f"the file has no scopes of speculative decoding on a GPU; expected {_NAME}")
     imported = Imported(f"a profile of {engine} by torch", _UNKNOWN)
     device = Device(DEVICE, "drafter+target", "GPU · drafter and target", "cuda")
     header = new_header(imported, engine=engine, key="profile", content=work, prompts=0, devices=(device,))
@@ -201,3 +200,6 @@ def _spans(work: list[_Work]) -> list[Span]:
         )
         step += item.kind == "verify"
     return spans
+
+
+PROFILER = Form(_NAME, _recognises, _read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zlib
 from dataclasses import dataclass, replace
@@ -11,20 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import UsageError
 from engine.files import check_values, parse_json, read_bytes
+from engine.trace.jsonl import read_jsonl
 from traces.checks import check
-from traces.export import jsonl
-from traces.imports import aiperf, modelopt, profiler, sglang, vllm
+from traces.imports.modelopt import MODELOPT
+from traces.imports.profiler import PROFILER
+from traces.imports.servers import AIPERF, SGLANG, VLLM
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
+    from collections.abc import Iterator
 
-FORMS = (vllm, aiperf, sglang, modelopt, profiler)
+    from engine.trace.trace import Trace
+    from traces.imports.requests import Form
+
+FORMS = (VLLM, AIPERF, SGLANG, MODELOPT, PROFILER)
 MAX_BYTES = 128 * 2**20
 """Size of the largest file of another engine: parsed, it needs several times as much memory."""
 MOST_RUNS = 10_000
 """The most requests of one file."""
 MOST_ROWS = 2_000_000
 """The most decisions and tokens of all requests of one file."""
+MOST_TRACE_BYTES = 512 * 2**20
+"""Size of the largest trace of SpecScope's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class Imports:
     """Requests that say nothing of speculative decoding."""
 
 
-def read_traces(path: str | Path, max_bytes: int = jsonl.MAX_BYTES) -> Imports:
+def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
     """Read a file; each request of another engine becomes a trace of its own.
 
     Raises:
@@ -65,7 +73,7 @@ def read_traces(path: str | Path, max_bytes: int = jsonl.MAX_BYTES) -> Imports:
         raise UsageError(f"cannot import {path}: {error}") from None
     if not traces:
         raise UsageError(
-            f"cannot import {path}: it says nothing of speculative decoding; expected {form.NAME}"
+            f"cannot import {path}: it says nothing of speculative decoding; expected {form.name}"
         )
     return Imports(tuple(traces), len(rows) - len(traces))
 
@@ -90,26 +98,28 @@ def _unpacked(content: bytes) -> bytes:
     return unpacked
 
 
-def _form_of(rows: list[Any]) -> Any:
-    """Return the module that reads a file's values, judged by the first; None for no form."""
+def _form_of(rows: list[Any]) -> Form | None:
+    """Return the form of a file's values, judged by the first."""
     return next((form for form in FORMS if rows and form.recognises(rows[0])), None)
 
 
 def _own(content: bytes, path: str | Path) -> Trace:
-    """Return the trace of SpecScope's own file; the error for a file without events says more."""
+    """Return the trace of SpecScope's own file; one without a footer has status `incomplete`."""
     try:
-        return jsonl.parse(content, path)
-    except UsageError as error:
+        trace = read_jsonl(_decoded_lines(content))
+        check(trace)
+    except ValueError as error:
         events = b'"event"' in content[:4096]
         more = "" if events else "; docs/traces.md lists the files of other engines that are read"
-        raise UsageError(f"{error}{more}") from None
+        raise UsageError(f"{path} is not a SpecScope trace: {error}{more}") from None
+    return trace
 
 
-def _read(form: Any, row: Any, number: int) -> Trace | None:
+def _read(form: Form, row: Any, number: int) -> Trace | None:
     """Return the trace of one request, checked and dated."""
     try:
         if not form.recognises(row):
-            raise ValueError(f"expected {form.NAME}")
+            raise ValueError(f"expected {form.name}")
         trace = form.read(row)
         if trace is not None:
             if not trace.header.created:
@@ -164,3 +174,12 @@ def _lines(content: bytes) -> list[Any]:
             if _form_of(rows) is None:
                 return []
     return rows
+
+
+def _decoded_lines(content: bytes) -> Iterator[str]:
+    r"""Yield the lines of a file. Only \n ends a line: JSON may contain other line ends."""
+    for number, line in enumerate(io.BytesIO(content), 1):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number}: byte {error.start} is not UTF-8") from None

@@ -1,24 +1,49 @@
-"""The trace of one request of another engine, from its verifications and token ids."""
+"""Another engine's request as a trace, from its verifications and token ids; values of its JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
+from engine.errors import shown
 from engine.trace.events import Commit, Decision, Footer, Header, Round
 from engine.trace.trace import Trace
 from traces.imported import NO_TOKEN, Counts, Imported
-from traces.imports.values import LONGEST_DRAFT, MOST_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
     from engine.trace.events import Device, Row
 
 ALWAYS = ("times", "texts of the tokens", "ids of rejected tokens", "probabilities")
 """What no file of counts holds."""
+MOST = 2**53 - 1
+"""The largest whole number that is read."""
+LONGEST_DRAFT = 1024
+"""The largest draft length that is read."""
+MOST_STEPS = 200_000
+"""The most verifications of one request."""
+MOST_TOKENS = 1_000_000
+"""The most tokens, drafted or put out, of one request."""
+
+
+class Form(NamedTuple):
+    """A form of files of another engine or tool."""
+
+    name: str
+    """What a message says was expected."""
+    recognises: Callable[[Any], bool]
+    """Return whether a JSON value is of this form, of any version."""
+    read: Callable[[dict[str, Any]], Trace | None]
+    """Return the trace of a value, or None if it says nothing of speculative decoding.
+
+    Raises ValueError for another version, or numbers that contradict each other.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +125,18 @@ def trace_of(request: Request) -> Trace:
     if request.prompt is None:
         unknown.append("prompt")
     imported = Imported(request.source, (*ALWAYS, *unknown), None if rows else request.counts)
-    trace = Trace(_header(request, imported))
+    trace = Trace(
+        new_header(
+            imported,
+            engine=request.engine,
+            key=request.key,
+            content=request.content,
+            prompts=1,
+            prompt=request.prompt or (),
+            model=request.model,
+            created=request.created,
+        )
+    )
     for row in rows:
         trace.add(row)
     trace.footer = Footer("done", (request.reason,), (request.text,), 0)
@@ -161,19 +197,6 @@ def _decision(step: int, node: int, parent: int, position: int, token: int, outc
     return Decision(step, 0, node, parent, position, token, None, None, None, "", outcome, -1, -1)
 
 
-def _header(request: Request, imported: Imported) -> Header:
-    return new_header(
-        imported,
-        engine=request.engine,
-        key=request.key,
-        content=request.content,
-        prompts=1,
-        prompt=request.prompt or (),
-        model=request.model,
-        created=request.created,
-    )
-
-
 def new_header(
     imported: Imported,
     *,
@@ -188,16 +211,9 @@ def new_header(
 ) -> Header:
     """Return the header of an imported run; its `created` is empty if the file names no date.
 
-    Args:
-        imported: The origin.
-        engine: The engine's name.
-        key: What the run is called in the file; may be empty.
-        content: What the run id is a hash of, so that a second import of a file is noticed.
-        prompts: The number of sequences, 0 for a summary of many requests.
-        prompt: Token ids of the prompt.
-        model: The target's name.
-        created: Seconds since 1970.
-        devices: The devices of the spans.
+    `key` is what the file calls the run. The run id is a hash of `content`, so that a second import
+    of a file is noticed. There are 0 `prompts` in a summary of many requests; `created` is in
+    seconds since 1970.
     """
     code = json.dumps([imported.source, key, content], sort_keys=True).encode("utf-8", "surrogatepass")
     return Header(
@@ -224,3 +240,78 @@ def _date(seconds: float) -> str:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"the date {seconds:g} is no time in seconds since 1970") from None
+
+
+# Values of parsed JSON with their types and ranges; every failure is a `ValueError`.
+
+
+def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether a value is a JSON object."""
+    return isinstance(value, dict)
+
+
+def known(row: Mapping[str, Any], names: Collection[str], what: str) -> None:
+    """Check that an object has no field beside those of the versions that are read."""
+    for name in row:
+        if name not in names:
+            raise ValueError(f"{what} has a field {shown(name)}; expected only {', '.join(sorted(names))}")
+
+
+def whole(row: Mapping[str, Any], name: str, high: int = MOST) -> int:
+    """Return a whole number of at least 0."""
+    value = row.get(name)
+    if type(value) is not int or not 0 <= value <= high:
+        raise ValueError(f"{name} is {_found(row, name)}; expected a whole number from 0 to {high}")
+    return value
+
+
+def optional_whole(row: Mapping[str, Any], name: str, high: int = MOST) -> int | None:
+    """Return a whole number of at least 0, or None if the field is null or missing."""
+    return None if row.get(name) is None else whole(row, name, high)
+
+
+def wholes(row: Mapping[str, Any], name: str, most: int, high: int = MOST) -> tuple[int, ...]:
+    """Return a list of at most `most` whole numbers from 0 to `high`."""
+    values = row.get(name)
+    if not isinstance(values, list):
+        raise ValueError(f"{name} is {_found(row, name)}; expected a list of whole numbers")
+    if len(values) > most:
+        raise ValueError(f"{name} has {len(values)} entries; at most {most} are read")
+    for value in values:
+        if type(value) is not int or not 0 <= value <= high:
+            raise ValueError(f"{name} contains {shown(value)}; expected whole numbers from 0 to {high}")
+    return tuple(values)
+
+
+def histogram(row: Mapping[str, Any], name: str, first: int = 0) -> tuple[int, ...]:
+    """Return an object {number: times} with text keys as times by number, from `first`."""
+    values = row.get(name)
+    if not is_object(values):
+        raise ValueError(f"{name} is {_found(row, name)}; expected an object of whole numbers")
+    times: dict[int, int] = {}
+    for key in values:
+        number = int(key) if key.isascii() and key.isdigit() and len(key) <= 5 else -1
+        if not first <= number <= LONGEST_DRAFT + first:
+            raise ValueError(f"{name} has a key {shown(key)}; expected {first} to {LONGEST_DRAFT + first}")
+        if number in times:
+            raise ValueError(f"{name} has the key {number} twice")
+        times[number] = whole(values, key)
+    return tuple(times.get(number, 0) for number in range(first, max(times, default=first - 1) + 1))
+
+
+def number(row: Mapping[str, Any], name: str) -> float:
+    """Return a finite number."""
+    value: Any = row.get(name)
+    if type(value) not in (int, float) or abs(value) > 1e300 or not math.isfinite(value):
+        raise ValueError(f"{name} is {_found(row, name)}; expected a number")
+    return float(value)
+
+
+def text(row: Mapping[str, Any], name: str, most: int = 200) -> str:
+    """Return a text, cut to `most` characters; an empty one if the field has no text."""
+    value = row.get(name)
+    return value[:most].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+
+
+def _found(row: Mapping[str, Any], name: str) -> str:
+    return shown(row[name]) if name in row else "missing"

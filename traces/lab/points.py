@@ -41,11 +41,9 @@ class Point:
 def points_of(plan: Sweep, profile: str | None, pair: str | None) -> list[Point]:
     """Return the papers' points that belong to a sweep on a virtual cluster.
 
-    Args:
-        plan: The sweep. An axis must be the points' field. Where acceptance is the other axis,
-            points without a draft length count, too.
-        profile: The profile's name; points of a file of the user's own do not exist.
-        pair: Its modelled pair; the profile's default if None or empty.
+    An axis must be the points' field; where acceptance is the other axis, points without a draft
+    length count, too. A profile in a file of the user's own has no points; the pair is the
+    profile's default if None or empty.
     """
     if not profile or profile not in {series["profile"] for series in _series()}:
         return []

@@ -3,7 +3,8 @@
 A cell has one comparison per sample (a prompt, or a seed of scripted drafts) and pass. Both runs
 of a comparison have the same clock and the same conditions; else the cell has the reason instead of
 a number. Passes alternate: every other one decodes plainly last, so that a machine that becomes
-slower in the course of a sweep does not favour one side.
+slower in the course of a sweep does not favour one side. Over acceptance rates, scripted drafts run
+on a virtual cluster, without models.
 """
 
 from __future__ import annotations
@@ -11,23 +12,29 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.errors import RunCancelled, UsageError
 from engine.methods import BASELINE, find
-from engine.types import check_range
+from engine.simulate.profile import Profile
+from engine.types import Limits, check_range
 from traces.comparable import conditions, differences
 from traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
 from traces.metrics import measure, speedup
-from traces.passes import alternating
+from traces.race import alternating
 
 if TYPE_CHECKING:
     from engine.methods import Method
     from engine.trace.trace import Trace
 
 MOST_PASSES = 9
+MOST_TOKENS = 512
+MOST_SEEDS = 5
+_VOCABULARY, _EOS = 512, 0
+_PROMPT = tuple(range(1, 33))
 
 
 class Job(NamedTuple):
@@ -274,3 +281,55 @@ def _ratio(run: Trace, plain: Trace) -> float:
     if found is None:
         raise UsageError("no speed-up over plain decoding: the run committed too few tokens")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted:
+    """A `Runner` of jobs with an acceptance rate; the sample of a job is its seed."""
+
+    profile: str
+    profile_pair: str = ""
+    tokens: int = 64
+    """Tokens of each run."""
+
+    def check(self, seeds: int) -> None:
+        """Check profile, pair, tokens, and the number of seeds.
+
+        Raises:
+            UsageError: One of them is unknown or out of range.
+        """
+        check_range("tokens", self.tokens, 1, MOST_TOKENS)
+        check_range("seeds", seeds, 1, MOST_SEEDS)
+        Profile.load(self.profile).latency(self.profile_pair or None)
+
+    def __call__(self, job: Job) -> Trace:
+        """Return the trace of a run whose drafts are right at the job's rate.
+
+        Scripted drafts have no second choices, so a tree is as good as its chain.
+
+        Raises:
+            UsageError: The method refuses its settings, or drafts n-grams of the text.
+        """
+        import engine
+        from engine.pairs.pair import Pair  # imports torch, which takes seconds
+        from engine.simulate.oracle import Source, bernoulli_models
+        from traces.whatif.script import CONTEXT, NO_TEXTS
+
+        assert job.rate is not None
+        pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
+        models = bernoulli_models((job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS])
+        source = Source(models, f"bernoulli:{job.rate:g}, seed {job.sample}")
+        with engine.open(
+            pair,
+            runtime="virtual",
+            profile=self.profile,
+            profile_pair=self.profile_pair or None,
+            tokens=source,
+        ) as cluster:
+            limits = Limits(self.tokens)
+            trace = cluster.run(job.method, _PROMPT, config=job.config, limits=limits, group=job.group)
+        if trace.pooled:
+            raise UsageError(f"{trace.header.title} drafts n-grams of a real text; a script has none")
+        trace.commits = [replace(c, text=f"{c.token} ") for c in trace.commits]
+        trace.header = replace(trace.header, prompts=(f"{len(_PROMPT)} scripted tokens",))
+        return trace

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.papers.pool import measured_time
-from traces.papers.rows import Heat, Paper, Row, numbers, published_only
+from traces.papers.rows import Heat, Paper, Row, numbers, published_only, rows
 from traces.papers.schedule import (
     DRAFTER,
     LOOKAHEAD,
     RATE,
     dsi_time,
     feasible,
+    measured_time,
     run_time,
     si_run_time,
     si_time,
@@ -41,11 +41,12 @@ def _table_1() -> Iterator[Row]:
         "best case: SI": lambda t: 2 * floor(t / (1 + drafter)),
         "best case: DSI": lambda t: floor((t - 1) / drafter) + 1 if t >= 1 else 0,
     }
-    for name, way in ways.items():
-        for column, time, number in zip(table["columns"], times, table[name], strict=True):
-            yield Row(
-                f"{name}, {column}", number, way(time), "exact", "Lookahead 1, drafter 1/7 of the target."
-            )
+    entries = (
+        (f"{name}, {column}", number, way(time))
+        for name, way in ways.items()
+        for column, time, number in zip(table["columns"], times, table[name], strict=True)
+    )
+    return rows(entries, "exact", "Lookahead 1, drafter 1/7 of the target.")
 
 
 class Times(NamedTuple):
@@ -89,15 +90,9 @@ def _table_2() -> Iterator[Row]:
         share = 100 * values[1] / values[0]
         text_2 = "The ratio of the two printed latencies, which are rounded to 0.1 ms."
         yield Row(f"{name}, drafter latency (%)", values[2], share, "arithmetic", text_2)
-    claims = _DATA["claims"]
-    for name, ours in (("least_speedup", min(speeds)), ("most_speedup", max(speeds))):
-        yield Row(
-            f"{name} of the abstract", claims[name], ours, "arithmetic", "Extreme of the printed column."
-        )
-
-
-def _table_3() -> Iterator[Row]:
-    return published_only(_DATA["Table 3"], "An input of Table 2; measuring it needs the named models.")
+    extremes = {"least_speedup": min(speeds), "most_speedup": max(speeds)}
+    entries = ((f"{name} of the abstract", _DATA["claims"][name], ours) for name, ours in extremes.items())
+    yield from rows(entries, "arithmetic", "Extreme of the printed column.")
 
 
 def _texts() -> Iterator[tuple[float, float, np.ndarray]]:
@@ -191,19 +186,14 @@ def _figure(lookahead: int, name: str) -> Iterator[Row]:
         published = _DATA["claims"]["best_over_both"]
         yield Row("(d) largest speed-up over the better of both", published, best, "closed form", grid, why)
     else:
-        text = f"{grid} The figure prints no numbers: the share of its pink region."
-        yield Row(
-            "(a) share of cells in which SI is slower than non-SI",
-            None,
-            float(slow.mean()),
-            "closed form",
-            text,
+        share, text = float(slow.mean()), f"{grid} The figure prints no numbers"
+        about = f"{text}: the share of its pink region."
+        yield Row("(a) share of cells in which SI is slower than non-SI", None, share, "closed form", about)
+        largest = (
+            ("(b) largest speed-up over SI", None, float(maps.dsi_over_si.max())),
+            ("(c) largest speed-up over non-SI", None, float(maps.dsi_over_plain.max())),
         )
-        text = f"{grid} The figure prints no numbers."
-        yield Row("(b) largest speed-up over SI", None, float(maps.dsi_over_si.max()), "closed form", text)
-        yield Row(
-            "(c) largest speed-up over non-SI", None, float(maps.dsi_over_plain.max()), "closed form", text
-        )
+        yield from rows(largest, "closed form", f"{text}.")
 
 
 def _pictures(lookahead: int) -> list[Heat]:
@@ -224,17 +214,14 @@ def _sp_against_mp() -> Iterator[Row]:
     claims = _DATA["claims"]
     share = 1 - claims["mp_rate"] ** claims["mp_lookahead"]
     servers = int(np.ceil(1 / (claims["mp_lookahead"] * claims["mp_drafter"]))) + 1
-    yield Row(
-        "share of target forwards that count", claims["mp_share"], round(share, 2), "arithmetic", "1 - a^k."
-    )
-    yield Row(
-        "speed-up that MP needs", claims["mp_speedup"], round(1 / share, 2), "arithmetic", "1 / (1 - a^k)."
-    )
-    yield Row(
-        "GPUs at lookahead 2, drafter 10 %", claims["mp_gpus"], servers, "arithmetic", "ceil(T / (k d)) + 1."
-    )
-    amdahl = 1 / (1 - claims["amdahl_rate"])
-    yield Row("Amdahl's speed-up at 80 %", claims["amdahl"], round(amdahl, 9), "arithmetic", "1 / (1 - a).")
+    amdahl = round(1 / (1 - claims["amdahl_rate"]), 9)
+    for name, claim, ours, text in (
+        ("share of target forwards that count", "mp_share", round(share, 2), "1 - a^k."),
+        ("speed-up that MP needs", "mp_speedup", round(1 / share, 2), "1 / (1 - a^k)."),
+        ("GPUs at lookahead 2, drafter 10 %", "mp_gpus", servers, "ceil(T / (k d)) + 1."),
+        ("Amdahl's speed-up at 80 %", "amdahl", amdahl, "1 / (1 - a)."),
+    ):
+        yield Row(name, claims[claim], ours, "arithmetic", text)
     for drafter, lookahead, published in claims["perfect"]:
         block = lookahead * drafter
         name = f"perfect drafter at {drafter:.0%}, lookahead {lookahead}: over SI"
@@ -263,7 +250,9 @@ PAPER = Paper(
     {
         "Table 1": _table_1,
         "Table 2": _table_2,
-        "Table 3": _table_3,
+        "Table 3": lambda: published_only(
+            _DATA["Table 3"], "An input of Table 2; measuring it needs the named models."
+        ),
         "Proposition 1": _proposition_1,
         "Theorems 1 and 2": _theorems,
         "Figure 2": lambda: _figure(0, "Best feasible lookahead of each"),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.model.fuzzy import layer_groups
 from engine.simulate.profile import Profile
-from traces.papers.rows import Paper, Row, cells, numbers, published_only
+from traces.papers.rows import Paper, Row, cells, numbers, published_only, rows
 
 _DATA = numbers("easyspec")
 LEVELS = 5
@@ -112,34 +112,34 @@ def _printed_twice(name: str, seconds: float, speed: float) -> Row:
 def _claims() -> Iterator[Row]:
     tables, claims = _DATA["Table 2"].values(), _DATA["claims"]
     drafting = max(table["+tree"][0] / table["EasySpec"][0] for table in tables)
-    text = "Largest printed ratio of drafting times, +tree over EasySpec."
-    yield Row("drafting accelerated by up to", claims["drafting"], drafting, "arithmetic", text)
     vanilla = max(table["vanilla"] / table["EasySpec"][2] for table in tables if "vanilla" in table)
-    text = "Largest printed ratio of totals."
-    yield Row("peak speed-up over vanilla", claims["vanilla"], round(vanilla, 2), "arithmetic", text)
     drop = max(table["+tree"][3] - table["EasySpec"][3] for table in tables)
-    text = "Largest printed difference of acceptance, +tree less EasySpec."
-    yield Row("largest drop of acceptance", claims["drop"], round(drop, 2), "arithmetic", text)
+    ratio, totals = "ratio of drafting times, +tree over EasySpec.", "ratio of totals."
+    less = "difference of acceptance, +tree less EasySpec."
+    for name, claim, ours, text in (
+        ("drafting accelerated by up to", "drafting", drafting, ratio),
+        ("peak speed-up over vanilla", "vanilla", round(vanilla, 2), totals),
+        ("largest drop of acceptance", "drop", round(drop, 2), less),
+    ):
+        yield Row(name, claims[claim], ours, "arithmetic", f"Largest printed {text}")
 
 
 def _table_3() -> Iterator[Row]:
-    times = fitted("qwen2")
+    times, none = fitted("qwen2"), "No times of a 32B target."
     for name, table in _DATA["Table 3"].items():
         same_target = "72B" in name
         text = "Times of Qwen2 72B and 7B, fitted on MMLU; the model has the same shape."
         if same_target:
             yield _printed_twice(f"{name}, vanilla", table["vanilla"], _DATA["Table 1"]["Q2-72B"][0])
         else:
-            yield Row(
-                f"{name}, vanilla", table["vanilla"], None, "published only", "No times of a 32B target."
-            )
+            yield Row(f"{name}, vanilla", table["vanilla"], None, "published only", none)
         for method in _METHODS[1:]:
             for stage, published, ours in _stages(table[method], method, times):
                 row = f"{name}, {method} {stage}"
                 if same_target or stage == "d":
                     yield Row(row, published, ours, "closed form", text)
                 else:
-                    yield Row(row, published, None, "published only", "No times of a 32B target.")
+                    yield Row(row, published, None, "published only", none)
 
 
 def _table_4() -> Iterator[Row]:
@@ -148,29 +148,22 @@ def _table_4() -> Iterator[Row]:
     reason = "the prompts of Spec-Bench are shorter than those of MMLU, for which the times are fitted."
     for model, table in _DATA["Table 4"].items():
         for task, (eagle, alpha, easy, own) in table.items():
-            why = "EAGLE-2's times and tree are not printed."
-            yield Row(
-                f"{model}, EAGLE-2, {task}", eagle, None, "published only", f"{why} Acceptance {alpha}."
-            )
+            why = f"EAGLE-2's times and tree are not printed. Acceptance {alpha}."
+            yield Row(f"{model}, EAGLE-2, {task}", eagle, None, "published only", why)
             seconds = times.drafting("EasySpec") + times.verification("EasySpec")
             ours = 100 / rounds(own) / seconds
             yield Row(f"{model}, EasySpec, {task}", easy, ours, "closed form", text, reason)
 
 
-def _table_5() -> Iterator[Row]:
-    why = "Needs Llama 3 8B; `specscope bench` prints the same similarities of the models at hand."
-    return published_only(_DATA["Table 5"], why)
-
-
 def _table_6() -> Iterator[Row]:
     for name, printed in _DATA["Table 6"].items():
         model, _, size = name.partition(", N = ")
-        groups = [[group.start, group.stop - 1] for group in layer_groups(_DATA["layers"][model], int(size))]
-        for first, last in printed:
-            ours = next((group[1] for group in groups if group[0] == first), None)
-            yield Row(
-                f"{name}, last layer of the group at {first}", last, ours, "exact", "Layer 0 alone, then N."
-            )
+        last_of = {g.start: g.stop - 1 for g in layer_groups(_DATA["layers"][model], int(size))}
+        groups = (
+            (f"{name}, last layer of the group at {first}", last, last_of.get(first))
+            for first, last in printed
+        )
+        yield from rows(groups, "exact", "Layer 0 alone, then N.")
 
 
 def _figure_4() -> Iterator[Row]:
@@ -214,7 +207,10 @@ PAPER = Paper(
         "Table 2": _table_2,
         "Table 3": _table_3,
         "Table 4": _table_4,
-        "Table 5": _table_5,
+        "Table 5": lambda: published_only(
+            _DATA["Table 5"],
+            "Needs Llama 3 8B; `specscope bench` prints the same similarities of the models at hand.",
+        ),
         "Table 6": _table_6,
         "Figure 4": _figure_4,
     },

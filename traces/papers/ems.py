@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
-from traces.papers.ems_speeds import FIT, Series, accuracy_for, fit, predicted, step_ms, waiting
-from traces.papers.padding import largest_accepted, mean_accepted, padding_ratio, padding_share
-from traces.papers.rows import Paper, Row, numbers, published_only
+from traces.papers.ems_speeds import (
+    FIT,
+    Series,
+    accuracy_for,
+    fit,
+    largest_accepted,
+    mean_accepted,
+    padding_ratio,
+    padding_share,
+    predicted,
+    step_ms,
+    waiting,
+)
+from traces.papers.rows import Paper, Row, numbers, published_only, rows
 
 _DATA = numbers("ems")
 _TPS = "Greedy decoding is an input; the other rows are judged as speed-ups over it."
@@ -87,15 +99,9 @@ def _speed_ups(name: str, series: Series) -> Iterator[Row]:
         row = f"{name}, batch {batch}, speed-up of"
         yield Row(f"{row} our method", series.ours[at], own, "closed form", text, reason, is_fit)
         if batch > 1:
-            yield Row(
-                f"{row} the vanilla method",
-                series.vanilla[at],
-                vanilla,
-                "closed form",
-                about,
-                reason,
-                batch == FIT,
-            )
+            published = series.vanilla[at]
+            name_2, fit_2 = f"{row} the vanilla method", batch == FIT
+            yield Row(name_2, published, vanilla, "closed form", about, reason, fit_2)
 
 
 def _greedy(name: str, table: Mapping[str, Any]) -> Iterator[Row]:
@@ -141,15 +147,11 @@ def _table_2() -> Iterator[Row]:
             for name, number in zip(names, printed, strict=True):
                 yield Row(f"batch {batch}, {name}, tokens/s", number, None, "published only", _TPS)
             ratios = _DATA["Table 2 speed-up"][batch]
-            for name, number, speed in zip(names[1:], ratios, printed[1:], strict=True):
-                text = "The row's tokens/s over greedy decoding's."
-                yield Row(
-                    f"batch {batch}, {name}, printed speed-up",
-                    number,
-                    round(speed / printed[0], 2),
-                    "arithmetic",
-                    text,
-                )
+            entries = (
+                (f"batch {batch}, {name}, printed speed-up", number, round(speed / printed[0], 2))
+                for name, number, speed in zip(names[1:], ratios, printed[1:], strict=True)
+            )
+            yield from rows(entries, "arithmetic", "The row's tokens/s over greedy decoding's.")
 
 
 def _tables(item: str, *, drafts: bool) -> Iterator[Row]:
@@ -194,10 +196,12 @@ def _figure_4() -> Iterator[Row]:
 
 def _figure_5() -> Iterator[Row]:
     figure = _DATA["Figure 5"]
-    for rows, number in zip(figure["columns"], figure["batch 16, ms"], strict=True):
-        text = "An input of the profile A100-OPT, which is measured there."
-        ours = step_ms("opt-6.7b", 16, rows)
-        yield Row(f"batch 16, {rows} tokens a sample, ms", number, ours, "closed form", text, fitted=True)
+    steps = (
+        (f"batch 16, {n} tokens a sample, ms", number, step_ms("opt-6.7b", 16, n))
+        for n, number in zip(figure["columns"], figure["batch 16, ms"], strict=True)
+    )
+    text = "An input of the profile A100-OPT, which is measured there."
+    return rows(steps, "closed form", text, fitted=True)
 
 
 def _figure_6() -> Iterator[Row]:
@@ -219,14 +223,12 @@ def _figure_7() -> Iterator[Row]:
     share = padding_share(figure["share_accuracy"], 24, most)
     text = "Padding over the largest number of tokens at batch 24."
     yield Row("share of padding at 0.9", figure["share"], share, "closed form", text)
-    for size in (2, 4, 8, 16, 24):
-        for accuracy in (0.5, 0.6, 0.7, 0.8, 0.9):
-            text = "E[largest] is the sum of 1 - (1 - p^k)^B, exact; the figure prints no numbers."
-            name = f"accuracy {accuracy}, batch {size}"
-            largest, mean = largest_accepted(accuracy, size, most), mean_accepted(accuracy, most)
-            yield Row(f"{name}, largest", None, largest, "closed form", text)
-            yield Row(f"{name}, padding", None, largest - mean, "closed form", text)
-            yield Row(f"{name}, ratio", None, padding_ratio(accuracy, size, most), "closed form", text)
+    text = "E[largest] is the sum of 1 - (1 - p^k)^B, exact; the figure prints no numbers."
+    for size, accuracy in product((2, 4, 8, 16, 24), (0.5, 0.6, 0.7, 0.8, 0.9)):
+        largest = largest_accepted(accuracy, size, most)
+        added, ratio = largest - mean_accepted(accuracy, most), padding_ratio(accuracy, size, most)
+        for name, ours in (("largest", largest), ("padding", added), ("ratio", ratio)):
+            yield Row(f"accuracy {accuracy}, batch {size}, {name}", None, ours, "closed form", text)
 
 
 PAPER = Paper(

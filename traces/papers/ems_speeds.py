@@ -8,6 +8,10 @@ for each row more (Figure 5, for the other models by weights), and the drafter's
 A100-OPT). Tokens and s are fitted to batch 8 and the smallest batch of a series; the other batch
 sizes are judged. The vanilla method adds w B padding_ratio(B) to a round, because the attention of
 every sample reads the padded rows; w is fitted to batch 8.
+
+The expected padding of a batch of samples that accept independently (appendix B): a sample accepts
+k + 1 tokens or more with probability p^k, at most `most`. So E[tokens] is the sum of p^k over k <
+most, and E[largest of B] the sum of 1 - (1 - p^k)^B.
 """
 
 from __future__ import annotations
@@ -16,8 +20,7 @@ from functools import cache
 from typing import NamedTuple
 
 from engine.simulate.profile import Profile
-from traces.papers.padding import accuracy_of, padding_ratio
-from traces.papers.rows import numbers
+from traces.papers.rows import bisect, numbers
 
 _DATA = numbers("ems")
 _CONTEXT = 745
@@ -110,3 +113,33 @@ def predicted(series: Series, at: int) -> tuple[float, float]:
 def accuracy_for(series: Series, tokens: float) -> float:
     """Return the accuracy at which a sample of the series accepts so many tokens a step."""
     return accuracy_of(min(tokens, series.most - 0.05), series.most)
+
+
+def mean_accepted(accuracy: float, most: int) -> float:
+    """Return the expected tokens of a sample in one step (equation 7)."""
+    return sum(accuracy**k for k in range(most))
+
+
+def largest_accepted(accuracy: float, batch: int, most: int) -> float:
+    """Return the expected largest number of tokens in a batch (equations 8 and 11)."""
+    return sum(1 - (1 - accuracy**k) ** batch for k in range(most))
+
+
+def padding(accuracy: float, batch: int, most: int) -> float:
+    """Return the expected padding tokens of a sample (equation 9)."""
+    return largest_accepted(accuracy, batch, most) - mean_accepted(accuracy, most)
+
+
+def padding_ratio(accuracy: float, batch: int, most: int) -> float:
+    """Return the padding over the accepted tokens."""
+    return padding(accuracy, batch, most) / mean_accepted(accuracy, most)
+
+
+def padding_share(accuracy: float, batch: int, most: int) -> float:
+    """Return the padding over the largest number of tokens (equation 10)."""
+    return padding(accuracy, batch, most) / largest_accepted(accuracy, batch, most)
+
+
+def accuracy_of(tokens: float, most: int) -> float:
+    """Return the accuracy at which a sample accepts so many tokens on average."""
+    return bisect(lambda p: mean_accepted(p, most), tokens, 0, 1)

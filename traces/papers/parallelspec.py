@@ -4,28 +4,55 @@ A speed-up is tau / r: tau tokens a round over r target forwards a round. r is f
 method, to Vicuna 7B at temperature 0. A drafter's part of it, r - 1, is time that does not grow
 with the target; in forwards of a 13B target it is smaller by T(7B) / T(13B) = 0.78, which DSI's
 Table 2 prints for the same Vicuna models on an A100.
+
+With a stub head: it is right at a level with that level's rate, if it was right at all levels
+before. Drawn rounds give the accepted length. A round's time is that of the published shapes in the
+profile A100-40G: five forwards of EAGLE's layer, one of Medusa's heads, or one of a layer over five
+rows (ParallelSpec), then a verification. The rates are fitted to printed lengths; no speed-up is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from engine.heads.work import Work
+from engine.simulate.profile import Profile
 from traces.closed_forms import speculative_tokens
-from traces.papers import stub_head
 from traces.papers.rows import Paper, Row, bisect, cells, numbers, published_only
 
 _DATA = numbers("parallelspec")
 _TAU, _AVERAGE = -1, -2
 _BASE = "V 7B "
 _COLD = ", temperature 0.0"
+_TABLE = _DATA["Table 1"]
+LEVELS = 5
+"""Levels of a draft: the parallel group of section 5.1."""
+_ROUNDS, _CONTEXT = 20_000, 500
+_PAIRS = {
+    "V 7B EAGLE, temperature 0.0": "EAGLE",
+    "L2 7B EAGLE, temperature 0.0": "EAGLE",
+    "V 7B EAGLE, temperature 1.0": "EAGLE",
+    "L2 7B EAGLE, temperature 1.0": "EAGLE",
+    "V 7B Medusa, temperature 0.0": "Medusa",
+}
+"""Rows of Table 1 with a row of ParallelSpec below them, on 7B targets."""
+_HEADS = {
+    "EAGLE": ((Work(1, 2), 1, LEVELS), (Work(1, 2), LEVELS, 1), 26),
+    "Medusa": ((Work(0, LEVELS, LEVELS), 1, 1), (Work(1, 0), LEVELS, 1), 64),
+}
+"""Work, rows and number of the head's forwards, without and with ParallelSpec; rows verified."""
+_WORK = (
+    "the profile has forwards and judging only; the measured program also builds trees and masks in Python in each "
+    "round, which the ratio of the two rows does not contain."
+)
 
 
 def round_cost(method: str, *, large: bool = False) -> float:
     """Return the target forwards that a round takes, from Vicuna 7B at temperature 0.
 
-    Args:
-        method: As in Table 1, such as `EAGLE +ParallelSpec`.
-        large: Whether the target has 13B weights.
+    The method is named as in Table 1 (`EAGLE +ParallelSpec`); a `large` target has 13B weights.
     """
     row = _DATA["Table 1"][f"{_BASE}{method}{_COLD}"]
     cost = row[_TAU] / row[_AVERAGE]
@@ -81,23 +108,10 @@ def _table_1() -> Iterator[Row]:
     own, base = (
         table[f"V 7B {name}, temperature 0.0"][_AVERAGE] for name in ("Medusa +ParallelSpec", "Medusa")
     )
-    percent = round(100 * (own / base - 1), 1)
-    yield Row(
-        "improvement of Vicuna 7B Medusa, %", claims["improvement"], percent, "arithmetic", "2.31 over 1.42."
-    )
-    yield Row(
-        "size of the parallel group",
-        claims["group"],
-        claims["masks"] + 1,
-        "arithmetic",
-        "A token and k masks.",
-    )
-
-
-def _table_3() -> Iterator[Row]:
-    return published_only(
-        _DATA["Table 3"], "Settings of the authors' training; `specscope train` has its own."
-    )
+    percent, group = round(100 * (own / base - 1), 1), claims["masks"] + 1
+    gain, size = "improvement of Vicuna 7B Medusa, %", "size of the parallel group"
+    yield Row(gain, claims["improvement"], percent, "arithmetic", "2.31 over 1.42.")
+    yield Row(size, claims["group"], group, "arithmetic", "A token and k masks.")
 
 
 def _figure_1() -> Iterator[Row]:
@@ -125,9 +139,47 @@ def _figure_5() -> Iterator[Row]:
     ours = base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
     text = "The printed accepted lengths, and Table 1's round costs of Vicuna 7B."
     reason = "the figure counts forwards of drafter and target only; Table 1's costs include all other work of a round."
-    yield Row(
-        "time of the text, with over without ParallelSpec", figure["time"], ours, "closed form", text, reason
-    )
+    name = "time of the text, with over without ParallelSpec"
+    yield Row(name, figure["time"], ours, "closed form", text, reason)
+
+
+def _stub_head() -> Iterator[Row]:
+    """Yield lengths and speed-ups without and with ParallelSpec, and the gain between them."""
+    fit = f"Drawn lengths of {_ROUNDS} rounds; one rate for all five levels, fitted to tau."
+    text = "The drawn length over the time of a round on the profile A100-40G."
+    for name, method in _PAIRS.items():
+        speeds, printed = list[float](), list[float]()
+        for parallel in (False, True):
+            row = name.replace(method, f"{method} +ParallelSpec") if parallel else name
+            tau, speed = _TABLE[row][_TAU], _TABLE[row][_AVERAGE]
+            drawn = accepted_length([rate_for(tau)] * LEVELS)
+            speeds.append(drawn / stub_round_cost(method, parallel=parallel))
+            printed.append(speed)
+            yield Row(f"{row}, tau", tau, drawn, "simulated", fit, fitted=True)
+            yield Row(f"{row}, speed-up", speed, speeds[-1], "simulated", text, _WORK)
+        about = "The ratio of the two rows above: work that both ways have cancels out."
+        gain, ours = printed[1] / printed[0], speeds[1] / speeds[0]
+        yield Row(f"{name}, gain by ParallelSpec", gain, ours, "simulated", about, _WORK)
+
+
+def rate_for(tau: float) -> float:
+    """Return the rate of all levels at which a round has so many tokens on average."""
+    return bisect(lambda rate: speculative_tokens(rate, LEVELS), tau, 0, 1)
+
+
+def accepted_length(rates: Sequence[float]) -> float:
+    """Return the mean tokens of drawn rounds, the target's own included; rates by level."""
+    right = np.random.default_rng(0).random((_ROUNDS, len(rates))) < np.asarray(rates)
+    return 1 + float(np.logical_and.accumulate(right, 1).sum(1).mean())
+
+
+def stub_round_cost(method: str, *, parallel: bool) -> float:
+    """Return a round's time in plain steps on the profile A100-40G."""
+    latency, shapes = Profile.load("A100-40G").latency(), _HEADS[method]
+    work, width, forwards = shapes[1] if parallel else shapes[0]
+    drafting = forwards * latency.head(work, width, _CONTEXT)
+    verification = latency("target", shapes[2], _CONTEXT) + latency.sample_us
+    return (drafting + verification) / latency("target", 1, _CONTEXT)
 
 
 PAPER = Paper(
@@ -135,10 +187,12 @@ PAPER = Paper(
     {
         "Table 1": _table_1,
         "Table 2": lambda: _speeds("Table 2"),
-        "Table 3": _table_3,
+        "Table 3": lambda: published_only(
+            _DATA["Table 3"], "Settings of the authors' training; `specscope train` has its own."
+        ),
         "Figure 1": _figure_1,
         "Figure 4": _figure_4,
         "Figure 5": _figure_5,
-        "Stub head": stub_head.rows,
+        "Stub head": _stub_head,
     },
 )

@@ -4,6 +4,11 @@ Table 7 prints the mean run n of accepted tokens between two rejections. If toke
 independently, n = a / (1 - a), so the acceptance rate a is n / (1 + n). A step costs what Table 15
 prints besides forwards: 0.2 ms of communication and 1.7 ms of verification. For the Llama pairs the
 paper prints no accepted tokens; their rate is fitted once to the row of speculative decoding.
+
+At a rate that varies along a text, as in a recorded run: `assets/papers/pearl-acceptance.toml` has,
+for each token of real runs, whether the draft was right. A rejection is kept with one probability
+for all: the hard parts of a text stay harder than the easy ones, and the mean run of accepted
+tokens becomes the paper's. Runs decide both methods' rounds.
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ from __future__ import annotations
 from functools import cache
 from math import ceil
 from typing import NamedTuple
+
+import numpy as np
 
 from engine.simulate.latency import Latency
 from engine.simulate.profile import Profile, profiles
@@ -20,6 +27,8 @@ from traces.papers.rows import bisect, numbers
 _DATA = numbers("pearl")
 _LONGEST = 64
 """Longest draft of `assisted`, in tokens."""
+_DRAWS = 50
+"""Times that the recorded texts are drawn."""
 
 
 class Pair(NamedTuple):
@@ -145,3 +154,65 @@ def pipeline(name: str) -> float:
     times, pair = latency(name), pair_of(name)
     move = times.move_us("drafter", ceil(pair.window / 2)) / 1e3
     return together(pair, pair.window) / (max(pair.window * pair.drafter + move, pair.target) + pair.step)
+
+
+@cache
+def _recorded() -> tuple[np.ndarray, np.ndarray]:
+    """Return which tokens were rejected, (N,), and uniform numbers for each draw, (draws, N)."""
+    wrong = np.array([flag == "0" for text in numbers("pearl-acceptance")["texts"] for flag in text])
+    return wrong, np.random.default_rng(0).random((_DRAWS, len(wrong)))
+
+
+def runs(kept: float) -> np.ndarray:
+    """Return the accepted tokens before each rejection of the drawn texts, (R,).
+
+    `kept` is the share of the recorded rejections that stay.
+    """
+    wrong, uniform = _recorded()
+    return np.diff(np.flatnonzero((uniform < kept) & wrong), prepend=-1) - 1
+
+
+def runs_of_mean(mean: float) -> np.ndarray:
+    """Return runs with about this many accepted tokens on average."""
+    wrong, _ = _recorded()
+    return runs(len(wrong) / (mean + 1) / wrong.sum())
+
+
+@cache
+def runs_of_speed(pair: Pair, speed_up: float) -> np.ndarray:
+    """Return the runs at which speculative decoding, at its best gamma, has a speed-up."""
+    scarcity = bisect(
+        lambda n: max(speculative_varying(pair, runs(1 / n), gamma) for gamma in range(1, 33)),
+        speed_up,
+        1,
+        200,
+    )
+    return runs(1 / scarcity)
+
+
+def speculative_varying(pair: Pair, lengths: np.ndarray, gamma: int) -> float:
+    """Return the speed-up of speculative decoding over texts with these runs.
+
+    Whole rounds give gamma + 1 tokens of a run; one more ends with the rejection, or with a token
+    of the target in its place.
+    """
+    tokens, rounds = (lengths + 1).sum(), (lengths // (gamma + 1) + 1).sum()
+    return float(tokens / rounds) * pair.target / (gamma * pair.drafter + pair.target + pair.step)
+
+
+def pearl_varying(pair: Pair, lengths: np.ndarray) -> float:
+    """Return the speed-up of PEARL over texts with these runs, at gamma = round(c).
+
+    A run is a pre-verify step for its first token, then post-verify steps of gamma tokens, the
+    rejection included.
+    """
+    steps = np.where(lengths > 0, 2 + (lengths - 1) // pair.window, 1)
+    return float((lengths + 1).sum() / steps.sum()) * pair.target / together(pair, pair.window)
+
+
+def most_varying(pair: Pair, mean: float) -> float:
+    """Return the most that PEARL reaches with this mean run, whatever the pattern of acceptance.
+
+    A run of n tokens takes at least 1 + n / gamma steps.
+    """
+    return (mean + 1) / (1 + mean / pair.window) * pair.target / together(pair, pair.window)

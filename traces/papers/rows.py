@@ -108,6 +108,8 @@ class Heat:
 
 Item = Callable[[], Iterable[Row]]
 """Computes the rows of one table or figure."""
+Entry = tuple[str, float | None, float | None]
+"""(name, published number, ours) of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,28 @@ def cells(table: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str, flo
         for column, number in zip(table["columns"], table[name], strict=True):
             if not math.isnan(number):
                 yield name, str(column), number
+
+
+def per_cell(
+    table: Mapping[str, Any], *names: str, ours: Callable[[str, str], float], label: str = "{}, {}"
+) -> Iterator[Entry]:
+    """Yield an entry for each number of a table; `ours` and `label` get its row and column."""
+    for name, column, number in cells(table, *names):
+        yield label.format(name, column), number, ours(name, column)
+
+
+def rows(
+    entries: Iterable[Entry],
+    kind: Kind,
+    text: str,
+    reason: str = "",
+    *,
+    fitted: bool = False,
+    easy: bool = False,
+) -> Iterator[Row]:
+    """Yield the rows of entries that are computed in the same way; see `Row`."""
+    for name, published, ours in entries:
+        yield Row(name, published, ours, kind, text, reason, fitted, easy)
 
 
 def published_only(table: Mapping[str, Any], why: str, *names: str) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from traces.imported import NO_TOKEN, is_timed
 if TYPE_CHECKING:
     from engine.trace.events import Commit, Header
     from engine.trace.trace import Trace
-    from traces.view.clock import Clock
+    from traces.waiting import Clock
 
 
 class RowView(TypedDict):

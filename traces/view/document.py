@@ -9,34 +9,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import SpecScopeError
 from engine.methods import METHODS
-from traces.around import WHOLE, Around
-from traces.comparable import batch_size, drafts
+from traces.comparable import batch_size, drafts, other_load
 from traces.imported import is_timed, origin
-from traces.load import other_load
 from traces.metrics import Metrics, measure, speedup
-from traces.passes import Spread, spread
-from traces.race import Racer, race_line, racers_of
+from traces.race import Racer, Spread, race_line, racers_of, spread
 from traces.verdict import verdict
 from traces.view.aligned import aligned
-from traces.view.band import band, headline
-from traces.view.branches import has_trees
-from traces.view.caches import caches
-from traces.view.clock import decoding_clock, working_devices
+from traces.view.caches import caches, packings
 from traces.view.figures import LOSSY, figure_rows, figure_texts
 from traces.view.form import VERSION, Compared, Document, Heading, IdentityView, RunView, Sections
-from traces.view.ghosts import GhostView, ghosts
 from traces.view.layers import layers
-from traces.view.ngrams import NgramsView, ngrams
-from traces.view.packings import packings
-from traces.view.queue import queue
-from traces.view.rounds import rounds
+from traces.view.ngrams import CopyView, NgramsView, copies, ngrams, sources
 from traces.view.servers import server_pool
 from traces.view.settings import config_text, drafter_text, planned_text, shown_config
-from traces.view.sources import CopyView, copies, sources
-from traces.view.tokens import TokenView, committed
-from traces.view.tracks import tracks
-from traces.view.trees import trees
-from traces.waiting import Timeline, timeline
+from traces.view.tokens import GhostView, TokenView, committed, ghosts, has_trees, trees
+from traces.view.tracks import band, headline, queue, rounds, tracks
+from traces.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
 
 if TYPE_CHECKING:
     from engine.trace.events import Device
@@ -53,7 +41,7 @@ def view_model(
 
     Args:
         traces: The runs compared, in the order shown. A run without a footer is in progress.
-        passes: For each run, all passes of it (see `traces.passes`); empty if no run was repeated.
+        passes: For each run, all passes of it (see `traces.race`); empty if no run was repeated.
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
     """
@@ -122,14 +110,9 @@ def sections(
     devices: Sequence[Device] | None = None,
     around: Around = WHOLE,
 ) -> Sections:
-    """Return what the viewer draws of a run.
+    """Return what the viewer draws of a run, or of a part of it.
 
-    Args:
-        trace: The run.
-        known: Its waits and its band.
-        redact_prompt: See `view_model`.
-        devices: The devices that get a track; `working_devices(trace)` unless given.
-        around: What the run has around the rows of the trace.
+    Without `devices`, `working_devices(trace)` get a track.
     """
     tokens, lost, judged = list(committed(trace)), list(ghosts(trace)), rounds(trace)
     views = _Views()

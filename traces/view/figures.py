@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from traces.definitions import DEFINITIONS
+from traces.metrics import DEFINITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from traces.metrics import Metrics
-    from traces.passes import Spread
+    from traces.race import Spread
 
 
 class Figure(NamedTuple):
@@ -104,8 +104,7 @@ _OF_BATCHES = {
 def figure_rows(*, batches: bool = False) -> list[FigureView]:
     """Return every figure, in the order shown.
 
-    Args:
-        batches: Whether one of the runs decodes several sequences at once.
+    With `batches`, one of the runs decodes several sequences at once.
     """
     special = _OF_BATCHES if batches else {}
     return [

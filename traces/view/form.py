@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from traces.passes import Spread
+from traces.race import Spread
 from traces.verdict import Verdict
 from traces.view.aligned import AlignedView
-from traces.view.band import ShareOfTime
-from traces.view.caches import CacheView
+from traces.view.caches import CacheView, PackingView
 from traces.view.figures import FigureView
-from traces.view.ghosts import GhostView
 from traces.view.layers import LayersView
-from traces.view.ngrams import NgramsView
-from traces.view.packings import PackingView
-from traces.view.rounds import RoundView
+from traces.view.ngrams import CopyView, NgramsView, SourceView
 from traces.view.servers import ServersView
-from traces.view.sources import CopyView, SourceView
-from traces.view.tokens import TokenView
-from traces.view.tracks import TrackView
-from traces.view.trees import TreeView
+from traces.view.tokens import GhostView, TokenView, TreeView
+from traces.view.tracks import RoundView, ShareOfTime, TrackView
 
 VERSION = 1
 """Version of the document; the viewer refuses another one."""
@@ -79,7 +73,7 @@ class Sections(Extent):
 
     tracks: list[TrackView]
     band: list[tuple[str, float, float]]
-    """(kind, start, end), see `traces.view.band`."""
+    """(kind, start, end), see `traces.view.tracks`."""
     headline: list[ShareOfTime]
     note: str
     """Why nothing was drafted, or what is unknown of an imported run; may be empty."""

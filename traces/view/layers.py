@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view.clock import decoding_clock
+from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from engine.trace.events import Part, Span

@@ -1,17 +1,27 @@
-"""N-gram pools: the look-ahead window of each round, the n-grams it tried, and those it gained."""
+"""N-grams: the pool of look-ahead decoding, and drafts copied from a text.
+
+Of a pool: the window of each round, the n-grams it tried, and those it gained. Of a copy: where it
+is from, and the texts of the sources.
+"""
 
 from __future__ import annotations
 
+import codecs
+import re
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view.branches import judged_drafts
-from traces.view.clock import decoding_clock
+from traces.view.tokens import judged_drafts
+from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from engine.trace.events import Decision
     from engine.trace.trace import Trace
+
+_SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(bos|eos|pad|unk)>")
+"""The names of special tokens in the tokenizers of supported models."""
+_ESCAPED = re.compile(rb"\\x([89a-f][0-9a-f])")
 
 
 class TriedView(TypedDict):
@@ -78,3 +88,87 @@ def _accepted(gram: Sequence[int], nodes: Mapping[int, Decision]) -> int:
         if len(path) == len(gram) - 1:
             return sum(d.outcome == "accepted" for d in path)
     return 0
+
+
+class CopyView(TypedDict):
+    """A copied draft."""
+
+    step: int
+    sequence: int
+    document: int
+    """Index of the document; -1 is the sequence itself, prompt and output."""
+    start: int
+    """Index of the first copied token in the source."""
+    match: int
+    """Tokens right before `start` that equal the last tokens of the prefix."""
+    length: int
+    """Tokens copied."""
+    position: int
+    """Position in the sequence that the first copied token was drafted for."""
+
+
+class SourceView(TypedDict):
+    """A text that drafts were copied from: a prompt or a reference document."""
+
+    sequence: int
+    """Sequence of the prompt; -1 for a document."""
+    document: int
+    """Index of the document; -1 for a prompt."""
+    texts: list[str]
+    """One text per token."""
+
+
+def copies(trace: Trace) -> list[CopyView]:
+    """Return the copied drafts that were judged."""
+    first = {(d.sequence, d.step): d.position for d in trace.decisions if d.node == 0}
+    return [
+        {
+            "step": c.step,
+            "sequence": c.sequence,
+            "document": c.document,
+            "start": c.start,
+            "match": c.match,
+            "length": c.length,
+            "position": first[c.sequence, c.step],
+        }
+        for c in trace.copies
+        if (c.sequence, c.step) in first
+    ]
+
+
+def sources(trace: Trace) -> list[SourceView]:
+    """Return the prompts, then the documents; empty for a run that copied nothing.
+
+    A text that has a token without a piece is left out.
+    """
+    if not trace.copies and not trace.documents:
+        return []
+    rows: list[tuple[int, int, Iterable[int]]] = [
+        (sequence, -1, ids) for sequence, ids in enumerate(trace.header.prompt_ids)
+    ]
+    rows += [(-1, d.document, d.tokens) for d in trace.documents]
+    return [
+        {
+            "sequence": sequence,
+            "document": document,
+            "texts": list(_texts(_shown(trace.pieces[i]) for i in ids)),
+        }
+        for sequence, document, ids in rows
+        if all(i in trace.pieces for i in ids)
+    ]
+
+
+def _shown(piece: str) -> str:
+    """Return a token's text, empty for a special token, such as those of a chat template."""
+    return "" if _SPECIAL.fullmatch(piece) else piece
+
+
+def _texts(pieces: Iterable[str]) -> Iterator[str]:
+    r"""Yield the text that each token adds.
+
+    Where several tokens (each a piece like `\xe2`) make one character, the last of them adds it.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    for piece in pieces:
+        text = piece.encode("utf-8", "surrogatepass")
+        yield decoder.decode(_ESCAPED.sub(lambda escaped: bytes.fromhex(escaped[1].decode()), text))

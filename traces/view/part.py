@@ -8,25 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from traces.verdict import NONE
-from traces.view.clock import decoding_clock
 from traces.view.document import heading, sections
 from traces.view.figures import figure_rows
 from traces.view.form import VERSION
-from traces.waiting import Timeline, decode_window, timeline
+from traces.waiting import Timeline, decode_window, decoding_clock, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.trace.events import Device
     from traces.bins import Bins
-    from traces.windows import Extent, Part
+    from traces.windows import Extent, Window
 
 PIECEMEAL = ("tokens", "ghosts", "rounds")
 """Sections whose rows have a time, and are cut to the window."""
 
 
 class Shares(TypedDict):
-    """The work of one look on a device."""
+    """The work of one style on a device."""
 
     kind: str
     lost: bool
@@ -46,7 +45,7 @@ class BinsView(TypedDict):
     tokens: list[int]
 
 
-def part_document(parts: Sequence[tuple[Part, Extent]]) -> dict[str, Any]:
+def part_document(parts: Sequence[tuple[Window, Extent]]) -> dict[str, Any]:
     """Return the document of these parts; `packed` takes it.
 
     The figures, and whatever else needs a whole run, are empty.
@@ -63,7 +62,7 @@ def part_document(parts: Sequence[tuple[Part, Extent]]) -> dict[str, Any]:
     }
 
 
-def part_run(part: Part, size: Extent) -> dict[str, Any]:
+def part_run(part: Window, size: Extent) -> dict[str, Any]:
     """Return a run of the document with the rows of one part."""
     return {
         **heading(part.trace, False),
@@ -83,7 +82,7 @@ def part_run(part: Part, size: Extent) -> dict[str, Any]:
     }
 
 
-def part_sections(part: Part, size: Extent) -> dict[str, Any]:
+def part_sections(part: Window, size: Extent) -> dict[str, Any]:
     """Return the sections of a run in a part's window: the rows that the whole document has."""
     trace, clock = part.trace, decoding_clock(part.trace)
     if part.high < size.end:  # after the last span that was read, the waits are not known
@@ -96,7 +95,7 @@ def part_sections(part: Part, size: Extent) -> dict[str, Any]:
     return {**rows, **inside, "headline": [], "part": {"from": low, "to": high}}
 
 
-def _count(tokens: list[dict[str, Any]], part: Part, clock: Any) -> None:
+def _count(tokens: list[dict[str, Any]], part: Window, clock: Any) -> None:
     """Number the tokens as in the whole run, and count their gaps from the commits before."""
     firsts: dict[int, float] = {}
     for token in tokens:
@@ -106,12 +105,12 @@ def _count(tokens: list[dict[str, Any]], part: Part, clock: Any) -> None:
             token["gap"] = round(token["t"] - clock(part.around.last[token["sequence"]]), 3)
 
 
-def _devices(part: Part, size: Extent) -> list[Device]:
+def _devices(part: Window, size: Extent) -> list[Device]:
     """Return the devices with a track in the whole run."""
     return [d for d in part.trace.header.devices if "target" in d.role or d.name in size.working]
 
 
-def _clipped(known: Timeline, part: Part) -> Timeline:
+def _clipped(known: Timeline, part: Window) -> Timeline:
     """Cut waits and band to the part: outside of it the spans are not known."""
     low, high = part.low, part.high
     waits = [w._replace(start=max(low, w.start), end=min(high, w.end)) for w in known.waits]
@@ -129,12 +128,12 @@ def bins_view(bins: Bins, size: Extent) -> BinsView:
     tracks: dict[str, list[Shares]] = {}
     for row in bins.work:
         busy = [time / bins.width for time in row.busy]
-        looks = tracks.setdefault(row.device, [])
+        styles = tracks.setdefault(row.device, [])
         if row.kind != "draft" or row.cancelled:
-            looks.append(_shares(row.kind, row.cancelled, row.cancelled, busy))
+            styles.append(_shares(row.kind, row.cancelled, row.cancelled, busy))
             continue
-        looks.append(_shares("draft", False, False, [b * (1 - s) for b, s in zip(busy, lost, strict=True)]))
-        looks.append(_shares("draft", True, False, [b * s for b, s in zip(busy, lost, strict=True)]))
+        styles.append(_shares("draft", False, False, [b * (1 - s) for b, s in zip(busy, lost, strict=True)]))
+        styles.append(_shares("draft", True, False, [b * s for b, s in zip(busy, lost, strict=True)]))
     return {
         "low": _ms(bins.low, size),
         "width": bins.width / 1e6,

@@ -11,10 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.around import WHOLE, Around
-from traces.spans import SCORING, preempted, side
-from traces.view.clock import decoding_clock
 from traces.view.tracks import span_fates
+from traces.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
 
 if TYPE_CHECKING:
     from engine.trace.events import Device, Span
@@ -60,12 +58,7 @@ class ServersView(TypedDict):
 
 
 def server_pool(trace: Trace, around: Around = WHOLE) -> ServersView | None:
-    """Return the pool of a run on one sequence; None for a single server that preempted nothing.
-
-    Args:
-        trace: The run, or a part of it.
-        around: What the run has around the part.
-    """
+    """Return the pool of a run on one sequence; None for a single server that preempted nothing."""
     forwards = _forwards(trace)
     servers = [d for d in trace.header.devices if any(s.device == d.name for s in forwards)]
     if len(trace.header.prompts) != 1 or not forwards or (len(servers) < 2 and not preempted(trace)):

@@ -1,4 +1,4 @@
-"""The tokens of the output, and why each of them was kept."""
+"""Tokens: those of the output and why each was kept, lost drafts (ghosts), and trees of drafts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import math
 from typing import TYPE_CHECKING, TypedDict
 
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT, origin
-from traces.view.branches import NO_NODE
-from traces.view.clock import decoding_clock
+from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from engine.trace.events import Commit, Decision, Top
     from engine.trace.trace import Trace
 
 TOP = 5
 """Most probable tokens shown of a distribution."""
+NO_NODE = -1
+"""`node` of a decision about the target's own token, or about a draft that was never judged."""
+Nodes = dict[int, "Decision"]
+"""The judged nodes of one round's draft, by index."""
 
 
 class DecisionView(TypedDict, total=False):
@@ -133,3 +136,185 @@ def short(value: float | None) -> float | None:
 
 def _top(top: Top) -> list[tuple[int, float | None]]:
     return [(token, short(p)) for token, p in top[:TOP]]
+
+
+def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]:
+    """Return the nodes of every judged draft by (sequence, step)."""
+    drafts: dict[tuple[int, int], Nodes] = {}
+    for d in decisions:
+        if d.node != NO_NODE:
+            drafts.setdefault((d.sequence, d.step), {})[d.node] = d
+    return drafts
+
+
+def is_tree(nodes: Nodes) -> bool:
+    """Return whether the draft is not a chain: a node's parent is not the node before it."""
+    return any(d.parent != d.node - 1 for d in nodes.values())
+
+
+def has_trees(decisions: Iterable[Decision]) -> bool:
+    """Return whether any judged draft is a tree."""
+    return any(d.node != NO_NODE and d.parent != d.node - 1 for d in decisions)
+
+
+def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
+    """Return decisions with each draft's nodes depth first: branch after branch.
+
+    Chains, and decisions about tokens outside a judged draft, keep their order.
+    """
+    rows = list(decisions)
+    drafts, first = judged_drafts(rows), dict[tuple[int, int], int]()
+
+    def key(item: tuple[int, Decision]) -> tuple[int, tuple[int, ...], int]:
+        index, d = item
+        if d.node == NO_NODE:
+            return index, (), index
+        return first.setdefault((d.sequence, d.step), index), _path(drafts[d.sequence, d.step], d), index
+
+    return [d for _, d in sorted(enumerate(rows), key=key)]
+
+
+def _path(nodes: Nodes, d: Decision) -> tuple[int, ...]:
+    """Return the nodes from the root of the draft to this one."""
+    path = [d.node]
+    while d.parent in nodes and d.parent < d.node:
+        d = nodes[d.parent]
+        path.append(d.node)
+    return tuple(path[::-1])
+
+
+class GhostView(DecisionView):
+    """A drafted token that did not become part of the output."""
+
+    sequence: int
+    position: int
+    """Position in the sequence that it was drafted for."""
+    before: int
+    """Position where its branch left the text; it is shown in front of that output token."""
+    id: int | None
+    """None if redacted or unknown."""
+    text: str
+    outcome: str
+    """`rejected` or `discarded`."""
+    step: int
+    t: float
+    """When its round ended; without a round, when its draft span ended."""
+    branch: bool
+    """Whether it is the first token of a branch that follows another branch at the same place."""
+
+
+def ghosts(trace: Trace) -> Iterator[GhostView]:
+    """Yield the rejected and discarded drafts, branch after branch.
+
+    A draft that was never judged (node -1) left the text at the step's first rejection. Of a run in
+    progress, drafts of incomplete rounds are left out.
+    """
+    clock = decoding_clock(trace)
+    times = {(r.sequence, r.step): r.time for r in trace.rounds}
+    ends = {s.id: s.end for s in trace.spans}
+    nodes = {(d.sequence, d.step, d.node): d for d in trace.decisions if d.node != NO_NODE}
+    forks = _forks(trace)
+    last = dict[tuple[int, int, int], int]()
+    for d in by_branch(trace.decisions):
+        incomplete = trace.footer is None and (d.sequence, d.step) not in times
+        if d.outcome not in ("rejected", "discarded") or incomplete:
+            continue
+        fork = forks.get((d.sequence, d.step), d.position)
+        before = min(fork, d.position) if d.node == NO_NODE else _branch_start(d, nodes)
+        place = (d.sequence, d.step, before)
+        branch = d.node != NO_NODE and last.get(place, d.parent) != d.parent
+        last[place] = d.node
+        yield {
+            "sequence": d.sequence,
+            "position": d.position,
+            "before": before,
+            "id": None if d.token == NO_TOKEN else d.token,
+            "text": UNKNOWN_TEXT if d.token == NO_TOKEN else trace.pieces.get(d.token, ""),
+            "outcome": d.outcome,
+            "step": d.step,
+            "t": clock(times.get((d.sequence, d.step), ends.get(d.draft_span, 0))),
+            "branch": branch,
+            **decided(trace, d),
+        }
+
+
+def _forks(trace: Trace) -> dict[tuple[int, int], int]:
+    """Return the position of the first rejection of each (sequence, step)."""
+    forks: dict[tuple[int, int], int] = {}
+    for d in trace.decisions:
+        if d.outcome == "rejected":
+            forks.setdefault((d.sequence, d.step), d.position)
+    return forks
+
+
+def _branch_start(decision: Decision, nodes: dict[tuple[int, int, int], Decision]) -> int:
+    """Return the position of the first token on the decision's branch that was not accepted."""
+    while parent := nodes.get((decision.sequence, decision.step, decision.parent)):
+        if parent.outcome == "accepted" or parent.position >= decision.position:
+            break
+        decision = parent
+    return decision.position
+
+
+class NodeColumns(TypedDict):
+    """The nodes of a tree in the draft's order; a token of the target's own is the last of them."""
+
+    parent: list[int]
+    """Index in these columns; -1 for the last token of the prefix."""
+    level: list[int]
+    """Depth from 0."""
+    id: list[int]
+    text: list[str]
+    outcome: list[str]
+    q: list[float | None]
+    p: list[float | None]
+
+
+class TreeView(TypedDict):
+    """A judged tree."""
+
+    sequence: int
+    step: int
+    drafted: int
+    accepted: int
+    t: float
+    nodes: NodeColumns
+
+
+def trees(trace: Trace) -> list[TreeView]:
+    """Return the complete rounds whose draft is a tree."""
+    clock = decoding_clock(trace)
+    own_tokens = {(d.sequence, d.step): d for d in trace.decisions if d.node == NO_NODE and d.rule}
+    drafts, rows = judged_drafts(trace.decisions), list[TreeView]()
+    for r in trace.rounds:
+        nodes = drafts.get((r.sequence, r.step), {})
+        if is_tree(nodes):
+            decisions = [nodes[n] for n in sorted(nodes)]
+            own = own_tokens.get((r.sequence, r.step))
+            if own and r.emitted > r.accepted:
+                decisions.append(own)
+            rows.append(
+                {
+                    "sequence": r.sequence,
+                    "step": r.step,
+                    "drafted": r.drafted,
+                    "accepted": r.accepted,
+                    "t": clock(r.time),
+                    "nodes": _columns(trace, decisions),
+                }
+            )
+    return rows
+
+
+def _columns(trace: Trace, decisions: list[Decision]) -> NodeColumns:
+    root = min(d.position for d in decisions)
+    index = {d.node: i for i, d in enumerate(decisions) if d.node != NO_NODE}
+    return {
+        "parent": [index.get(d.parent, -1) for d in decisions],
+        "level": [d.position - root for d in decisions],
+        "id": [d.token for d in decisions],
+        "text": [trace.pieces.get(d.token, "") for d in decisions],
+        "outcome": [d.outcome for d in decisions],
+        "q": [short(d.q) for d in decisions],
+        "p": [short(d.p) for d in decisions],
+    }

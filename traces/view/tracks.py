@@ -1,14 +1,21 @@
-"""Tracks: one per working device, with its spans, its waiting and its measured load."""
+"""Tracks: one per working device, with its spans, its waiting and its measured load.
+
+Under them the overlap band, whose shares are the headline; under load the queue: how many requests
+wait for a KV slot; and the rounds of a run.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, TypedDict
 
+from traces import waiting
 from traces.imported import origin
 from traces.metrics import measured_occupancy
-from traces.spans import lanes
-from traces.view.clock import decoding_clock, working_devices
+from traces.requests import requests
+from traces.waiting import decoding_clock, lanes, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 
 METERS = {"cpu": "psutil", "cuda": "NVML"}
 """What measures the load of a device of that kind."""
+ROLE = "requests"
 
 
 class SpanColumns(TypedDict):
@@ -66,13 +74,7 @@ class TrackView(TypedDict):
 
 
 def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:
-    """Return the tracks in the header's order of devices.
-
-    Args:
-        trace: The run.
-        waits: Its `waiting.waits`.
-        devices: The devices that get a track; `working_devices(trace)` unless given.
-    """
+    """Return the tracks of the devices, by default of `working_devices(trace)`."""
     clock, fates = decoding_clock(trace), span_fates(trace)
     rows: list[TrackView] = []
     for device in working_devices(trace) if devices is None else devices:
@@ -154,3 +156,118 @@ def _measured(trace: Trace, device: Device) -> MeasuredView | None:
         "memory": max(o.memory for o in samples),
         "power": fmean(powers) if powers else None,
     }
+
+
+class ShareOfTime(TypedDict):
+    """A part of the headline."""
+
+    kind: str
+    """`both`, `draft`, `target` or `none`: the sides that work."""
+    label: str
+    percent: int
+    """Of decoding, as in the figures."""
+
+
+def band(trace: Trace, stretches: Sequence[waiting.Band]) -> list[tuple[str, float, float]]:
+    """Return (kind, start, end) of the adjacent stretches that fill the time of decoding."""
+    clock = decoding_clock(trace)
+    return [(b.kind, clock(b.start), clock(b.end)) for b in stretches]
+
+
+def headline(trace: Trace, stretches: Sequence[waiting.Band]) -> list[ShareOfTime]:
+    """Return the shares of the band; empty if nothing was decoded.
+
+    Without a drafter, the kinds in which a drafter works are left out.
+    """
+    start, end = waiting.decode_window(trace)
+    if start == end:
+        return []
+    drafts, apart = (
+        any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans),
+        waiting.apart(trace),
+    )
+    labels = {
+        "both": "both busy",
+        "draft": "target waits for drafter" if apart else "only the drafter works",
+        "target": ("drafter waits for target" if apart else "only the target works")
+        if drafts
+        else "target busy",
+        "none": "neither busy" if drafts else "target idle",
+    }
+    shares = waiting.overlap(trace, stretches)
+    parts: list[ShareOfTime] = [
+        {"kind": kind, "label": label, "percent": round(100 * shares[kind])} for kind, label in labels.items()
+    ]
+    return [part for part in parts if drafts or part["percent"] or part["kind"] in ("target", "none")]
+
+
+def queue(trace: Trace) -> list[TrackView]:
+    """Return a track with a span for each time in which as many requests wait; `rows` counts them.
+
+    A run without arrivals has none, nor has one in which no request waited, or that still goes on.
+    """
+    if trace.footer is None:
+        return []
+    changes = Counter[int]()
+    for request in requests(trace):
+        changes[request.arrival] += 1
+        end = max(request.arrival, trace.footer.time) if request.begin is None else request.begin
+        changes[end] -= 1
+    times = sorted(time for time, change in changes.items() if change)
+    waiting = accumulate(changes[time] for time in times)
+    spans = [(*span, n) for span, n in zip(pairwise(times), waiting, strict=False) if n > 0]
+    if not spans:
+        return []
+    clock, count = decoding_clock(trace), len(spans)
+    return [
+        {
+            "device": ROLE,
+            "label": "requests that wait",
+            "role": ROLE,
+            "lanes": 1,
+            "spans": {
+                "id": [-2 - i for i in range(count)],  # -1 is the draft span of tokens without one
+                "kind": ["queue"] * count,
+                "start": [clock(start) for start, _, _ in spans],
+                "end": [clock(end) for _, end, _ in spans],
+                "lane": [0] * count,
+                "step": [0] * count,
+                "rows": [n for _, _, n in spans],
+                "context": [0] * count,
+                "fate": ["kept"] * count,
+            },
+            "waits": [],
+            "measured": None,
+        }
+    ]
+
+
+class RoundView(TypedDict):
+    """The fields of `events.Round`, with `t` for its time."""
+
+    step: int
+    sequence: int
+    mode: str
+    drafted: int
+    accepted: int
+    emitted: int
+    span: int
+    t: float
+
+
+def rounds(trace: Trace) -> list[RoundView]:
+    """Return the rounds in the order recorded."""
+    clock = decoding_clock(trace)
+    return [
+        {
+            "step": r.step,
+            "sequence": r.sequence,
+            "mode": r.mode,
+            "drafted": r.drafted,
+            "accepted": r.accepted,
+            "emitted": r.emitted,
+            "span": r.span,
+            "t": clock(r.time),
+        }
+        for r in trace.rounds
+    ]

@@ -112,11 +112,7 @@ def longest_draft(trace: Trace) -> int:
 
 
 def read(trace: Trace, way: Way | None = None) -> Recording:
-    """Return the recording of a stored run.
-
-    Args:
-        trace: The run.
-        way: How the replay drafts and tests; as recorded by default.
+    """Return the recording of a stored run; the replay drafts and tests as recorded unless `way`.
 
     Raises:
         UsageError: The run is in progress, or the recording lacks its tokens or steps.

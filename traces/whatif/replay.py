@@ -74,14 +74,10 @@ class WhatIf:
 
 
 def what_if(trace: Trace, change: Change) -> WhatIf:
-    """Replay a stored run under other settings, in virtual time.
-
-    Args:
-        trace: The run: SpecScope's own or imported, ended, with tokens.
-        change: The other settings.
+    """Replay a stored run, SpecScope's own or imported, under other settings in virtual time.
 
     Raises:
-        UsageError: A setting is wrong, or the recording cannot drive the method.
+        UsageError: A setting is wrong, the run has not ended, or it cannot drive the method.
     """
     began = time.perf_counter()
     method, config = _method(trace, change)

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 def is_kept(trace: Trace, method: Method, changed: Mapping[str, Any]) -> bool:
     """Return whether a replay is the recorded head or tree with the recorded settings.
 
-    Args:
-        trace: The recorded run.
-        method: The replay's method.
-        changed: Its settings that were given.
+    `changed` are the settings that were given.
     """
     header = trace.header
     if method.key != header.method or origin(header) is not None:
@@ -87,14 +84,9 @@ def check(trace: Trace, layout: Layout) -> None:
 
 
 def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, plain: Header) -> Trace:
-    """Return a recorded run with the times that it has on a virtual cluster.
+    """Return a run that `check` accepts with the times that a virtual cluster gives it.
 
-    Args:
-        trace: The recorded run, which `check` accepts.
-        layout: The layout of its method.
-        cluster: The virtual cluster.
-        latency: The cluster's times.
-        plain: Header of a replay of plain decoding on this cluster.
+    `plain` is the header of a replay of plain decoding on this cluster.
 
     Raises:
         UsageError: The cluster has too few devices.

@@ -54,11 +54,8 @@ def recorded_way(trace: Trace) -> Way | None:
 class Rule:
     """What decides about the recorded drafts under another way.
 
-    Args:
-        old: The recorded way.
-        new: The other way.
-        sampling: Temperature, top-k and top-p of p and q.
-        tests: (test of a draft, decision of the output's token) of the recording.
+    `sampling` has temperature, top-k and top-p of p and q; each of `tests` is the test of a draft
+    and the decision of the output's token.
     """
 
     def __init__(
@@ -68,14 +65,9 @@ class Rule:
         self._deviation = pstdev([0.0, *(x for test, own in tests for x in self._logs(test, own))])
 
     def chance(self, test: Decision, own: Decision) -> float | None:
-        """Return the probability that a draft agrees with the output's token.
+        """Return the probability that a tested draft agrees with the output's token.
 
-        Args:
-            test: The recorded test of a draft.
-            own: The decision of the output's token at this position.
-
-        Returns:
-            The probability; None if p or q is not recorded.
+        It is None if p or q is not recorded.
         """
         if not test.top_q or not own.p:
             return None

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from engine.types import DraftToken
-from engine.workers.jobs import Grow, Import, Job, Judge, JudgeAll, Propose, Score
-from engine.workers.replies import Reply
+from engine.workers.jobs import Import, Job, Judge, JudgeAll, Propose, Reply, Score
 
 Row: TypeAlias = tuple[str, int]
 """A row of q: the slab's name and the row's number."""
@@ -100,7 +99,7 @@ def join_reply(reply: Reply, reference: Any) -> Reply:
 
 def written_rows(job: Job) -> list[int]:
     """Return the rows of q that a drafting job may write, in order."""
-    if not isinstance(job, Propose | Grow) or not job.sampled:
+    if not isinstance(job, Propose) or not job.sampled:
         return []
     return [row for rows in job.rows for row in rows]
 

@@ -19,9 +19,8 @@ import torch
 
 from engine.errors import ModelError, SpecScopeError
 from engine.workers.host import Host
-from engine.workers.jobs import Connect, Drop, Job, Link, Load
+from engine.workers.jobs import Connect, Drop, Job, Link, Load, Reply
 from engine.workers.ray.references import Packed, split_reply, unpack
-from engine.workers.replies import Reply
 from engine.workers.transports.process import Setup
 
 GROUPS = {"control": 1, "beside": 4}

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 
 from engine.environment import release
 from engine.errors import SpecScopeError, WorkerDied, one_line
-from engine.workers.jobs import CONTROL, Connect, Drop, Job, Judge, Link, Load, Preparation, Score
+from engine.workers.jobs import CONTROL, Connect, Drop, Job, Judge, Link, Load, Preparation, Reply, Score
 from engine.workers.ray.references import References, join_reply
-from engine.workers.replies import Reply
 from engine.workers.transports.process import Setup
 from engine.workers.worker import Ticket
 

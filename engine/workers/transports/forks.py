@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import pickle
 import signal
@@ -29,6 +30,7 @@ ANSWER_S = 120
 """Seconds until a server that does not answer is given up; its imports take some of them."""
 POLL_S = 0.005
 """Seconds between two looks at a process that is to end."""
+PR_SET_PDEATHSIG = 1
 
 
 class Fork(NamedTuple):
@@ -151,7 +153,6 @@ class ForkServer:
 
 
 def _keep(theirs: socket.socket, started: Future[subprocess.Popen[bytes]]) -> None:
-    """Start the server's process and wait for its end."""
     try:
         process = start_process(["forks"], theirs, worker_environment(1))
     except BaseException as error:  # noqa: BLE001 - raised in __init__
@@ -164,7 +165,6 @@ def _keep(theirs: socket.socket, started: Future[subprocess.Popen[bytes]]) -> No
 def start_process(
     words: list[str], connection: socket.socket, environment: dict[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m engine.workers` on one side of a connection."""
     with connection:
         return subprocess.Popen(
             [sys.executable, "-m", "engine.workers", str(connection.fileno()), *words],
@@ -176,7 +176,6 @@ def start_process(
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Return the environment variables of a worker process."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)}
@@ -216,3 +215,17 @@ def warm_up() -> None:
     """Start the fork server before a worker is needed, unless the workers may be on a GPU."""
     if not Path("/dev/nvidiactl").exists():
         prepare()
+
+
+def end_with_parent(parent: int) -> None:
+    """Make the kernel kill this process, even a stopped one, when the thread that started it ends.
+
+    Only Linux can. On other systems a worker ends when its connection closes.
+
+    Args:
+        parent: Id of the process that started this one. If it has ended, this process ends too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

@@ -27,8 +27,7 @@ import numpy as np
 from engine.errors import WorkerDied
 from engine.trace.events import Device
 from engine.types import Prefix
-from engine.workers.jobs import Drop, Job, Link, Preparation
-from engine.workers.replies import Reply
+from engine.workers.jobs import Drop, Job, Link, Preparation, Reply
 from engine.workers.transports.forks import Forked, prepare, start_process, worker_environment
 from engine.workers.transports.watchdog import EVERY_S, Owed, Watchdog
 from engine.workers.worker import Ticket
@@ -64,7 +63,6 @@ class Wire:
         )
 
     def unpack(self, job: Any) -> Any:
-        """Undo `pack`."""
         packed = getattr(job, "prefixes", None)
         return (
             job
@@ -128,7 +126,7 @@ class ProcessWorker:
         """Start the process and check it with the watchdog until it ends.
 
         The kernel kills the process when this thread ends, and a forked one when the fork server
-        ends (`engine.workers.transports.lifetime`).
+        ends (`end_with_parent` in `engine.workers.transports.forks`).
         """
         try:
             process = start()
@@ -149,16 +147,13 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        """Start a job between runs and return a function that waits for its reply."""
         self._next += 1
         self._preparing.append(job)
         self._waits = self._waits or isinstance(job, Link)
@@ -177,16 +172,13 @@ class ProcessWorker:
         return value
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
-        """Return 1."""
         return 1
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve runs of this event loop from now on."""
         self._loop = loop
         loop.add_reader(self._connection.fileno(), self._read)
 
     def detach(self) -> None:
-        """Stop serving the loop."""
         if self._loop is not None and not self._connection.closed:
             self._loop.remove_reader(self._connection.fileno())
         self._loop = None
@@ -266,7 +258,6 @@ class ProcessWorker:
 
 
 def _start(setup: Setup, connection: socket.socket) -> subprocess.Popen[bytes] | Forked:
-    """Start a worker process on its side of the connection."""
     environment = worker_environment(setup.threads)
     # A fork of a process with threads or an initialised GPU would not work.
     forks = prepare() if setup.device.kind == "cpu" and setup.threads == 1 else None

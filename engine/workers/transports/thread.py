@@ -14,8 +14,7 @@ import torch
 
 from engine.trace.events import Device
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Job, Preparation
-from engine.workers.replies import Reply
+from engine.workers.jobs import CONTROL, Job, Preparation, Reply
 from engine.workers.worker import Ticket
 
 
@@ -45,15 +44,12 @@ class ThreadWorker:
         return done.result
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
-        """Return 1."""
         return 1
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve runs of this event loop from now on."""
         self._loop = loop
 
     def detach(self) -> None:
-        """Stop serving the loop."""
         self._loop = None
 
     def submit(self, job: Job) -> Ticket:

@@ -10,18 +10,34 @@ from __future__ import annotations
 import asyncio
 import heapq
 import selectors
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.errors import Deadlock
+from engine.model.fuzzy import PartTime
 from engine.trace.events import Device
 from engine.workers.host import Host
-from engine.workers.jobs import CONTROL, Drop, Job, Judge, Preparation, Score
-from engine.workers.prices import LatencyModel, Price, price
-from engine.workers.replies import Reply, Stamp
-from engine.workers.transports.sharing import Processor
+from engine.workers.jobs import (
+    CONTROL,
+    Drop,
+    Import,
+    Job,
+    Judge,
+    Prefill,
+    Preparation,
+    Propose,
+    Reply,
+    Score,
+    Stage,
+    Stamp,
+)
 from engine.workers.worker import Ticket
+
+if TYPE_CHECKING:
+    from engine.heads.work import Work
 
 
 class VirtualTime(selectors.SelectSelector):
@@ -35,7 +51,6 @@ class VirtualTime(selectors.SelectSelector):
         self._requests = 0
 
     def call_at(self, when: int, action: Callable[[], object]) -> None:
-        """Run an action at a time in microseconds."""
         self._requests += 1
         heapq.heappush(self._due, (max(when, self.now), self._requests, action))
 
@@ -68,14 +83,133 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self.clock)
 
     def time(self) -> float:
-        """Return virtual seconds since the loop was made."""
         return self.clock.now / 1e6
 
     def until(self, when: int) -> asyncio.Future[None]:
-        """Return a future that is done at a time in microseconds."""
         reached: asyncio.Future[None] = self.create_future()
         self.clock.call_at(when, lambda: reached.done() or reached.set_result(None))
         return reached
+
+
+class Processor:
+    """A device shared by several workers: each of k forwards at once has 1/k of its speed.
+
+    Shares are exact fractions; a forward ends at a whole microsecond, rounded up.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[asyncio.Future[None], Fraction] = {}
+        self._since = 0
+        self._plans = 0
+
+    def work(self, clock: VirtualTime, us: int) -> asyncio.Future[None]:
+        """Start a forward that takes `us` microseconds alone; return a future of its end."""
+        self._advance(clock.now)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left[done] = Fraction(us)
+        self._plan(clock)
+        return done
+
+    def _advance(self, now: int) -> None:
+        if self._left:
+            share = Fraction(now - self._since, len(self._left))
+            self._left = {done: max(Fraction(0), left - share) for done, left in self._left.items()}
+        self._since = now
+
+    def _plan(self, clock: VirtualTime) -> None:
+        """Schedule the end of the next forward; a forward that starts earlier makes a new plan."""
+        self._plans += 1
+        if self._left:
+            plan, soonest = self._plans, min(self._left.values()) * len(self._left)
+            clock.call_at(
+                clock.now + -(-soonest.numerator // soonest.denominator), lambda: self._end(clock, plan)
+            )
+
+    def _end(self, clock: VirtualTime, plan: int) -> None:
+        if plan != self._plans:
+            return
+        self._advance(clock.now)
+        for done in [done for done, left in self._left.items() if left <= 0]:
+            del self._left[done]
+            if not done.done():
+                done.set_result(None)
+        self._plan(clock)
+
+
+class LatencyModel(Protocol):
+    """Durations in whole microseconds; `engine.simulate.latency` implements it for profiles."""
+
+    @property
+    def sample_us(self) -> int:
+        """Judging a draft."""
+        ...
+
+    @property
+    def communicate_us(self) -> int:
+        """Moving a draft to the device that judges it."""
+        ...
+
+    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
+        """One forward of `rows` new rows after `context` cached ones."""
+        ...
+
+    def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
+        """One forward of a drafting head on the target's devices."""
+        ...
+
+    def parallel(
+        self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
+    ) -> int:
+        """One fuzzy forward: attention layers in groups of `size`, shared by `devices` devices."""
+        ...
+
+    def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
+        """One stage of a forward of a model whose layers are split over `count` devices."""
+        ...
+
+    def move_us(self, model: str, rows: int) -> int: ...
+
+    def parts(
+        self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
+    ) -> Sequence[Sequence[PartTime]]:
+        """Parts of a `parallel` forward per device, in nanoseconds from its start."""
+        ...
+
+
+class Latency(NamedTuple):
+    """How long a forward holds its devices."""
+
+    us: int
+    computes: bool = True
+    """Whether the forward shares its device's speed with other workers on it."""
+    parts: Sequence[Sequence[PartTime]] = ()
+    """Parts of a fuzzy forward per device, in nanoseconds from its start."""
+
+
+def latency_of(job: Job, stamp: Stamp, latency: LatencyModel, devices: int) -> Latency:
+    """Return how long one of a job's forwards holds its devices.
+
+    Args:
+        job: Runs the forward.
+        stamp: The forward's rows, context and batch.
+        latency: How long things take.
+        devices: Devices that the forward keeps busy.
+    """
+    model: str = getattr(job, "model", "target")
+    forward = model, stamp.rows, stamp.context
+    match job:
+        case Import():  # holds the device that waits for the rows; the sender goes on
+            return Latency(latency.move_us(model, stamp.rows), computes=False)
+        case Prefill(stage=Stage(number, count)) | Score(stage=Stage(number, count)):
+            return Latency(latency.stage(*forward, number, count, stamp.batch))
+        case _ if stamp.work is not None:
+            return Latency(latency.head(stamp.work, stamp.rows, stamp.context, stamp.batch))
+        case Propose(fuzzy=size) if size > 1 and stamp.kind == "draft":
+            us = latency.parallel(*forward, size, stamp.batch, devices=devices)
+            parts = latency.parts(*forward, size, devices, stamp.batch) if devices > 1 else ()
+            return Latency(us, parts=parts)
+        case _:
+            return Latency(latency(*forward, stamp.batch))
 
 
 @dataclass
@@ -121,7 +255,6 @@ class VirtualWorker:
         self._scoring: dict[int, asyncio.Future[Reply]] = {}
 
     def lanes(self, model: str) -> int:
-        """Return how many of its devices, the first ones, a forward of the model keeps busy."""
         return self._lanes.get(model, len(self.devices))
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
@@ -134,12 +267,10 @@ class VirtualWorker:
         return done.result
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve runs of this virtual event loop from now on."""
         assert isinstance(loop, VirtualLoop), "a virtual worker lives on a virtual loop"
         self._loop, self._free = loop, asyncio.Lock()
 
     def detach(self) -> None:
-        """Stop serving the loop."""
         self._loop = None
         self._scoring.clear()
 
@@ -193,7 +324,7 @@ class VirtualWorker:
                     await self._sample(stamp, pending)
                 else:
                     lanes = self.lanes(getattr(job, "model", "target"))
-                    cost = price(job, stamp, self._latency, lanes)
+                    cost = latency_of(job, stamp, self._latency, lanes)
                     await self._hold(stamp, cost, pending, lanes)
             return Reply(done.value, tuple(pending.stamps))
 
@@ -209,10 +340,10 @@ class VirtualWorker:
         if stamp.rows:  # a profile's time per token includes the sampling of a plain step
             lanes = self.lanes("target")
             moved = stamp._replace(kind="communicate")
-            await self._hold(moved, Price(self._latency.communicate_us, computes=False), pending, lanes)
-            await self._hold(stamp, Price(self._latency.sample_us, computes=False), pending, lanes)
+            await self._hold(moved, Latency(self._latency.communicate_us, computes=False), pending, lanes)
+            await self._hold(stamp, Latency(self._latency.sample_us, computes=False), pending, lanes)
 
-    async def _hold(self, stamp: Stamp, cost: Price, pending: _Pending, lanes: int) -> None:
+    async def _hold(self, stamp: Stamp, cost: Latency, pending: _Pending, lanes: int) -> None:
         """Keep the first `lanes` devices busy, and stamp each."""
         assert self._loop is not None, "the loop is attached while jobs run"
         clock, processor = self._loop.clock, self._processor if cost.computes else None

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import psutil
 
-from engine.workers.jobs import Connect, Grow, Job, Join, Link, Load, Measure, Propose, Score
+from engine.workers.jobs import Connect, Job, Join, Link, Load, Measure, Propose, Score
 
 EVERY_S = 1.0
 """Seconds between two checks."""
@@ -96,9 +96,7 @@ def rows_of(job: Job) -> int:
     """Return the most rows that a job forwards: all of its prefixes and drafts, cached or not."""
     rows = sum(len(prefix) for prefix in getattr(job, "prefixes", ()))
     if isinstance(job, Propose):
-        rows += sum(job.counts)
-    elif isinstance(job, Grow):
-        rows += sum(job.levels) * job.shape.parents
+        rows += len(job.prefixes) * job.shape.parents
     elif isinstance(job, Score):
         rows += sum(len(ids) for ids, _ in job.drafts)
     elif isinstance(job, Measure):

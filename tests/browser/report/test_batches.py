@@ -7,9 +7,9 @@ from playwright.sync_api import expect
 
 from engine.types import Limits
 from tests.browser.report.opened import centre_of, pane
+from traces.view.caches import packings
 from traces.view.document import view_model
-from traces.view.packings import packings
-from traces.view.trees import trees
+from traces.view.tokens import trees
 
 pytestmark = pytest.mark.browser
 PROMPTS = (

@@ -4,9 +4,9 @@ import pytest
 
 from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
-from traces.view.clock import decoding_clock
 from traces.view.document import view_model
-from traces.view.sources import copies
+from traces.view.ngrams import copies
+from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.browser.report.opened import Opened, bar_of, centre_of, colours, pane, visible_text
-from traces.view.clock import decoding_clock
 from traces.view.document import view_model
+from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 

@@ -21,10 +21,9 @@ from tests.browser.report.opened import (
 )
 from tests.traces.samples import sample_events, sample_trace
 from traces.imports.reading import read_traces
-from traces.view.clock import decoding_clock
-from traces.view.delta import delta
 from traces.view.document import view_model
-from traces.view.packed import packed
+from traces.view.packed import delta, packed
+from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 IMPORTED = Path(__file__).parents[2] / "traces" / "imported"

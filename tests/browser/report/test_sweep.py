@@ -9,8 +9,7 @@ from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
 from traces.lab.axes import axis
 from traces.lab.points import points_of
-from traces.lab.scripted import Scripted
-from traces.lab.sweep import Sweep, sweep
+from traces.lab.sweep import Scripted, Sweep, sweep
 
 pytestmark = pytest.mark.browser
 PROFILE, PAIR = "8xA100", "llama-3-8-70-tp8"

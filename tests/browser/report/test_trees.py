@@ -7,9 +7,9 @@ from playwright.sync_api import expect
 
 from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import WORDS, sample_trace
-from traces.view.clock import decoding_clock
 from traces.view.document import view_model
-from traces.view.trees import trees
+from traces.view.tokens import trees
+from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 

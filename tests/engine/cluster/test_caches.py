@@ -18,8 +18,7 @@ from engine.pairs.pair import Pair
 from engine.run.serving import Load
 from engine.trace.events import Device
 from engine.types import Limits, Sampling
-from engine.workers.jobs import Begin
-from engine.workers.replies import Reply, Taken
+from engine.workers.jobs import Begin, Reply, Taken
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads
 

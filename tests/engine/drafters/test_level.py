@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafters import level
-from engine.drafters.level import SPARE, most_probable
+from engine.drafters.level import SPARE, ranked
 from engine.drafters.tree import Dynamic, Static, Wide
 from engine.errors import ModelError
 from engine.types import Sampling
@@ -23,13 +23,13 @@ SHAPES = (Wide(7, 3), Dynamic(6, 3, 9), Static(((0,), (1,), (0, 0), (0, 1), (0, 
 def test_lower_ids_are_first_among_equals_however_many_there_are(weights: list[int], count: int) -> None:
     q = torch.tensor([weights], dtype=torch.float32)
     expected = sorted(((i, float(w)) for i, w in enumerate(weights) if w), key=lambda one: (-one[1], one[0]))
-    assert most_probable(q, count) == [tuple(expected[:count])]
+    assert ranked(q, count) == [tuple(expected[:count])]
 
 
 def test_ties_beyond_the_tokens_read_are_seen() -> None:
     q = torch.full((2, 300), 1 / 300)
     q[1, 250:] = 2 / 300
-    first, second = most_probable(q, 3)
+    first, second = ranked(q, 3)
     assert [token for token, _ in first] == [0, 1, 2]
     assert [token for token, _ in second] == [250, 251, 252]
     assert SPARE < 50

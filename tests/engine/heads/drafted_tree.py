@@ -10,7 +10,7 @@ from engine.heads.drafting import Columns
 from engine.types import Prefix
 from engine.workers.head_forwards import PackedForwards
 from engine.workers.host import Host
-from engine.workers.replies import Grown
+from engine.workers.jobs import Grown
 from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))

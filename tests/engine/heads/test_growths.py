@@ -14,11 +14,11 @@ from engine.heads.files import check_head
 from engine.heads.find import load_head
 from engine.layout import Packing
 from engine.model.clock import StreamClock
-from engine.model.growth import Growths
+from engine.model.fused import FusedDrafts
 from engine.pairs.load import load
 from engine.types import Sampling
 from engine.workers.host import Host
-from engine.workers.jobs import Begin, Grow, Load, Prefill
+from engine.workers.jobs import Begin, Load, Prefill, Propose
 from tests.engine.heads.random_heads import make_head
 from tests.engine.heads.test_together import PREFIXES
 from tests.engine.model import tiny
@@ -55,15 +55,15 @@ class Drafter:
     def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
         rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))
         return self.host.handle(
-            Grow("head", tuple(PREFIXES[: len(levels)]), shape, tuple(levels), sampled, rows)
+            Propose("head", tuple(PREFIXES[: len(levels)]), shape, tuple(levels), sampled, rows)
         )
 
 
 @pytest.fixture
 def grown(monkeypatch):
     """Return the list that counts trees drafted at once."""
-    calls, draft = [], Growths.draft
-    monkeypatch.setattr(Growths, "draft", lambda *args: calls.append(1) or draft(*args))
+    calls, draft = [], FusedDrafts.draft
+    monkeypatch.setattr(FusedDrafts, "draft", lambda *args, **kw: calls.append(1) or draft(*args, **kw))
     return calls
 
 

@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import engine
-from engine.errors import ModelError, UsageError
 from engine.pairs.pair import Pair
-from engine.types import Limits, Sampling
+from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
-from tests.engine.methods.head_runs import METHODS, PROMPT, drafts, drifting, expected, walk
+from tests.engine.methods.head_runs import METHODS, PROMPT, drifting, rounds, walk
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.methods.plain_heads import Plain
 
@@ -126,55 +125,7 @@ def test_a_published_head_drafts_as_the_reference_and_the_text_equals_the_target
         alone = cluster.run("autoregressive", PROMPT, limits=Limits(NEW))
     assert trace.token_ids() == alone.token_ids()
     assert trace.header.environment["head"] == str(head)
-    plain, x, lengths = Plain(copy.deepcopy(model), own), list(PROMPT), set[int]()
-    for r, nodes in zip(trace.rounds, drafts(trace).values(), strict=True):
-        levels = len(PROMPT) + NEW - len(x)
-        assert nodes == expected(plain, method, trace.header.config | config, x, levels, Sampling(), None)
+    plain = Plain(copy.deepcopy(model), own)
+    for r, x, nodes in rounds(trace, plain, method, config):
         assert r.accepted == len(walk(plain, x, nodes))
-        lengths.add(r.accepted)
-        x = PROMPT + alone.token_ids()[: len(x) - len(PROMPT) + r.emitted]
-    assert max(lengths) > 0, "some drafts are accepted"
-
-
-def pickled(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def without_tensor(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
-    del tensors["layers.0.mlp.up_proj.weight"]
-    save_file(tensors, folder / "model.safetensors")
-
-
-def with_unknown_tensor(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
-    save_file(tensors | {"gate.weight": torch.zeros(2)}, folder / "model.safetensors")
-
-
-def for_another_target(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 32000}))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (pickled, r"pytorch_model\.bin: pickled weights can run code and are not read; convert them"),
-        (without_tensor, r"tensors missing in a head of kind eagle: layers\.0\.mlp\.up_proj\.weight$"),
-        (with_unknown_tensor, r"tensors unknown to a head of kind eagle: gate\.weight$"),
-        (
-            for_another_target,
-            "is a head for another target: its vocab_size is 32000, that of .* is 97; use a head",
-        ),
-    ],
-)
-def test_a_published_head_that_cannot_run_is_refused_before_anything_is_loaded(
-    world, tmp_path, change, message
-):
-    pair, model = world
-    head, _ = make_published("EAGLE", tmp_path, pair, model)
-    tensors = load_file(head / "model.safetensors")
-    change(head, tensors, json.loads((head / "config.json").read_text()))
-    with engine.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
-        with pytest.raises((UsageError, ModelError), match=message) as error:
-            cluster.run("eagle2", PROMPT, limits=Limits(4))
-        assert "\n" not in str(error.value)
-        assert not any(w._host.forwards.heads for w in cluster.placement.workers), "no head is loaded"
-        assert cluster.run("autoregressive", PROMPT, limits=Limits(2)).status == "done"
+    assert max(r.accepted for r in trace.rounds) > 0, "some drafts are accepted"

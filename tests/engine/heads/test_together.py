@@ -17,8 +17,7 @@ from engine.layout import Packing
 from engine.pairs.load import load
 from engine.types import Prefix, Sampling
 from engine.workers.host import Host
-from engine.workers.jobs import Begin, Grow, Load, Prefill
-from engine.workers.replies import Stamp
+from engine.workers.jobs import Begin, Load, Prefill, Propose, Stamp
 from tests.engine.heads.drafted_tree import level_rows, level_rows_of_each
 from tests.engine.heads.random_heads import make_head
 from tests.engine.model import tiny
@@ -83,7 +82,7 @@ def test_each_sequence_has_its_own_number_of_levels(kind: str, target: Path, tmp
 def _drafted(host: Host, shape: Static, numbers: list[int], levels: list[int]) -> tuple[tuple, list[Stamp]]:
     """Return the trees after some prefixes, and the stamps of the forwards."""
     prefixes = tuple(PREFIXES[i] for i in numbers)
-    job = Grow("head", prefixes, shape, tuple(levels), False, tuple(() for _ in prefixes))
+    job = Propose("head", prefixes, shape, tuple(levels), False, tuple(() for _ in prefixes))
     reply = host.handle(job)
     rounded = tuple(
         tuple((node.id, node.parent, node.level, round(node.probability, 4), node.forward) for node in tree)

@@ -9,7 +9,7 @@ import pytest
 import engine
 from engine.drafters.plan import Plan
 from engine.drafters.tree import Wide
-from engine.draws import Draws, warp
+from engine.draws import Draws, process_logits
 from engine.errors import UsageError
 from engine.methods import find
 from engine.methods.easyspec import Config, plan
@@ -72,7 +72,7 @@ def test_judging_a_fuzzy_draft_by_the_exact_q_is_detected():
         while not run.done:
             draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
             context = [*run.x.tokens.tolist(), *draft.ids[:1]]
-            exact = run.keep(warp(q(context)[None], run.sampling)[0])
+            exact = run.keep(process_logits(q(context)[None], run.sampling)[0])
             tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]
             run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
 

@@ -16,9 +16,10 @@ from engine.pairs.load import load
 from engine.types import Prefix, Sampling
 from engine.workers.exchange import exchange_memory
 from engine.workers.host import Host
-from engine.workers.jobs import Begin, Grow, Join, Load, Prefill, Propose
+from engine.workers.jobs import Begin, Join, Load, Prefill, Propose
 from tests.engine.model import tiny
 from tests.engine.model.test_clock import FakeStream
+from tests.engine.workers.harness import chains
 
 LAYERS = 9
 TEXT = [5, 9, 40, 3, 77, 12, 60, 31, 8, 2, 64, 20]
@@ -54,11 +55,13 @@ class DrafterWorker:
         self.host.handle(Prefill("drafter", (prefix(tokens),)))
 
     def propose(self, tokens, n: int = 4):
-        return self.host.handle(Propose("drafter", (prefix(tokens),), (n,), True, (tuple(range(n)),)))
+        return self.host.handle(
+            chains("drafter", (prefix(tokens),), (n,), sampled=True, rows=(tuple(range(n)),))
+        )
 
     def grow(self, tokens, size: int = 4, width: int = 1, depth: int = 4, **more):
         shape, rows = Wide(width, depth), tuple(range(40))
-        job = Grow("drafter", (prefix(tokens),), shape, (depth,), True, (rows,), size, **more)
+        job = Propose("drafter", (prefix(tokens),), shape, (depth,), True, (rows,), fuzzy=size, **more)
         reply = self.host.handle(job)
         return reply._replace(value=reply.value[0])
 

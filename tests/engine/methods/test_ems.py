@@ -15,7 +15,7 @@ from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.workers.harness import Flat, scripted_cluster
 from traces.metrics import measure
-from traces.view.packings import packings
+from traces.view.caches import packings
 
 BASES = ("llma", "speculative")
 TREES = {"base": "speculative", "width": 3, "gamma": 4}

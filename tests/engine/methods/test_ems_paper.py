@@ -11,12 +11,12 @@ import pytest
 
 from engine.layout import Layout, Packing, Separate
 from engine.methods import METHODS
-from engine.run.batch import Batch
+from engine.run.serving import Batch
 from engine.types import Draft, DraftToken
 from tests.engine.workers.harness import scripted_cluster
 from traces.metrics import measure
 from traces.padding import batches, shortfalls
-from traces.view.packings import packings
+from traces.view.caches import packings
 
 PREDICTED = [(5, 2), (2, 5)]
 """Per step: the draft tokens of sample 0 and of sample 1."""

@@ -18,7 +18,7 @@ from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_ems import PROMPTS, SAMPLINGS, TREES, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
 from tests.engine.workers.harness import Racks, TestCluster
-from traces.view.trees import trees
+from traces.view.tokens import trees
 
 NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
 """Often allows fewer tokens than a level's width: the trees of a round differ in size."""

@@ -14,9 +14,9 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.types import Limits, Prefix, Sampling
 from engine.workers.host import Host
-from engine.workers.jobs import Begin, Export, Import, Load, Prefill, Propose
+from engine.workers.jobs import Begin, Export, Import, Load, Prefill
 from tests.engine.methods.situations import situation
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.workers.harness import Flat, chains, scripted_cluster
 from traces.metrics import measure
 
 STEP = 1000
@@ -175,7 +175,7 @@ class Devices:
             host.handle(Prefill("drafter", (self.prefix,)))
 
     def draft(self, host: Host, prefix: Prefix, n: int):
-        reply = host.handle(Propose("drafter", (prefix,), (n,), False, ()))
+        reply = host.handle(chains("drafter", (prefix,), (n,)))
         return reply.value[0], [stamp.rows for stamp in reply.stamps]
 
 

@@ -22,12 +22,10 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.types import Limits, Prefix, Sampling
-from engine.workers.builder import Drafting
+from engine.workers.drafting import Drafting, draft
 from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.jobs import Grow
-from engine.workers.replies import Grown, Stamp
+from engine.workers.jobs import Grown, Propose, Stamp
 from engine.workers.transports.virtual import VirtualLoop
-from engine.workers.trees import grow
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
 from tests.engine.workers.harness import Flat, Racks, TestCluster
@@ -153,11 +151,11 @@ class Drafter:
     def grow(self, tokens: list[int], sampling: Sampling, width: int = 3, depth: int = 3):
         stamps = list[Stamp]()
         prefix, shape, rows = Prefix(0, np.asarray(tokens)), Wide(width, depth), tuple(range(10, 40))
-        job = Grow("drafter", (prefix,), shape, (depth,), True, (rows,))
+        job = Propose("drafter", (prefix,), shape, (depth,), True, (rows,))
         drafting = Drafting(
             sampling, lambda _: Draws(1, 0), self.vocab_size, lambda row, q: self.q.update({row: q})
         )
-        return grow(self.forwards, job, drafting, stamps, lambda: False)[0], stamps
+        return draft(self.forwards, job, drafting, stamps, lambda: False)[0], stamps
 
 
 def path_to(tree: tuple[Grown, ...], node: int) -> list[int]:

@@ -62,33 +62,19 @@ def assert_same(got, want, tolerance=1e-4):
     assert error < tolerance, f"relative error {error:.2g}"
 
 
-def test_prefill(both):
-    ids = text(40)
-    out = both.decoder.forward(both.decoder.new_cache(1, 50), Rows.chain(0, ids, 0), np.arange(40))
-    assert_same(out.logits, both.expected(ids))
-
-
-def test_row_by_row_after_a_prefill(both):
-    ids = text(30)
-    cache = both.decoder.new_cache(1, 50)
-    both.decoder.forward(cache, Rows.chain(0, ids[:11], 0), NONE)
-    rows = [
-        both.decoder.forward(cache, Rows.chain(0, ids[i : i + 1], i), np.array([0])) for i in range(11, 30)
-    ]
-    assert_same(torch.cat([row.logits for row in rows]), both.expected(ids)[11:])
-
-
-@pytest.mark.parametrize("count", [2, 5, 12, 33])
-def test_several_rows_after_a_prefill(both, count):
-    ids = text(12 + count)
-    cache = both.decoder.new_cache(1, 50)
-    both.decoder.forward(cache, Rows.chain(0, ids[:12], 0), NONE)
-    out = both.decoder.forward(cache, Rows.chain(0, ids[12:], 12), np.arange(count))
-    assert_same(out.logits, both.expected(ids)[12:])
+@pytest.mark.parametrize("sizes", [(40,), (11, *[1] * 19), (12, 2), (12, 5), (12, 12), (12, 33)], ids=str)
+def test_a_text_in_parts(both, sizes):
+    """A prefill, row by row after it, or several rows after it."""
+    ids, cache, logits = text(sum(sizes)), both.decoder.new_cache(1, 50), []
+    for size in sizes:
+        at = cache.length(0)
+        rows = Rows.chain(0, ids[at : at + size], at)
+        logits.append(both.decoder.forward(cache, rows, np.arange(size)).logits)
+    assert_same(torch.cat(logits), both.expected(ids))
 
 
 TREE = [9, 10, 10, 11, 11, 12, 9, 16, 17, 15, -1, 20]
-"""Parents of rows 10 to 21: branches after the last trunk row, siblings, and a second root."""
+"""Parents of rows 10 to 21: branches after the last committed row, siblings, and a second root."""
 
 
 def check_tree(both, cache, parents, flags=None):
@@ -166,9 +152,9 @@ def test_random_trees(models, data):
     both = models(data.draw(st.sampled_from(["qwen2-window", "qwen3"])))
     decoder = both.decoder
     cache = decoder.new_cache(1, 64)
-    trunk = data.draw(st.integers(0, 12), label="trunk")
-    if trunk:
-        decoder.forward(cache, Rows.chain(0, text(trunk), 0), NONE)
+    committed = data.draw(st.integers(0, 12), label="committed")
+    if committed:
+        decoder.forward(cache, Rows.chain(0, text(committed), 0), NONE)
     for step in range(data.draw(st.integers(1, 3), label="steps")):
         length = cache.length(0)
         n = data.draw(st.integers(1, 8), label="n")

@@ -26,7 +26,7 @@ class Counted:
             model.context,
             model.depth,
         )
-        self.new_cache, self.vocabulary = model.new_cache, model.vocabulary
+        self.new_cache = model.new_cache
 
     def forward(self, cache, rows, want, hidden=(), fuzzy=None, **options):
         self.rows += len(rows)

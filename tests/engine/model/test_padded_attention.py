@@ -10,7 +10,7 @@ from engine.model.attention import PaddedAttention, attention_parts
 from engine.model.slots import PAD, Rows
 from engine.pairs import load
 from engine.types import Prefix
-from engine.workers.packing import Alignment, padded
+from engine.workers.forwards import Alignment, padded
 from tests.engine.model import tiny
 
 FAMILIES = ("llama3-rope", "mistral-window", "qwen3")

@@ -97,10 +97,10 @@ def test_random_operations_agree_with_a_naive_slot(data):
             assert_equal(slots, slot, naive)
 
 
-def test_match_follows_a_branch_that_matches_longer_than_the_trunk():
+def test_match_follows_a_branch_that_matches_longer_than_the_committed_prefix():
     slots = Slots(1, 16)
     slots.append(Rows.chain(0, [5, 6, 7, 8], 0))
-    slots.append(Rows.of(0, [7, 9, 1], [1, 4, 5]))  # branch 5 6 7 9 1; the trunk is 5 6 7 8
+    slots.append(Rows.of(0, [7, 9, 1], [1, 4, 5]))  # branch 5 6 7 9 1; 5 6 7 8 is committed
     assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 6).tolist() == [0, 1, 4, 5, 6]
     assert slots.match(0, np.array([5, 6, 7, 8, 1]), 5).tolist() == [0, 1, 2, 3]
     assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 3).tolist() == [0, 1, 2]
@@ -115,7 +115,7 @@ def test_match_stops_at_padding_and_provisional_rows():
     assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0, 3]
 
 
-def test_keep_makes_a_branch_the_trunk_and_drops_other_rows():
+def test_keep_commits_a_branch_and_drops_other_rows():
     slots = Slots(1, 16)
     slots.append(Rows.of(0, [1, 2, 3, 4, 5], [-1, 0, 0, 2, 1]))
     slots.keep(0, np.array([0, 2, 3]))

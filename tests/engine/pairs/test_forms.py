@@ -99,13 +99,9 @@ def test_ranks_of_a_form_have_the_logits_of_one_model(
     path, ids = families("qwen3-bias"), list(range(3, 30))
     exact = logits(load(path), ids)
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
-    for split in on_ranks(2, lambda ranks: logits_of_ranks(load(path / form, ranks=ranks), ids)):
+    for split in on_ranks(2, lambda ranks: logits(load(path / form, ranks=ranks), ids)):
         error = float((split - exact).std() / exact.std())
         assert 0.002 < error < {"int8": 0.1, "int4": 0.4}[form]
-
-
-def logits_of_ranks(decoder: Decoder, ids: list[int]) -> Tensor:
-    return decoder.vocabulary.gather(logits(decoder, ids))
 
 
 def test_a_form_of_bfloat16_weights_is_loaded(answer: tuple[list[int], Tensor]) -> None:

@@ -6,11 +6,10 @@ import gc
 import numpy as np
 
 from engine.run.dispatch import Dispatcher
-from engine.run.scores import Scores
+from engine.run.scores import Scorer, Scores
 from engine.trace.emitter import TraceEmitter
 from engine.types import Draft, Prefix
-from engine.workers.jobs import Drop, Job
-from engine.workers.replies import Reply
+from engine.workers.jobs import Drop, Job, Reply
 from engine.workers.worker import Ticket
 
 
@@ -37,7 +36,7 @@ def test_logits_are_dropped_when_their_forward_ends_and_not_before():
         worker, rows = SlowWorker(), []
         emitter = TraceEmitter(rows.append, str)
         dispatcher = Dispatcher(rows.append, emitter, origin=0, check=lambda: None)
-        scores = Scores(dispatcher, worker, "target", Prefix(0, np.arange(3)), Draft.empty())
+        scores = Scores(Scorer(dispatcher, worker, "target"), Prefix(0, np.arange(3)), Draft.empty())
         del scores
         gc.collect()
         assert not [job for job in worker.jobs if isinstance(job, Drop)], "the logits do not exist yet"

@@ -19,7 +19,7 @@ from engine.types import Limits, Sampling
 from engine.workers import host
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
-from traces.view.packings import packings
+from traces.view.caches import packings
 
 PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 30, 4, 12))]
 LOAD = Load((0.0, 0.0, 0.03, 0.3, 4.0), batch=2, chunk=6)

@@ -267,7 +267,7 @@ class TestRecorded:
 
 
 def test_one_certain_token_survives_every_warp():
-    from engine.draws import warp
+    from engine.draws import process_logits
 
     model, _ = scripted_pair(lambda _: 2, lambda _: 2, vocab_size=5)
     logits = model.forward(model.new_cache(1, 1), Rows.chain(0, [0], 0), np.array([0])).logits
@@ -276,7 +276,7 @@ def test_one_certain_token_survives_every_warp():
         Sampling(temperature=0.01, top_k=3),
         Sampling(temperature=1, top_p=0.5),
     ):
-        assert warp(logits, sampling)[0].tolist() == [0, 0, 1, 0, 0]
+        assert process_logits(logits, sampling)[0].tolist() == [0, 0, 1, 0, 0]
 
 
 def test_with_doubts_the_drafter_has_the_recorded_q():

@@ -28,7 +28,7 @@ from engine.training.loop import Progress, read_log
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.training.target_text import read_text
 from tests.engine.training.test_distil import toy_corpus
-from tests.engine.training.tiny import parse, train
+from tests.engine.training.tiny import HEAD, parse, train
 
 Options = Callable[..., HeadOptions]
 
@@ -45,17 +45,10 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
             target=trained / "target",
             target_name=trained.name,
             size=3,
-            batch=8,
-            sequence=64,
             steps=12,
-            written=1200,
-            answer=40,
-            warmup=2,
-            learning_rate=1e-2,
-            held_out=0.1,
             checkpoint_every=5,
-            device="cpu",
             precision="fp32",
+            **HEAD,
         )
         return replace(base, **changed)
 
@@ -66,8 +59,7 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
 def text(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the target's text, with its features beside it."""
     out = tmp_path_factory.mktemp("text") / "head"
-    settings = {"target": trained / "target", "held_out": 0.1, "device": "cpu", "sequence": 64}
-    options = HeadOptions.of("medusa", data=corpus, out=out, written=1200, answer=40, steps=1, **settings)
+    options = HeadOptions.of("medusa", data=corpus, out=out, target=trained / "target", steps=1, **HEAD)
     return train_head(options) / "written.safetensors"
 
 

@@ -14,12 +14,13 @@ from engine.heads.files import HeadWeights, read_head
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
 from engine.pairs.pair import Pair
+from engine.plot import Line, Panel, draw
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.losses import DraftAcceptance
-from engine.training.heads.plot import Line, Panel, draw, training_curves
+from engine.training.heads.plot import training_curves
 from engine.training.heads.train import train_head
 from engine.training.options import CardSettings, HeadOptions
-from tests.engine.training.tiny import train
+from tests.engine.training.tiny import HEAD, train
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -39,13 +40,8 @@ def pair(trained: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) 
             target_name=trained.name,
             text=text,
             steps=10,
-            batch=8,
-            sequence=64,
-            written=1200,
-            answer=40,
-            held_out=0.1,
             checkpoint_every=5,
-            device="cpu",
+            **HEAD,
         )
         text = train_head(options) / "written.safetensors" if text is None else train_head(options) and text
     return folder

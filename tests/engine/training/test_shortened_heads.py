@@ -29,7 +29,7 @@ from engine.training.options import HeadOptions
 from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.training.test_head_modules import VOCABULARY, WIDTH, stub
-from tests.engine.training.tiny import parse, train
+from tests.engine.training.tiny import HEAD, parse, train
 
 FOLDERS = {"data": Path("data"), "out": Path("out")}
 
@@ -43,18 +43,11 @@ def head(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) 
         out=tmp_path_factory.mktemp("short") / "eagle",
         target=trained / "target",
         target_name="toy",
-        sequence=64,
-        batch=8,
         steps=40,
-        written=1200,
-        answer=40,
-        warmup=2,
-        learning_rate=1e-2,
-        held_out=0.1,
         checkpoint_every=20,
-        device="cpu",
         vocabulary=40,
         storage="int8",
+        **HEAD,
     )
     return train_head(options)
 

@@ -202,18 +202,8 @@ def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated: Pat
 
 
 def test_a_head_is_trained_in_the_targets_own_format(templated: Path, corpus: Path, tmp_path: Path) -> None:
-    options = HeadOptions.of(
-        "eagle",
-        data=corpus,
-        out=tmp_path / "out",
-        target=templated,
-        steps=2,
-        written=500,
-        answer=20,
-        sequence=64,
-        precision="bf16",
-    )
-    train_head(options)
+    out, sizes = tmp_path / "out", {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
+    train_head(HeadOptions.of("eagle", data=corpus, out=out, target=templated, precision="bf16", **sizes))
     text, pair = read_text(tmp_path / "out" / "written.safetensors", templated), Pair.of(templated)
     assert text.answers is not None
     assert not (tmp_path / "out" / PART).exists()
@@ -224,16 +214,8 @@ def test_a_head_is_trained_in_the_targets_own_format(templated: Path, corpus: Pa
 
 
 def test_an_interrupted_training_goes_on_writing(templated: Path, corpus: Path, tmp_path: Path) -> None:
-    options = HeadOptions.of(
-        "medusa",
-        data=corpus,
-        out=tmp_path / "out",
-        target=templated,
-        steps=2,
-        written=500,
-        answer=20,
-        sequence=64,
-    )
+    out, sizes = tmp_path / "out", {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
+    options = HeadOptions.of("medusa", data=corpus, out=out, target=templated, **sizes)
     cancel, written = threading.Event(), list[int]()
 
     def listen(progress: Progress) -> None:

@@ -8,6 +8,17 @@ from pathlib import Path
 
 from engine.training import cli
 
+HEAD = {
+    "batch": 8,
+    "sequence": 64,
+    "written": 1200,
+    "answer": 40,
+    "warmup": 2,
+    "learning_rate": 1e-2,
+    "held_out": 0.1,
+    "device": "cpu",
+}
+"""Settings of a head's training that takes a second."""
 NAMES = ("Mia", "Tom", "Ann", "Ben", "Lily", "Max")
 THINGS = ("ball", "kite", "dog", "boat", "tree", "cake")
 

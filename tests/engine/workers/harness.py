@@ -12,6 +12,7 @@ import numpy as np
 from engine.cluster.placement import Placement
 from engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.cluster.session import Cluster
+from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.heads.work import Work
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
@@ -20,9 +21,9 @@ from engine.model.language import LanguageModel
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
 from engine.trace.events import Device
-from engine.types import Limits, drafter_key
-from engine.workers.transports.sharing import Processor
-from engine.workers.transports.virtual import VirtualLoop, VirtualWorker
+from engine.types import Limits, Prefix, drafter_key
+from engine.workers.jobs import Propose
+from engine.workers.transports.virtual import Processor, VirtualLoop, VirtualWorker
 
 NextToken = Callable[[np.ndarray], int]
 
@@ -160,6 +161,12 @@ class Racks:
 def _assignment(name: str, number: int) -> Assignment:
     name += f"-{number}" if number else ""
     return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
+
+
+def chains(model: str, prefixes: Sequence[Prefix], counts: Sequence[int], **more: object) -> Propose:
+    """Return the job that drafts `counts` tokens after the prefixes; greedy by default."""
+    fields = {"sampled": False, "rows": ((),) * len(prefixes), "chain": True, **more}
+    return Propose(model, tuple(prefixes), Wide(1, max(counts, default=0)), tuple(counts), **fields)  # type: ignore[arg-type]
 
 
 def scripted_pair(target: NextToken, drafter: NextToken, vocab_size: int = 1024) -> tuple[Scripted, Scripted]:

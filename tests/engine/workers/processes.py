@@ -9,8 +9,7 @@ import psutil
 
 from engine.layout import LayerParallel, Layout, Pipelined
 from engine.trace.events import Span
-from engine.workers.transports.group import GroupWorker
-from engine.workers.transports.pipeline import PipelineWorker
+from engine.workers.transports.ensemble import Ensemble
 
 PROMPT = "Tell me a story about a lighthouse."
 SPLIT = {"gamma": 4, "placement": "pipeline", "stages": 2}
@@ -26,14 +25,14 @@ def servers(cluster):
 def stages(cluster):
     """Return the workers of a pipelined target."""
     (worker,) = cluster.placement.workers_for(Layout(Pipelined(2))).by_model["target"]
-    assert isinstance(worker, PipelineWorker)
+    assert isinstance(worker, Ensemble)
     return worker.members
 
 
 def ranks(cluster):
     """Return the workers of a group that drafts together."""
     (group,) = cluster.placement.workers_for(Layout(LayerParallel(2))).by_model["drafter"]
-    assert isinstance(group, GroupWorker)
+    assert isinstance(group, Ensemble)
     return group.members
 
 

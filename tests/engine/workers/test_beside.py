@@ -13,8 +13,9 @@ from engine.pairs.load import load
 from engine.simulate.oracle import Scripted
 from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, Sampling, Tree
 from engine.workers.host import Host
-from engine.workers.jobs import Begin, Judge, Load, Propose, Score
+from engine.workers.jobs import Begin, Judge, Load, Score
 from tests.engine.methods.pairs import make_pair
+from tests.engine.workers.harness import chains
 
 PROMPT = (7, 8, 9, 10)
 GUESSES = Draft((DraftToken(20), DraftToken(21, 0), DraftToken(22, -1)))
@@ -109,7 +110,7 @@ def test_each_sequences_draft_ends_after_an_improbable_token(stop_below, lengths
     worker.handle(Load("target", lambda: Unsure("target", lambda path, _: int(path[-1]) + 1, 20)))
     worker.handle(Begin(Sampling(), 2, 64, 20, Packing()))
     prefixes = (Prefix(0, np.array([1, 7])), Prefix(1, np.array([1, 10])))
-    reply = worker.handle(Propose("target", prefixes, (6, 3), True, (), stop_below))
+    reply = worker.handle(chains("target", prefixes, (6, 3), stop_below=stop_below))
     assert tuple(map(len, reply.value)) == lengths
     assert [t.id for t in reply.value[0]][:2] == [8, 0][: lengths[0]]
     assert len(reply.stamps) == max(lengths)

@@ -9,14 +9,15 @@ import pytest
 
 from engine.errors import UsageError
 from engine.layout import Packing
-from engine.model.chain import Chains
 from engine.model.clock import StreamClock
+from engine.model.fused import FusedDrafts
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.types import Prefix, Sampling
 from engine.workers.host import Host
-from engine.workers.jobs import Begin, Load, Prefill, Propose
+from engine.workers.jobs import Begin, Load, Prefill
 from tests.engine.model.test_clock import FakeStream
+from tests.engine.workers.harness import chains
 
 WARM = Sampling(1.0, top_p=0.9, seed=2)
 PREFIXES = (Prefix(0, range(20, 29)), Prefix(1, range(40, 46)), Prefix(2, range(60, 73)))
@@ -36,15 +37,16 @@ class Drafter:
         self.host.handle(Prefill("drafter", PREFIXES))
 
     def propose(self, sampled, stop_below=0.0, counts=COUNTS):
-        rows = ((0, 1, 2, 3), (), (4, 5, 6, 7, 8, 9)) if sampled else ((), (), ())
-        return self.host.handle(Propose("drafter", PREFIXES, counts, sampled, rows, stop_below))
+        more = {"rows": ((0, 1, 2, 3), (), (4, 5, 6, 7, 8, 9))} if sampled else {}
+        job = chains("drafter", PREFIXES, counts, sampled=sampled, stop_below=stop_below, **more)
+        return self.host.handle(job)
 
 
 @pytest.fixture
 def chained(monkeypatch):
     """Return the list that counts chains."""
-    calls, draft = [], Chains.draft
-    monkeypatch.setattr(Chains, "draft", lambda *args: calls.append(1) or draft(*args))
+    calls, draft = [], FusedDrafts.draft
+    monkeypatch.setattr(FusedDrafts, "draft", lambda *args, **kw: calls.append(1) or draft(*args, **kw))
     return calls
 
 

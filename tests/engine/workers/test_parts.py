@@ -14,17 +14,15 @@ from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS, find
 from engine.run.sequences import Sequence
 from engine.types import Draft, DraftToken, Limits, Prefix, Sampling
-from engine.workers.jobs import Propose
-from engine.workers.slab import ROWS, Slab, attach
+from engine.workers.jobs import Prefill
+from engine.workers.shared import ROWS, Slab, attach
 from engine.workers.transports.process import Wire
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
 
 def _job(model, *prefixes):
-    return Propose(
-        model, tuple(Prefix(n, np.asarray(t, dtype=np.int64)) for n, t in prefixes), (4,), True, ()
-    )
+    return Prefill(model, tuple(Prefix(n, np.asarray(t, dtype=np.int64)) for n, t in prefixes))
 
 
 @given(

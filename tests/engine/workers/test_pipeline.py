@@ -1,4 +1,4 @@
-"""A target whose layers are split over worker processes, and `PipelineWorker` alone."""
+"""A target whose layers are split over worker processes, and a pipeline alone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from engine.errors import SpecScopeError, UsageError, WorkerDied
 from engine.layout import Packing
 from engine.trace.events import Device
 from engine.types import Draft, Limits, Prefix, Sampling
-from engine.workers.jobs import Begin, Drop, Job, Judge, Prefill, Score
-from engine.workers.replies import Reply, Stamp
-from engine.workers.transports.pipeline import PipelineWorker
+from engine.workers.jobs import Begin, Drop, Job, Judge, Prefill, Reply, Score, Stamp
+from engine.workers.transports.ensemble import pipeline_of
 from engine.workers.worker import Ticket
 from tests.engine.workers.processes import PROMPT, SPLIT, at_span, stages
 
@@ -91,7 +90,7 @@ def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message
         opened.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))
 
 
-# PipelineWorker alone.
+# A pipeline alone.
 
 
 class Recorded:
@@ -122,7 +121,7 @@ async def _step() -> None:
 
 async def _started():
     one, two = Recorded("one"), Recorded("two")
-    worker = PipelineWorker([one, two])  # type: ignore[list-item]
+    worker = pipeline_of([one, two])  # type: ignore[list-item]
     ticket = worker.submit(BEGIN)
     await _step()
     one.answer()

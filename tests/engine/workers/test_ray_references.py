@@ -12,10 +12,10 @@ import pytest
 from app.main import main
 from engine.cluster.ray_connect import reason, speaks_grpc
 from engine.types import Draft, DraftToken, Prefix, RowRef
-from engine.workers.jobs import Import, Judge, JudgeAll, Propose, Score, Stage
+from engine.workers.jobs import Import, Judge, JudgeAll, Reply, Score, Stage, Stamp
 from engine.workers.ray.references import References, Stored, join_reply, split_reply, unpack
 from engine.workers.ray.worker import Clock, compare
-from engine.workers.replies import Reply, Stamp
+from tests.engine.workers.harness import chains
 
 
 def test_the_fastest_round_trip_gives_a_clock_and_its_error():
@@ -39,7 +39,7 @@ def test_rows_and_bytes_travel_by_reference_only():
     references, store = References(), {}
     drafting, judging = ({"cpu:0": np.zeros((8, 3), dtype=np.float32)} for _ in range(2))
     drafting["cpu:0"][[5, 2]] = [[1, 2, 3], [4, 5, 6]]
-    job = Propose("drafter", (), (2,), sampled=True, rows=((5, 2),))
+    job = chains("drafter", (), (2,), sampled=True, rows=((5, 2),))
     reply, store["q"] = split_reply(job, Reply((), ()), drafting["cpu:0"])
     references.put("cpu:0", job, "q")
     tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))

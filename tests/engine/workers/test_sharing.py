@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.types import Limits, Sampling
-from engine.workers.transports.sharing import Processor
-from engine.workers.transports.virtual import VirtualLoop
+from engine.workers.transports.virtual import Processor, VirtualLoop
 from tests.engine.workers.harness import Flat, scripted_cluster
 
 

@@ -23,14 +23,12 @@ from engine.trace.events import Footer
 from engine.types import Limits, Sampling
 from engine.workers import memory
 from engine.workers.forwards import Forwards
-from engine.workers.jobs import Begin, Load, Propose
+from engine.workers.jobs import Begin, Load, Reply
 from engine.workers.memory import out_of_memory
-from engine.workers.replies import Reply
-from engine.workers.transports.group import _cause
-from engine.workers.transports.shards import ShardsWorker
-from tests.engine.workers.harness import scripted_cluster
+from engine.workers.transports.ensemble import merged
+from tests.engine.workers.harness import chains, scripted_cluster
 
-JOB = Propose("drafter", (), (), sampled=False, rows=())
+JOB = chains("drafter", (), ())
 BEGIN = Begin(Sampling(), 2, 99, 9, Packing())
 PROMPT = [5, 6, 7, 8]
 HUGE = 2**50
@@ -106,12 +104,10 @@ def test_other_errors_stay_what_they_are():
 
 def test_a_shortage_explains_the_errors_of_the_other_members():
     shortage, death, other = OutOfMemory("no memory", 5, 1), WorkerDied("killed"), SpecScopeError("late")
-    assert _cause([other, death, shortage]) is shortage
-    assert _cause([other, death]) is death
-    group = object.__new__(ShardsWorker)
-    group.members = (None,) * 3
+    with pytest.raises(WorkerDied, match="rank 1 of 2: killed"):
+        merged("cpu:0", JOB, [other, WorkerDied("killed")])
     with pytest.raises(OutOfMemory, match="rank 2 of 3: no memory") as error:
-        group._merged(JOB, [Reply((), ()), death, shortage])
+        merged("cpu:0", JOB, [Reply((), ()), death, shortage])
     assert error.value.budget == 5
 
 

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from traces.papers import dsi, pool, schedule
-from traces.papers.pool import measured_time
+from traces.papers import dsi, schedule
+from traces.papers.schedule import measured_time
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_interrupted_pool_leaves_no_thread(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pool, "wait", interrupted)
+    monkeypatch.setattr(schedule, "wait", interrupted)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         measured_time([True] * 4, 0.02, 0.005, 2, 7)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.main import main
-from traces.papers import charts
+from traces.papers import page as pages
 from traces.papers.report import PAPERS
 from traces.papers.rows import Heat, Row
 
@@ -58,7 +58,7 @@ def test_a_filter_hides_all_rows_but_those_of_its_word(page):
 
 def test_a_chart_has_a_ring_and_a_dot_for_each_row_and_marks_a_miss():
     rows = [Row(f"<{i}>", 1.0, ours, "closed form") for i, ours in enumerate((1.0, 1.1, 1.3))]
-    svg = charts.chart("x", rows)
+    svg = pages.chart("x", rows)
     assert svg.count('class="published"') == 3
     assert svg.count('class="ours"') == 2
     assert svg.count('class="missed"') == 1
@@ -71,14 +71,14 @@ def test_a_chart_of_different_units_has_ratios():
         Row("b", 500.0, 400.0, "closed form"),
         Row("c", 2, 2, "closed form"),
     ]
-    assert "ours over published" in charts.chart("x", rows)
-    assert charts.chart("x", rows[:2]) == ""
+    assert "ours over published" in pages.chart("x", rows)
+    assert pages.chart("x", rows[:2]) == ""
 
 
 def test_a_heat_map_is_a_picture_with_a_pixel_for_each_cell():
     values = np.full((3, 2), 1.0)
     values[0, 1] = 4.0
-    figure = charts.heat_map(Heat("<speed>", values))
+    figure = pages.heat_map(Heat("<speed>", values))
     data = b64decode(re.search(r"base64,([^\"]+)", figure)[1])
     assert data[16:24] == (3).to_bytes(4, "big") + (2).to_bytes(4, "big")
     start = data.index(b"IDAT")

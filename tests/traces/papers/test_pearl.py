@@ -5,8 +5,7 @@ import pytest
 
 from traces.papers import pearl as tables
 from traces.papers import pearl_speeds as pearl
-from traces.papers import varying
-from traces.papers.pearl_steps import Step, followed, table_9
+from traces.papers.pearl import Step, followed
 from traces.papers.rows import numbers
 
 PAIRS = ["codellama-7-34", "codellama-7-70", "deepseek-1.3-33", "deepseek-6.7-33"]
@@ -44,7 +43,7 @@ def test_figure_3_adds_the_tokens_of_its_caption():
 
 
 def test_table_9_replays_all_steps_of_the_paper():
-    rows = list(table_9())
+    rows = list(tables.PAPER.items["Table 9"]())
     assert len(rows) == 2 * 8
     assert all(row.ours == row.published for row in rows)
     words = [draft.split() for draft in numbers("pearl")["Table 9"]["drafts"]]
@@ -68,22 +67,22 @@ def test_a_rate_that_varies_along_the_text_makes_pearl_faster(gamma, gain):
 def test_runs_of_independent_tokens_give_the_closed_forms(rate):
     pair = pearl.Pair(50.0, 12.0, 1.9, rate)
     lengths = np.random.default_rng(0).geometric(1 - rate, 200_000) - 1
-    assert varying.speculative(pair, lengths, 5) == pytest.approx(pearl.speculative(pair, 5), rel=0.01)
-    assert varying.pearl(pair, lengths) == pytest.approx(pearl.pearl(pair), rel=0.01)
+    assert pearl.speculative_varying(pair, lengths, 5) == pytest.approx(pearl.speculative(pair, 5), rel=0.01)
+    assert pearl.pearl_varying(pair, lengths) == pytest.approx(pearl.pearl(pair), rel=0.01)
 
 
 def test_runs_of_a_recorded_text_vary_more_than_independent_ones():
     """And PEARL gains from it where speculative decoding is as fast; the bound holds for all."""
     pair = pearl.pair_of("llama-2-7-70", 2.0)
-    lengths = varying.runs_of_speed(pair, 2.0)
-    best = max(varying.speculative(pair, lengths, gamma) for gamma in range(1, 33))
+    lengths = pearl.runs_of_speed(pair, 2.0)
+    best = max(pearl.speculative_varying(pair, lengths, gamma) for gamma in range(1, 33))
     assert best == pytest.approx(pearl.best_speculative(pair), rel=0.01)
     mean = lengths.mean()
     assert lengths.std() > 1.2 * (mean * (mean + 1)) ** 0.5
-    assert varying.pearl(pair, lengths) > 1.03 * pearl.pearl(pair)
-    assert varying.pearl(pair, lengths) < varying.most(pair, mean)
+    assert pearl.pearl_varying(pair, lengths) > 1.03 * pearl.pearl(pair)
+    assert pearl.pearl_varying(pair, lengths) < pearl.most_varying(pair, mean)
     for mean in (8.0, 25.0):
-        assert varying.runs_of_mean(mean).mean() == pytest.approx(mean, rel=0.08)
+        assert pearl.runs_of_mean(mean).mean() == pytest.approx(mean, rel=0.08)
 
 
 def test_the_printed_speed_ups_are_above_what_any_acceptance_allows():

@@ -1,4 +1,4 @@
-"""Rows read ahead decide as whole rows do, on one device and split over ranks."""
+"""Rows that are read ahead decide as whole rows do, with one copy from their device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from engine.accept import judge
-from engine.draws import Draws, Key, softmax, warp
+from engine.draws import Draws, Key, process_logits, softmax
 from engine.errors import ModelError
-from engine.packed_rows import Case, read
+from engine.rows import Case, read
 from engine.types import Draft, DraftToken, RowRef, Sampling, Typical
-from engine.vocabulary import Vocabulary
-from tests.engine.model.together import on_ranks
 from tests.engine.toy_draws import Branches, Enumerated
 
 SAMPLINGS = [
@@ -27,14 +25,7 @@ SAMPLINGS = [
     Sampling(0.9, top_k=4, top_p=0.9),
     Sampling(1e-300),
 ]
-SIZES = (5, 6, 11, 29)
-"""With 4 ranks the last one of 5 tokens has none, and the last one of 11 or 29 has padding."""
 POSITION = 7
-
-
-def held(logits: torch.Tensor, vocabulary: Vocabulary) -> torch.Tensor:
-    """Return a rank's columns of whole rows, as its model computes them."""
-    return vocabulary.limited(vocabulary.part(logits), vocabulary.size)
 
 
 class Random:
@@ -43,11 +34,12 @@ class Random:
     Args:
         seed: Another seed, another case.
         sampled: Whether the draft was drawn from q.
+        size: V.
     """
 
-    def __init__(self, seed: int, sampled: bool) -> None:
+    def __init__(self, seed: int, sampled: bool, size: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        self.size, tree = int(rng.choice(SIZES)), seed % 2
+        self.size, tree = size or int(rng.choice((5, 6, 11, 29))), seed % 2
         parents = [[-1, 0, 1, 2], [-1, -1, -1, 0, 0, 3]][tree]
         self.q = torch.from_numpy(rng.dirichlet(np.full(self.size, 0.5), len(parents) + 1)).float()
         tokens = list[DraftToken]()
@@ -57,7 +49,7 @@ class Random:
             q = RowRef("drafter", parent + 1) if sampled else None
             tokens.append(DraftToken(int(rng.choice(free)), parent, q, 0.5))
         self.draft, scale = Draft(tuple(tokens)), float(rng.choice([0.5, 2.0]))
-        logits = rng.normal(size=(len(parents) + 1, self.size)) * scale - 9  # padding of 0 would win
+        logits = rng.normal(size=(len(parents) + 1, self.size)) * scale - 9
         if seed % 3 == 0:
             logits = np.round(logits)  # ties
         if seed % 5 == 0:
@@ -72,10 +64,8 @@ class Random:
         options = {"position": POSITION, "sampling": sampling, "draws": self.draws, "typical": typical}
         return judge(rows, self.draft, self.q_row, **options)
 
-    def case(self, vocabulary: Vocabulary, typical: Typical | None = None) -> Case:
-        return Case(
-            held(self.logits, vocabulary), self.draft, POSITION, self.draws, typical=typical is not None
-        )
+    def case(self, typical: Typical | None = None) -> Case:
+        return Case(self.logits, self.draft, POSITION, self.draws, typical=typical is not None)
 
 
 def decisions(judgement) -> list[object]:
@@ -88,23 +78,16 @@ def decisions(judgement) -> list[object]:
 
 
 @pytest.mark.parametrize("rule", ["match", "ratio", "typical"])
-@pytest.mark.parametrize("ways", [0, 2, 3, 4])
-def test_ranks_decide_as_one_device_with_whole_rows_does(ways, rule):
+def test_packed_rows_decide_as_whole_rows(rule):
     typical = Typical(0.3, 0.5) if rule == "typical" else None
     outcomes = set[str]()
     for sampling, seed in product(SAMPLINGS, range(7)):
         case = Random(seed, rule == "ratio")
         expected = case.judge(case.logits, sampling, typical)
-
-        def act(ranks, case=case, sampling=sampling):
-            rows = read([case.case(v := Vocabulary(case.size, ranks), typical)], sampling, v)
-            return case.judge(rows[0], sampling, typical), rows[0].argmax()
-
-        found = on_ranks(ways, act) if ways else [act(None)]
-        assert len({str(judgement) for judgement in found}) == 1, "the same bits on all ranks"
-        judgement, best = found[0]
+        (rows,) = read([case.case(typical)], sampling)
+        judgement = case.judge(rows, sampling, typical)
         assert decisions(judgement) == decisions(expected), (sampling, seed)
-        assert best == case.logits.argmax(-1).tolist()
+        assert rows.argmax() == case.logits.argmax(-1).tolist()
         for j, other in zip(judgement.judged, expected.judged, strict=True):
             np.testing.assert_allclose([j.p, j.q], [other.p, other.q], rtol=1e-4, atol=1e-7)
             assert [round(p, 5) for _, p in j.top_p] == pytest.approx([p for _, p in other.top_p], abs=1e-4)
@@ -112,51 +95,11 @@ def test_ranks_decide_as_one_device_with_whole_rows_does(ways, rule):
     assert outcomes >= {"accepted", "rejected", "corrected", "bonus"}
 
 
-@pytest.mark.parametrize("ways", [1, 3])
-def test_sequences_are_read_together_and_judged_apart(ways):
-    cases = [case for seed in range(60) if (case := Random(seed, seed % 4 < 2)).size == 11][:6]
-
-    def act(ranks):
-        vocabulary = Vocabulary(11, ranks)
-        rows = read([case.case(vocabulary) for case in cases], Sampling(1.1), vocabulary)
-        return [case.judge(row, Sampling(1.1)) for case, row in zip(cases, rows, strict=True)]
-
-    for found in on_ranks(ways, act):
-        for judgement, case in zip(found, cases, strict=True):
-            assert decisions(judgement) == decisions(case.judge(case.logits, Sampling(1.1)))
-
-
-def test_of_equal_logits_the_lowest_id_wins_on_whatever_rank_it_is():
-    logits = torch.tensor([[-3.0, -1, -2, -1, -1], [-4, -4, -4, -4, -4], [-9, -9, -2, -9, -2]])
-
-    def act(ranks):
-        vocabulary = Vocabulary(5, ranks)
-        return read([Case(held(logits, vocabulary), Draft(), 0, Draws(0, 0))], Sampling(), vocabulary)[
-            0
-        ].argmax()
-
-    for ways in (1, 2, 3, 4):
-        assert on_ranks(ways, act) == [[1, 0, 2]] * ways
-
-
-def test_ranks_exchange_few_numbers():
-    logits, draft = torch.randn(4, 3000, generator=torch.Generator().manual_seed(1)), Draft(_chain(5, 6, 7))
-
-    def act(sampling):
-        def on_rank(ranks):
-            vocabulary = Vocabulary(3000, ranks)
-            sizes, join = [], ranks.join
-            ranks.join = lambda tensor: sizes.append(tensor.numel()) or join(tensor)
-            read([Case(held(logits, vocabulary), draft, 0, Draws(0, 0))], sampling, vocabulary)
-            return sizes
-
-        return on_ranks(2, on_rank)[0]
-
-    first = 4 * (4 + 2 * 5) + 3
-    assert act(Sampling()) == [first]
-    assert act(Sampling(1.0)) == [first, 2 * 4]
-    assert act(Sampling(1.0, top_k=10)) == [4 * 10, first, 2 * 4]
-    assert act(Sampling(1.0, top_p=0.9)) == [4 * 1500, first, 2 * 4], "top-p needs whole rows"
+def test_sequences_are_read_together_and_judged_apart():
+    cases = [Random(seed, seed % 4 < 2, size=11) for seed in range(6)]
+    rows = read([case.case() for case in cases], Sampling(1.1))
+    for case, row in zip(cases, rows, strict=True):
+        assert decisions(case.judge(row, Sampling(1.1))) == decisions(case.judge(case.logits, Sampling(1.1)))
 
 
 class Device(torch.Tensor):
@@ -183,10 +126,8 @@ READING = {
 
 
 def copies(case: Random, sampling: Sampling, typical: Typical | None = None) -> tuple[int, object]:
-    vocabulary, Device.copies = Vocabulary(case.size), 0
-    rows = read(
-        [case.case(vocabulary)._replace(logits=case.logits.as_subclass(Device))], sampling, vocabulary
-    )
+    Device.copies = 0
+    rows = read([case.case(typical)._replace(logits=case.logits.as_subclass(Device))], sampling)
     judgement = case.judge(rows[0], sampling, typical)
     return Device.copies, judgement
 
@@ -199,7 +140,7 @@ def test_a_round_waits_once_for_the_device_and_once_more_for_a_rejected_sample(s
         assert copies(Random(seed, False), sampling, Typical(0.3, 0.5))[0] == 1
         case = Random(seed, True)
         if seed % 4:  # the draft of a drafter that is the target
-            case.q = softmax(case.logits) if sampling.greedy else warp(case.logits, sampling)
+            case.q = softmax(case.logits) if sampling.greedy else process_logits(case.logits, sampling)
             ids = case.q.argmax(-1).tolist()
             case.draft = Draft(tuple(replace(t, id=ids[t.parent + 1]) for t in case.draft.tokens))
         count, judgement = copies(case, sampling)
@@ -217,17 +158,11 @@ def test_the_stand_in_of_a_device_counts_copies():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=str)
-def test_logits_that_are_not_finite_are_an_error_on_every_rank(sampling, value):
+def test_logits_that_are_not_finite_are_an_error(sampling, value):
     logits = torch.zeros(2, 5)
     logits[1, 4] = value
-
-    def act(ranks):
-        vocabulary = Vocabulary(5, ranks)
-        with pytest.raises(ModelError, match="not finite"):
-            read([Case(held(logits, vocabulary), Draft(_chain(1)), 0, Draws(0, 0))], sampling, vocabulary)
-        return True
-
-    assert on_ranks(3, act) == [True] * 3
+    with pytest.raises(ModelError, match="not finite"):
+        read([Case(logits, Draft((DraftToken(1),)), 0, Draws(0, 0))], sampling)
 
 
 class Given(Draws):
@@ -241,33 +176,21 @@ class Given(Draws):
         return self._u
 
 
-@pytest.mark.parametrize("ways", [1, 2, 3, 4])
-def test_a_draw_never_takes_a_token_of_probability_0(ways):
+def test_a_draw_never_takes_a_token_of_probability_0():
     p = torch.tensor([[0.0, 0.3, 0, 0, 0.2, 0, 0.5, 0, 0], [0, 0, 0, 0, 1.0, 0, 0, 0, 0]])
-    numbers = [0.0, 0.29, 0.31, 0.49, 0.51, 0.75, 1 - 2**-53]
-
-    def act(ranks):
-        vocabulary, tokens = Vocabulary(9, ranks), []
-        for u in numbers:
-            rows = read(
-                [Case(held(p.log(), vocabulary), Draft(_chain(4)), 0, Given(u))], Sampling(1.0), vocabulary
-            )
-            tokens.append([rows[0].own(i, Given(u), Key(i, "target")) for i in range(2)])
-            drawn = rows[0].weights(0).residual(torch.zeros(9))
-            assert drawn.draw(Given(u), Key(0, "residual")) == tokens[-1][0]
-        return tokens
-
-    assert on_ranks(ways, act) == [[[1, 4], [1, 4], [4, 4], [4, 4], [6, 4], [6, 4], [6, 4]]] * ways
+    for u, expected in zip(
+        [0.0, 0.29, 0.31, 0.49, 0.51, 0.75, 1 - 2**-53], [1, 1, 4, 4, 6, 6, 6], strict=True
+    ):
+        (rows,) = read([Case(p.log(), Draft((DraftToken(4),)), 0, Given(u))], Sampling(1.0))
+        assert [rows.own(i, Given(u), Key(i, "target")) for i in range(2)] == [expected, 4]
+        drawn = rows.distribution(0).residual(torch.zeros(9))
+        assert drawn.draw(Given(u), Key(0, "residual")) == expected
 
 
 def test_missing_rows_are_an_error():
-    case = Case(torch.zeros(1, 4), Draft(_chain(1, 2)), 0, Draws(0, 0))
+    case = Case(torch.zeros(1, 4), Draft((DraftToken(1), DraftToken(2, 0))), 0, Draws(0, 0))
     with pytest.raises(ValueError, match="1 rows of logits were given"):
-        read([case], Sampling(), Vocabulary(4))
-
-
-def _chain(*ids: int) -> tuple[DraftToken, ...]:
-    return tuple(DraftToken(token, i - 1) for i, token in enumerate(ids))
+        read([case], Sampling())
 
 
 class Cells(Enumerated):
@@ -314,28 +237,21 @@ CELLS = {
 """Cells by purpose; for one of the target, only the first token is compared."""
 
 
-@pytest.mark.parametrize(("ways", "rule"), [(1, "ratio"), *((2, rule) for rule in DRAFTS)])
-def test_the_joint_distribution_is_the_targets(ways, rule):
-    expected = P[0][:, None] * P[1:]
-    for texts in on_ranks(ways, lambda ranks: _texts(ranks, rule)):
-        if CELLS[rule]["target"] == 1:
-            texts = texts.sum(1)[:, None] * P[1:].numpy()
-        np.testing.assert_allclose(texts, expected, atol=1e-12)
-
-
-def _texts(ranks, rule: str) -> np.ndarray:
-    """Return the probability of each text of two tokens; the second one may be the next round's."""
-    vocabulary, texts, branches = Vocabulary(4, ranks), np.zeros((4, 4)), Branches()
+@pytest.mark.parametrize("rule", DRAFTS)
+def test_the_joint_distribution_is_the_targets(rule):
+    expected, texts, branches = P[0][:, None] * P[1:], np.zeros((4, 4)), Branches()
     q = None if rule == "match" else RowRef("drafter", 0)
     for chance, ids in DRAFTS[rule]:
         draft, more = Draft(tuple(DraftToken(i, -1, q) for i in ids)), True
-        logits = held(torch.stack([P[0], *(P[1 + i] for i in ids)]).log(), vocabulary)
+        logits = torch.stack([P[0], *(P[1 + i] for i in ids)]).log()
         while more:
             draws = Cells(branches, CELLS[rule])
-            rows = read([Case(logits, draft, 0, draws)], Sampling(1.0), vocabulary)
+            rows = read([Case(logits, draft, 0, draws)], Sampling(1.0))
             options = {"position": 0, "sampling": Sampling(1.0), "draws": draws}
             first, *second = judge(rows[0], draft, lambda _: Q, **options).emitted
             after = np.eye(4)[second[0]] if second else P[1 + first].numpy()
             texts[first] += chance * draws.probability * after
             more = branches.advance()
-    return texts
+    if CELLS[rule]["target"] == 1:
+        texts = texts.sum(1)[:, None] * P[1:].numpy()
+    np.testing.assert_allclose(texts, expected, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Calls of models for several sequences, and how calls of one kind become one."""
+"""Continuous batching: merges the pending model calls of all sequences into one batched call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Gathering:
         self._begun.append((call, asyncio.get_running_loop().create_future()))
 
     def end(self) -> None:
-        """Count a sequence as ended."""
         self.decoding -= 1
         self._changed.set()
 
@@ -54,7 +53,6 @@ class Gathering:
             await self._changed.wait()
 
     def waits(self, role: str) -> bool:
-        """Return whether there are calls of this role."""
         return any(call.role == role for call, _ in (*self._calls, *self._begun))
 
     async def make(self, role: str, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""A chain drafts what a loop of forwards and draws drafts."""
+"""Chains without a host between their forwards are those of a loop (trees: `test_growths`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.draws import Draws, Key, pick, propose_token
-from engine.model.chain import Chains, pick_rows
+from engine.drafters.tree import Wide
+from engine.draws import Draws, Key, pick, pick_rows, propose_token
 from engine.model.clock import Clock
+from engine.model.fused import FusedDrafts, Given
 from engine.model.slots import Rows
 from engine.pairs.load import load
 from engine.types import Sampling
@@ -57,16 +58,16 @@ def drafted_in_a_loop(decoder, sampling, draws):
     return tokens, qs, cache
 
 
-def drafted(decoder, sampling, draws, chains):
-    """Return the same, drafted as chains."""
+def drafted(decoder, sampling, draws, fused):
+    """Return the same, drafted without a host between the forwards."""
     cache, logits = filled(decoder)
     numbers = [
-        [draws[slot].value(Key(LENGTHS[slot] + step, "draft")) for step in range(count)]
+        [[draws[slot].value(Key(LENGTHS[slot] + step, "draft"))] for step in range(count)]
         for slot, count in COUNTS.items()
         if not sampling.greedy
     ]
-    slots, counts = list(COUNTS), list(COUNTS.values())
-    found = chains.draft(cache, slots, counts, logits, numbers, sampling, Clock())
+    given, count = Given(list(COUNTS), logits, numbers), max(COUNTS.values())
+    found = fused.draft(cache, Wide(1, count).plans(count), given, sampling, Clock(), argmax=True)
     return found, cache
 
 
@@ -77,56 +78,52 @@ def test_chains_equal_a_loop(family, way, tmp_path):
     decoder, sampling = load(tmp_path), WAYS[way]
     draws = {slot: Draws(7, slot) for slot in LENGTHS}
     tokens, qs, expected = drafted_in_a_loop(decoder, sampling, draws)
-    chains = Chains(decoder)
-    for _ in range(2):  # the second time in a chain that has held other rows
-        found, cache = drafted(decoder, sampling, draws, chains)
+    fused = FusedDrafts(decoder)
+    for _ in range(2):  # the second time in a graph that has held other rows
+        found, cache = drafted(decoder, sampling, draws, fused)
         for b, (slot, count) in enumerate(COUNTS.items()):
-            ids = found.ids[b, :count]
-            assert ids.tolist() == tokens[b]
-            chosen = qs[b].gather(1, ids[:, None])[:, 0].double()
-            torch.testing.assert_close(found.probabilities[b, :count], chosen, atol=1e-5, rtol=1e-4)
-            best = qs[b].topk(5)
-            torch.testing.assert_close(found.top[b, :count], best.values.double(), atol=1e-5, rtol=1e-4)
-            if found.q is not None:
-                torch.testing.assert_close(found.q[:count, b], qs[b], atol=1e-5, rtol=1e-4)
+            levels = found.levels[:count]
+            assert [int(level.ids[b]) for level in levels] == tokens[b]
+            top = torch.cat([level.top[b] for level in levels])
+            torch.testing.assert_close(top, qs[b].topk(5).values.double(), atol=1e-5, rtol=1e-4)
+            if not sampling.greedy:
+                q = torch.cat([level.q[b] for level in levels])
+                torch.testing.assert_close(q, qs[b], atol=1e-5, rtol=1e-4)
             rows = slice(LENGTHS[slot] + count - 1)
             kv, eager_kv = (c.tensor[:, slot, :, rows] for c in (cache, expected))
             torch.testing.assert_close(kv, eager_kv, atol=1e-5, rtol=1e-5)
-        assert (found.q is None) == sampling.greedy
+        assert all((level.q is None) == sampling.greedy for level in found.levels)
 
 
 def test_the_facts_of_every_forward(tmp_path):
     save(reference("llama"), tmp_path)
     decoder = load(tmp_path)
-    found, _ = drafted(decoder, Sampling(), {}, Chains(decoder))
+    found, _ = drafted(decoder, Sampling(), {}, FusedDrafts(decoder))
     marks = [mark for times in found.times for mark in times]
     assert len(found.times) == max(COUNTS.values()) - 1
     assert marks == sorted(marks)
-    assert found.cells == 4 * 41  # four slots with all rows of the cache, the spare one included
+    assert set(found.cells) == {4 * 41}  # four slots with all rows of the cache, the spare one included
 
 
-def test_chains_are_used_again_whatever_the_seed(tmp_path):
+def test_graphs_are_used_again_whatever_the_seed(tmp_path):
     save(reference("llama"), tmp_path)
     decoder = load(tmp_path)
-    chains, (cache, logits) = Chains(decoder), filled(decoder)
+    fused, (cache, logits) = FusedDrafts(decoder), filled(decoder)
     for seed in (1, 2):
-        numbers = [[0.5] * 3] * 3
-        chains.draft(cache, [0, 1, 3], [3] * 3, logits, numbers, Sampling(1.0, seed=seed), Clock())
-    assert chains.count(cache) == 1
+        given = Given([0, 1, 3], logits, [[[0.5]] * 3] * 3)
+        fused.draft(cache, Wide(1, 3).plans(3), given, Sampling(1.0, seed=seed), Clock())
+    assert fused.count(cache) == 1
 
 
 @pytest.mark.parametrize(
-    ("lengths", "counts", "expected"),
-    [
-        ((9, 30), (5, 11), True),
-        ((9, 30), (5, 12), False),  # a row more than the slot has
-        ((9, 30), (1, 1), False),  # nothing between two forwards
-    ],
+    ("count", "expected"),
+    [(11, True), (12, False), (1, False)],
+    ids=["it fits", "a row more than a slot has", "nothing between two forwards"],
 )
-def test_a_chain_needs_room_and_two_tokens(lengths, counts, expected, tmp_path):
+def test_a_draft_needs_room_and_two_levels(count, expected, tmp_path):
     save(reference("llama"), tmp_path)
-    decoder = load(tmp_path)
-    assert Chains(decoder).fits(decoder.new_cache(2, 40), lengths, counts, VOCAB) is expected
+    decoder, plans = load(tmp_path), Wide(1, count).plans(count)
+    assert FusedDrafts(decoder).fits(decoder.new_cache(2, 40), (9, 30), plans, VOCAB) is expected
 
 
 def test_tokens_are_picked_as_on_the_host():
