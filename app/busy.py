@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import psutil
 
-from engine.cluster.others import Reading, others, read
+from engine.cluster.occupancy import ProcessorTime, processor_time, used_by_others
 from engine.trace.events import TOO_BUSY
 from traces.comparable import OtherLoad
 
-__all__ = ["Reading", "busy_since", "busy_warning", "read_load"]
+__all__ = ["ProcessorTime", "busy_since", "busy_warning", "read_load"]
 
 
-def read_load() -> Reading:
+def read_load() -> ProcessorTime:
     """Return the processor time used until now, by all programs and by this one and its workers."""
     me = psutil.Process()
-    return read((me, *me.children(recursive=True)))
+    return processor_time((me, *me.children(recursive=True)))
 
 
-def busy_warning(before: Reading, after: Reading, cores: int) -> str:
-    used = others(before, after)
+def busy_warning(before: ProcessorTime, after: ProcessorTime, cores: int) -> str:
+    used = used_by_others(before, after)
     if used is None or used < TOO_BUSY:
         return ""
     return (
@@ -27,5 +27,5 @@ def busy_warning(before: Reading, after: Reading, cores: int) -> str:
     )
 
 
-def busy_since(before: Reading) -> str:
+def busy_since(before: ProcessorTime) -> str:
     return busy_warning(before, read_load(), psutil.cpu_count() or 1)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from engine.layout import Layout
 from engine.methods import BASELINE, METHODS
-from engine.pairs.catalog import CATALOG, TOY, Entry, opening
+from engine.pairs.catalog import CATALOG, PAIRS, TOY, Entry, opening, stored_heads
 from engine.pairs.config import read_object
-from engine.pairs.stored import PAIRS, stored_heads
 
 NAMES = (*CATALOG, TOY)
 USUAL = (BASELINE, "speculative", "pearl", "llma", "prompt_lookup")

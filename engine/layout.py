@@ -49,7 +49,7 @@ class Pipelined:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The workers that a method needs; a site assigns devices to them."""
+    """The workers that a method needs; a pool assigns devices to them."""
 
     arrangement: Separate | Colocated | LayerParallel | Pipelined = Separate()
     batch: int = 1

@@ -43,7 +43,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _is_clocks(value: Any) -> bool:
-    """Return whether a value has an object for each device (`engine.cluster.clocks`)."""
+    """Return whether a value has an object for each device (`engine.cluster.ray_devices`)."""
     entries: list[Any] = [*value.values()] if isinstance(value, dict) else [None]
     return all(isinstance(e, dict) and type(e.get("uncertainty_ns", 0)) is int for e in entries)
 

@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from engine.errors import UsageError
+from engine.pairs.load import load_reference
 from engine.pairs.pair import Pair
-from engine.pairs.reference import load_reference
 
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""

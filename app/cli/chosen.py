@@ -10,8 +10,7 @@ from typing import Any
 from app.pairs import NAMES
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
-from engine.pairs.catalog import CATALOG, opening
-from engine.pairs.stored import stored_heads
+from engine.pairs.catalog import CATALOG, opening, stored_heads
 
 
 def method_keys(text: str) -> list[str]:

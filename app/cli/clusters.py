@@ -109,21 +109,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
     with Status("loading the models") as status, DownloadBar(status.hide) as bar:
         import engine
 
-        return engine.open(
-            args.pair,
-            target=args.target,
-            drafter=args.drafter,
-            runtime=runtime,
-            profile=args.profile,
-            profile_pair=args.profile_pair,
-            tokens=args.tokens,
-            device=args.device,
-            forward=args.forward,
-            dtype=args.dtype,
-            tp=args.tp,
-            drafter_tp=args.drafter_tp,
-            address=args.address,
-            memory=args.memory,
-            head=args.head,
-            progress=bar.show,
-        )
+        names = ("target", "drafter", "profile", "profile_pair", "tokens", "device", "forward", "dtype")
+        names += ("tp", "drafter_tp", "address", "memory", "head")
+        options = {name: getattr(args, name) for name in names}
+        return engine.open(args.pair, runtime=runtime, progress=bar.show, **options)

@@ -17,7 +17,7 @@ from engine.errors import StoreMissing, UsageError, shown
 from engine.types import Limits, Sampling
 
 if TYPE_CHECKING:
-    from app.busy import Reading
+    from app.busy import ProcessorTime
     from traces.store import Store
 
 
@@ -150,7 +150,7 @@ def limits_of(args: argparse.Namespace) -> Limits:
     return Limits(args.max_new_tokens, tuple(args.stop))
 
 
-def busy_warning(args: argparse.Namespace, before: Reading) -> str:
+def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
     """Return the warning of a busy machine for measured runs, else nothing; print it on stderr."""
     from app.busy import busy_since
 

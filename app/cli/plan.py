@@ -29,24 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; the exit code is 1 if the pair does not fit."""
     from engine.cluster.fit import fit
-    from engine.cluster.open import find_pair
-    from engine.cluster.runtimes import local_site
-    from engine.cluster.splitting import TOKENS
+    from engine.cluster.memory import KV_TOKENS
+    from engine.cluster.open import find_pair, local_pool
+    from engine.cluster.options import Options
 
     with DownloadBar() as bar:
         pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show)
-    tokens = min(TOKENS, pair.context) if args.context is None else args.context
+    tokens = min(KV_TOKENS, pair.context) if args.context is None else args.context
     check_range("--context", tokens, 1, pair.context)
-    site = local_site(
-        pair,
-        device=args.device,
-        dtype=args.dtype,
-        tp=args.tp,
-        drafter_tp=args.drafter_tp,
-        memory=args.memory,
-        tokens=tokens,
-    )
-    found = fit(site, tuple(map(Path, args.head or ())))
+    names = ("device", "dtype", "tp", "drafter_tp", "memory")
+    pool = local_pool(pair, Options(**{name: getattr(args, name) for name in names}), tokens)
+    found = fit(pool, tuple(map(Path, args.head or ())))
     if args.json:
         common.print_json({"models": pair.name, **_document(found, tokens)})
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from app.busy import Reading, busy_since, read_load
+from app.busy import ProcessorTime, busy_since, read_load
 from app.pairs import TOY, opening
 from app.render.html import alert
 from app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
@@ -281,7 +281,7 @@ class Playground:
         }
 
     def _show(
-        self, frame: Frame, chat: Chat, lanes: Sequence[Lane], revision: int, before: Reading
+        self, frame: Frame, chat: Chat, lanes: Sequence[Lane], revision: int, before: ProcessorTime
     ) -> Update:
         update: Update = {self.panes[i]: html for i, html in frame.panes.items()}
         warning = _warning(lanes, before) if frame.last else ""
@@ -333,7 +333,7 @@ def _follow(chat: Chat) -> dict[str, Any]:
     return gr.update(choices=answered, value=value, visible=bool(answered))
 
 
-def _warning(lanes: Sequence[Lane], before: Reading) -> str:
+def _warning(lanes: Sequence[Lane], before: ProcessorTime) -> str:
     """Return the warning of a busy machine for a comparison that it measured; else empty."""
     elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
     decoded = any((trace := lane.trace()) is not None and trace.commits for lane in lanes)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
-from engine.cluster.caches import Asked
+from engine.cluster.memory import RunSize
+from engine.cluster.occupancy import OtherPrograms, Sampler
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
-from engine.cluster.recording import Recording, other_programs, sampler
+from engine.cluster.ray_devices import NodeMeter
 from engine.drafters.plan import Plan
 from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
@@ -26,11 +28,15 @@ from engine.run.run import Run
 from engine.run.sequences import Sequence
 from engine.run.serving import Load, Serving
 from engine.trace.emitter import TraceEmitter
-from engine.trace.events import Status
+from engine.trace.events import Event, Header, Occupancy, Row, Status
+from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from engine.workers.jobs import Begin
+from engine.workers.ray.worker import RayWorker
+from engine.workers.transports.process import ProcessWorker
 from engine.workers.transports.virtual import VirtualLoop
 
+Listener: TypeAlias = Callable[[Event], None]
 PATIENCE_S = 3.0
 """Seconds to wait for running forwards after Ctrl-C or the death of a worker."""
 
@@ -58,7 +64,6 @@ class Request:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence if none ends early."""
         return max(map(len, self.ids)) + self.limits.max_new_tokens
 
     def begin(self, vocab: int, number: int) -> Begin:
@@ -67,10 +72,10 @@ class Request:
         slots, rows = min(layout.batch, len(self.ids)), self.longest + layout.slack
         return Begin(self.sampling, slots, rows, vocab, layout.packing, number, features)
 
-    def asked(self, begin: Begin) -> Asked:
+    def size(self, begin: Begin) -> RunSize:
         """Return what a user can change in the size of the run's KV caches."""
         batch = "--batch " if self.load is not None else "--set batch=" if begin.slots > 1 else ""
-        return Asked(begin, self.limits.max_new_tokens, batch)
+        return RunSize(begin, self.limits.max_new_tokens, batch)
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Execution:
         except BaseException as raised:  # noqa: BLE001 - recorded, then raised again below
             error = _first_leaf(raised)
             if isinstance(error, OutOfMemory):
-                error = self.request.asked(self.begin).advised(error)
+                error = self.request.size(self.begin).advised(error)
         error = self.recording.error or error
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError | KeyboardInterrupt)
         status: Status = "done" if error is None else "cancelled" if cancelled else "failed"
@@ -220,3 +225,63 @@ def _first_leaf(error: BaseException) -> BaseException:
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, SpecScopeError) else f"{type(error).__name__}: {text}"
+
+
+class Recording:
+    """Collects the run's trace and passes every event to a listener.
+
+    Args:
+        header: Recorded at once.
+        listener: Takes every event, the footer last. Its first error is kept, and ends the run.
+    """
+
+    def __init__(self, header: Header, listener: Listener | None) -> None:
+        self.trace = Trace(header)
+        self.sequences: list[Sequence] = []
+        self.clock: Callable[[], int] = lambda: 0
+        self.error: BaseException | None = None
+        """The listener's first error; after it the listener gets no more events."""
+        self._listener = listener
+        self._emit(header)
+
+    def add(self, event: Row) -> None:
+        self.trace.add(event)
+        self._emit(event)
+
+    def end(self, status: Status, error: str) -> None:
+        reasons = tuple(sequence.reason for sequence in self.sequences)
+        footer = self.trace.new_footer(status, error, reasons)
+        self.trace.add(footer)
+        self._emit(footer)
+
+    def _emit(self, event: Event) -> None:
+        if self._listener is None or self.error is not None:
+            return
+        try:
+            self._listener(event)
+        except BaseException as error:  # noqa: BLE001 - it ends the run before its next job
+            self.error = error
+
+
+def sampler(workers: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
+    """Return a sampler of the load of the run's devices; it samples in its own thread."""
+
+    def emit(row: Occupancy) -> None:
+        loop.call_soon_threadsafe(recording.add, row)
+
+    nodes = _on_nodes(workers)
+    meters = {nodes[0].devices[0].kind: partial(NodeMeter, nodes)} if nodes else None
+    return Sampler(workers.devices, emit, recording.clock, pids=_pids(workers), meters=meters)
+
+
+def other_programs(workers: RunWorkers) -> OtherPrograms | None:
+    """Return the load by other programs from now on; None on a Ray cluster, where none is read."""
+    return None if _on_nodes(workers) else OtherPrograms(set(_pids(workers).values()))
+
+
+def _on_nodes(workers: RunWorkers) -> list[RayWorker]:
+    return [worker for worker in workers.members if isinstance(worker, RayWorker)]
+
+
+def _pids(workers: RunWorkers) -> dict[str, int]:
+    return {d.name: w.pid for w in workers.members if isinstance(w, ProcessWorker) for d in w.devices}

@@ -1,20 +1,18 @@
-"""What a pair takes on this machine's devices, what fits, and which methods can run.
+"""Fits a pair into this machine's memory: its target by layers, and what `specscope plan` shows.
 
 Only configs and the headers of weight files are read; nothing is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.cluster.local_devices import LocalDevices, dtype_of
-from engine.cluster.memory import Part, part_of
-from engine.cluster.runtimes import base_layout
-from engine.cluster.site import Assignment
+from engine.cluster.local_devices import LocalDevices, base_layout
+from engine.cluster.memory import KV_TOKENS, Part, advice, part_of
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head
 from engine.heads.find import HeadFile, Heads
@@ -22,8 +20,93 @@ from engine.heads.kinds import KINDS
 from engine.layout import Layout
 from engine.methods import METHODS, Method, Situation
 from engine.pairs.progress import megabytes
-from engine.pairs.sizes import checked_shape
+from engine.pairs.sizes import Size, checked_shape, layer_sizes, model_size
 from engine.types import MOST_DRAFTERS, drafter_key
+
+
+def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices:
+    """Return a pool whose devices have room for the target: on one device if it fits, else split.
+
+    The target gets the devices after the drafter's. If they are too small, it also gets what the
+    drafter leaves free on its own. Nothing is split where all devices share one memory.
+
+    Args:
+        pool: The devices.
+        tokens: Number of tokens whose keys and values must fit as well.
+
+    Raises:
+        ModelError: The target does not fit on all devices together.
+    """
+    if pool.options.tp > 1 or len({pool.memory.name(device) for device in pool.devices}) == 1:
+        return pool
+    on_cpu, target = pool.devices[0].kind == "cpu", pool.pair.target_path
+    sizes = layer_sizes(checked_shape(target), pool.dtype, on_cpu=on_cpu)
+    whole = model_size(target, pool.dtype, on_cpu=on_cpu)
+    tokens = min(tokens, pool.pair.context)
+    drafting, left = _without_drafters(pool, tokens)
+    after = [pool.memory.free(device) for device in pool.devices[drafting:]]
+    if spans := _spans(whole, sizes, after, tokens):
+        used = [drafting + i for i in spans]
+        others = [i for i in range(len(left)) if i not in used]
+        first = max(1, drafting)  # the target's first device, as `LocalDevices.assign` places it
+        order = [*others[:first], *used, *others[first:]]
+    elif spans := _spans(whole, sizes, left, tokens):
+        order = list(spans)
+    else:
+        raise ModelError(_refusal(pool, sizes, left, tokens))
+    layers = tuple(spans.values()) if len(spans) > 1 else ()
+    return replace(pool, devices=tuple(pool.devices[i] for i in order), spans=layers)
+
+
+def _spans(whole: Size, sizes: Sequence[Size], limits: Sequence[int], tokens: int) -> dict[int, range]:
+    """Return the first device that has room for the whole target, else several with its layers."""
+    for device, limit in enumerate(limits):
+        if whole.with_cache(tokens) <= limit:
+            return {device: range(len(sizes))}
+    return layer_spans(sizes, limits, tokens)
+
+
+def layer_spans(sizes: Sequence[Size], limits: Sequence[int], tokens: int) -> dict[int, range]:
+    """Return the layers of each device that gets some; empty if they do not all fit.
+
+    One device after another is filled, each with as many whole layers as fit.
+
+    Args:
+        sizes: Bytes of each layer.
+        limits: Bytes that the model may take on each device.
+        tokens: Number of tokens whose keys and values must fit as well.
+    """
+    spans, first = dict[int, range](), 0
+    for device, limit in enumerate(limits):
+        last = first
+        while last < len(sizes) and sizes[last].with_cache(tokens) <= limit:
+            limit -= sizes[last].with_cache(tokens)
+            last += 1
+        if last > first:
+            spans[device] = range(first, last)
+        first = last
+    return spans if first == len(sizes) else {}
+
+
+def _without_drafters(pool: LocalDevices, tokens: int) -> tuple[int, list[int]]:
+    """Return the number of the drafter's devices, and the bytes free for the target on each one."""
+    left = {device.name: pool.memory.free(device) for device in pool.devices}
+    drafters = [part for part in _parts(pool, base_layout(pool.pair)) if part.model != "target"]
+    for part in drafters:
+        name = part.device.name.split("/")[0]
+        left[name] = max(0, left[name] - part.weights - tokens * part.per_token)
+    return len({part.device.name.split("/")[0] for part in drafters}), list(left.values())
+
+
+def _refusal(pool: LocalDevices, sizes: Sequence[Size], left: Sequence[int], tokens: int) -> str:
+    needed = sum(size.with_cache(tokens) for size in sizes)
+    free = ", ".join(
+        f"{megabytes(size)} on {device.label}" for device, size in zip(pool.devices, left, strict=True)
+    )
+    return (
+        f"{pool.pair.target_path}: the weights and the KV cache of {tokens:,} tokens take {megabytes(needed)}, and no "
+        f"layer may be split; free are {free}; {advice(needed, sum(left), pool.dtype)}"
+    )
 
 
 class HeadSize(NamedTuple):
@@ -69,96 +152,89 @@ class Fit:
         return min(use.tokens() for use in self.uses)
 
 
-def fit(site: LocalDevices, named_heads: tuple[Path, ...] = ()) -> Fit:
-    """Return what a site's pair takes and what fits.
+def fit(pool: LocalDevices, named_heads: tuple[Path, ...] = ()) -> Fit:
+    """Return what a pool's pair takes and what fits.
 
     Args:
-        site: The devices, with the target split if it must be.
+        pool: The devices, with the target split if it must be.
         named_heads: Directories of drafting heads; default: the pair's own.
 
     Raises:
         ModelError: A model or head is broken.
         UsageError: A head is for another target.
     """
-    parts = _parts(site, site.assign(base_layout(site.pair)))
-    files = _head_files(site, named_heads)
-    heads = {kind: _head_size(site, head) for kind, head in files.items()}
-    situation = _situation(site, Heads(site.pair, named_heads))
+    parts = _parts(pool, base_layout(pool.pair))
+    files = _head_files(pool, named_heads)
+    heads = {kind: _head_size(pool, head) for kind, head in files.items()}
+    situation = _situation(pool, Heads(pool.pair, named_heads))
     return Fit(
-        str(dtype_of(site.dtype, site.devices[0])).removeprefix("torch."),
-        site.pair.context,
+        str(pool.dtype).removeprefix("torch."),
+        pool.pair.context,
         tuple(parts),
-        tuple(_uses(site, parts)),
+        tuple(_uses(pool, parts)),
         tuple(heads.values()),
-        {key: _reason(site, method, situation, heads) for key, method in METHODS.items()},
+        {key: _reason(pool, method, situation, heads) for key, method in METHODS.items()},
     )
 
 
-def _parts(site: LocalDevices, assigned: Mapping[str, list[Assignment]]) -> list[Part]:
-    """Return the parts of all models of a layout."""
-    dtype = dtype_of(site.dtype, site.devices[0])
-    named = [
-        (drafter_key(i) if model == "drafter" else model, assignment)
-        for model in ("drafter", "target")
-        for i, assignment in enumerate(assigned.get(model, ()))
-    ]
-    return [part_of(site.pair, dtype, name, a, i) for name, a in named for i in range(len(a.members))]
+def _parts(pool: LocalDevices, layout: Layout) -> list[Part]:
+    assigned = pool.assign(layout)
+    drafters = [(drafter_key(i), each) for i, each in enumerate(assigned.get("drafter", ()))]
+    named = [*drafters, *(("target", each) for each in assigned["target"])]
+    return [part_of(pool.pair, pool.dtype, name, a, i) for name, a in named for i in range(len(a.members))]
 
 
-def _uses(site: LocalDevices, parts: Iterable[Part]) -> list[Use]:
-    """Return each memory with what parts take of it."""
+def _uses(pool: LocalDevices, parts: Iterable[Part]) -> list[Use]:
     uses = dict[str, Use]()
     for part in parts:
-        name = site.memory.name(part.device)
-        use = uses.get(name) or Use(name, site.memory.free(part.device), 0, 0)
+        name = pool.memory.name(part.device)
+        use = uses.get(name) or Use(name, pool.memory.free(part.device), 0, 0)
         uses[name] = use._replace(
             weights=use.weights + part.weights, per_token=use.per_token + part.per_token
         )
     return list(uses.values())
 
 
-def _head_files(site: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFile]:
+def _head_files(pool: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFile]:
     """Return the heads by the kind that methods ask for: those named, else the pair's own."""
-    folder = site.pair.heads_path
+    folder = pool.pair.heads_path
     paths = named or (sorted(p for p in folder.iterdir() if p.is_dir()) if folder and folder.is_dir() else ())
     files = dict[str, HeadFile]()
     for path in paths:
-        file = HeadFile(path, check_head(path, site.pair.target_path), site.pair.target_path)
+        file = HeadFile(path, check_head(path, pool.pair.target_path), pool.pair.target_path)
         files.setdefault(file.serves, file)
     return files
 
 
-def _head_size(site: LocalDevices, head: HeadFile) -> HeadSize:
+def _head_size(pool: LocalDevices, head: HeadFile) -> HeadSize:
     config, kind = head.config, KINDS[head.config.kind]
-    itemsize = dtype_of(site.dtype, site.devices[0]).itemsize
-    tied = checked_shape(site.pair.target_path).tied
+    itemsize = pool.dtype.itemsize
+    tied = checked_shape(pool.pair.target_path).tied
     numbers = sum(map(prod, kind.tensors(config).values()))
-    if site.spans and not tied:  # the last stage has no embeddings
+    if pool.spans and not tied:  # the last stage has no embeddings
         numbers += config.vocab_size * config.hidden_size
     weights = numbers * itemsize
     cached = len(config.features) * config.hidden_size + (config.layer().kv_numbers if kind.layered else 0)
     return HeadSize(config.kind, head, weights, cached * itemsize)
 
 
-def _reason(site: LocalDevices, method: Method, situation: Situation, heads: Mapping[str, HeadSize]) -> str:
-    """Return why a method cannot run with its default settings; empty if it can."""
+def _reason(pool: LocalDevices, method: Method, situation: Situation, heads: Mapping[str, HeadSize]) -> str:
     try:
         layout = method.layout(method.plan(method.configure({}), situation))
-        if layout.needs_drafter and site.pair.drafter_path is None:
+        if layout.needs_drafter and pool.pair.drafter_path is None:
             return "needs a drafter: name one with --drafter"
-        return _shortage(site, layout, heads)
+        return _shortage(pool, layout, heads)
     except (UsageError, ModelError) as error:
         return str(error)
 
 
-def _shortage(site: LocalDevices, layout: Layout, heads: Mapping[str, HeadSize]) -> str:
-    """Return which memory is too small for a layout; empty if none is."""
-    parts = _parts(site, site.assign(layout))
-    if layout.head and site.spans:
+def _shortage(pool: LocalDevices, layout: Layout, heads: Mapping[str, HeadSize]) -> str:
+    parts = _parts(pool, layout)
+    if layout.head and pool.spans:
         heads[layout.head].file.check_split()
-    holders = [part.device for part in parts if part.model == "target"][-1 if site.spans else 0 :]
-    beside = {site.memory.name(device) for device in holders}
-    for use in _uses(site, parts):
+    holders = [part.device for part in parts if part.model == "target"][-1 if pool.spans else 0 :]
+    beside = {pool.memory.name(device) for device in holders}
+    for use in _uses(pool, parts):
         head = heads[layout.head] if layout.head and use.memory in beside else None
         extra = head.weights + head.per_token if head else 0
         if not use.tokens(extra):
@@ -167,18 +243,18 @@ def _shortage(site: LocalDevices, layout: Layout, heads: Mapping[str, HeadSize])
     return ""
 
 
-def _situation(site: LocalDevices, heads: Heads) -> Situation:
+def _situation(pool: LocalDevices, heads: Heads) -> Situation:
     """Return the facts that methods' plans use, without measured ones: c is 1."""
-    pair, drafters = site.pair, site.drafters()
+    pair, drafters = pool.pair, pool.drafters()
     layers = checked_shape(pair.drafter_path).layers if pair.drafter_path else 0
     return Situation(
         context=pair.context,
         depth=layers,
-        devices=site.ranks(),
+        devices=pool.ranks(),
         drafters=drafters,
-        servers=tuple(site.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
+        servers=tuple(pool.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
         c=lambda: 1.0,
-        stages=lambda asked: asked or site.stage_limits().usual,
+        stages=lambda asked: asked or pool.stage_limits().usual,
         head_levels=lambda kind: heads.find(kind).levels,
         planned=lambda settings, best: None,  # noqa: ARG005 - nothing is measured
     )

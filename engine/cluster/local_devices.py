@@ -1,4 +1,4 @@
-"""This machine as a site: its GPUs, or its CPU cores."""
+"""This machine as a device pool: its GPUs, or its CPU cores."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
-from engine.cluster.caches import Free
 from engine.cluster.memory import Memory, part_of
-from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
+from engine.cluster.options import Options
+from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.pairs.load import load
@@ -21,29 +21,14 @@ from engine.workers.transports.process import ProcessWorker, Setup
 from engine.workers.transports.thread import ThreadWorker
 from engine.workers.worker import Worker
 
-DTYPES: dict[str, torch.dtype | None] = {
-    "auto": None,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-}
-
 
 @dataclass(frozen=True)
 class LocalDevices:
     """This machine: its GPUs, or its CPU cores."""
 
     pair: Pair
-    runtime: str
+    options: Options
     devices: tuple[Device, ...]
-    threads: int
-    static: bool = False
-    """Whether forwards of few rows have fixed shapes (`engine.model.static`)."""
-    dtype: str = "auto"
-    """Of the weights: float32, bfloat16, or auto for bfloat16 on GPUs and float32 on CPUs."""
-    tp: int = 1
-    """Devices that split each target by tensors."""
-    drafter_tp: int = 1
-    """Devices that split each drafter by tensors."""
     spans: tuple[range, ...] = ()
     """Layers of each device of a target that is split by layers; empty for a target that is not."""
     memory: Memory = field(default_factory=Memory)
@@ -52,8 +37,11 @@ class LocalDevices:
 
     @property
     def ways(self) -> int:
-        """Devices of each target."""
-        return len(self.spans) or self.tp
+        return len(self.spans) or self.options.tp
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.options.dtype_on(self.devices[0])
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first devices and targets the next ones.
@@ -61,7 +49,7 @@ class LocalDevices:
         Without a drafter the first target gets the second device, if there is one.
         """
         match layout.arrangement:
-            case Colocated() | Pipelined() if max(self.tp, self.drafter_tp) > 1:
+            case Colocated() | Pipelined() if self.options.is_sharded:
                 raise UsageError(
                     "tp and drafter_tp do not go together with a co-located or pipelined placement: "
                     "leave them at 1, or choose another placement"
@@ -85,11 +73,10 @@ class LocalDevices:
                 return self._separate(targets, drafters)
 
     def _single(self) -> list[Assignment]:
-        """Return one worker's assignment for each device."""
         return [Assignment(device.name, (device,)) for device in self.devices]
 
     def _separate(self, targets: int, drafters: int) -> dict[str, list[Assignment]]:
-        tp, drafter_tp, devices = self.ways, self.drafter_tp, self.devices
+        tp, drafter_tp, devices = self.ways, self.options.drafter_tp, self.devices
         needed = targets * tp + drafters * drafter_tp
         if targets == 1 and drafters <= 1 and tp + drafter_tp > len(devices):
             return self._shared(drafters)
@@ -110,7 +97,7 @@ class LocalDevices:
     def _shared(self, drafters: int) -> dict[str, list[Assignment]]:
         """Give the drafter the first devices, the target the last; shared ones have two tracks."""
         count, tracks = len(self.devices), dict[str, tuple[Device, ...]]()
-        spans = {"drafter": range(self.drafter_tp), "target": range(count - self.ways, count)}
+        spans = {"drafter": range(self.options.drafter_tp), "target": range(count - self.ways, count)}
         both = set(spans["drafter"]) & set(spans["target"])
         for model, span in spans.items():
             devices = (self.devices[i] for i in span)
@@ -122,7 +109,6 @@ class LocalDevices:
         return drafting | {"target": [self._target(tracks["target"])]}
 
     def _target(self, devices: tuple[Device, ...]) -> Assignment:
-        """Return the assignment of a target to its devices."""
         if len(self.spans) < 2:
             return ranks_of(devices)
         members = tuple(Assignment(device.name, (device,)) for device in devices)
@@ -156,11 +142,9 @@ class LocalDevices:
         return {"drafter": [_together(members)], "target": [members[1]]}
 
     def servers(self, drafters: int) -> int:
-        """Return the target servers that fit on the devices that drafters leave free."""
-        return (len(self.devices) - drafters * self.drafter_tp) // self.ways
+        return (len(self.devices) - drafters * self.options.drafter_tp) // self.ways
 
     def drafters(self) -> int:
-        """Return the number of the pair's drafters."""
         return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
@@ -168,7 +152,7 @@ class LocalDevices:
 
         A drafter that is split by tensors shares no layers: 1.
         """
-        if self.drafter_tp > 1:
+        if self.options.drafter_tp > 1:
             return 1
         return self.ways if self.ways > 1 else len(self.devices)
 
@@ -181,44 +165,36 @@ class LocalDevices:
         return StageLimits(len(self.spans) or 2, len(self.devices))
 
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
-        """Check that models fit; see `Site.check_memory`."""
-        dtype = dtype_of(self.dtype, self.devices[0])
-        parts, loaded = ([part_of(self.pair, dtype, *part) for part in each] for each in (loads, held))
-        self.memory.check(parts, loaded, dtype)
+        parts, loaded = ([part_of(self.pair, self.dtype, *part) for part in each] for each in (loads, held))
+        self.memory.check(parts, loaded, self.dtype)
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Do nothing: the operating system shares devices out."""
 
     def free(self, device: Device, held: Sequence[ModelPart]) -> Free:
-        """Return the memory of a device; see `Site.free`."""
-        memory, dtype = self.memory, dtype_of(self.dtype, device)
-        limited = memory.is_limited(device)
-        parts = [part_of(self.pair, dtype, *part) for part in held] if limited else []
+        memory, limited = self.memory, self.memory.is_limited(device)
+        parts = [part_of(self.pair, self.dtype, *part) for part in held] if limited else []
         return Free(memory.name(device), memory.free(device, parts), limited)
 
     def start_worker(self, assignment: Assignment) -> Worker:
-        """Start a process or a thread on the assigned device."""
-        device = assignment.devices[0]
-        if self.runtime == "local-thread":
-            torch.set_num_threads(self.threads)
-            return ThreadWorker(assignment.name, device, self.threads)
-        pinned = device.kind == "cpu" and self.threads == 1
+        device, threads = assignment.devices[0], self.options.threads
+        if self.options.runtime == "local-thread":
+            torch.set_num_threads(threads)
+            return ThreadWorker(assignment.name, device, threads)
+        pinned = device.kind == "cpu" and threads == 1
         core = int(device.name.split("/")[0].partition(":")[2]) if pinned else None
-        return ProcessWorker(Setup(assignment.name, device, self.threads, core))
+        return ProcessWorker(Setup(assignment.name, device, threads, core))
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
-        """Return a function that loads a model of the pair on the assigned device."""
-        return loader_of(self.pair, model, assignment.devices[0], static=self.static, dtype=self.dtype)
+        return loader_of(self.pair, model, assignment.devices[0], self.options)
 
 
 def _together(members: tuple[Assignment, ...]) -> Assignment:
-    """Return the assignment of a drafter whose layers several workers share."""
     devices = tuple(device for member in members for device in member.devices)
     return Assignment("+".join(member.name for member in members), devices, members)
 
 
 def ranks_of(devices: tuple[Device, ...]) -> Assignment:
-    """Return the assignment of a model to devices that split it by tensors, or to one device."""
     members = tuple(Assignment(device.name, (device,)) for device in devices)
     if len(members) == 1:
         return members[0]
@@ -244,28 +220,26 @@ def devices_of(device: str) -> tuple[Device, ...]:
     return tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in sorted(allowed))
 
 
-def dtype_of(dtype: str, device: Device) -> torch.dtype:
-    """Return the dtype of weights on a device; `dtype` is a key of `DTYPES`."""
-    return DTYPES[dtype] or (torch.bfloat16 if device.kind == "cuda" else torch.float32)
+def base_layout(pair: Pair) -> Layout:
+    """Return the layout that `engine.open` loads: the target, and a drafter if the pair has one."""
+    return Layout(Separate(drafters=int(pair.drafter_path is not None)))
 
 
-def loader_of(pair: Pair, model: str, device: Device, *, static: bool = False, dtype: str = "auto") -> Loader:
-    """Return a function that loads a model of a pair on a device of this machine.
+def loader_of(pair: Pair, model: str, device: Device, options: Options, place: str = "") -> Loader:
+    """Return a function that loads a model of a pair.
 
     Args:
         pair: The pair.
         model: The worker's name for the model.
         device: The device.
-        static: As for `engine.pairs.load.load`.
-        dtype: As for `LocalDevices`.
+        options: Dtype and forwards.
+        place: The device's name for torch; default: its own.
     """
-    path = pair.models[model]
-    on_gpu = device.kind == "cuda"
     return partial(
         load,
-        str(path),
-        device=device.name.split("/")[0] if on_gpu else "cpu",
-        dtype=dtype_of(dtype, device),
+        str(pair.models[model]),
+        device=place or (device.name.split("/")[0] if device.kind == "cuda" else "cpu"),
+        dtype=options.dtype_on(device),
         name=model,
-        static=static,
+        static=options.static,
     )

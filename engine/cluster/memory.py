@@ -1,4 +1,4 @@
-"""Memory of this machine's devices: what is free, what models take, and whether they fit.
+"""Memory of devices: what is free, what weights and KV caches take, and whether they fit.
 
 All CPU cores share one memory, unless the user limits each of them. Reading a GPU's free memory has
 never run on a GPU.
@@ -13,16 +13,21 @@ from typing import NamedTuple
 
 import torch
 
-from engine.cluster.site import Assignment
-from engine.errors import ModelError, UsageError, shown
+from engine.cluster.pool import Assignment, Free
+from engine.errors import ModelError, OutOfMemory, UsageError, shown
 from engine.pairs.pair import Pair
 from engine.pairs.progress import megabytes
 from engine.pairs.sizes import Split, model_size
 from engine.trace.events import Device
+from engine.workers.jobs import Begin, Room, Taken
 from engine.workers.memory import cpu_free
+from engine.workers.worker import Worker
 
 MACHINE = "this machine"
 """Name of the memory that CPU cores share."""
+KV_TOKENS = 2048
+"""Tokens whose keys and values devices keep free, if the context is not shorter."""
+SMALLER = "a shorter prompt or a smaller model"
 
 
 class Part(NamedTuple):
@@ -52,7 +57,6 @@ def part_of(pair: Pair, dtype: torch.dtype, model: str, assignment: Assignment, 
 
 
 def measured(device: Device) -> int:
-    """Return the free bytes of a device's memory now."""
     if device.kind == "cuda":
         number = int(device.name.split("/")[0].partition(":")[2])
         total: int = torch.cuda.get_device_properties(number).total_memory
@@ -76,11 +80,10 @@ class Memory:
         return own if self.is_limited(device) or device.kind == "cuda" else self.machine
 
     def is_limited(self, device: Device) -> bool:
-        """Return whether the user limited a device."""
         return device.name.split("/")[0] in self.limits
 
     def free(self, device: Device, held: Sequence[Part] = ()) -> int:
-        """Return the bytes that further models may take on a device, beside what it holds.
+        """Return the bytes that further models may take on a device.
 
         Args:
             device: The device.
@@ -99,35 +102,27 @@ class Memory:
         return needed
 
     def check(self, parts: Sequence[Part], held: Sequence[Part], dtype: torch.dtype) -> None:
-        """Check that the weights of parts of `dtype` fit into the free memory of their devices.
-
-        Args:
-            parts: What is to be loaded.
-            held: What is loaded already.
-            dtype: Dtype of the weights.
+        """Check that the weights of parts of `dtype` fit beside what is loaded already (`held`).
 
         Raises:
             ModelError: They do not; the message says what would fit.
         """
         devices = {self.name(part.device): part.device for part in parts}
         for name, needed in self.needed(parts).items():
-            if needed <= (free := self.free(devices[name], held)):
-                continue
-            models = sorted({part.model for part in parts if self.name(part.device) == name})
-            halved = dtype.itemsize > 2 and needed // 2 <= free
-            advice = (
-                f"--dtype bfloat16 takes {megabytes(needed // 2)}"
-                if halved
-                else f"at most {free / dtype.itemsize / 1e6:,.0f} million weights of {_name(dtype)} fit"
-            )
-            raise ModelError(
-                f"{' and '.join(models)}: the weights take {megabytes(needed)} in the memory of {name}, of which "
-                f"{megabytes(free)} are free; {advice} (specscope plan shows the parts)"
-            )
+            if needed > (free := self.free(devices[name], held)):
+                models = sorted({part.model for part in parts if self.name(part.device) == name})
+                raise ModelError(
+                    f"{' and '.join(models)}: the weights take {megabytes(needed)} in the memory of {name}, of which "
+                    f"{megabytes(free)} are free; {advice(needed, free, dtype)} (specscope plan shows the parts)"
+                )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def advice(needed: int, free: int, dtype: torch.dtype) -> str:
+    """Return what would fit into `free` bytes in place of `needed` bytes of `dtype`."""
+    if dtype.itemsize > 2 and needed // 2 <= free:
+        return f"--dtype bfloat16 takes {megabytes(needed // 2)}"
+    name = str(dtype).removeprefix("torch.")
+    return f"at most {free / dtype.itemsize / 1e6:,.0f} million weights of {name} fit"
 
 
 def parse_limits(text: str, devices: Sequence[Device]) -> dict[str, int]:
@@ -153,3 +148,90 @@ def parse_limits(text: str, devices: Sequence[Device]) -> dict[str, int]:
                 f"memory is {shown(text)}; {shown(size)} must be a size with a unit: KB, MB, GB, KiB, MiB or GiB"
             ) from None
     return limits
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """The parts of a run's size that a user can change."""
+
+    begin: Begin
+    new: int
+    """Most new tokens of each sequence."""
+    setting: str = ""
+    """The option that sets how many sequences decode at once; empty if it is always one."""
+
+    @property
+    def rows(self) -> int:
+        return self.begin.capacity + 1
+
+    def fitting(self, budget: int, row: int, *, exact: bool) -> str:
+        """Return the settings with which a run would fit into a memory; empty if none would.
+
+        Args:
+            budget: Its bytes for caches.
+            row: Bytes of a token.
+            exact: Whether a number takes more than two bytes.
+        """
+        begin, found = self.begin, list[str]()
+        new = budget // (begin.slots * row) - (self.rows - self.new)
+        if new > 0:
+            found.append(f"--max-new-tokens {min(new, self.new - 1)}")
+        sequences = budget // (self.rows * row)
+        if self.setting and 0 < sequences < begin.slots:
+            found.append(f"{self.setting}{sequences}")
+        if exact and begin.slots * self.rows * row // 2 <= budget:
+            found.append("--dtype bfloat16")
+        return " or ".join(found)
+
+    def advised(self, error: OutOfMemory) -> OutOfMemory:
+        fits = self.fitting(error.budget, error.row, exact=error.exact) if error.row else ""
+        return OutOfMemory(f"{error}; try {fits or SMALLER}")
+
+
+def check_caches(
+    workers: Sequence[Worker],
+    models: Mapping[str, tuple[str, ...]],
+    free: Callable[[Device], Free | None],
+    run: RunSize,
+) -> None:
+    """Check that the KV caches of a run fit into the free memory of its devices.
+
+    Args:
+        workers: All single workers, those that take no part in the run included.
+        models: Worker's name -> names of the models that the run uses there.
+        free: Returns the memory of a device; None if nobody knows it, then nothing is checked.
+        run: The run.
+
+    Raises:
+        OutOfMemory: They do not; the message says what would fit.
+    """
+    memories = [memory for worker in workers if (memory := free(worker.devices[0])) is not None]
+    if len(memories) < len(workers):
+        return
+    sharing = dict[str, list[tuple[Free, Taken]]]()
+    for memory, taken in zip(memories, caches_of(workers, models, run.begin), strict=True):
+        sharing.setdefault(memory.memory, []).append((memory, taken))
+    for name, each in sharing.items():
+        memory, first = each[0]
+        left = first.free if memory.bytes is None else memory.bytes
+        left += sum(taken.spare - (taken.held if memory.limited else 0) for memory, taken in each)
+        if sum(taken.more for _, taken in each) > max(0, left):
+            raise _out_of_memory(name, left, [taken for _, taken in each], run)
+
+
+def caches_of(workers: Sequence[Worker], models: Mapping[str, tuple[str, ...]], begin: Begin) -> list[Taken]:
+    """Return what each worker's KV caches hold, and what a run adds; arguments as above."""
+    waits = [worker.prepare(Room(begin, models.get(worker.name, ()))) for worker in workers]
+    return [wait().value for wait in waits]
+
+
+def _out_of_memory(name: str, left: int, caches: Sequence[Taken], run: RunSize) -> OutOfMemory:
+    slots = run.begin.slots
+    held = sum(taken.held for taken in caches if taken.row)
+    row, exact = sum(taken.row for taken in caches), any(taken.exact for taken in caches)
+    fits = run.fitting(held + left, row, exact=exact)
+    return OutOfMemory(
+        f"the keys and values of {'a sequence' if slots == 1 else f'{slots} sequences'} of {run.rows:,} tokens need "
+        f"{megabytes(sum(taken.more for taken in caches))} more in the memory of {name}, of which "
+        f"{megabytes(max(0, left))} are free; {f'what fits: {fits}' if fits else f'try {SMALLER}'}"
+    )

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from engine.trace.events import Device, Occupancy
+import psutil
+
+from engine.trace.events import OTHERS, Device, Occupancy
 from engine.types import check_range
 
 EVERY_S = 0.1
 """Seconds between two samples: about NVML's averaging period, and ten ticks of a core."""
+SHORTEST = 0.2
+"""Seconds; over a shorter time the load is not computed."""
 
 
 class Reading(NamedTuple):
@@ -137,10 +142,6 @@ class Cores:
     """CPU cores, through psutil."""
 
     def __init__(self, devices: Sequence[Device], pids: Mapping[str, int], trouble: list[str]) -> None:
-        import psutil
-
-        self._read = psutil.cpu_percent
-        self._gone = psutil.Error
         self._trouble = trouble
         self._cores = {device.name: _number(device) for device in devices}
         self._processes: dict[str, Any] = {}
@@ -149,18 +150,18 @@ class Cores:
                 self._processes[name] = psutil.Process(pids.get(name, os.getpid()))
             except psutil.Error as error:
                 trouble.append(f"{name}: {_one_line(error)}")
-        self._read(percpu=True)  # the first call only starts the measurement
+        psutil.cpu_percent(percpu=True)  # the first call only starts the measurement
 
     def read(self) -> Iterator[Reading]:
         """Yield each core's busy share since the last call, and its worker's resident bytes."""
-        loads: list[float] = self._read(percpu=True)
+        loads: list[float] = psutil.cpu_percent(percpu=True)
         for name, process in list(self._processes.items()):
             core = self._cores[name]
             try:
                 if core >= len(loads):
                     raise LookupError(f"there is no core {core}; psutil knows {len(loads)}")
                 yield Reading(name, loads[core] / 100, process.memory_info().rss, None)
-            except (self._gone, LookupError) as error:
+            except (psutil.Error, LookupError) as error:
                 del self._processes[name]
                 self._trouble.append(f"{name}: {_one_line(error)}")
 
@@ -197,7 +198,6 @@ class Cards:
                 self._trouble.append(f"{name}: {_one_line(error)}")
 
     def close(self) -> None:
-        """Shut NVML down."""
         self._nvml.nvmlShutdown()
 
     def _power(self, handle: Any) -> float | None:
@@ -215,7 +215,6 @@ METERS: dict[str, Callable[[Sequence[Device], Mapping[str, int], list[str]], Met
 
 
 def _number(device: Device) -> int:
-    """Return N of `cpu:N`, `cuda:N` or `cuda:N/drafter`."""
     return int(device.name.split("/")[0].partition(":")[2])
 
 
@@ -228,3 +227,69 @@ def _uuid(index: int) -> str:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+class ProcessorTime(NamedTuple):
+    """Processor time so far, in core seconds."""
+
+    wall: float
+    machine: float
+    """Of all programs."""
+    own: dict[int, float]
+    """Of each own process, by id."""
+
+
+def processor_time(processes: Iterable[psutil.Process]) -> ProcessorTime:
+    """Return the processor time used until now; `processes` are the own ones."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # also in user and nice
+    seconds: dict[int, float] = {}
+    for process in processes:
+        try:
+            used = process.cpu_times()
+        except psutil.Error:  # it has just ended
+            continue
+        seconds[process.pid] = used.user + used.system
+    return ProcessorTime(time.monotonic(), sum(times) - idle - guest, seconds)
+
+
+def used_by_others(before: ProcessorTime, after: ProcessorTime) -> float | None:
+    """Return the cores that other programs used between two readings; None for a short time."""
+    seconds = after.wall - before.wall
+    if seconds < SHORTEST:
+        return None
+    own = sum(used - before.own.get(pid, 0.0) for pid, used in after.own.items())
+    return max(0.0, after.machine - before.machine - own) / seconds
+
+
+class OtherPrograms:
+    """The load of the machine by other programs during a run.
+
+    Args:
+        workers: Process ids of the run's workers.
+    """
+
+    def __init__(self, workers: Iterable[int]) -> None:
+        self._processes = [psutil.Process()]
+        for pid in workers:
+            try:
+                self._processes.append(psutil.Process(pid))
+            except psutil.Error:  # a dead worker ends the run with its own error
+                continue
+        self._before = processor_time(self._processes)
+
+    def cores(self) -> float:
+        """Return the cores that other programs used until now; 0 for a short time."""
+        return used_by_others(self._before, processor_time(self._processes)) or 0.0
+
+    def row(self, at: int) -> Occupancy | None:
+        """Return the load until now as a row; None for a short run.
+
+        Args:
+            at: Nanoseconds since the run's start.
+        """
+        used = used_by_others(self._before, processor_time(self._processes))
+        if used is None:
+            return None
+        return Occupancy(OTHERS, at, min(1.0, used / (psutil.cpu_count() or 1)), 0)

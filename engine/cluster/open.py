@@ -14,10 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from engine.cluster.fit import split_by_memory
+from engine.cluster.local_devices import LocalDevices, base_layout, devices_of
+from engine.cluster.memory import KV_TOKENS, Memory, parse_limits
+from engine.cluster.options import Options
+from engine.cluster.placement import Placement
 from engine.cluster.probing import is_toy
-from engine.cluster.runtimes import place
+from engine.cluster.profile_devices import ProfileDevices, tokens_of
+from engine.cluster.ray_cluster import RayCluster
+from engine.cluster.ray_devices import RESOURCES, RayDevices
 from engine.cluster.session import Cluster
 from engine.errors import UsageError
+from engine.layout import Layout, Separate
 from engine.pairs.catalog import opening
 from engine.pairs.forms import is_form
 from engine.pairs.pair import Pair
@@ -26,6 +34,7 @@ from engine.pairs.sources import is_short_name, resolve, resolve_local
 from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
+from engine.workers.transports.virtual import VirtualLoop
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 """Paths of models: none, one or several."""
@@ -82,7 +91,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
             this machine is in. By default a cluster of this machine alone is started.
         memory: Bytes that models may take on devices, such as `0=4GiB,1=4GiB` (numbers count this
             machine's devices from 0); by default what is free. A target that fits on no device is
-            split by layers (`engine.cluster.splitting`).
+            split by layers (`engine.cluster.fit`).
         head: Directories of drafting heads for the target; a method uses the first of its kind.
             By default the pair's own heads.
         progress: Takes the state of a download or conversion of a model that is not in the cache.
@@ -96,27 +105,23 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         ModelError: A model cannot be loaded or downloaded.
         RunCancelled: `cancel` was set during a download.
     """
-    chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
-    return Cluster(
-        chosen,
-        place(
-            chosen,
-            runtime=runtime,
-            profile=profile,
-            profile_pair=profile_pair,
-            tokens=tokens,
-            device=device,
-            threads=threads,
-            forward=forward,
-            dtype=dtype,
-            tp=tp,
-            drafter_tp=drafter_tp,
-            address=address,
-            memory=memory,
-        ),
-        tuple(map(Path, _several(head))),
-        plans=profile is None and (not is_toy(chosen.target_path) if plans is None else plans),
+    options = Options(
+        runtime,
+        profile,
+        profile_pair,
+        tokens,
+        device,
+        threads,
+        forward,
+        dtype,
+        tp,
+        drafter_tp,
+        address,
+        memory,
     )
+    chosen = find_pair(pair, target, drafter, progress=progress, cancel=cancel, download=download)
+    plans = profile is None and (not is_toy(chosen.target_path) if plans is None else plans)
+    return Cluster(chosen, _place(chosen, options), tuple(map(Path, _several(head))), plans=plans)
 
 
 def find_pair(
@@ -153,3 +158,71 @@ def _several(places: Places) -> list[str]:
     if not all(names):
         raise UsageError("a drafter's or a head's path is empty; give a directory")
     return names
+
+
+def _place(pair: Pair, options: Options) -> Placement:
+    match options.runtime:
+        case "virtual":
+            return _on_profile(pair, options)
+        case "ray":
+            return _on_ray(pair, options)
+        case _:
+            pool = local_pool(pair, options)
+            stages = {"stages": [len(span) for span in pool.spans]} if pool.spans else {}
+            details = options.facts() | stages
+            return Placement(options.runtime, pool, base_layout(pair), details=details)
+
+
+def local_pool(pair: Pair, options: Options, tokens: int = KV_TOKENS) -> LocalDevices:
+    """Return this machine as a device pool, its target split by layers if it fits on no device.
+
+    Args:
+        pair: The models.
+        options: Where they run.
+        tokens: Number of tokens whose keys and values must fit as well.
+
+    Raises:
+        UsageError: An option does not fit this machine, or does not go with a split target.
+        ModelError: The target does not fit on all devices together.
+    """
+    devices = devices_of(options.device)
+    options.check_devices(len(devices), drafter=pair.drafter_path is not None)
+    limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
+    pool = split_by_memory(LocalDevices(pair, options, devices, memory=limits), tokens)
+    if pool.spans and options.static:
+        raise UsageError(
+            f"the target is split by layers over {len(pool.spans)} devices, and a split target has eager forwards "
+            "only; leave forward static out"
+        )
+    return pool
+
+
+def _on_profile(pair: Pair, options: Options) -> Placement:
+    profile = options.profile if isinstance(options.profile, Profile) else Profile.load(str(options.profile))
+    latency = profile.latency(options.profile_pair)
+    loaders, source = tokens_of(pair, options.tokens)
+    drafts = "drafter" in loaders and latency.drafter is not None
+    return Placement(
+        "virtual",
+        ProfileDevices(profile, latency, loaders),
+        Layout(Separate(drafters=int(drafts), turns=True)),
+        VirtualLoop,
+        profile.name,
+        latency.c,
+        {"tokens": source, "profile_pair": latency.pair},
+        states=options.tokens == "pair",
+    )
+
+
+def _on_ray(pair: Pair, options: Options) -> Placement:
+    if options.device not in RESOURCES:
+        raise UsageError(f"there is no device {options.device!r}; choose auto, cpu or cuda")
+    cluster = RayCluster(options.address, len(devices_of("cpu")))
+    try:
+        pool = RayDevices(pair, cluster, options)
+        pool.check_ways()
+    except BaseException:
+        cluster.close()
+        raise
+    details = options.facts() | {"nodes": pool.nodes}
+    return Placement("ray", pool, base_layout(pair), details=details, finish=cluster.close)

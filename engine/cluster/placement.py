@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from engine.cluster.caches import Asked, check_caches
-from engine.cluster.loops import Work, run_here_or_apart
-from engine.cluster.names import (
+from engine.cluster.memory import RunSize, check_caches
+from engine.cluster.pool import (
+    Assignment,
+    DevicePool,
+    ModelPart,
     drafter_names,
     head_name,
     head_place,
@@ -18,7 +22,6 @@ from engine.cluster.names import (
     models_on,
     names_on_workers,
 )
-from engine.cluster.site import Assignment, ModelPart, Site
 from engine.errors import OutOfMemory, SpecScopeError, UsageError
 from engine.heads.find import HeadFile, load_head
 from engine.layout import Layout
@@ -27,6 +30,10 @@ from engine.workers.jobs import Connect, Facts, Load, Reply
 from engine.workers.shared import Slab
 from engine.workers.transports.ensemble import Ensemble, group_of, pipeline_of, ranks_of
 from engine.workers.worker import Worker
+
+Work: TypeAlias = Coroutine[Any, Any, Any]
+POLL_S = 0.05
+"""Seconds between two looks at whether the caller's task was cancelled."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,6 @@ class RunWorkers:
 
     @property
     def distinct(self) -> tuple[Worker, ...]:
-        """Every worker once; a group counts as one."""
         return tuple(dict.fromkeys(worker for workers in self.by_model.values() for worker in workers))
 
     @property
@@ -61,7 +67,7 @@ class Placement:
     """Workers on devices. A worker starts, and a model loads, when a layout first needs it."""
 
     runtime: str
-    site: Site
+    pool: DevicePool
     base: Layout
     """Layout that `engine.open` loads: the target, and the drafter if the pair has one."""
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -94,7 +100,6 @@ class Placement:
 
     @property
     def workers(self) -> list[Worker]:
-        """All single workers."""
         return list(self._workers.values())
 
     @property
@@ -103,7 +108,7 @@ class Placement:
 
         In a virtual run, the smaller of the layers computed and the layers timed.
         """
-        return self._layers("drafter", self.site.depth())
+        return self._layers("drafter", self.pool.depth())
 
     @property
     def clock_errors(self) -> dict[str, int]:
@@ -118,13 +123,13 @@ class Placement:
         """Return the number of devices that the target's layers are split over.
 
         Args:
-            asked: That number; 0 for the site's usual one.
+            asked: That number; 0 for the pool's usual one.
 
         Raises:
-            UsageError: The site has fewer devices, the target has fewer layers, or the site cannot
+            UsageError: The pool has fewer devices, the target has fewer layers, or the pool cannot
                 split a target.
         """
-        usual, devices, layers = self.site.stage_limits()
+        usual, devices, layers = self.pool.stage_limits()
         layers = self._layers("target", layers)
         most = min(devices, layers or devices)
         limits = f"there are {devices} devices" + (f", and the target has {layers} layers" if layers else "")
@@ -137,7 +142,6 @@ class Placement:
         return asked or min(usual, most)
 
     def _layers(self, model: str, timed: int) -> int:
-        """Return the smaller of a model's loaded layers and timed ones; 0 if both are 0."""
         loaded = next((facts.depth for (name, _), facts in self._facts.items() if name == model), 0)
         return min(filter(None, (loaded, timed)), default=0)
 
@@ -149,23 +153,23 @@ class Placement:
             head: The layout's drafting head, if it has one; the target's worker drafts with it.
 
         Raises:
-            UsageError: The layout needs more devices than the site has.
+            UsageError: The layout needs more devices than the pool has.
             ModelError: A model cannot be loaded.
             SpecScopeError: Others use the devices.
         """
         if any(worker.ended for worker in self.workers):  # between runs: no run of anybody failed
             self.restart()
-        assigned = {model: each for model, each in self.site.assign(layout).items() if each}
+        assigned = {model: each for model, each in self.pool.assign(layout).items() if each}
         if head is not None:
             assigned["drafter"] = [head_place(target, head) for target in assigned["target"]]
         drafters = drafter_names(layout, len(assigned.get("drafter", ())), head)
         missing = self._missing(assigned, drafters, head)
-        self.site.reserve(assigned)
-        self.site.check_memory(missing, self._held)
+        self.pool.reserve(assigned)
+        self.pool.check_memory(missing, self._held)
         for each in assigned.values():
             for member in (member for assignment in each for member in assignment.members):
                 if member.name not in self._workers:
-                    self._workers[member.name] = self.site.start_worker(member)
+                    self._workers[member.name] = self.pool.start_worker(member)
         workers = {model: tuple(map(self._worker, each)) for model, each in assigned.items()}
         # after the groups, whose ranks load parts of a model
         self._load(missing, head, assigned)
@@ -178,12 +182,11 @@ class Placement:
         models = names_on_workers(assigned, drafters)
         return RunWorkers(workers, drafters, labelled_devices(assigned, drafters), slabs, models)
 
-    def check_caches(self, workers: RunWorkers, asked: Asked) -> None:
-        """Check that a run's KV caches fit into free memory (see `engine.cluster.caches`)."""
-        check_caches(self.workers, workers.models, lambda d: self.site.free(d, self._held), asked)
+    def check_caches(self, workers: RunWorkers, run: RunSize) -> None:
+        """Check that a run's KV caches fit into free memory (see `engine.cluster.memory`)."""
+        check_caches(self.workers, workers.models, lambda d: self.pool.free(d, self._held), run)
 
     def _worker(self, assignment: Assignment) -> Worker:
-        """Return the worker of an assignment; a group's worker wraps its members' workers."""
         name = assignment.name
         if not assignment.group:
             return self._workers[name]
@@ -196,7 +199,6 @@ class Placement:
     def _missing(
         self, assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str], head: HeadFile | None
     ) -> list[ModelPart]:
-        """Return the models, and the parts of models, that are not loaded yet."""
         models = [(m, a) for m, a in models_on(assigned, drafters) if head is None or m not in drafters]
         parts = [ModelPart(m, a, i) for m, a in models for i in range(len(a.members))]
         return [part for part in parts if (part.name, part.place.name) not in self._facts]
@@ -220,8 +222,7 @@ class Placement:
             self._load_all([(load, member) for each in assigned["drafter"] for member in each.members])
 
     def _job(self, part: ModelPart) -> Load:
-        """Return the job that loads a part."""
-        loader, assignment = self.site.loader(part.model, part.place), part.assignment
+        loader, assignment = self.pool.loader(part.model, part.place), part.assignment
         if assignment.sharded:
             return Load(part.name, loader, group=assignment.name)
         if part.stage is None:
@@ -250,7 +251,6 @@ class Placement:
 
     @property
     def _exact(self) -> bool:
-        """Whether weights are float32."""
         dtype, on_cpu = self.details.get("dtype"), self.workers[0].devices[0].kind == "cpu"
         return dtype == "float32" or (dtype == "auto" and on_cpu)
 
@@ -274,7 +274,7 @@ class Placement:
 
     def on_loop(self, work: Work) -> Any:
         """Run a coroutine on a new event loop of this runtime; all workers answer on it."""
-        return run_here_or_apart(self._on_loop, work)
+        return _run_here_or_apart(self._on_loop, work)
 
     def _on_loop(self, work: Work) -> Any:
         with asyncio.Runner(loop_factory=self.new_loop) as runner:
@@ -294,6 +294,37 @@ class Placement:
         self._forget()
 
     def close(self) -> None:
-        """End all workers."""
         self.restart()
         self.finish()
+
+
+def _run_here_or_apart(run: Callable[[Work], Any], work: Work) -> Any:
+    """Return `run(work)`; where a loop runs in this thread already, from a thread of its own.
+
+    An event loop cannot start inside another one. The caller waits for the thread.
+    KeyboardInterrupt cancels the work and is raised when it has ended. A cancellation of the
+    caller's task, which `asyncio.run` makes of the first Ctrl-C, cancels the work, too.
+    """
+    if asyncio._get_running_loop() is None:
+        return run(work)
+    started: futures.Future[Callable[[], object]] = futures.Future()
+
+    async def noted() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        started.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await work
+
+    caller = asyncio.current_task()
+    before = caller.cancelling() if caller else 0
+    with futures.ThreadPoolExecutor(1, "specscope-loop") as thread:  # leaving the block waits for the thread
+        ended = thread.submit(run, noted())
+        try:
+            while not ended.done() and (caller is None or caller.cancelling() == before):
+                futures.wait([ended], POLL_S)
+        finally:
+            futures.wait([started, ended], return_when=futures.FIRST_COMPLETED)
+            if not ended.done():
+                with contextlib.suppress(RuntimeError):  # its loop was closed meanwhile
+                    started.result()()
+        return ended.result()

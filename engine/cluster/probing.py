@@ -20,8 +20,8 @@ from engine.workers.jobs import Measure
 from engine.workers.worker import Worker
 
 if TYPE_CHECKING:
+    from engine.cluster.execution import Listener
     from engine.cluster.placement import Placement
-    from engine.cluster.recording import Listener
     from engine.trace.events import Event
 
 SMALLEST = 64 * 2**20

@@ -1,18 +1,29 @@
-"""The GPUs of a profile as a site: their assignment to a layout, and virtual workers on them."""
+"""The GPUs of a profile as a device pool: assignments, virtual workers, token sources."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 
-from engine.cluster.caches import Free
+import torch
+
+from engine.cluster.local_devices import loader_of
 from engine.cluster.memory import MACHINE, measured
-from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
+from engine.cluster.options import Options
+from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
+from engine.model.language import LanguageModel
+from engine.model.memoized import MemoizedModel
+from engine.pairs.pair import Pair
 from engine.simulate.latency import Latency
+from engine.simulate.oracle import Source, bernoulli_models
 from engine.simulate.profile import Profile
+from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Device
+from engine.trace.trace import Trace
+from engine.types import MOST_DRAFTERS, drafter_key
 from engine.workers.transports.virtual import Processor, VirtualWorker
 from engine.workers.worker import Worker
 
@@ -27,7 +38,6 @@ class ProfileDevices:
     processors: dict[str, Processor] = field(default_factory=dict[str, Processor])
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
-        """Give drafters the first GPUs and targets those after them."""
         if layout.needs_drafter and self.latency.drafter is None:
             raise UsageError(
                 f"the pair {self.latency.pair} of the profile {self.profile.name} has no drafter; "
@@ -88,13 +98,11 @@ class ProfileDevices:
         return {"drafter": [assignment], "target": [assignment]}
 
     def _assignments(self, first: int, count: int, width: int) -> list[Assignment]:
-        """Return `count` assignments of `width` GPUs each, from GPU `first` on."""
         starts = range(first, first + count * width, width)
         devices = [_device(self.profile.gpus[start : start + width]) for start in starts]
         return [Assignment(device.name, (device,)) for device in devices]
 
     def servers(self, drafters: int) -> int:
-        """Return the largest number of targets on the GPUs that drafters leave free."""
         free = len(self.profile.gpus) - drafters * self._drafter_gpus
         return max(0, free) // self.latency.target.gpus
 
@@ -113,7 +121,6 @@ class ProfileDevices:
         return len(self.profile.gpus)
 
     def depth(self) -> int:
-        """Return the layers of the profile's drafter; 0 without one."""
         return self.latency.drafter.layers if self.latency.drafter else 0
 
     def stage_limits(self) -> StageLimits:
@@ -162,7 +169,6 @@ class ProfileDevices:
         )
 
     def loader(self, model: str, assignment: Assignment) -> Loader:  # noqa: ARG002 - the same tokens everywhere
-        """Return the loader of a model's tokens."""
         return self.loaders[model]
 
 
@@ -170,3 +176,52 @@ def _device(gpus: Sequence[str]) -> Device:
     """Return adjacent GPUs as one device: `gpu0`, or `gpu1-2`."""
     name = gpus[0] if len(gpus) == 1 else f"{gpus[0]}-{gpus[-1].lstrip('gpu:c')}"
     return Device(name, "", name.replace("gpu", "GPU ").replace("cpu:", "CPU core "), "virtual")
+
+
+def tokens_of(pair: Pair, tokens: str | Trace | Source) -> tuple[Mapping[str, Loader], str]:
+    """Return the loaders of a virtual run's token source by model, and the source's name."""
+    torch.set_num_threads(1)
+    if tokens == "pair":
+        cpu = Device("cpu:0", "", "", "cpu")
+        return {m: _remembering(loader_of(pair, m, cpu, Options())) for m in pair.models}, f"{pair.name} pair"
+    if isinstance(tokens, Source):
+        models, source = tokens
+    elif isinstance(tokens, Trace):
+        models, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
+    else:
+        avoid = {*pair.tokenizer.all_special_ids, *pair.eos}
+        models, source = bernoulli_models(_rates(tokens), len(pair.tokenizer), avoid=avoid), tokens
+    names = ("target", *map(drafter_key, range(len(models) - 1)))
+    return {name: partial(_same, model) for name, model in zip(names, models, strict=True)}, source
+
+
+def _same(model: LanguageModel, **_: object) -> LanguageModel:
+    return model
+
+
+def _remembering(loader: Loader) -> Loader:
+    """Return a loader of one model for all virtual workers; it computes no forward twice."""
+
+    @cache
+    def once() -> LanguageModel:
+        model = loader()
+        windows = getattr(getattr(model, "shape", None), "windows", ())
+        return model if any(windows) else MemoizedModel(model)
+
+    return lambda **_: once()  # also for stages: the profile has their share of the time
+
+
+def _rates(tokens: str) -> tuple[float, ...]:
+    """Return the acceptance rate of each drafter; a single rate holds for all drafters."""
+    kind, _, numbers = tokens.partition(":")
+    try:
+        rates = tuple(map(float, numbers.split(",")))
+    except ValueError:
+        rates = ()
+    fits = kind == "bernoulli" and 1 <= len(rates) <= MOST_DRAFTERS and all(0 <= rate <= 1 for rate in rates)
+    if not fits:
+        raise UsageError(
+            f"tokens is {tokens!r}; it must be pair or bernoulli:RATE with a rate from 0 to 1, or with one for each of "
+            f"at most {MOST_DRAFTERS} drafters: bernoulli:0.6,0.9"
+        )
+    return rates * MOST_DRAFTERS if len(rates) == 1 else rates

@@ -1,26 +1,27 @@
-"""The connection to a Ray cluster: an existing one, or one of this machine that ends with it.
+"""The connection to a Ray cluster, its nodes, and the placement groups that reserve devices.
 
-`ray` is imported when a cluster is opened, because it is an optional package.
+The cluster is an existing one, or one of this machine that ends with the connection. `ray` is
+imported when a cluster is opened, because it is an optional package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import shutil
 import signal
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence
-from engine.cluster.ray_groups import RESERVE_S, Bundle, Offer, PlacementGroups, free_by_node
-from engine.cluster.ray_start import watched
 from engine.errors import SpecScopeError, UsageError, one_line
-from engine.workers.ray.node import Node, reachable
-from engine.workers.ray.worker import RayWorker
+from engine.workers.ray.worker import Node, RayWorker, reachable
 from engine.workers.transports.process import Setup
 
 EVERY_S = 1.0
@@ -32,9 +33,39 @@ STORE_BYTES = 256 << 20
 """Size of the object store of a cluster that is started here; Ray writes the rest to disk."""
 LONGEST_FOLDER = 25
 """Characters; Ray's sockets are in this folder, and the path of a socket is limited to 107."""
+RESERVE_S = 10.0
+"""Seconds in which Ray must reserve devices: they are free, or another program just took them."""
+RELEASE_S = 2.0
+"""Seconds after the end of a session in which Ray must list its devices as free."""
 _lock = threading.Lock()
 _users: list[RayCluster] = []
 """Open clusters: one process has one connection, which the last of them closes."""
+
+
+class Bundle(NamedTuple):
+    """Devices of one node that are reserved together: one worker's, or those of all ranks."""
+
+    node: Node
+    resource: str
+    """CPU or GPU."""
+    devices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.devices)} {self.resource}{on(self.node)}"
+
+
+class Place(NamedTuple):
+    """Where a device is reserved."""
+
+    group: Any
+    """Ray's placement group."""
+    number: int
+    """Of the bundle in its group."""
+    bundle: Bundle
+
+    @property
+    def name(self) -> str:
+        return f"group {self.group.id.hex()[:8]}, bundle {self.number}"
 
 
 class RayCluster:
@@ -51,58 +82,57 @@ class RayCluster:
     """
 
     def __init__(self, address: str | None, cpus: int) -> None:
+        self.places: dict[str, Place] = {}
+        """Where each device is that this session has reserved, by the device's name."""
         self._workers: list[RayWorker] = []
         self._closing = threading.Event()
         self._folder = ""
-        self._printer: Callable[..., None] | None = None
         self._nodes: dict[str, Node] = {}
         """All nodes that were found, by Ray's id; a worker and its node share the clock."""
-        self.groups = PlacementGroups()
-        where = checked(address)
-        self._ray = import_ray(starts=where == "local")
+        self.address = checked(address)
+        self._ray = import_ray(starts=self.address == "local")
         with _lock:
             if not self._ray.is_initialized():
-                self._connect(where, cpus)
-            elif not _users or _users[0].address != where:
+                self._connect(cpus)
+            elif not _users or _users[0].address != self.address:
                 raise UsageError(
                     "this process is connected to a Ray cluster already; close it (ray.shutdown()), or "
                     "give the address of the open one"
                 )
-            self.address, self._head = where, self._ray.get_runtime_context().gcs_address
+            self._head: str = self._ray.get_runtime_context().gcs_address
             _users.append(self)
-        self._keeper = threading.Thread(target=self._check_workers, name="keeper of Ray's workers")
-        self._keeper.daemon = True
+        self._keeper = threading.Thread(
+            target=self._check_workers, name="keeper of Ray's workers", daemon=True
+        )
         self._keeper.start()
 
-    def _connect(self, address: str, cpus: int) -> None:
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-        if address == "local":
-            self._folder = _folder()
-            quiet |= {
-                "num_cpus": cpus,
-                "include_dashboard": False,
-                "object_store_memory": STORE_BYTES,
-                "_temp_dir": self._folder,
-            }
+    def _connect(self, cpus: int) -> None:
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+        starts = self.address == "local"
+        if starts:
+            place = tempfile.gettempdir()
+            folder = place if len(place) <= LONGEST_FOLDER else "/tmp"
+            self._folder = tempfile.mkdtemp(prefix="specscope-ray-", dir=folder)
+            options |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
+            options |= {"object_store_memory": STORE_BYTES}
+        quiet = contextlib.nullcontext() if starts else silence()
         try:
-            starting = watched(self._folder) if self._folder else contextlib.nullcontext()
-            with own_signals(), silence(address), starting, warnings.catch_warnings():
+            with own_signals(), quiet, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._ray.init(address=address, **quiet)
+                self._ray.init(address=self.address, **options)
             # Ray has no setting that keeps its long report of a dead worker off standard output.
-            self._printer = _swap_printer(self._ray, lambda *_, **__: None)
+            self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
         except BaseException as error:
             self._disconnect()
             if isinstance(error, SystemExit):  # Ray's handler raised it
                 signal.raise_signal(signal.SIGTERM)
             if not isinstance(error, Exception):
                 raise
-            if address == "local":
-                raise SpecScopeError(f"cannot start Ray: {one_line(error)}") from None
-            raise SpecScopeError(f"cannot connect to Ray at {address}: {reason(error)}") from None
+            where = "start Ray" if starts else f"connect to Ray at {self.address}"
+            raise SpecScopeError(f"cannot {where}: {one_line(error) if starts else reason(error)}") from None
 
-    def nodes(self) -> list[Offer]:
-        """Return the nodes that answer, with their resources; this machine's own node first.
+    def nodes(self) -> list[Node]:
+        """Return the nodes that answer, with their resources now; this machine's own node first.
 
         Nodes that join later get the next numbers.
 
@@ -116,65 +146,101 @@ class RayCluster:
         own = self._ray.get_runtime_context().get_node_id()
         alive = [each for each in self._ray.nodes() if each["Alive"]]
         alive.sort(key=lambda each: (each["NodeID"] != own, each["NodeManagerAddress"], each["NodeID"]))
-        free, offers = free_by_node(), dict[str, Offer]()
+        free, found = free_by_node(), set[str]()
         for entry in alive:
-            node = self._nodes.get(entry["NodeID"]) or _node(entry, entry["NodeID"] == own)
+            key, address = entry["NodeID"], entry["NodeManagerAddress"]
+            node = self._nodes.get(key) or Node(key, "", address, entry["NodeManagerPort"], key == own)
             if not node.answers():
                 continue
-            if node.id not in self._nodes and self.address != "local":
-                node.name = f"node {len(self._nodes) + 1} ({node.address})"
-            self._nodes[node.id] = node
-            offers[node.id] = Offer(node, entry["Resources"], free.get(node.id, {}))
-        if own not in offers:  # Ray would wait for it
+            if key not in self._nodes and self.address != "local":
+                node.name = f"node {len(self._nodes) + 1} ({address})"
+            node.total, node.free = entry["Resources"], free.get(key, {})
+            self._nodes[key] = node
+            found.add(key)
+        if own not in found:  # Ray would wait for it
             again = "the run" if self.address == "local" else "Ray here"
             raise SpecScopeError(f"Ray's node on this machine does not answer; start {again} again")
-        return [offers[key] for key in self._nodes if key in offers]
+        return [node for key, node in self._nodes.items() if key in found]
 
     def _head_answers(self) -> bool:
         host, _, port = self._head.rpartition(":")
         return reachable(host, int(port))
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
-        """Reserve devices on their nodes, all or none.
+        """Reserve devices on their nodes, all or none, by one more placement group.
 
         Raises:
             SpecScopeError: Another program has some of them.
         """
-        if self.groups.reserve(bundles):
-            return
-        asked = {(bundle.node.id, bundle.resource) for bundle in bundles}
-        state = [offer.state(kind) for offer in self.nodes() for node, kind in asked if node == offer.node.id]
-        raise SpecScopeError(
-            f"Ray did not reserve {' and '.join(map(str, bundles))} in {RESERVE_S:g} s; free now: "
-            f"{', '.join(state) or 'no node answers'}: another session or program uses the rest (`ray status`)"
-        )
+        from ray.util.placement_group import placement_group, remove_placement_group
 
-    def starter(self, node: Node, device: str, *, cpus: int, gpus: int) -> Callable[[Setup], Any]:
+        group = placement_group(
+            [{bundle.resource: len(bundle.devices)} for bundle in bundles],
+            name=f"specscope-{secrets.token_hex(8)}",  # a name can be used once
+            bundle_label_selector=[{"ray.io/node-id": bundle.node.id} for bundle in bundles],
+        )
+        reserved = False
+        try:
+            reserved = group.wait(RESERVE_S)
+        finally:  # also after Ctrl-C
+            if not reserved:
+                remove_placement_group(group)
+        if not reserved:
+            asked = {(bundle.node.id, bundle.resource) for bundle in bundles}
+            free = [state(node, kind) for node in self.nodes() for key, kind in asked if key == node.id]
+            raise SpecScopeError(
+                f"Ray did not reserve {' and '.join(map(str, bundles))} in {RESERVE_S:g} s; free now: "
+                f"{', '.join(free) or 'no node answers'}: another session or program uses the rest (`ray status`)"
+            )
+        for i, bundle in enumerate(bundles):
+            self.places |= dict.fromkeys(bundle.devices, Place(group, i, bundle))
+
+    def _free_devices(self) -> None:
+        """Free all devices; Ray kills the actors on them.
+
+        When this returns, the nodes list them as free, unless a node is dead or others took them.
+        """
+        from ray.util.placement_group import remove_placement_group
+
+        held = Counter((place.bundle.node.id, place.bundle.resource) for place in self.places.values())
+        before, end = free_by_node(), time.monotonic() + RELEASE_S
+        for group in {place.group.id: place.group for place in self.places.values()}.values():
+            remove_placement_group(group)
+        self.places.clear()
+
+        def waits(now: Mapping[str, Mapping[str, float]]) -> bool:
+            return any(
+                now.get(node, {}).get(kind, 0) < before[node].get(kind, 0) + count
+                for (node, kind), count in held.items()
+                if node in before
+            )
+
+        while waits(free_by_node()) and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def starter(self, device: str, *, cpus: int, gpus: int) -> Callable[[Setup], Any]:
         """Return a function that starts the actor of a worker on a reserved device.
 
         Args:
-            node: Its node.
             device: The device's name.
             cpus: Processors of its reservation that it takes.
             gpus: GPUs of its reservation that it takes, and Ray shows it.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from engine.workers.ray.server import RayServer
+        from engine.workers.ray.server import GROUPS, RayServer
 
-        place = self.groups.place(device)
+        place = self.places[device]
         options = {
             "num_cpus": cpus,
             "num_gpus": gpus,
             "max_restarts": 0,
-            "max_concurrency": 1000,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(place.group, place.number),
         }
-        actor = self._ray.remote(RayServer).options(**options)
-        return lambda setup: actor.remote(setup, node.name)
+        actor = self._ray.remote(concurrency_groups=GROUPS)(RayServer).options(**options)
+        return lambda setup: actor.remote(setup, place.bundle.node.name)
 
     def watch(self, worker: RayWorker) -> None:
-        """Check a worker from now on, once a second."""
         self._workers.append(worker)
 
     def _check_workers(self) -> None:
@@ -183,15 +249,11 @@ class RayCluster:
             for worker in list(self._workers):
                 worker.check()
             silent = 0 if self._head_answers() else silent + 1
-        if silent == HEADLESS:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        """End all workers' jobs and disconnect from a cluster without a head."""
-        for worker in self._workers:
-            worker.lose(f"lost the head of its cluster ({self._head})")
-        with _lock, own_signals():
-            self._ray.shutdown()
+        if silent == HEADLESS:  # end all jobs, and disconnect from a cluster without a head
+            for worker in self._workers:
+                worker.lose(f"lost the head of its cluster ({self._head})")
+            with _lock, own_signals():
+                self._ray.shutdown()
 
     def close(self) -> None:
         """Disconnect; end a cluster that was started here, and remove its files."""
@@ -200,12 +262,11 @@ class RayCluster:
         self._closing.set()
         self._keeper.join()
         if self._ray.is_initialized() and self._head_answers():  # otherwise Ray has freed them
-            self.groups.remove()
+            self._free_devices()
         with _lock:
             _users.remove(self)
             if _users:
                 _users[0]._folder = _users[0]._folder or self._folder
-                _users[0]._printer = _users[0]._printer or self._printer
                 return
             self._disconnect()
 
@@ -213,24 +274,22 @@ class RayCluster:
         try:
             with own_signals():
                 self._ray.shutdown()
-            if self._printer is not None:
-                _swap_printer(self._ray, self._printer)
         finally:  # also after Ctrl-C
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _swap_printer(ray: Any, printer: Callable[..., None]) -> Callable[..., None]:
-    """Replace the function by which Ray prints what its nodes report; return the one before."""
-    module = ray._private.worker
-    before, module.print_to_stdstream = module.print_to_stdstream, printer
-    return before
+def free_by_node() -> dict[str, dict[str, float]]:
+    """Return what nobody has reserved by the node's id; Ray's public functions give only sums."""
+    from ray._private.state import available_resources_per_node
+
+    return available_resources_per_node()
 
 
-def _node(entry: Any, own: bool) -> Node:
-    return Node(entry["NodeID"], "", entry["NodeManagerAddress"], entry["NodeManagerPort"], own)
+def state(node: Node, resource: str) -> str:
+    return f"{node.free.get(resource, 0):g} of {node.total.get(resource, 0):g} {resource}{on(node)}"
 
 
-def _folder() -> str:
-    place = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="specscope-ray-", dir=place if len(place) <= LONGEST_FOLDER else "/tmp")
+def on(node: Node) -> str:
+    """Return ` on <node>`; nothing for the only node."""
+    return f" on {node.name}" if node.name else ""

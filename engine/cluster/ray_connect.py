@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 from engine.errors import SpecScopeError, UsageError, one_line, shown
-from engine.workers.ray.node import reachable, speaks_grpc
+from engine.workers.ray.worker import CONNECT_S, reachable
 
-TRIES = "3"
-"""How often Ray tries to connect, once a second; by default 20 times, also with a wrong token."""
-MISSING = "--runtime ray needs: pip install 'specscope[ray]'"
+SETTINGS = 4
+"""Type of the frame by which a server of HTTP/2, such as Ray's head, begins (RFC 9113)."""
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
+"""What a client of HTTP/2 sends first: the preface and settings without entries."""
 
 
 def import_ray(*, starts: bool) -> Any:
@@ -41,12 +43,12 @@ def import_ray(*, starts: bool) -> Any:
                 "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN before it starts, or give the address of a cluster"
             )
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    if not starts:
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", TRIES)
+    if not starts:  # tries to connect, once a second; by default 20, also with a wrong token
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "3")
     try:
         import ray
     except ImportError:
-        raise UsageError(MISSING) from None
+        raise UsageError("--runtime ray needs: pip install 'specscope[ray]'") from None
     return ray
 
 
@@ -57,10 +59,8 @@ def checked(address: str | None) -> str:
         UsageError: It is malformed.
         SpecScopeError: Nothing answers there.
     """
-    if address is None:
-        return "local"
-    if address == "auto":
-        return address
+    if address is None or address == "auto":
+        return address or "local"
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
         raise UsageError(
@@ -77,15 +77,27 @@ def checked(address: str | None) -> str:
     return address
 
 
+def speaks_grpc(host: str, port: int) -> bool:
+    """Return whether the server at a port, which takes connections, begins as gRPC does.
+
+    Ray itself tries for over a minute to talk to another service.
+    """
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
+            connection.sendall(HELLO)
+            return connection.recv(4, socket.MSG_WAITALL)[3:] == bytes((SETTINGS,))
+    except OSError:
+        return False
+
+
 def reason(error: Exception) -> str:
-    """Return why `ray.init` failed, with advice."""
     text = one_line(error)
     if "ersion mismatch" in text:
         return f"{text}; install the cluster's versions here"
     return f"{text}; if the cluster has a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
 
 
-@contextmanager
+@contextlib.contextmanager
 def own_signals() -> Generator[None]:
     """Keep this process's handler of SIGTERM, which Ray replaces."""
     main = threading.current_thread() is threading.main_thread()
@@ -97,12 +109,9 @@ def own_signals() -> Generator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def silence(address: str) -> Generator[None]:
-    """Discard standard error while Ray connects to a cluster: its C++ code reports each try."""
-    if address == "local":
-        yield
-        return
+@contextlib.contextmanager
+def silence() -> Generator[None]:
+    """Discard standard error, to which Ray's C++ code reports each try to connect."""
     sys.stderr.flush()
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,27 +1,35 @@
-"""The nodes of a Ray cluster as a site: each processor is a device, with an actor as its worker."""
+"""The nodes of a Ray cluster as a device pool: a processor is a device, an actor its worker.
+
+Ray counts the processors of a node that are free; it does not number them. So the numbers of a
+node's devices are places, not cores.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
+from typing import Any
 
-from engine.cluster.caches import Free
-from engine.cluster.local_devices import LocalDevices, dtype_of, ranks_of
+import psutil
+
+from engine.cluster.local_devices import LocalDevices, loader_of, ranks_of
 from engine.cluster.memory import MACHINE, Memory, measured, part_of
-from engine.cluster.ray_cluster import RayCluster
-from engine.cluster.ray_groups import Bundle
-from engine.cluster.ray_slots import Slots
-from engine.cluster.site import Assignment, Loader, ModelPart, StageLimits
+from engine.cluster.occupancy import METERS, Meter, Reading
+from engine.cluster.options import Options
+from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits
+from engine.cluster.ray_cluster import Bundle, RayCluster, state
 from engine.errors import SpecScopeError, UsageError
 from engine.layout import Layout, Separate
-from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.trace.events import Device
-from engine.workers.ray.parcels import Parcels
-from engine.workers.ray.worker import RayWorker
+from engine.workers.ray.references import References
+from engine.workers.ray.worker import Node, RayWorker
 from engine.workers.transports.process import Setup
+from engine.workers.worker import Worker
 
 RESOURCES = {"auto": "CPU", "cpu": "CPU", "cuda": "GPU"}
 """Ray's name of each kind of device. GPUs must be asked for: with Ray they have never been used."""
@@ -35,22 +43,18 @@ class RayDevices:
 
     pair: Pair
     cluster: RayCluster
-    kind: str
-    """auto, cpu or cuda."""
-    threads: int = 1
-    static: bool = False
-    """As for `LocalDevices`."""
-    dtype: str = "auto"
-    """As for `LocalDevices`."""
-    tp: int = 1
-    """Devices of one node that split each target by tensors."""
-    drafter_tp: int = 1
-    """Devices of one node that split each drafter by tensors."""
-    parcels: Parcels = field(default_factory=Parcels)
+    options: Options
+    references: References = field(default_factory=References)
 
     def __post_init__(self) -> None:
-        self._slots = Slots(RESOURCES[self.kind])
+        self.resource = RESOURCES[self.options.device]
+        self._nodes: list[Node] = []
         self._read = -FRESH_S
+        self._numbered: dict[str, list[Device]] = {}
+        """All devices of each node, by its id."""
+        self._node_of: dict[str, Node] = {}
+        """The node of each device, by the device's name."""
+        self._usable: list[Device] = []
         self._workers: dict[str, RayWorker] = {}
         """Workers by name; they start with the reservation of their devices."""
         self._kept: dict[str, list[Assignment]] = {}
@@ -59,62 +63,66 @@ class RayDevices:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices that this session holds or may reserve now.
+        """The devices that this session holds or may reserve now; those of a run keep their order.
 
         Nodes that joined are counted, devices of other sessions are not.
         """
         if time.monotonic() - self._read >= FRESH_S:
-            self._offers = self.cluster.nodes()
-            self._slots.update(self._offers, self.cluster.groups.held)
+            self._nodes = self.cluster.nodes()
+            self._number([node for node in self._nodes if node.id not in self._numbered])
+            free = list(_in_turn(map(self._usable_on, self._nodes)))
+            self._usable = [device for device in self._usable if device in free]
+            self._usable += [device for device in free if device not in self._usable]
             self._read = time.monotonic()
-        return self._slots.usable
+        return tuple(self._usable)
+
+    def _number(self, nodes: Sequence[Node]) -> None:
+        places = [[(node, i) for i in range(int(node.total.get(self.resource, 0)))] for node in nodes]
+        for node, i in _in_turn(places):
+            kind = "cuda" if self.resource == "GPU" else "cpu"
+            label = " · ".join(filter(None, (node.name, f"{self.resource} {i}")))
+            device = Device(f"{kind}:{len(self._node_of)}", "", label, kind)
+            self._node_of[device.name] = node
+            self._numbered.setdefault(node.id, []).append(device)
+
+    def _usable_on(self, node: Node) -> list[Device]:
+        """Return the devices of a node that this session holds, and as many others as are free."""
+        devices = self._numbered.get(node.id, [])
+        others = [device for device in devices if device.name not in self.cluster.places]
+        taken = others[int(node.free.get(self.resource, 0)) :]
+        return [device for device in devices if device not in taken]
 
     def _check_devices(self) -> None:
-        """Check that a device is free.
-
-        Raises:
-            UsageError: The cluster has none of this kind.
-            SpecScopeError: All are in use.
-        """
-        resource = RESOURCES[self.kind]
+        """Check that a device is free."""
         if self.devices:
             return
-        if not any(offer.total.get(resource) for offer in self._offers):
+        if not any(node.total.get(self.resource) for node in self._nodes):
             raise UsageError(
-                f"device is {self.kind}, but the Ray cluster has no {resource} "
-                f"({len(self._offers)} node(s)); use another device or address"
+                f"device is {self.options.device}, but the Ray cluster has no {self.resource} "
+                f"({self.nodes} node(s)); use another device or address"
             )
-        state = ", ".join(offer.state(resource) for offer in self._offers)
+        free = ", ".join(state(node, self.resource) for node in self._nodes)
         raise SpecScopeError(
-            f"a worker needs 1 {resource}, and the Ray cluster has none free ({state}): close the session or program "
-            "that uses them"
+            f"a worker needs 1 {self.resource}, and the Ray cluster has none free ({free}): close the session or "
+            "program that uses them"
         )
 
     @property
     def nodes(self) -> int:
-        """The number of nodes that answer."""
-        return len(self._offers)
+        return len(self._nodes)
 
     @property
     def _layouts(self) -> LocalDevices:
         """Assignments as on one machine with these devices."""
         self._check_devices()
-        return LocalDevices(
-            self.pair,
-            "ray",
-            self.devices,
-            self.threads,
-            tp=self.tp,
-            drafter_tp=self.drafter_tp,
-            where="the Ray cluster has free",
-        )
+        return LocalDevices(self.pair, self.options, self.devices, where="the Ray cluster has free")
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Give drafters the first devices and targets the next ones, as on this machine.
 
         The devices of a split model are on one node.
         """
-        if max(self.tp, self.drafter_tp) == 1 or not isinstance(layout.arrangement, Separate):
+        if not self.options.is_sharded or not isinstance(layout.arrangement, Separate):
             return self._layouts.assign(layout)
         targets, drafters = layout.arrangement.targets, layout.arrangement.drafters
         found = self._spread(targets, drafters)
@@ -137,13 +145,16 @@ class RayDevices:
         Those that were reserved for earlier runs stay. Devices for a drafter are kept free, so that
         all runs have the same ones for the target. None: they do not fit.
         """
-        wanted = {"target": (targets, self.tp), "drafter": (max(1, drafters), self.drafter_tp)}
+        wanted = {
+            "target": (targets, self.options.tp),
+            "drafter": (max(1, drafters), self.options.drafter_tp),
+        }
         found = {model: self._kept.get(model, [])[:count] for model, (count, _) in wanted.items()}
         taken = {_place(m) for groups in found.values() for group in groups for m in group.members}
         free = [[d for d in devices if d.name not in taken] for devices in self._by_node()]
         further = [(m, ways) for m, (count, ways) in wanted.items() for _ in range(count - len(found[m]))]
         for model, ways in sorted(further, key=lambda group: -group[1]):
-            room = max(free, key=len)
+            room = max(free, key=len, default=[])
             if len(room) < ways:
                 return None
             found[model] = [*found[model], ranks_of(tuple(room[:ways]))]
@@ -151,24 +162,37 @@ class RayDevices:
         return {**found, "drafter": found["drafter"][:drafters]}
 
     def _by_node(self) -> list[list[Device]]:
-        """Return the usable devices of each node."""
         self._check_devices()
-        return self._slots.by_node()
+        on = dict[str, list[Device]]()
+        for device in self._usable:
+            on.setdefault(self._node_of[device.name].id, []).append(device)
+        return list(on.values())
 
     @property
     def largest(self) -> list[Device]:
-        """The devices of the node that has most."""
         return max(self._by_node(), key=len)
 
+    def check_ways(self) -> None:
+        """Check that a node has the devices of a split model; its all-reduces stay on the node.
+
+        Raises:
+            UsageError: None has, or there is no drafter to split.
+        """
+        ways, most = max(self.options.tp, self.options.drafter_tp), len(self.largest)
+        if ways > most and ways > 1:
+            raise UsageError(
+                f"a model is to be split over {ways} devices of one node, and no node of the Ray cluster has more than "
+                f"{most} free {self.resource}: split it less, or free devices"
+            )
+        self.options.check_devices(most, drafter=self.pair.drafter_path is not None)
+
     def servers(self, drafters: int) -> int:
-        """Return the target servers that fit on the devices that drafters leave free."""
-        if max(self.tp, self.drafter_tp) == 1:
+        if not self.options.is_sharded:
             return self._layouts.servers(drafters)
-        most = len(self.devices) // self.tp
+        most = len(self.devices) // self.options.tp
         return next((n for n in range(most, 0, -1) if self._spread(n, drafters) is not None), 0)
 
     def drafters(self) -> int:
-        """Return the number of the pair's drafters."""
         return self._layouts.drafters()
 
     def ranks(self) -> int:
@@ -184,28 +208,26 @@ class RayDevices:
         return self._layouts.stage_limits()
 
     def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:  # noqa: ARG002 - measured
-        """Check that models fit what is free on their nodes now; see `Site.check_memory`."""
+        """Check that models fit what is free on their nodes now; see `DevicePool.check_memory`."""
         memories: dict[str, list[ModelPart]] = {}
         for part in loads:
             memories.setdefault(self._memory(part.place.devices[0]), []).append(part)
         for name, parts in memories.items():
             device = parts[0].place.devices[0]
-            free, dtype = self._measured(device), dtype_of(self.dtype, device)
+            free, dtype = self._measured(device), self.options.dtype_on(device)
             memory = Memory(measure=lambda _, free=free: free, machine=name)
             memory.check([part_of(self.pair, dtype, *part) for part in parts], (), dtype)
 
     def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
-        """Return the memory of a device; each worker measures its own node's."""
         return Free(self._memory(device), None)
 
     def _measured(self, device: Device) -> int:
-        """Return the free bytes of a device's memory, as its worker measures them."""
         own = Device(f"{device.kind}:0", "", "", device.kind)  # Ray shows a worker only its own GPU
         return self._workers[device.name].answer(partial(measured, own))
 
     def _memory(self, device: Device) -> str:
         """Return the name of a device's memory; the processors of a node share one."""
-        node = self._slots.node(device.name.split("/")[0])
+        node = self._node_of[device.name.split("/")[0]]
         return device.label if device.kind == "cuda" else node.name or MACHINE
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
@@ -229,53 +251,133 @@ class RayDevices:
             self._start(member)
 
     def _bundles(self, groups: Sequence[Assignment]) -> list[Bundle]:
-        """Return a bundle for each worker whose device is not reserved, one for ranks together."""
-        taken, bundles = {*self.cluster.groups.held}, list[Bundle]()
+        taken, bundles = {*self.cluster.places}, list[Bundle]()
         for group in groups:
             for members in [group.members] if group.sharded else [(m,) for m in group.members]:
-                names = tuple(name for name in map(_place, members) if name not in taken)
-                if names:
-                    bundles.append(Bundle(self._slots.node(names[0]), RESOURCES[self.kind], names))
+                if names := tuple(name for name in map(_place, members) if name not in taken):
+                    bundles.append(Bundle(self._node_of[names[0]], self.resource, names))
                     taken |= {*names}
         return bundles
 
     def _check_shared(self, new: Sequence[Assignment]) -> None:
-        """Check that no two workers are to share a GPU."""
         places = [*map(_place, new), *(name.split("/")[0] for name in self._workers)]
-        for member in new if RESOURCES[self.kind] == "GPU" else ():
+        for member in new if self.resource == "GPU" else ():
             if places.count(_place(member)) > 1:
                 label = member.devices[0].label
                 raise UsageError(f"{label} has a worker already; with Ray a GPU has one only: use more GPUs")
 
     def _start(self, member: Assignment) -> None:
         """Start a worker; the second one on a processor takes none of the reservation."""
-        place = _place(member)
-        node, on_gpu = self._slots.node(place), RESOURCES[self.kind] == "GPU"
-        first = all(name.split("/")[0] != place for name in self._workers)
-        start = self.cluster.starter(node, place, cpus=int(first and not on_gpu), gpus=int(on_gpu))
-        setup = Setup(member.name, member.devices[0], self.threads, None)
-        reserved = self.cluster.groups.place(place).name
-        worker = RayWorker(setup, node, self.parcels, start, reserved)
+        name, on_gpu = _place(member), self.resource == "GPU"
+        first = all(other.split("/")[0] != name for other in self._workers)
+        start = self.cluster.starter(name, cpus=int(first and not on_gpu), gpus=int(on_gpu))
+        setup = Setup(member.name, member.devices[0], self.options.threads, None)
+        place = self.cluster.places[name]
+        worker = RayWorker(setup, place.bundle.node, self.references, start, place.name)
         self._workers[member.name] = worker
         self.cluster.watch(worker)
 
     def start_worker(self, assignment: Assignment) -> RayWorker:
-        """Return the worker of a reserved device."""
         return self._workers[assignment.name]
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
-        """Return a function that loads a model of the pair on the assigned device's node."""
         device = assignment.devices[0]
-        return partial(
-            load,
-            str(self.pair.models[model]),
-            device="cuda:0" if device.kind == "cuda" else "cpu",
-            dtype=dtype_of(self.dtype, device),
-            name=model,
-            static=self.static,
-        )
+        return loader_of(self.pair, model, device, self.options, "cuda:0" if device.kind == "cuda" else "cpu")
 
 
 def _place(member: Assignment) -> str:
     """Return the name of a worker's device, which two workers may share."""
     return member.devices[0].name.split("/")[0]
+
+
+def _in_turn(columns: Iterable[Sequence[Any]]) -> Iterator[Any]:
+    """Yield the first item of each column, then the second of each..."""
+    for row in zip_longest(*columns):
+        yield from (item for item in row if item is not None)
+
+
+def aligned_clocks(workers: Iterable[Worker], errors: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """Compare the clocks of Ray's nodes with this process's; stamps are then shifted.
+
+    Args:
+        workers: The run's workers.
+        errors: Error of each device's times on its own machine, in nanoseconds; 0 for CPU cores.
+
+    Returns:
+        For the header. `reserved`: the placement group and bundle of each device. `clocks`, by
+        device: its node, the node's clock minus this one, and the most by which its times are
+        wrong, in nanoseconds; left out if all workers are on this machine and read its clock. Empty
+        without Ray, and without CUDA, whose streams have clocks of their own.
+
+    Raises:
+        WorkerDied: A worker ended.
+    """
+    found = [worker for worker in workers if isinstance(worker, RayWorker)]
+    nodes = {worker.node.id: worker for worker in found}
+    for worker in nodes.values():
+        worker.align()
+    clocks: dict[str, Any] = {n: {"uncertainty_ns": error} for n, error in errors.items() if error}
+    reserved = dict[str, str]()
+    several = not all(worker.node.own for worker in found)
+    for worker, name in ((worker, worker.devices[0].name) for worker in found):
+        reserved[name] = worker.reserved
+        if several:
+            offset, uncertainty = worker.node.clock
+            clocks[name] = {"node": worker.node.name, "offset_ns": offset}
+            clocks[name]["uncertainty_ns"] = uncertainty + errors.get(name, 0)
+    return ({"clocks": clocks} if clocks else {}) | ({"reserved": reserved} if reserved else {})
+
+
+_meters: list[Meter] = []
+"""On a worker: the meter of its device while a run goes on."""
+
+
+class NodeMeter:
+    """Reads the devices of Ray workers, each in the worker's own process.
+
+    A node does not say which core a worker uses, so on a CPU the load is that of the worker's
+    process. On a GPU it is the card's, as on this machine; that has never run on a GPU.
+
+    Args:
+        workers: The run's workers.
+    """
+
+    def __init__(self, workers: Sequence[RayWorker], *_: object) -> None:
+        self._workers = workers
+        for worker in workers:
+            worker.ask(partial(_start_meter, worker.devices[0].kind))
+
+    def read(self) -> Iterator[Reading]:
+        """Yield a reading of each worker that answers in a second."""
+        for worker, answer in [(worker, worker.ask(_read_meter)) for worker in self._workers]:
+            with contextlib.suppress(Exception):  # measuring must never end a run
+                if (reading := answer.result(timeout=1)) is not None:
+                    yield reading._replace(device=worker.devices[0].name)
+
+    def close(self) -> None:
+        """Do nothing: a worker keeps its meter until the next run."""
+
+
+def _start_meter(kind: str) -> None:
+    device = Device(f"{kind}:0", "", "", kind)  # Ray shows a worker only its own GPU
+    _meters[:] = [METERS["cuda"]([device], {}, []) if kind == "cuda" else OwnProcess()]
+
+
+def _read_meter() -> Reading | None:
+    return next((reading for meter in _meters for reading in meter.read()), None)
+
+
+class OwnProcess:
+    """The process of a worker on a CPU, through psutil."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._process.cpu_percent()  # the first call only starts the measurement
+
+    def read(self) -> Iterator[Reading]:
+        """Yield the share of one core since the last call, and resident bytes."""
+        load: float = self._process.cpu_percent()
+        yield Reading("", load / 100, self._process.memory_info().rss, None)
+
+    def close(self) -> None:
+        """Do nothing: no resources are held."""

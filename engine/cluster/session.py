@@ -12,15 +12,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine.cluster.clocks import align
-from engine.cluster.execution import Execution, Request
-from engine.cluster.learned import learn, scaled
-from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
-from engine.cluster.others import OtherPrograms
+from engine.cluster.execution import Execution, Listener, Recording, Request, other_programs
+from engine.cluster.measured import (
+    learn,
+    measured_path,
+    read_curve,
+    read_probe,
+    scaled,
+    write_curve,
+    write_probe,
+)
+from engine.cluster.occupancy import OtherPrograms
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.probing import CONTEXT, NEW_TOKENS, ROWS, measure_probe, measure_verify
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
-from engine.cluster.recording import Listener, Recording, other_programs
+from engine.cluster.ray_devices import aligned_clocks
 from engine.drafters.pace import Curve, Probe
 from engine.drafters.plan import Best, Plan
 from engine.environment import environment
@@ -66,7 +72,6 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End all workers."""
         self.placement.close()
 
     @property
@@ -79,7 +84,6 @@ class Cluster:
 
     @property
     def context(self) -> int:
-        """Positions that all models of the pair support."""
         return self.pair.context
 
     def stages(self, asked: int) -> int:
@@ -93,14 +97,14 @@ class Cluster:
     @property
     def situation(self) -> Situation:
         """The facts about this cluster that the methods' plans use; it plans no drafts."""
-        site = self.placement.site
-        drafters = site.drafters()
+        pool = self.placement.pool
+        drafters = pool.drafters()
         return Situation(
             context=self.context,
             depth=self.placement.depth,
-            devices=site.ranks(),
+            devices=pool.ranks(),
             drafters=drafters,
-            servers=tuple(site.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
+            servers=tuple(pool.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
             c=lambda: self.c,
             stages=self.stages,
             head_levels=lambda kind: self.head(kind).levels,
@@ -130,7 +134,7 @@ class Cluster:
         layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
         if load is not None:
             under_load(method, layout, load, len(load.arrivals))
-        self.placement.site.assign(layout)
+        self.placement.pool.assign(layout)
         if layout.head:
             self.head(layout.head)
 
@@ -195,10 +199,9 @@ class Cluster:
     def _execute(self, request: Request, listener: Listener | None, cancel: threading.Event) -> Trace:
         workers = self.placement.workers_for(request.layout, request.head)
         begin = request.begin(self.placement.vocab_size, next(self._numbers))
-        self.placement.check_caches(workers, request.asked(begin))
-        recording = Recording(
-            self._header(request, workers, align(workers.members, self.placement.clock_errors)), listener
-        )
+        self.placement.check_caches(workers, request.size(begin))
+        clocks = aligned_clocks(workers.members, self.placement.clock_errors)
+        recording = Recording(self._header(request, workers, clocks), listener)
         execution = Execution(request, self.pair, self._pieces, workers, begin, recording, cancel)
         try:
             execution.execute(self.placement)
@@ -209,13 +212,12 @@ class Cluster:
         return recording.trace
 
     def count(self, prompt: Prompt) -> int:
-        """Return the number of a prompt's tokens, including the chat template's."""
         return len(ids_of(self.pair, prompt))
 
     def _layout(self, method: Method, cfg: Any) -> Layout:
         layout = method.layout(cfg)
         if layout.needs_drafter and not self.placement.base.needs_drafter:
-            self.placement.site.assign(layout)  # its error names a profile's pair without a drafter
+            self.placement.pool.assign(layout)  # its error names a profile's pair without a drafter
             raise UsageError(f"{method.key} needs a drafter, and none was given; name one with --drafter")
         return layout
 
@@ -225,7 +227,6 @@ class Cluster:
     def _encode(
         self, entry: Method, prompts: tuple[Prompt, ...], limits: Limits, *, several: bool
     ) -> tuple[tuple[int, ...], ...]:
-        """Return the checked token ids of each prompt."""
         if not prompts:
             raise UsageError(f"{entry.key} was given no prompt; give it at least one")
         if len(prompts) != 1 and not several:

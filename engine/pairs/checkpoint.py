@@ -1,6 +1,7 @@
 """The safetensors files of a directory: checked against the expected tensors, read one by one.
 
-A tensor of int8 is read as the matrix that it and its scales represent (`engine.pairs.int8`).
+A tensor of int8 is read as the matrix that it and its scales represent (`engine.model.int8`). The
+scales of `name` are a second tensor, `name.scale`, in bf16; float32 is read, too.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import ModelError, one_line, plain_name
 from engine.files import cache_folder
 from engine.model.families import FAMILIES, Place
-from engine.model.int8 import dequantised
+from engine.model.int8 import dequantised, quantised
 from engine.model.shape import EMBEDDING
 from engine.pairs.config import read_json
-from engine.pairs.int8 import SUFFIX, check_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
     from engine.model.shape import ModelShape
     from engine.model.shard import Part
 
+SUFFIX = ".scale"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = ("F64", "F32", "F16", "BF16")
 _INDEX = "model.safetensors.index.json"
@@ -67,7 +68,6 @@ class Checkpoint:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether some tensors are matrices of int8 with scales."""
         return bool(self._scaled)
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -121,7 +121,7 @@ class Checkpoint:
             self.check_type(key + SUFFIX)
             scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
             try:
-                check_scale(key, tuple(stored.get_shape()), scale)
+                _check_scale(key, tuple(stored.get_shape()), scale)
             except ModelError as error:
                 raise ModelError(f"{path}: {error}") from None
         elif (kind := stored.get_dtype()) == "I8" and kinds == FLOATS:
@@ -175,7 +175,6 @@ class Checkpoint:
         return tensor.to(device, dtype, copy=not is_embedding or cache_folder() not in path.parents)
 
     def _is_fused(self, place: Place) -> bool:
-        """Return whether the stored tensor holds more rows than ours."""
         return place.rows > 0 and self._slice(place.key).get_shape()[0] > place.rows
 
     def _take_placed(self, place: Place, part: Part | None) -> Tensor:
@@ -244,7 +243,6 @@ def _shards(index: Path) -> list[str]:
 
 
 def _open(path: Path) -> Any:
-    """Return an open safetensors file, after checks of its kind and the size of its header."""
     try:
         if not path.is_file():
             raise ModelError(f"{path} is not a regular file; give a safetensors file")
@@ -265,5 +263,30 @@ def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def some(keys: Sequence[str]) -> str:
-    """Return the first three of some names and the number of the others."""
     return ", ".join(map(plain_name, keys[:3])) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
+    """Return tensors to store: each matrix of floating-point numbers as int8 and its scales.
+
+    Args:
+        tensors: The tensors by name.
+        keep: Names of matrices that stay as they are.
+    """
+    packed = dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or not tensor.is_floating_point() or name in keep:
+            packed[name] = tensor
+            continue
+        packed[name], packed[name + SUFFIX] = quantised(tensor)
+    return packed
+
+
+def _check_scale(name: str, shape: tuple[int, ...], scale: Tensor) -> None:
+    """Check the scales of a stored matrix."""
+    if len(shape) != 2 or scale.shape != shape[:1]:
+        raise ModelError(
+            f"{name}{SUFFIX} has shape {list(scale.shape)}; {name} of shape {list(shape)} needs one scale per row"
+        )
+    for i in (~(scale.isfinite() & (scale > 0))).nonzero()[:1, 0].tolist():
+        raise ModelError(f"{name}{SUFFIX} is {scale[i]:g} in row {i}; it must be a finite number above 0")

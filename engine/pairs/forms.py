@@ -41,7 +41,6 @@ def _name_of(folder: PurePath) -> str:
 
 
 def form_title(form: str) -> str:
-    """Return what a form is, for people."""
     return f"The target's own weights in {FORMS[form]} bits ({form}), no training"
 
 

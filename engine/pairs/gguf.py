@@ -197,7 +197,6 @@ def _write_weights(sources: dict[str, Source], folder: Path, report: Callable[[i
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -5,6 +5,9 @@ The packages `gguf` and transformers parse the format, its block types and its t
 
 from __future__ import annotations
 
+import mmap
+import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +16,6 @@ import torch
 
 from engine.errors import ModelError, one_line, plain_name, shown
 from engine.model.shape import ModelShape
-from engine.pairs.gguf_counts import check_counts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +29,13 @@ PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
 """Block types that keep their dtype; all others become float32."""
 LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
 """Published llama3 rotations: factor, low and high frequency factor, original context."""
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+"""Versions with this header; `gguf` refuses others."""
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Type of a value -> its bytes."""
+_STRING, _ARRAY = 8, 9
+_MOST_DIMENSIONS = 8
 
 
 class Source(NamedTuple):
@@ -39,11 +48,9 @@ class Source(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of the checkpoint tensor in bytes."""
         return int(self.tensor.n_elements) * (2 if self.tensor.tensor_type.name in PLAIN else 4)
 
     def read(self) -> Tensor:
-        """Return the checkpoint tensor."""
         weights = torch.from_numpy(_dequantized(self.tensor).copy())
         if heads := self.permuted_heads:
             # llama.cpp interleaves the rows (i, i + d/2) of a head; a checkpoint has two halves.
@@ -64,7 +71,7 @@ class GgufFile:
 
         self.path = path
         try:
-            check_counts(path)
+            _check_counts(path)
             self._reader = GGUFReader(path)
         except ModelError:
             raise
@@ -84,12 +91,10 @@ class GgufFile:
 
     @property
     def size(self) -> int:
-        """Size of all tensors as a checkpoint, in bytes."""
         return sum(Source(tensor, 0).size for tensor in self._reader.tensors)
 
     @property
     def head_dim(self) -> int | None:
-        """Head dimension in the metadata, if any."""
         value = self._value(f"{self.architecture}.attention.key_length")
         return int(value) if value else None
 
@@ -145,11 +150,7 @@ class GgufFile:
         return {}
 
     def _llama3(self, divisors: list[float], config: Any) -> dict[str, Any]:
-        """Return the published llama3 rotation with these frequency divisors.
-
-        Raises:
-            ModelError: No published rotation has them.
-        """
+        """Return the published llama3 rotation with these frequency divisors."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         theta, dim = config.rope_parameters["rope_theta"], 2 * len(divisors)
@@ -187,3 +188,87 @@ def _dequantized(tensor: Any) -> np.ndarray[Any, Any]:
     from gguf import dequantize
 
     return dequantize(tensor.data, tensor.tensor_type)
+
+
+def _check_counts(path: Path) -> None:
+    """Check that no count of a little-endian file claims more than the bytes that follow it.
+
+    The package `gguf` believes counts: an array of 2^30 values in a 5 KB file takes memory without
+    end.
+    A file of another format passes: its reader refuses it.
+    """
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size < len(MAGIC) or file.read(len(MAGIC)) != MAGIC:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            _Counts(path, data).check()
+
+
+class _Counts:
+    """Reads a file's header from its start."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, len(MAGIC)
+
+    def check(self) -> None:
+        version = self._number("<I")
+        if not version & 0xFFFF:  # the other byte order
+            raise ModelError(f"{self._path} is a big-endian GGUF file; only little-endian ones are read")
+        if version not in VERSIONS:
+            return
+        tensors, keys = self._number("<Q"), self._number("<Q")
+        self._fits(tensors, 24)
+        self._fits(keys, 13)
+        for _ in range(keys):
+            self._string()
+            self._value(self._number("<I"))
+        for _ in range(tensors):
+            self._string()
+            dimensions = self._number("<I")
+            if dimensions > _MOST_DIMENSIONS:
+                raise self._error(f"a tensor of {dimensions:,} dimensions")
+            self._skip(8 * dimensions + 12)
+
+    def _value(self, kind: int) -> None:
+        if kind == _STRING:
+            self._string()
+        elif kind == _ARRAY:
+            self._array()
+        elif kind in _SIZES:
+            self._skip(_SIZES[kind])
+        else:
+            raise self._error(f"a value of the unknown type {kind}")
+
+    def _array(self) -> None:
+        kind, count = self._number("<I"), self._number("<Q")
+        if kind == _STRING:
+            self._fits(count, 8)
+            for _ in range(count):
+                self._string()
+        elif kind in _SIZES:
+            self._skip(self._fits(count, _SIZES[kind]))
+        else:
+            raise self._error(f"an array of the type {kind}")
+
+    def _string(self) -> None:
+        self._skip(self._number("<Q"))
+
+    def _number(self, form: str) -> int:
+        size = struct.calcsize(form)
+        self._fits(1, size)
+        (number,) = struct.unpack_from(form, self._data, self._at)
+        self._at += size
+        return number
+
+    def _skip(self, count: int) -> None:
+        self._at += self._fits(count, 1)
+
+    def _fits(self, count: int, size: int) -> int:
+        """Return the bytes of `count` things of at least `size` bytes."""
+        left = len(self._data) - self._at
+        if count * size > left:
+            raise self._error(f"{count:,} values or characters where {left:,} bytes are left")
+        return count * size
+
+    def _error(self, what: str) -> ModelError:
+        return ModelError(f"{self._path} is not a complete GGUF file: it claims {what}")

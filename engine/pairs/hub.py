@@ -65,7 +65,6 @@ def cached(model: str) -> Path | None:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Return the names of the weight files that a model directory must hold."""
     try:
         names = parse_json(read_bytes(folder / _INDEX, MOST_INDEX))["weight_map"].values()
         return sorted({Path(name).name for name in names})
@@ -100,12 +99,7 @@ def download(model: str, progress: Report | None = None, cancel: threading.Event
 
 
 def _follow(model: str, lines: SimpleQueue[bytes | None], report: Report, cancel: threading.Event) -> None:
-    """Report the progress of a download until it ends.
-
-    Raises:
-        ModelError: It failed, or a time limit has passed.
-        RunCancelled: `cancel` was set.
-    """
+    """Report the progress of a download until it ends."""
     state = Progress(model)
     report(state)
     hub, most, deadline = "", -1, float("inf")  # the clock starts when the process has started
@@ -122,18 +116,17 @@ def _follow(model: str, lines: SimpleQueue[bytes | None], report: Report, cancel
             return
         if "hub" in message:
             hub, deadline = message.pop("hub"), time.monotonic() + ANSWER
-        if message:
-            previous, state = state, replace(state, **message)
-            report(state)
-            if state.done > most or state.file != previous.file:  # bytes sent again are no progress
-                most, deadline = max(most, state.done), time.monotonic() + STALL
+        previous, state = state, replace(state, **message)
+        report(state)
+        # bytes sent again are no progress
+        if message and (state.done > most or state.file != previous.file):
+            most, deadline = max(most, state.done), time.monotonic() + STALL
         if time.monotonic() > deadline:
             raise ModelError(_timeout(hub, state))
     raise RunCancelled(f"the download of {model} was stopped")
 
 
 def _timeout(hub: str, state: Progress) -> str:
-    """Return the message for a download whose time limit has passed."""
     if not state.file:
         return f"the hub ({hub}) did not answer in {ANSWER:g} s; {ADVICE}"
     done = f"{megabytes(state.done)} of {megabytes(state.total)}"
@@ -142,11 +135,7 @@ def _timeout(hub: str, state: Progress) -> str:
 
 @contextlib.contextmanager
 def _process(model: str) -> Generator[SimpleQueue[bytes | None]]:
-    """Start the process of a download and end it with the block.
-
-    Yields:
-        The lines that the process prints, then None.
-    """
+    """Start the process of a download and end it with the block."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     limits = {"HF_HUB_ETAG_TIMEOUT": f"{ANSWER:.0f}", "HF_HUB_DOWNLOAD_TIMEOUT": f"{STALL:.0f}"}

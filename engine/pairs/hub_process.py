@@ -222,8 +222,6 @@ def _watch() -> None:
 
 
 def main() -> None:
-    """Download the model named on the command line."""
-
     def say(**facts: Any) -> None:
         os.write(1, json.dumps(facts).encode() + b"\n")
 

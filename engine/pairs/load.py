@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from engine.errors import ModelError
 from engine.model.decoder import Decoder
 from engine.model.int8 import is_rotated, rotated_model
 from engine.model.shape import ModelShape
 from engine.model.shard import Ranks, Shard
 from engine.model.stage import layer_stages
 from engine.model.static import StaticSteps
-from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.checkpoint import Checkpoint, some
 from engine.pairs.config import read_config
 from engine.pairs.forms import split_form
 from engine.pairs.sources import resolve
@@ -61,7 +63,6 @@ def _load(
     stage: tuple[int, int] | range,
     ranks: Ranks | None,
 ) -> Decoder:
-    """Return the decoder of a directory's own weights."""
     directory, bits = split_form(directory)
     shape = ModelShape.of(read_config(directory), directory / "config.json")
     checkpoint, place = Checkpoint(directory, shape=shape), torch.device(device)
@@ -96,3 +97,29 @@ def _load_shard(
         return shard.take(key, lambda key, part: checkpoint.take(key, device, dtype, part))
 
     return Decoder(shape, take, name, bits=bits, shard=shard, ranks=ranks)
+
+
+def load_reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a model of transformers, from local files only, on the CPU and in evaluation mode.
+
+    transformers would read matrices of int8 without their scales.
+
+    Raises:
+        ModelError: A file is missing or broken.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # takes a second
+
+    checkpoint = Checkpoint(directory)
+    if not checkpoint.is_scaled:
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        return model.eval()
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    tensors = {name: checkpoint.take(name, torch.device("cpu"), dtype) for name in checkpoint.shapes}
+    missing, unknown = model.load_state_dict(tensors, strict=False)
+    tied = ["lm_head.weight"] if config.tie_word_embeddings else []
+    if wrong := [name for name in (*missing, *unknown) if name not in tied]:
+        raise ModelError(f"{directory}: the weights differ from config.json in {some(wrong)}")
+    if (directory / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return model.eval()

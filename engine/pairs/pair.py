@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import ModelError, PairError, UsageError, one_line
 from engine.model.fields import end_ids
 from engine.model.shape import context_of
-from engine.pairs import stored
-from engine.pairs.catalog import CATALOG
+from engine.pairs import catalog
 from engine.pairs.config import read_config, read_object
 from engine.pairs.forms import is_form, reads_rows_of, split_form, usual_form
 from engine.pairs.sources import is_short_name, resolve
@@ -49,7 +48,6 @@ class Pair:
 
     @property
     def drafter_paths(self) -> tuple[Path, ...]:
-        """Directories of all drafters, in order."""
         return () if self.drafter_path is None else (self.drafter_path, *self.further)
 
     @property
@@ -71,18 +69,18 @@ class Pair:
             ModelError: The model cannot be downloaded, or is broken.
         """
         bundled = (
-            [p.name for p in stored.PAIRS.iterdir() if (p / "target").is_dir()]
-            if stored.PAIRS.is_dir()
+            [p.name for p in catalog.PAIRS.iterdir() if (p / "target").is_dir()]
+            if catalog.PAIRS.is_dir()
             else []
         )
-        if name not in (names := sorted({*bundled, *CATALOG})):
+        if name not in (names := sorted({*bundled, *catalog.CATALOG})):
             raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
         if name in bundled:
-            pair = cls._load(name, stored.PAIRS / name / "target", *stored.stored_drafters(name))
+            pair = cls._load(name, catalog.PAIRS / name / "target", *catalog.stored_drafters(name))
         else:
             target = resolve(name)
             pair = cls._load(name, target, target / usual_form())
-        return replace(pair, heads_path=stored.PAIRS / name / "heads")
+        return replace(pair, heads_path=catalog.PAIRS / name / "heads")
 
     @classmethod
     def of(
@@ -114,7 +112,7 @@ class Pair:
             )
         drafting = (folder / model if is_form(model) else _named(resolve(model)) for model in models)
         pair = cls._load(name, folder, *drafting)
-        return replace(pair, heads_path=stored.PAIRS / target / "heads") if is_short_name(target) else pair
+        return replace(pair, heads_path=catalog.PAIRS / target / "heads") if is_short_name(target) else pair
 
     def with_forms(self, *forms: str) -> Pair:
         """Return this pair, drafting with the target's own weights in fewer bits.

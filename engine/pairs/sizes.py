@@ -34,6 +34,10 @@ class Size(NamedTuple):
     per_token: int
     """Keys and values of one token."""
 
+    def with_cache(self, tokens: int) -> int:
+        """Return the bytes of the weights and of the keys and values of some tokens."""
+        return self.weights + tokens * self.per_token
+
 
 class Split(NamedTuple):
     """The part of a model on one device; by default all of it."""

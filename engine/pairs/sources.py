@@ -51,11 +51,7 @@ def is_slow(model: str | Path) -> bool:
 
 
 def _local(model: str | Path) -> Path | None:
-    """Return the directory of a model; None if it must be downloaded or converted first.
-
-    Raises:
-        ModelError: The name is neither a model on this machine nor a hub id.
-    """
+    """Return the directory of a model; None if it must be downloaded or converted first."""
     if is_short_name(model):
         return catalog.installed(str(model))
     path = Path(os.path.expanduser(model))

@@ -92,7 +92,6 @@ def _compiled(template: str) -> Template:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, str]:
-    """Return the text of a request, or the reason for its refusal or failure."""
     try:
         text = _compiled(request["template"]).render(request["variables"])
         text.encode()  # raises for half of a surrogate pair

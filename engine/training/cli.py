@@ -264,8 +264,8 @@ def given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict[
 
 
 def _find_pair(name: str) -> tuple[Pair, Path]:
+    from engine.pairs.catalog import PAIRS
     from engine.pairs.pair import Pair
-    from engine.pairs.stored import PAIRS
 
     folder = Path(name)
     if (folder / "target").is_dir():

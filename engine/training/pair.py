@@ -28,8 +28,8 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 from engine.errors import UsageError
 from engine.model.shape import ModelShape
 from engine.pairs.config import read_config
+from engine.pairs.load import load_reference
 from engine.pairs.pair import Pair
-from engine.pairs.reference import load_reference
 from engine.training.data import (
     BOS,
     EOS,

@@ -7,22 +7,22 @@ from itertools import chain, repeat
 import pytest
 
 from app import busy
-from app.busy import Reading, busy_warning, others, read_load
+from app.busy import ProcessorTime, busy_warning, read_load, used_by_others
 from tests.app.commands import VIRTUAL, call
 
 
 def test_the_load_by_others_leaves_out_this_program_and_its_workers() -> None:
-    before = Reading(100.0, 1000.0, {1: 50.0, 2: 7.0})
-    after = Reading(110.0, 1016.0, {1: 54.0, 3: 4.0})  # worker 2 has ended, worker 3 is new
-    assert others(before, after) == 0.8
+    before = ProcessorTime(100.0, 1000.0, {1: 50.0, 2: 7.0})
+    after = ProcessorTime(110.0, 1016.0, {1: 54.0, 3: 4.0})  # worker 2 has ended, worker 3 is new
+    assert used_by_others(before, after) == 0.8
     assert "Other programs used 0.8 of 2 cores" in busy_warning(before, after, 2)
 
 
 def test_a_calm_machine_and_a_short_time_have_no_warning() -> None:
-    before = Reading(100.0, 1000.0, {1: 50.0})
-    assert busy_warning(before, Reading(110.0, 1014.0, {1: 60.0}), 2) == ""
-    assert busy_warning(before, Reading(100.1, 1010.0, {1: 50.0}), 2) == ""
-    assert others(before, Reading(110.0, 1009.0, {1: 60.0})) == 0.0, "clocks of different grain"
+    before = ProcessorTime(100.0, 1000.0, {1: 50.0})
+    assert busy_warning(before, ProcessorTime(110.0, 1014.0, {1: 60.0}), 2) == ""
+    assert busy_warning(before, ProcessorTime(100.1, 1010.0, {1: 50.0}), 2) == ""
+    assert used_by_others(before, ProcessorTime(110.0, 1009.0, {1: 60.0})) == 0.0, "clocks of different grain"
 
 
 def test_a_reading_has_this_process() -> None:
@@ -46,7 +46,7 @@ def test_measured_commands_warn_of_a_busy_machine_in_one_line_and_in_json(capsys
 
     def warning(*place: str) -> tuple[str | None, int]:
         """Return the warning in the JSON object, and the number of lines on stderr that have it."""
-        readings = chain([Reading(100.0, 1000.0, {})], repeat(Reading(110.0, 1019.0, {})))
+        readings = chain([ProcessorTime(100.0, 1000.0, {})], repeat(ProcessorTime(110.0, 1019.0, {})))
         monkeypatch.setattr(busy, "read_load", lambda: next(readings))
         code, out, err = call(capsys, *words, *place)
         assert code == 0

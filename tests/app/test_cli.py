@@ -10,8 +10,8 @@ import pytest
 
 from engine.methods import METHODS
 from engine.pairs import catalog
+from engine.pairs.catalog import PAIRS
 from engine.pairs.pair import Pair
-from engine.pairs.stored import PAIRS
 from tests.app.commands import VIRTUAL, call
 from tests.engine.heads.random_heads import make_head
 

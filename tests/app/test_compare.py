@@ -10,7 +10,7 @@ import pytest
 import engine
 from app.cli.chosen import able
 from engine.methods import METHODS
-from engine.pairs.stored import PAIRS
+from engine.pairs.catalog import PAIRS
 from tests.app.commands import VIRTUAL, call
 from traces.metrics import measure
 from traces.store import Store

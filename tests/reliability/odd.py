@@ -13,9 +13,10 @@ from typing import NoReturn
 import numpy as np
 
 from engine.cluster.local_devices import LocalDevices, devices_of
+from engine.cluster.options import Options
 from engine.cluster.placement import Placement
+from engine.cluster.pool import Assignment, Loader
 from engine.cluster.session import Cluster
-from engine.cluster.site import Assignment, Loader
 from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
 from engine.simulate.oracle import Scripted
@@ -86,8 +87,8 @@ class Odd(LocalDevices):
 def odd_cluster(stopped: bool = False, ballast: bytes = b"") -> Cluster:
     """Open a cluster with one worker."""
     pair = Pair.find("bundled")
-    site = Odd(pair, "local-process", devices_of("cpu"), 1, stopped=stopped, ballast=ballast)
-    return Cluster(pair, Placement("local-process", site, Layout(Separate(drafters=0))))
+    pool = Odd(pair, Options(), devices_of("cpu"), stopped=stopped, ballast=ballast)
+    return Cluster(pair, Placement("local-process", pool, Layout(Separate(drafters=0))))
 
 
 def pid_of(cluster: Cluster) -> int:

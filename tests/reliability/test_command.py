@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.pairs.stored import PAIRS
+from engine.pairs.catalog import PAIRS
 from tests.engine.workers.processes import worker_processes
 from traces.store import Store
 
@@ -28,7 +28,7 @@ STOPPED = "specscope: stopped\n"
 PROGRAM = """
 import json, os, sys
 from app import main
-import engine.cluster.runtimes, traces.store  # what a run imports
+import engine.cluster.open, traces.store  # what a run imports
 for line in sys.stdin:
     words, errors = json.loads(line)
     child = os.fork()

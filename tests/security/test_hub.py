@@ -26,6 +26,7 @@ from engine.pairs.sources import resolve, resolve_local
 from tests.security.hubs import COMMIT, FILES, MODEL, Hub, serving
 
 WEIGHTS = "model.safetensors"
+RUN = ["run", "--method", "autoregressive", "--prompt", "Hi", "--target", MODEL, "--db"]
 
 
 @pytest.fixture(autouse=True)
@@ -326,18 +327,7 @@ def test_the_download_ends_with_a_killed_program(hub: Hub) -> None:
 
 def test_the_command_line_reports_the_download_and_its_error(hub: Hub, capsys, tmp_path: Path) -> None:
     hub.status = 500
-    words = [
-        "run",
-        "--method",
-        "autoregressive",
-        "--prompt",
-        "Hi",
-        "--target",
-        MODEL,
-        "--db",
-        str(tmp_path / "x.db"),
-    ]
-    assert main(words) == 1
+    assert main([*RUN, str(tmp_path / "x.db")]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"downloading {MODEL}; Ctrl-C stops it"
     assert lines[1].startswith(f"specscope: {MODEL} is not a directory here and cannot be downloaded: ")
@@ -353,19 +343,8 @@ def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    words = [
-        "run",
-        "--method",
-        "autoregressive",
-        "--prompt",
-        "Hi",
-        "--target",
-        MODEL,
-        "--db",
-        str(tmp_path / "x.db"),
-    ]
     try:
-        assert main(words) == 130
+        assert main([*RUN, str(tmp_path / "x.db")]) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.splitlines()[-1] == "specscope: stopped"

@@ -13,7 +13,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from engine.errors import ModelError, UsageError
-from engine.pairs import stored, templates
+from engine.pairs import catalog, templates
 from engine.pairs.pair import Pair
 from engine.pairs.templates import Renderer
 from tests.security.odd import one_line
@@ -86,7 +86,7 @@ def renderer():
 @pytest.fixture
 def target(tmp_path):
     skip = shutil.ignore_patterns("*.safetensors")
-    return shutil.copytree(stored.PAIRS / "bundled" / "target", tmp_path / "target", ignore=skip)
+    return shutil.copytree(catalog.PAIRS / "bundled" / "target", tmp_path / "target", ignore=skip)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

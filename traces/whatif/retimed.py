@@ -88,10 +88,10 @@ def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, pl
         UsageError: The cluster has too few devices.
         ModelError: The head is gone or broken.
     """
-    from engine.cluster.names import labelled_devices
+    from engine.cluster.pool import labelled_devices
 
     header = trace.header
-    assigned = {model: each for model, each in cluster.placement.site.assign(layout).items() if each}
+    assigned = {model: each for model, each in cluster.placement.pool.assign(layout).items() if each}
     works = _works(Path(header.environment["head"])) if layout.head else None
     if works is not None:
         assigned["drafter"] = assigned["target"]

@@ -1,7 +1,7 @@
 """Ray actors as workers: one actor per device of a node.
 
 A call's reply has two values: the answer, which comes to this process, and large data, which stays
-in the object store (`engine.workers.ray.parcels`). An actor that dies fails its jobs with
+in the object store (`engine.workers.ray.references`). An actor that dies fails its jobs with
 `WorkerDied`, which names device and node. Ray reports a dead process at once; a node that vanished
 or a worker that hangs is found by `check`.
 """
@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import count
+from typing import Any, NamedTuple
 
 from engine.environment import release
-from engine.errors import SpecScopeError, WorkerDied
-from engine.workers.jobs import Connect, Drop, Job, Link, Load, Preparation, Reply
-from engine.workers.ray.causes import cause
-from engine.workers.ray.clock import compare
-from engine.workers.ray.node import Node
-from engine.workers.ray.parcels import Parcels, join_reply
-from engine.workers.transports.process import Setup, Wire
+from engine.errors import SpecScopeError, WorkerDied, one_line
+from engine.workers.jobs import CONTROL, Connect, Drop, Job, Judge, Link, Load, Preparation, Reply, Score
+from engine.workers.ray.references import References, join_reply
+from engine.workers.transports.process import Setup
 from engine.workers.worker import Ticket
 
+CONNECT_S = 2.0
+"""Seconds for a connection to a node."""
 START_S = 120.0
 """Seconds for the start of an actor: its node may be busy."""
 LATE = 2
@@ -35,10 +38,75 @@ SILENT = 7
 """Checks without an answer after which a worker is given up."""
 SILENT_LONG = 60
 """The same while it loads a model."""
-Outcome: TypeAlias = Callable[[], Reply]
-"""Returns a reply or raises the job's error."""
-Deliver: TypeAlias = Callable[[Outcome], None]
-"""Passes an outcome, from any thread, to the thread that sent the job."""
+TRIPS = 16
+"""Round trips of one comparison of clocks."""
+
+
+def reachable(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+class Clock(NamedTuple):
+    """How a node's clock relates to this process's, in nanoseconds."""
+
+    offset: int = 0
+    """The node's clock minus this one."""
+    uncertainty: int = 0
+    """The offset is wrong by at most this."""
+
+    def local(self, reply: Reply) -> Reply:
+        if not self.offset:
+            return reply
+        by = -self.offset
+        return reply._replace(
+            stamps=tuple(
+                stamp._replace(
+                    start=stamp.start + by,
+                    end=stamp.end + by,
+                    parts=tuple(part.later(by) for part in stamp.parts),
+                )
+                for stamp in reply.stamps
+            )
+        )
+
+
+def compare(there: Callable[[], int], here: Callable[[], int] = time.perf_counter_ns) -> Clock:
+    """Return the offset of a clock, read by `there` over a network, from the one read by `here`.
+
+    The clock was read at some moment of the round trip. The middle of the fastest trip is wrong by
+    half of that trip at most.
+    """
+    trips = [(here(), there(), here()) for _ in range(TRIPS)]
+    sent, read, back = min(trips, key=lambda trip: trip[2] - trip[0])
+    return Clock(read - (sent + back) // 2, (back - sent + 1) // 2)
+
+
+@dataclass
+class Node:
+    """A node of a Ray cluster. All workers on it share its clock."""
+
+    id: str
+    """Ray's id."""
+    name: str
+    """Its name in labels and messages: `node 2 (10.0.0.7)`; empty if it is the only node."""
+    address: str
+    """IP address."""
+    port: int
+    """TCP port of its raylet, the process that starts its workers."""
+    own: bool
+    """Whether this process runs on it."""
+    total: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Its resources by Ray's names."""
+    free: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What nobody has reserved; a session's own reservations are not in it."""
+    clock: Clock = field(default_factory=Clock)
+
+    def answers(self) -> bool:
+        return reachable(self.address, self.port)
 
 
 class RayWorker:
@@ -47,13 +115,18 @@ class RayWorker:
     Args:
         setup: Its name, device and threads.
         node: The node that it starts on.
-        parcels: Where rows of q are; shared by the cluster's workers.
+        references: Where rows of q are; shared by the cluster's workers.
         actor: Starts the actor and returns its handle.
         reserved: The placement group and bundle of its device, for people.
     """
 
     def __init__(
-        self, setup: Setup, node: Node, parcels: Parcels, actor: Callable[[Setup], Any], reserved: str = ""
+        self,
+        setup: Setup,
+        node: Node,
+        references: References,
+        actor: Callable[[Setup], Any],
+        reserved: str = "",
     ) -> None:
         self.name = setup.name
         self.devices = (setup.device,)
@@ -61,13 +134,12 @@ class RayWorker:
         self.reserved = reserved
         self.pid = 0
         """Process id on its node; 0 until it has started."""
-        self._parcels = parcels
-        self._wire = Wire()
+        self._references = references
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._numbers = count()
         self._jobs: dict[int, Job] = {}
         """Unanswered jobs. Only the sending thread lets go of a job: its draft may be the last."""
-        self._waiting: dict[int, Deliver] = {}
-        self._numbers = 0
+        self._answers: dict[int, Future[tuple[Any, Any]]] = {}
         self._dropped: list[Drop] = []
         self._ended: WorkerDied | None = None
         self._lock = threading.Lock()
@@ -77,36 +149,26 @@ class RayWorker:
         self._patient = False
         """Whether it loads a model, which may take long."""
         self._actor = actor(setup)
-        self._started: Future[int] = self._actor.pid.remote().future()
+        self._started: Future[int] = self.ask(os.getpid)
 
     @property
     def ended(self) -> bool:
-        """Whether it was closed or died."""
         return self._ended is not None
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
-        """Return 1."""
         return 1
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply."""
         if isinstance(job, Link):  # its path is one of this machine
-            job = replace(job, path=f"{self._parcels.session} {job.group}")
-        done: Future[Reply] = Future()
-
-        def deliver(outcome: Outcome) -> None:
-            try:
-                done.set_result(outcome())
-            except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
-                done.set_exception(error)
-
+            job = replace(job, path=f"{self._references.session} {job.group}")
         self._patient = isinstance(job, Load | Connect | Link)
-        self._call(job, deliver)
+        number, answer = self._send(job)
 
         def wait() -> Reply:
             self._wait_for_start()
             try:
-                return done.result()
+                return self._take(number, answer)
             finally:
                 self._patient = False
 
@@ -117,7 +179,7 @@ class RayWorker:
             return
         try:
             self.pid = self._started.result(timeout=START_S)
-            found: str = self._actor.release.remote().future().result(timeout=START_S)
+            found: str = self.ask(_version).result(timeout=START_S)
         except TimeoutError:
             raise SpecScopeError(
                 f"the worker on {self._place} did not start in {START_S:g} s; its node may be overloaded, or its "
@@ -125,13 +187,17 @@ class RayWorker:
             ) from None
         except Exception as error:  # noqa: BLE001 - Ray's own errors
             raise self._death(cause(error)) from None
-        if found != (own := release("specscope")):
+        if found != (own := _version()):
             where = self.node.name or "the node"
             raise SpecScopeError(
                 f"{where} has SpecScope {found}, this machine {own}: install one version on both"
             )
 
-    def answer(self, function: Callable[[], Any]) -> Any:
+    def ask(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call a function in the worker's process, beside its jobs; returns its future result."""
+        return self._actor.call.options(concurrency_group="beside").remote(function).future()
+
+    def answer(self, function: Callable[[], Any], within_s: float = SILENT_LONG) -> Any:
         """Wait until the worker has started, call a function in its process, and return the result.
 
         Raises:
@@ -139,7 +205,7 @@ class RayWorker:
         """
         self._wait_for_start()
         try:
-            return self.ask(function).result(timeout=SILENT_LONG)
+            return self.ask(function).result(timeout=within_s)
         except Exception as error:  # noqa: BLE001 - Ray's own errors
             raise self._death(cause(error)) from None
 
@@ -149,23 +215,13 @@ class RayWorker:
         Raises:
             WorkerDied: The worker ended.
         """
-        if self.node.own:
-            return
-        try:
-            self.node.clock = compare(lambda: self._actor.now.remote().future().result(timeout=SILENT))
-        except Exception as error:  # noqa: BLE001 - Ray's own errors
-            raise self._death(cause(error)) from None
-
-    def ask(self, function: Callable[[], Any]) -> Future[Any]:
-        """Call a function in the worker's process, beside its jobs; returns its future result."""
-        return self._actor.call.remote(function).future()
+        if not self.node.own:
+            self.node.clock = compare(lambda: self.answer(time.perf_counter_ns, SILENT))
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve runs of this event loop from now on."""
         self._loop = loop
 
     def detach(self) -> None:
-        """Stop serving the loop."""
         self._loop = None
 
     def submit(self, job: Job) -> Ticket:
@@ -176,50 +232,74 @@ class RayWorker:
         if isinstance(job, Drop):
             self._dropped.append(job)
             return Ticket(reply, lambda: None)
+        number, answer = self._send(job)
 
-        def deliver(outcome: Outcome) -> None:
+        def settle() -> None:
+            try:
+                value = self._take(number, answer)
+            except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+                if not reply.cancelled():
+                    reply.set_exception(error)
+            else:
+                if not reply.cancelled():
+                    reply.set_result(value)
+
+        def settle_on_loop(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_settle, reply, outcome)
+                loop.call_soon_threadsafe(settle)
 
-        number = self._call(job, deliver)
+        answer.add_done_callback(settle_on_loop)
         return Ticket(reply, partial(self._stop, number))
 
     def _stop(self, number: int) -> None:
-        if number in self._waiting and self._ended is None:
-            self._actor.stop.remote(number)
+        if number in self._answers and self._ended is None:
+            self._actor.stop.options(concurrency_group="beside").remote(number)
 
-    def _call(self, job: Job, deliver: Deliver) -> int:
-        """Send a job; `deliver` gets its reply or error, in any thread."""
+    def _send(self, job: Job) -> tuple[int, Future[tuple[Any, Any]]]:
+        """Send a job; returns its number, and its reply or error with a reference to large data."""
+        number, answer = next(self._numbers), Future[tuple[Any, Any]]()
+        group = {"concurrency_group": "control"} if self._is_control(job) else {}
         with self._lock:
-            number, self._numbers = self._numbers, self._numbers + 1
-            ended = self._ended
+            self._jobs[number], ended = job, self._ended
             if ended is None:
-                self._jobs[number], self._waiting[number] = job, deliver
+                self._answers[number] = answer
         if ended is not None:
-            deliver(partial(_throw, ended))
-            return number
-        packed, references = self._parcels.pack(self._wire.pack(job))
+            answer.set_exception(ended)
+            return number, answer
+        packed, references = self._references.pack(job)
         drops, self._dropped = tuple(self._dropped), []
-        answer, data = self._actor.handle.options(num_returns=2).remote(number, packed, drops, *references)
-        answer.future().add_done_callback(partial(self._receive, number, data))
-        return number
+        handle = self._actor.handle.options(num_returns=2, **group)
+        value, data = handle.remote(number, packed, drops, *references)
+        value.future().add_done_callback(partial(self._receive, number, data))
+        return number, answer
 
-    def _receive(self, number: int, data: Any, answer: Future[Any]) -> None:
+    def _is_control(self, job: Job) -> bool:
+        """Return whether a job waits for no forward; a judge waits for its scores."""
+        forwards = [each for each in self._jobs.values() if isinstance(each, Score)]
+        return isinstance(job, CONTROL) and not (
+            isinstance(job, Judge) and any(0 <= job.scores - f.scores < len(f.prefixes) for f in forwards)
+        )
+
+    def _receive(self, number: int, data: Any, value: Future[Any]) -> None:
         """Deliver an answer; Ray calls this in a thread of its own."""
-        error = answer.exception()
+        error = value.exception()
         if error is not None:  # in another thread: finding the cause takes time, and Ray waits here
             threading.Thread(target=self._end, args=(cause(error),), daemon=True).start()
             return
-        deliver = self._waiting.pop(number, None)
-        if deliver is not None:
-            deliver(partial(self._take, number, data, answer.result()))
+        with self._lock:
+            answer = self._answers.pop(number, None)
+        if answer is not None:
+            answer.set_result((value.result(), data))
 
-    def _take(self, number: int, data: Any, value: Reply | BaseException) -> Reply:
-        """Return the reply of an answer, or raise its error; in the thread that sent the job."""
-        job = self._jobs.pop(number)
+    def _take(self, number: int, answer: Future[tuple[Any, Any]]) -> Reply:
+        """Return the reply to a job, or raise its error; in the thread that sent the job."""
+        try:
+            value, data = answer.result()
+        finally:
+            job = self._jobs.pop(number)
         if isinstance(value, BaseException):
             raise value
-        self._parcels.put(self.name, job, data)
+        self._references.put(self.name, job, data)
         return self.node.clock.local(join_reply(value, data))
 
     def check(self) -> None:
@@ -227,17 +307,16 @@ class RayWorker:
 
         It counts calls and compares no clocks: a laptop that slept raises no alarm.
         """
-        if not self.pid or not self._waiting or self._ended is not None:
+        if not self.pid or not self._answers or self._ended is not None:
             self._ping, self._late = None, 0
-            return
-        if self._ping is None or self._ping.done():
-            self._ping, self._late = self._actor.pid.remote().future(), 0
-            return
-        self._late += 1
-        if self._late >= LATE and not self.node.answers():
-            self._end("")
-        elif self._late >= (SILENT_LONG if self._patient else SILENT):
-            self.kill(f"did not answer for {self._late} s")
+        elif self._ping is None or self._ping.done():
+            self._ping, self._late = self.ask(os.getpid), 0
+        else:
+            self._late += 1
+            if self._late >= LATE and not self.node.answers():
+                self._end("")
+            elif self._late >= (SILENT_LONG if self._patient else SILENT):
+                self.kill(f"did not answer for {self._late} s")
 
     def kill(self, why: str) -> None:
         """Kill the actor, from any thread. Its jobs fail with `WorkerDied` and this reason."""
@@ -268,9 +347,9 @@ class RayWorker:
         death = self._death(how)
         with self._lock:
             self._ended = self._ended or death
-            waiting, self._waiting = self._waiting, {}
-        for number, deliver in waiting.items():
-            deliver(partial(self._take, number, None, self._ended))
+            answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.set_exception(self._ended)
 
     @property
     def _place(self) -> str:
@@ -283,16 +362,23 @@ class RayWorker:
         return WorkerDied(f"the worker on {self._place} {how or 'ended'}; start the run again")
 
 
-def _settle(reply: asyncio.Future[Reply], outcome: Outcome) -> None:
-    try:
-        value = outcome()
-    except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
-        if not reply.cancelled():
-            reply.set_exception(error)
-    else:
-        if not reply.cancelled():
-            reply.set_result(value)
+def _version() -> str:
+    return release("specscope")
 
 
-def _throw(error: BaseException) -> Reply:
-    raise error
+def cause(error: BaseException) -> str:
+    """Return in a few words what Ray reports of a call that failed."""
+    from ray import exceptions
+
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return "cannot be reached"
+    if isinstance(error, exceptions.ActorDiedError) and "creation task" in str(error):
+        last = one_line(str(error).rstrip().splitlines()[-1])
+        missing = "; install SpecScope with the extra ray on its node" if "No module named" in last else ""
+        return f"cannot start ({last}){missing}"
+    if isinstance(error, exceptions.ActorDiedError):
+        return "died"
+    if isinstance(error, exceptions.ObjectLostError):
+        return "lost the data of another worker that died"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"failed ({text[:200]})"

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import engine
-from engine.cluster import caches
-from engine.cluster.caches import Asked, Free, check_caches
-from engine.cluster.memory import Memory
+from engine.cluster import memory
+from engine.cluster.memory import Memory, RunSize, check_caches
+from engine.cluster.pool import Free
 from engine.errors import OutOfMemory
 from engine.layout import Packing
 from engine.model.cache import Cache
@@ -41,7 +41,7 @@ def cluster(pair):
 
 def leave(cluster, size) -> None:
     """Leave the machine `size` free bytes."""
-    cluster.placement.site = replace(cluster.placement.site, memory=Memory(measure=lambda _: size))
+    cluster.placement.pool = replace(cluster.placement.pool, memory=Memory(measure=lambda _: size))
 
 
 def run(cluster, method="speculative", new=NEW, prompts=1, **options):
@@ -51,15 +51,10 @@ def run(cluster, method="speculative", new=NEW, prompts=1, **options):
 def needed(cluster, monkeypatch, method, **options) -> list[Taken]:
     """Return what the workers' caches hold and need before a run, which then runs."""
     found = list[Taken]()
-    real = caches._Space.add
-
-    def add(space, taken, *, limited):
-        found.append(taken)
-        real(space, taken, limited=limited)
-
-    monkeypatch.setattr(caches._Space, "add", add)
-    assert run(cluster, method, **options).status == "done"
-    monkeypatch.setattr(caches._Space, "add", real)
+    real = memory.caches_of
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "caches_of", lambda *asked: found.extend(real(*asked)) or list(found))
+        assert run(cluster, method, **options).status == "done"
     return found
 
 
@@ -156,7 +151,7 @@ class _Holder:
         return lambda: Reply(self.taken, ())
 
 
-ASKED = Asked(Begin(Sampling(), 1, 99, 9, Packing()), 50)
+ASKED = RunSize(Begin(Sampling(), 1, 99, 9, Packing()), 50)
 
 
 def test_devices_have_their_own_memory_and_workers_of_one_device_share_it():

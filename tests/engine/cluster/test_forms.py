@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import engine
-from engine.cluster import runtimes
 from engine.cluster.local_devices import devices_of
 from engine.cluster.session import Cluster
 from engine.pairs.pair import Pair
@@ -135,7 +134,7 @@ def _many(device: str) -> tuple[Device, ...]:
 def test_texts_do_not_depend_on_the_runtime(
     form: str, place: dict[str, str], expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtimes, "devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
     with engine.open(target=TARGET, drafter=form, **place) as cluster:
         if place.get("dtype") == "bfloat16":
             assert text(cluster, "speculative") == text(cluster, "autoregressive")
@@ -148,7 +147,7 @@ def test_texts_do_not_depend_on_the_runtime(
 def test_processes_that_split_a_form_draft_for_the_targets_text(
     expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtimes, "devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
     with engine.open(target=TARGET, drafter="int4", device="cpu", drafter_tp=2) as cluster:
         trace = cluster.run("speculative", PROMPT, config={"gamma": 3}, limits=Limits(8))
     assert tuple(trace.token_ids()) == expected[True][:8]
@@ -156,7 +155,7 @@ def test_processes_that_split_a_form_draft_for_the_targets_text(
 
 
 def test_several_forms_race(expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtimes, "devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
     with engine.open(target=TARGET, drafter=["int4", "int8"], **THREADS) as cluster:
         trace = cluster.run("dsi", PROMPT, config={"drafters": 2, "lookahead": 2}, limits=NEW)
         assert tuple(trace.token_ids()) == expected[True]

@@ -21,7 +21,7 @@ from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.pairs.sizes import Split, checked_shape, layer_sizes, model_size
 from engine.trace.events import Device
-from engine.workers import memory as free_memory
+from engine.workers import memory as worker_memory
 from tests.engine.model import tiny
 from tests.engine.model.together import on_ranks
 
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused_with_what_would(dtype, free, advice):
 
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(free_memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(worker_memory, "CONTAINER", tmp_path)
     free = memory.measured(CORES[0])
     for name, content in (("max", "3000\n"), ("current", "2500\n"), ("stat", "anon 1\ninactive_file 400\n")):
         (tmp_path / f"memory.{name}").write_text(content)

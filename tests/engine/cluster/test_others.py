@@ -4,8 +4,8 @@ import psutil
 import pytest
 
 import engine
-from engine.cluster import others
-from engine.cluster.others import OtherPrograms, Reading
+from engine.cluster import occupancy
+from engine.cluster.occupancy import OtherPrograms, ProcessorTime
 from engine.trace.events import OTHERS
 from engine.types import Limits
 
@@ -13,8 +13,8 @@ from engine.types import Limits
 @pytest.fixture
 def readings(monkeypatch):
     """Let the readings be these, one after the other."""
-    values = [Reading(0.0, 100.0, {}), Reading(10.0, 108.0, {1: 3.0})]
-    monkeypatch.setattr(others, "read", lambda _: values.pop(0))
+    values = [ProcessorTime(0.0, 100.0, {}), ProcessorTime(10.0, 108.0, {1: 3.0})]
+    monkeypatch.setattr(occupancy, "processor_time", lambda _: values.pop(0))
     monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
     return values
 
@@ -38,7 +38,7 @@ def test_a_process_that_has_ended_is_left_out():
     "place", [{"runtime": "local-thread"}, {"runtime": "virtual", "profile": "pearl-4xA100"}]
 )
 def test_measured_runs_record_it_once_and_virtual_runs_do_not(monkeypatch, place):
-    monkeypatch.setattr(others, "SHORTEST", 0.0)
+    monkeypatch.setattr(occupancy, "SHORTEST", 0.0)
     with engine.open(**place) as cluster:
         trace = cluster.run("autoregressive", "Hello", limits=Limits(max_new_tokens=4))
     rows = [row for row in trace.occupancy if row.device == OTHERS]

@@ -4,6 +4,7 @@ import pytest
 
 import engine
 from engine.cluster.local_devices import LocalDevices
+from engine.cluster.options import Options
 from engine.cluster.placement import Placement
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
@@ -18,17 +19,17 @@ class _Cores(LocalDevices):
 
     def start_worker(self, assignment):
         with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
-            return cluster.placement.site.start_worker(assignment)
+            return cluster.placement.pool.start_worker(assignment)
 
     def loader(self, model, assignment):
         with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
-            return cluster.placement.site.loader(model, assignment)
+            return cluster.placement.pool.loader(model, assignment)
 
 
 def test_a_pool_is_listed_with_the_drafter_first_and_then_as_people_count():
     cores = tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in range(12))
-    site = _Cores(Pair.find("bundled"), "local-process", cores, 1)
-    place = Placement("local-process", site, Layout())
+    pool = _Cores(Pair.find("bundled"), Options(), cores)
+    place = Placement("local-process", pool, Layout())
     workers = place.workers_for(Layout(Separate(targets=11)))
     assert [(d.name, d.role) for d in workers.devices] == [
         ("cpu:0", "drafter"),

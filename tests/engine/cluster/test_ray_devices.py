@@ -10,17 +10,21 @@ import pytest
 import torch
 
 import engine
-from engine.cluster.caches import Free
 from engine.cluster.memory import part_of
+from engine.cluster.options import Options
+from engine.cluster.pool import Free, ModelPart
+from engine.cluster.ray_cluster import Bundle, Place
 from engine.cluster.ray_devices import RayDevices
-from engine.cluster.ray_groups import Bundle, Offer, Place, PlacementGroups
-from engine.cluster.site import ModelPart
 from engine.errors import ModelError, SpecScopeError, UsageError
 from engine.layout import Layout, Separate
 from engine.pairs.pair import Pair
-from engine.workers.ray.node import Node
+from engine.workers.ray.worker import Node
 
 HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
+
+
+def ray(**options) -> Options:
+    return Options(runtime="ray", **options)
 
 
 class Nodes:
@@ -30,7 +34,7 @@ class Nodes:
         self._resource, self.reserved = resource, list[str]()
         self.starter, self.watch = Mock(), Mock()
         self.cpus, self._used = list(cpus), dict[int, int]()
-        self.groups = PlacementGroups()
+        self.places: dict[str, Place] = {}
 
     def take(self, node: int, count: int) -> None:
         """Reserve processors for this and other sessions together."""
@@ -38,15 +42,12 @@ class Nodes:
 
     def reserve(self, bundles) -> None:
         self.reserved += map(str, bundles)
-        self.groups._places |= {name: HELD for bundle in bundles for name in bundle.devices}
+        self.places |= {name: HELD for bundle in bundles for name in bundle.devices}
 
     def nodes(self):
+        kind = self._resource
         return [
-            Offer(
-                Node(str(i), f"node {i}", "", 0, own=not i),
-                {self._resource: n},
-                {self._resource: n - self._used.get(i, 0)},
-            )
+            Node(str(i), f"node {i}", "", 0, not i, {kind: n}, {kind: n - self._used.get(i, 0)})
             for i, n in enumerate(self.cpus)
         ]
 
@@ -63,30 +64,30 @@ class Nodes:
     ],
 )
 def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp, drafter_tp, targets, found):
-    site = RayDevices(Pair.find("bundled"), Nodes(*cpus), "cpu", tp=tp, drafter_tp=drafter_tp)
-    assert site.servers(1) >= targets or len(cpus) == 1
-    assigned = site.assign(Layout(Separate(targets)))
+    pool = RayDevices(Pair.find("bundled"), Nodes(*cpus), ray(tp=tp, drafter_tp=drafter_tp))
+    assert pool.servers(1) >= targets or len(cpus) == 1
+    assigned = pool.assign(Layout(Separate(targets)))
     on = {
         model: [int(d.label.split()[1]) if len(cpus) > 1 else 0 for group in groups for d in group.devices]
         for model, groups in assigned.items()
     }
     assert on == found
     if targets == 1:
-        (alone,) = site.assign(Layout(Separate(1, drafters=0)))["target"]
+        (alone,) = pool.assign(Layout(Separate(1, drafters=0)))["target"]
         assert alone == assigned["target"][0], "the target stays where it is"
 
 
 def test_devices_that_another_split_uses_are_refused(monkeypatch):
     nodes = Nodes(2, 1)
-    site = RayDevices(Pair.find("bundled"), nodes, "cpu", tp=2)
-    (target,) = site.assign(Layout(Separate(1)))["target"]
-    site._kept["target"] = [target]
+    pool = RayDevices(Pair.find("bundled"), nodes, ray(tp=2))
+    (target,) = pool.assign(Layout(Separate(1)))["target"]
+    pool._kept["target"] = [target]
     nodes.take(0, 2)
     nodes.take(1, 1)
-    nodes.groups._places |= dict.fromkeys((m.name for m in target.members), HELD)
+    nodes.places |= dict.fromkeys((m.name for m in target.members), HELD)
     monkeypatch.setattr("engine.cluster.ray_devices.FRESH_S", 0)
     with pytest.raises(UsageError, match="cpu:0/target holds a part of the target for other devices"):
-        site.assign(Layout(Separate(1)))
+        pool.assign(Layout(Separate(1)))
 
 
 def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
@@ -94,24 +95,24 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     monkeypatch.setattr("engine.cluster.ray_devices.FRESH_S", 0)
     nodes = Nodes(4, 1)
     nodes.take(0, 2)
-    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
-    names = [device.label for device in site.devices]
-    assert names == ["node 0 · CPU 2", "node 1 · CPU 0", "node 0 · CPU 3"]
-    nodes.groups._places["cpu:4"] = HELD
+    pool = RayDevices(Pair.find("bundled"), nodes, ray())
+    names = [device.label for device in pool.devices]
+    assert names == ["node 0 · CPU 0", "node 1 · CPU 0", "node 0 · CPU 1"]
+    nodes.places["cpu:4"] = HELD
     nodes.take(0, 2)
-    assert [device.name for device in site.devices] == ["cpu:1", "cpu:4"]
+    assert [device.name for device in pool.devices] == ["cpu:1", "cpu:4"]
     nodes.cpus.append(1)
     nodes.take(1, 1)
-    assert [device.label for device in site.devices] == ["node 0 · CPU 3", "node 2 · CPU 0"]
+    assert [device.label for device in pool.devices] == ["node 0 · CPU 3", "node 2 · CPU 0"]
     nodes.take(2, 1)
-    nodes.groups._places.clear()
+    nodes.places.clear()
     state = "0 of 4 CPU on node 0, 0 of 1 CPU on node 1, 0 of 1 CPU on node 2"
     with pytest.raises(SpecScopeError, match=rf"needs 1 CPU, and the Ray cluster has none free \({state}\)"):
-        site.assign(Layout(Separate(1)))
+        pool.assign(Layout(Separate(1)))
 
 
 def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
-    several, alone = (RayDevices(Pair.find("bundled"), Nodes(*cpus), "cpu") for cpus in ((2, 1), (2,)))
+    several, alone = (RayDevices(Pair.find("bundled"), Nodes(*cpus), ray()) for cpus in ((2, 1), (2,)))
     assert [several.free(device, ()) for device in several.devices] == [
         Free("node 0", None),
         Free("node 1", None),
@@ -125,42 +126,42 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     """Both models go to the only free device; together they do not fit, each alone would."""
     nodes = Nodes(1, 1)
     nodes.take(0, 1)
-    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
-    assigned = site.assign(Layout(Separate(1)))
+    pool = RayDevices(Pair.find("bundled"), nodes, ray())
+    assigned = pool.assign(Layout(Separate(1)))
     parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
-    sizes = [part_of(site.pair, torch.float32, *part).weights for part in parts]
+    sizes = [part_of(pool.pair, torch.float32, *part).weights for part in parts]
     free = [sum(sizes)]
     for part in parts:
-        site._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
-    site.check_memory(parts, ())
+        pool._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
+    pool.check_memory(parts, ())
     free[0] -= 1
     message = r"drafter and target: the weights take .* in the memory of node 1, of which .* are free"
     with pytest.raises(ModelError, match=message):
-        site.check_memory(parts, ())
+        pool.check_memory(parts, ())
 
 
 def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
     """Workers are stand-ins: real ones import Ray, which then keeps its first token for good."""
     monkeypatch.setattr("engine.cluster.ray_devices.RayWorker", lambda *_: SimpleNamespace(ended=False))
     nodes = Nodes(1, 1)
-    nodes.groups._places |= {"cpu:0": HELD, "cpu:1": HELD}
-    site = RayDevices(Pair.find("bundled"), nodes, "cpu")
-    assigned = site.assign(Layout(Separate(1)))
-    site.reserve(assigned)
-    drafter, target = (site.start_worker(assigned[model][0]) for model in ("drafter", "target"))
-    site.reserve(assigned)
-    assert site.start_worker(assigned["drafter"][0]) is drafter
+    nodes.places |= {"cpu:0": HELD, "cpu:1": HELD}
+    pool = RayDevices(Pair.find("bundled"), nodes, ray())
+    assigned = pool.assign(Layout(Separate(1)))
+    pool.reserve(assigned)
+    drafter, target = (pool.start_worker(assigned[model][0]) for model in ("drafter", "target"))
+    pool.reserve(assigned)
+    assert pool.start_worker(assigned["drafter"][0]) is drafter
     drafter.ended = True
-    site.reserve(assigned)
-    assert site.start_worker(assigned["drafter"][0]) is not drafter
-    assert site.start_worker(assigned["target"][0]) is target
+    pool.reserve(assigned)
+    assert pool.start_worker(assigned["drafter"][0]) is not drafter
+    assert pool.start_worker(assigned["target"][0]) is target
 
 
 def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch):
     nodes = Nodes(2, 4)
     nodes.take(1, 1)
     nodes.close = Mock()
-    monkeypatch.setattr("engine.cluster.ray_placement.RayCluster", lambda *_: nodes)
+    monkeypatch.setattr("engine.cluster.open.RayCluster", lambda *_: nodes)
     message = "split over 4 devices of one node, and no node of the Ray cluster has more than 3 free CPU"
     with pytest.raises(UsageError, match=message):
         engine.open(runtime="ray", tp=4)
@@ -178,9 +179,9 @@ def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch)
 )
 def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, bundles):
     nodes = Nodes(*counts, resource="GPU" if kind == "cuda" else "CPU")
-    site = RayDevices(Pair.find("bundled"), nodes, kind, tp=tp)
+    pool = RayDevices(Pair.find("bundled"), nodes, ray(device=kind, tp=tp))
     for _ in range(2):
-        site.reserve(site.assign(Layout(Separate(1))))
+        pool.reserve(pool.assign(Layout(Separate(1))))
         assert sorted(nodes.reserved) == bundles, "reserved once"
     taken = [call.kwargs for call in nodes.starter.call_args_list]
     assert sum(each["gpus"] if kind == "cuda" else each["cpus"] for each in taken) == sum(
@@ -189,7 +190,7 @@ def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, 
 
 
 def test_two_workers_never_share_a_gpu():
-    site = RayDevices(Pair.find("bundled"), Nodes(1, resource="GPU"), "cuda")
+    pool = RayDevices(Pair.find("bundled"), Nodes(1, resource="GPU"), ray(device="cuda"))
     with pytest.raises(UsageError, match="GPU 0 has a worker already; with Ray a GPU has one only"):
-        site.reserve(site.assign(Layout(Separate(1))))
-    assert not site.cluster.reserved
+        pool.reserve(pool.assign(Layout(Separate(1))))
+    assert not pool.cluster.reserved

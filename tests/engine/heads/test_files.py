@@ -17,8 +17,8 @@ from engine.errors import ModelError, UsageError
 from engine.heads.config import HeadConfig, layer_shape
 from engine.heads.files import check_target, read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
+from engine.pairs.catalog import PAIRS
 from engine.pairs.config import read_object
-from engine.pairs.stored import PAIRS
 from tests.engine.heads.forms import CONFIG, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
 
 

@@ -195,7 +195,7 @@ def test_more_servers_than_the_cluster_has_are_not_advised():
 
 def test_more_servers_than_the_cluster_has_are_refused():
     with open_cluster([True], T // 4) as cluster:
-        object.__setattr__(cluster.placement.site, "devices", 3)
+        object.__setattr__(cluster.placement.pool, "devices", 3)
         with pytest.raises(UsageError, match=r"sp is 4; .* room for 1 to 2 target server\(s\)"):
             run(cluster, "dsi", 4, lookahead=1, sp=4)
 

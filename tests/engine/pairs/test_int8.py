@@ -19,10 +19,8 @@ from engine.heads.files import check_head, read_head, write_head
 from engine.heads.kinds import KINDS
 from engine.model.int8 import dequantised
 from engine.model.slots import Rows
-from engine.pairs.checkpoint import Checkpoint
-from engine.pairs.int8 import pack
-from engine.pairs.load import load
-from engine.pairs.reference import load_reference
+from engine.pairs.checkpoint import Checkpoint, pack
+from engine.pairs.load import load, load_reference
 from tests.engine.heads.forms import SHAPE, D, V, drawn
 from tests.engine.model import tiny
 

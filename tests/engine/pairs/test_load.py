@@ -78,14 +78,6 @@ def test_name_device_and_dtype(source):
     assert (decoder.vocab_size, decoder.context) == (97, 64)
 
 
-def test_the_bundled_pair_loads():
-    from engine.pairs.pair import Pair
-
-    pair = Pair.find("bundled")
-    for path in (pair.target_path, pair.drafter_path):
-        assert load(path).vocab_size == pair.vocab_size
-
-
 def test_a_loaded_model_does_not_depend_on_its_file(model):
     decoder = load(model)
     before = logits(decoder)
@@ -112,21 +104,34 @@ def test_a_file_instead_of_a_directory_is_refused(model):
     assert f"{model / WEIGHTS} is a file" in refused(model / WEIGHTS)
 
 
-def test_a_missing_config_is_refused(model):
-    (model / "config.json").unlink()
-    assert f"{model / 'config.json'} is missing" in refused(model)
-
-
-@pytest.mark.parametrize("content", ["", "{", "\xff\xfe", '{"a": }'])
-def test_a_broken_config_is_refused(model, content):
-    (model / "config.json").write_bytes(content.encode("latin-1"))
-    assert f"{model / 'config.json'} is not valid JSON" in refused(model)
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", '{"architectures": null}', '{"architectures": 3}', "7"])
-def test_a_config_without_architecture_is_refused(model, content):
-    (model / "config.json").write_text(content)
-    assert "is not supported; supported are LlamaForCausalLM, Mistral" in refused(model)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "config.json is missing"),
+        *(
+            ("config.json", text, "config.json is not valid JSON")
+            for text in ("", "{", "\xff\xfe", '{"a": }')
+        ),
+        *(
+            ("config.json", text, "is not supported; supported are LlamaForCausalLM, Mistral")
+            for text in ("[]", "{}", '{"architectures": null}', '{"architectures": 3}', "7")
+        ),
+        (WEIGHTS, None, f"there is no {WEIGHTS} and no {INDEX}"),
+        (INDEX, "{", f"{INDEX} is not valid JSON"),
+        *(
+            (INDEX, text, f"{INDEX}: weight_map must name the shards beside it")
+            for text in (
+                *("{}", "[]", '{"weight_map": {}}', '{"weight_map": ["a"]}'),
+                '{"weight_map": {"a": "../../x.safetensors"}}',
+            )
+        ),
+    ],
+)
+def test_a_missing_or_broken_file_is_refused_by_its_name(model, name, content, message):
+    (model / name).unlink(missing_ok=True)
+    if content is not None:
+        (model / name).write_bytes(content.encode("latin-1"))
+    assert message in refused(model)
 
 
 def test_an_unsupported_architecture_is_refused(model):
@@ -209,64 +214,48 @@ def test_pickled_weights_are_not_read(model, name):
     assert "convert them to safetensors" in message
 
 
-def test_missing_weights_are_refused(model):
-    (model / WEIGHTS).unlink()
-    assert f"there is no {WEIGHTS} and no {INDEX}" in refused(model)
-
-
 def test_a_missing_shard_is_refused(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.unlink()
     assert f"{shard}: this shard is missing" in refused(sharded)
 
 
+@pytest.mark.parametrize("keep", [0, 5, 200, -100])
+def test_truncated_weights_and_corrupt_headers_are_refused(model, keep):
+    content = (model / WEIGHTS).read_bytes()
+    for broken in (content[:keep], content[:8] + b"\x00" * 16 + content[24:]):
+        (model / WEIGHTS).write_bytes(broken)
+        assert f"{model / WEIGHTS} is not a complete safetensors file" in refused(model)
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("change", "message"),
     [
-        "{}",
-        "[]",
-        '{"weight_map": {}}',
-        '{"weight_map": {"a": "../../x.safetensors"}}',
-        '{"weight_map": ["a"]}',
+        (
+            lambda t: (
+                [t.pop(f"model.layers.1.mlp.{p}_proj.weight") for p in ("gate", "up", "down")]
+                + [t.pop("model.norm.weight")]
+            ),
+            "the weights lack model.norm.weight, model.layers.1.mlp.gate_proj.weight, "
+            "model.layers.1.mlp.up_proj.weight and 1 more",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.adapter.weight": torch.zeros(2)}),
+            "the weights hold model.layers.0.adapter.weight, unknown to config.json",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.zeros(31)}),
+            "model.norm.weight has shape [31]; config.json asks for [32]",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int32)}),
+            "model.norm.weight is of type I32; supported are F64, F32, F16, BF16",
+        ),
     ],
 )
-def test_an_index_must_name_shards_beside_it(sharded, content):
-    (sharded / INDEX).write_text(content)
-    assert f"{sharded / INDEX}: weight_map must name the shards beside it" in refused(sharded)
-
-
-def test_a_broken_index_is_refused(sharded):
-    (sharded / INDEX).write_text("{")
-    assert f"{sharded / INDEX} is not valid JSON" in refused(sharded)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 200, -100])
-def test_truncated_weights_are_refused(model, keep):
-    content = (model / WEIGHTS).read_bytes()
-    (model / WEIGHTS).write_bytes(content[:keep])
-    assert f"{model / WEIGHTS} is not a complete safetensors file" in refused(model)
-
-
-def test_a_corrupt_header_is_refused(model):
-    content = bytearray((model / WEIGHTS).read_bytes())
-    content[8:24] = b"\x00" * 16
-    (model / WEIGHTS).write_bytes(content)
-    assert f"{model / WEIGHTS} is not a complete safetensors file" in refused(model)
-
-
-def test_missing_tensors_are_named(model):
-    edit_weights(
-        model, lambda t: [t.pop(f"model.layers.1.mlp.{p}_proj.weight") for p in ("gate", "up", "down")]
-    )
-    edit_weights(model, lambda t: t.pop("model.norm.weight"))
-    message = refused(model)
-    assert "the weights lack model.norm.weight, model.layers.1.mlp.gate_proj.weight" in message
-    assert "and 1 more" in message
-
-
-def test_an_unexpected_tensor_is_named(model):
-    edit_weights(model, lambda t: t.update({"model.layers.0.adapter.weight": torch.zeros(2)}))
-    assert "the weights hold model.layers.0.adapter.weight, unknown to config.json" in refused(model)
+def test_tensors_that_differ_from_the_config_are_named(model, change, message):
+    edit_weights(model, change)
+    assert message in refused(model)
 
 
 def test_stored_frequencies_and_a_second_tied_head_are_ignored(tmp_path):
@@ -278,16 +267,6 @@ def test_stored_frequencies_and_a_second_tied_head_are_ignored(tmp_path):
     }
     edit_weights(tmp_path, lambda t: t.update(extra))
     torch.testing.assert_close(logits(load(tmp_path)), before)
-
-
-def test_a_wrong_shape_is_named(model):
-    edit_weights(model, lambda t: t.update({"model.norm.weight": torch.zeros(31)}))
-    assert "model.norm.weight has shape [31]; config.json asks for [32]" in refused(model)
-
-
-def test_integer_weights_are_refused(model):
-    edit_weights(model, lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int32)}))
-    assert "model.norm.weight is of type I32; supported are F64, F32, F16, BF16" in refused(model)
 
 
 def test_the_embeddings_of_the_cache_folder_are_the_files_memory(model, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from engine.cluster.open import find_pair
 from engine.errors import ModelError, PairError, UsageError
-from engine.pairs import catalog, stored
+from engine.pairs import catalog
 from engine.pairs.catalog import CATALOG
 from engine.pairs.forms import model_name
 from engine.pairs.pair import Pair
@@ -24,7 +24,7 @@ def copies(tmp_path):
     """Return copies of target and drafter without weights, for changes."""
     for role in ("target", "drafter"):
         skip = shutil.ignore_patterns("*.safetensors")
-        shutil.copytree(stored.PAIRS / "bundled" / role, tmp_path / role, ignore=skip)
+        shutil.copytree(catalog.PAIRS / "bundled" / role, tmp_path / role, ignore=skip)
     return tmp_path / "target", tmp_path / "drafter"
 
 
@@ -112,10 +112,10 @@ def test_an_unknown_pair_is_refused_with_the_known_names(name):
 def test_a_pair_may_have_no_drafter(copies, tmp_path, monkeypatch):
     (tmp_path / "pairs" / "single").mkdir(parents=True)
     copies[0].rename(tmp_path / "pairs" / "single" / "target")
-    monkeypatch.setattr(stored, "PAIRS", tmp_path / "pairs")
+    monkeypatch.setattr(catalog, "PAIRS", tmp_path / "pairs")
     pair = Pair.find("single")
     assert (pair.name, pair.drafter_path) == ("single", None)
-    monkeypatch.setattr(stored, "PAIRS", tmp_path / "nowhere")
+    monkeypatch.setattr(catalog, "PAIRS", tmp_path / "nowhere")
     with pytest.raises(UsageError, match="there is no pair 'single'; choose one of smollm2"):
         Pair.find("single")
 
@@ -125,11 +125,6 @@ def test_a_pair_of_two_directories(copies):
     assert (pair.name, pair.target_path, pair.drafter_path) == ("target + drafter", *copies)
     assert pair.encode("Hi") == BUNDLED.encode("Hi")
     assert Pair.of(copies[0]).drafter_path is None
-
-
-def test_a_missing_directory_is_refused(copies):
-    with pytest.raises(ModelError, match="no such directory"):
-        Pair.of(copies[0], str(copies[1]) + "x")
 
 
 def test_the_context_is_the_smaller_one(copies):
@@ -209,12 +204,6 @@ def test_tokenizers_with_different_eos_tokens_are_refused(copies):
     with pytest.raises(
         PairError, match=r"eos_token is '<\|eos\|>' in the target's tokenizer, '<\|pad\|>' in the drafter's"
     ):
-        Pair.of(*copies)
-
-
-def test_a_broken_tokenizer_is_refused(copies):
-    (copies[0] / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="its tokenizer cannot be loaded"):
         Pair.of(*copies)
 
 
@@ -343,7 +332,7 @@ def test_drafters_keep_their_order(copies):
 
 
 def test_a_bundled_pair_may_have_several_drafters(copies, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "PAIRS", tmp_path / "pairs")
+    monkeypatch.setattr(catalog, "PAIRS", tmp_path / "pairs")
     for role, source in (("target", 0), ("drafter", 1), ("drafter-2", 0), ("drafter-4", 1)):
         shutil.copytree(copies[source], tmp_path / "pairs" / "many" / role)
     assert [path.name for path in Pair.find("many").drafter_paths] == ["drafter", "drafter-2"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
-from engine.errors import ModelError, RunCancelled, UsageError
+from engine.errors import ModelError
 from engine.pairs import catalog, hub
 from engine.pairs.forms import usual_form
 from engine.pairs.pair import Pair
@@ -37,14 +36,6 @@ def test_a_gguf_file_is_converted_to_a_pair_with_progress(tmp_path):
     assert (pair.target_path, pair.context, pair.eos) == (folder, 128, (1,))
 
 
-def test_a_stopped_conversion_leaves_no_directory(tmp_path):
-    file, stop = write(tmp_path / "a.gguf", "Q8_0"), threading.Event()
-    stop.set()
-    with pytest.raises(RunCancelled, match=r"the conversion of a\.gguf was stopped"):
-        resolve(file, None, stop)
-    assert not any((tmp_path / "cache" / "gguf").iterdir())
-
-
 def test_an_existing_directory_has_precedence_over_other_names(tmp_path):
     for name in ("smollm2", "owner/name", "model.gguf"):
         (tmp_path / name).mkdir(parents=True)
@@ -58,20 +49,8 @@ def test_a_short_name_names_a_target_and_a_pair(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="smollm2 is no longer in the cache"):
         resolve_local("smollm2")
     monkeypatch.setattr(catalog, "installed", lambda name: folder)
-    monkeypatch.setattr("engine.pairs.stored.PAIRS", tmp_path)
+    monkeypatch.setattr("engine.pairs.catalog.PAIRS", tmp_path)
     assert resolve("smollm2") == resolve_local("smollm2") == folder
     pair = Pair.find("smollm2")
     assert (pair.name, pair.target_path) == ("smollm2", folder)
     assert pair.drafter_paths == (folder / usual_form(),), "its own weights in fewer bits"
-
-
-def test_an_unknown_pair_is_refused_with_the_known_names():
-    with pytest.raises(UsageError, match="there is no pair 'large'; choose one of bundled, smollm2"):
-        Pair.find("large")
-
-
-def test_a_missing_file_or_directory_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="cannot read"):
-        resolve(tmp_path / "missing.gguf")
-    with pytest.raises(ModelError, match="there is no such directory"):
-        resolve(tmp_path / "missing")

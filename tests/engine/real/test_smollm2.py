@@ -15,8 +15,8 @@ import engine
 from engine.cluster import probing
 from engine.cluster.session import Cluster
 from engine.methods import METHODS
+from engine.pairs.catalog import stored_heads
 from engine.pairs.pair import Pair
-from engine.pairs.stored import stored_heads
 from tests.conftest import USER_CACHE
 
 NAME, TOKENS = "smollm2", 16

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import engine
 from engine.errors import SpecScopeError, UsageError
+from engine.pairs.catalog import PAIRS
 from engine.pairs.pair import Pair
-from engine.pairs.stored import PAIRS
 from engine.training.card import Measured, Sample, Sizes, make_card, render
 from engine.training.cli import cancel_on_interrupt
 from engine.training.data import Encoder, find_sources, is_held_out, read_documents

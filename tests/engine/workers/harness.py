@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 
 from engine.cluster.placement import Placement
+from engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.cluster.session import Cluster
-from engine.cluster.site import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.drafters.tree import Wide
 from engine.errors import UsageError
 from engine.heads.work import Work
@@ -191,5 +191,5 @@ def scripted_cluster(
     models = dict(zip(("target", "drafter"), scripted_pair(target, drafter), strict=True))
     for i, other in enumerate(further, 1):
         models[drafter_key(i)] = scripted_pair(target, other)[1]
-    site = Racks(models, latency)
-    return TestCluster(bundled(), Placement("virtual", site, Layout(), VirtualLoop, "flat", latency.c))
+    pool = Racks(models, latency)
+    return TestCluster(bundled(), Placement("virtual", pool, Layout(), VirtualLoop, "flat", latency.c))

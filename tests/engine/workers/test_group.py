@@ -48,7 +48,7 @@ def test_turns_of_a_stopped_run_do_not_disturb_the_next_one(cluster):
 
 
 def test_too_many_devices_are_refused(cluster, monkeypatch):
-    site = cluster.placement.site
-    monkeypatch.setattr(cluster.placement, "site", replace(site, devices=site.devices[:2]))
+    pool = cluster.placement.pool
+    monkeypatch.setattr(cluster.placement, "pool", replace(pool, devices=pool.devices[:2]))
     with pytest.raises(UsageError, match="devices is 4; it must be at least 0 and at most 2"):
         cluster.run("easyspec", PROMPT, config={"devices": 4}, limits=Limits(4))

@@ -69,8 +69,8 @@ def test_after_a_stopped_run_all_stages_cache_the_same_rows(cluster):
     ],
 )
 def test_too_many_stages_are_refused(cluster, monkeypatch, devices, count, message):
-    site = cluster.placement.site
-    monkeypatch.setattr(cluster.placement, "site", replace(site, devices=site.devices[:devices]))
+    pool = cluster.placement.pool
+    monkeypatch.setattr(cluster.placement, "pool", replace(pool, devices=pool.devices[:devices]))
     with pytest.raises(UsageError, match=message):
         cluster.run("pearl", PROMPT, config={**SPLIT, "stages": count}, limits=Limits(4))
 

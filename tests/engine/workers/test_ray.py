@@ -21,14 +21,13 @@ from app.ray import Ray
 from app.runs import RunRequest
 from app.service import Service
 from engine.cluster.local_devices import devices_of
-from engine.cluster.ray_cluster import RayCluster
-from engine.cluster.ray_groups import Bundle
+from engine.cluster.ray_cluster import Bundle, RayCluster
 from engine.errors import ModelError, SpecScopeError, WorkerDied
 from engine.pairs.load import load
 from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling
 from engine.workers.jobs import Load
-from engine.workers.ray.parcels import Parcels
+from engine.workers.ray.references import References
 from engine.workers.ray.worker import RayWorker
 from engine.workers.transports.process import Setup
 from tests.engine.workers.processes import PROMPT, at_span
@@ -66,22 +65,22 @@ def on_ray(nodes):
 def test_two_sessions_never_have_the_same_device(nodes, monkeypatch):
     """The second one cannot reserve what the first has; what the first frees, it can."""
     first, second = (RayCluster(nodes.address, 1) for _ in range(2))
-    one, two = (Bundle(offer.node, "CPU", (f"cpu:{i}",)) for i, offer in enumerate(first.nodes()))
+    one, two = (Bundle(node, "CPU", (f"cpu:{i}",)) for i, node in enumerate(first.nodes()))
     first.reserve([one, two])
-    assert [offer.free.get("CPU", 0) for offer in second.nodes()] == [0, 0]
+    assert [node.free.get("CPU", 0) for node in second.nodes()] == [0, 0]
     message = r"did not reserve 1 CPU on node 2 \(.*\) in .* s; free now: 0 of 1 CPU on node 2 \("
     with monkeypatch.context() as patch:
-        patch.setattr("engine.cluster.ray_groups.RESERVE_S", 0.5)
+        patch.setattr("engine.cluster.ray_cluster.RESERVE_S", 0.5)
         with pytest.raises(SpecScopeError, match=message):
             second.reserve([two])
     first.close()
-    assert [offer.free.get("CPU", 0) for offer in second.nodes()] == [1, 1], "free when close() returns"
+    assert [node.free.get("CPU", 0) for node in second.nodes()] == [1, 1], "free when close() returns"
     with monkeypatch.context() as patch:
         patch.setattr("engine.cluster.ray_cluster.reachable", lambda *_: False)
         with pytest.raises(SpecScopeError, match=r"head of the Ray cluster \(.*\) does not answer; start"):
             second.nodes()
     second.reserve([one, two])
-    assert second.groups.place("cpu:1").number == 1
+    assert second.places["cpu:1"].number == 1
     second.close()
 
 
@@ -155,7 +154,7 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
     worker.pid = 0
     assert worker.answer(os.getpid) == pid
 
-    (tmp_path / "absent.py").write_text("class Server:\n    def pid(self):\n        return 1\n")
+    (tmp_path / "absent.py").write_text("class Server:\n    def call(self, function):\n        return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     server = import_module("absent").Server
     import ray
@@ -163,7 +162,7 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
     def start(_: Setup):
         return ray.remote(server).options(num_cpus=0).remote()
 
-    absent = RayWorker(Setup("x", worker.devices[0], 1, None), worker.node, Parcels(), start)
+    absent = RayWorker(Setup("x", worker.devices[0], 1, None), worker.node, References(), start)
     message = r"node 2 .* cannot start \(ModuleNotFoundError: No module named 'absent'\); install SpecScope"
     with pytest.raises(WorkerDied, match=message):
         absent.answer(os.getpid)

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import engine
-from engine.cluster import runtimes
 from engine.cluster.local_devices import devices_of
 from engine.errors import SpecScopeError, UsageError, WorkerDied
 from engine.heads.find import load_head
@@ -68,7 +67,7 @@ def _many(device: str) -> tuple[Device, ...]:
 def opened(pair):
     """Open a cluster of whole models, and clusters whose target is split over 2 and 3 processes."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(runtimes, "devices_of", _many)
+        patch.setattr("engine.cluster.open.devices_of", _many)
         splits = {"whole": {}, **SPLITS}
         yield {n: stack.enter_context(engine.open(pair, device="cpu", **s)) for n, s in splits.items()}
 
@@ -181,7 +180,7 @@ def test_ranks_that_measure_stop_after_the_same_forward(opened):
     ],
 )
 def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeypatch, rank, number, how):
-    monkeypatch.setattr(runtimes, "devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
     events = list[object]()
     handles = shared_memory()
     with engine.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
@@ -299,14 +298,14 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_numbers_and_runtimes_are_refused_before_a_process_starts(message, monkeypatch):
-    monkeypatch.setattr(runtimes, "devices_of", _many)
-    monkeypatch.setattr(runtimes, "Placement", None)
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.Placement", None)
     with pytest.raises(UsageError, match=message):
         engine.open("bundled", device="cpu", **WRONG[message])
 
 
 def test_a_split_drafter_needs_a_drafter(pair, monkeypatch):
-    monkeypatch.setattr(runtimes, "devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
     with pytest.raises(UsageError, match="drafter_tp is 2, but there is no drafter"):
         engine.open(replace(pair, drafter_path=None), device="cpu", drafter_tp=2)
 

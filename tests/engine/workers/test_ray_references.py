@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from app.main import main
-from engine.cluster.ray_connect import reason
+from engine.cluster.ray_connect import reason, speaks_grpc
 from engine.types import Draft, DraftToken, Prefix, RowRef
 from engine.workers.jobs import Import, Judge, JudgeAll, Reply, Score, Stage, Stamp
-from engine.workers.ray.clock import Clock, compare
-from engine.workers.ray.node import speaks_grpc
-from engine.workers.ray.parcels import Kept, Parcels, join_reply, split_reply, unpack
+from engine.workers.ray.references import References, Stored, join_reply, split_reply, unpack
+from engine.workers.ray.worker import Clock, compare
 from tests.engine.workers.harness import chains
 
 
@@ -37,29 +36,29 @@ def test_the_fastest_round_trip_gives_a_clock_and_its_error():
 
 def test_rows_and_bytes_travel_by_reference_only():
     """The drafter's rows reach the target's copy of the slab; the message has their places only."""
-    parcels, store = Parcels(), {}
+    references, store = References(), {}
     drafting, judging = ({"cpu:0": np.zeros((8, 3), dtype=np.float32)} for _ in range(2))
     drafting["cpu:0"][[5, 2]] = [[1, 2, 3], [4, 5, 6]]
     job = chains("drafter", (), (2,), sampled=True, rows=((5, 2),))
     reply, store["q"] = split_reply(job, Reply((), ()), drafting["cpu:0"])
-    parcels.put("cpu:0", job, "q")
+    references.put("cpu:0", job, "q")
     tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
     judge = Judge(1, Draft(tokens), bonus=True, skip=0)
     score = Score("target", (), (), 1, judges=(judge,))
     for job in (judge, score, JudgeAll((judge,))):
-        packed, references = parcels.pack(job)
-        assert references == ["q"]
-        assert unpack(packed, judging, tuple(store[name] for name in references)) == job
+        packed, found = references.pack(job)
+        assert found == ["q"]
+        assert unpack(packed, judging, tuple(store[name] for name in found)) == job
         np.testing.assert_array_equal(judging["cpu:0"][[5, 2]], [[1, 2, 3], [4, 5, 6]])
     reply, store["kv"] = split_reply(judge, Reply(b"rows", ()), None)
     value = join_reply(reply, "kv").value
-    assert value == Kept("kv")
+    assert value == Stored("kv")
     for job in (
         Import("target", (Prefix(0, np.zeros(1, dtype=np.int64)),), 0, value),
         Score("target", (), (), 1, stage=Stage(1, 2, value)),
     ):
-        packed, references = parcels.pack(job)
-        whole = unpack(packed, judging, tuple(store[name] for name in references))
+        packed, found = references.pack(job)
+        whole = unpack(packed, judging, tuple(store[name] for name in found))
         assert (whole.data if isinstance(whole, Import) else whole.stage.states) == b"rows"
 
 

@@ -1,14 +1,14 @@
-"""Large data of Ray workers: rows of q, KV rows and hidden states stay in Ray's object store.
+"""Large data of Ray workers, by reference: rows of q, KV rows and hidden states.
 
-A reply that has such data leaves it as a second return value on its node. The run's side keeps the
-reference, and passes it with the job that needs the data; Ray then moves the data from node to
+A reply leaves such data in Ray's object store, as a second return value. The run's side keeps the
+object reference and passes it with the job that needs the data; Ray moves the data from node to
 node. This module needs no Ray: a reference is any object.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,32 +21,25 @@ Row: TypeAlias = tuple[str, int]
 """A row of q: the slab's name and the row's number."""
 
 
-class Kept(NamedTuple):
-    """A reply's bytes in the object store, on the run's side."""
+class Stored(NamedTuple):
+    """In place of bytes that are in the object store; in a message the reference is None."""
 
-    reference: Any
-
-
-class Left(NamedTuple):
-    """In place of bytes that a message leaves to one of its references."""
-
-    reference: int
-    """Index of the reference among the message's; 0 in a reply, which has one."""
+    reference: Any = None
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A job with the places of its large data."""
+    """A job without its large data; a reference to bytes is the last of its references."""
 
     job: Any
     rows: tuple[tuple[Row, int, int], ...]
     """(row of q, index of the reference, index in its array)."""
 
 
-class Parcels:
-    """The run's side: the reference that holds each row of q. All workers of a cluster share it.
+class References:
+    """The run's side: the references of all workers of a cluster.
 
-    The references of old rows go when their rows are leased again.
+    The reference of an old row goes when the row is leased again.
     """
 
     def __init__(self) -> None:
@@ -61,24 +54,17 @@ class Parcels:
 
     def pack(self, job: Any) -> tuple[Packed, list[Any]]:
         """Return a job without its large data, and the references to that data."""
-        references = list[Any]()
-        rows = tuple(self._place(row, references) for row in _read_rows(job))
-        if isinstance(job, Import) and isinstance(job.data, Kept):
-            job = replace(job, data=_leave(job.data, references))
-        stage = getattr(job, "stage", None)
-        if stage is not None and isinstance(stage.states, Kept):
-            job = replace(job, stage=stage._replace(states=_leave(stage.states, references)))
+        wanted = {row: self._rows[row] for row in read_rows(job)}
+        references = list({id(reference): reference for reference, _ in wanted.values()}.values())
+        numbers = {id(reference): i for i, reference in enumerate(references)}
+        rows = tuple((row, numbers[id(reference)], index) for row, (reference, index) in wanted.items())
+        data = _bytes_of(job)
+        if isinstance(data, Stored):
+            job, references = _with_bytes(job, Stored()), [*references, data.reference]
         return Packed(job, rows), references
 
-    def _place(self, row: Row, references: list[Any]) -> tuple[Row, int, int]:
-        reference, index = self._rows[row]
-        known = next((i for i, each in enumerate(references) if each is reference), len(references))
-        if known == len(references):
-            references.append(reference)
-        return row, known, index
 
-
-def unpack(packed: Packed, slabs: Mapping[str, np.ndarray], data: tuple[Any, ...]) -> Any:
+def unpack(packed: Packed, slabs: Mapping[str, np.ndarray], data: Sequence[np.ndarray]) -> Any:
     """Return the job with its large data, on the worker's side.
 
     Args:
@@ -88,13 +74,8 @@ def unpack(packed: Packed, slabs: Mapping[str, np.ndarray], data: tuple[Any, ...
     """
     for (slab, row), reference, index in packed.rows:
         slabs[slab][row] = data[reference][index]
-    job = packed.job
-    if isinstance(job, Import) and isinstance(job.data, Left):
-        job = replace(job, data=data[job.data.reference].tobytes())
-    stage = getattr(job, "stage", None)
-    if stage is not None and isinstance(stage.states, Left):
-        job = replace(job, stage=stage._replace(states=data[stage.states.reference].tobytes()))
-    return job
+    stored = isinstance(_bytes_of(packed.job), Stored)
+    return _with_bytes(packed.job, data[-1].tobytes()) if stored else packed.job
 
 
 def split_reply(job: Job, reply: Reply, slab: np.ndarray | None) -> tuple[Reply, np.ndarray | None]:
@@ -106,14 +87,14 @@ def split_reply(job: Job, reply: Reply, slab: np.ndarray | None) -> tuple[Reply,
         slab: The rows of q that the worker writes, (R, V) float32.
     """
     if isinstance(reply.value, bytes) and reply.value:
-        return reply._replace(value=Left(0)), np.frombuffer(reply.value, dtype=np.uint8)
+        return reply._replace(value=Stored()), np.frombuffer(reply.value, dtype=np.uint8)
     rows = written_rows(job)
     return reply, slab[rows] if rows and slab is not None else None
 
 
 def join_reply(reply: Reply, reference: Any) -> Reply:
     """Return a reply whose bytes, if it has some, are those of a reference."""
-    return reply._replace(value=Kept(reference)) if isinstance(reply.value, Left) else reply
+    return reply._replace(value=Stored(reference)) if isinstance(reply.value, Stored) else reply
 
 
 def written_rows(job: Job) -> list[int]:
@@ -123,13 +104,21 @@ def written_rows(job: Job) -> list[int]:
     return [row for rows in job.rows for row in rows]
 
 
-def _read_rows(job: Any) -> Iterator[Row]:
+def read_rows(job: Any) -> Iterator[Row]:
     """Yield each row of q that a job reads, once."""
     judges = (job,) if isinstance(job, Judge) else job.judges if isinstance(job, Score | JudgeAll) else ()
     tokens: Iterator[DraftToken] = (token for judge in judges for token in judge.draft.tokens)
     yield from dict.fromkeys((t.q.slab, t.q.row) for t in tokens if t.q is not None)
 
 
-def _leave(kept: Kept, references: list[Any]) -> Left:
-    references.append(kept.reference)
-    return Left(len(references) - 1)
+def _bytes_of(job: Any) -> Any:
+    if isinstance(job, Import):
+        return job.data
+    stage = getattr(job, "stage", None)
+    return None if stage is None else stage.states
+
+
+def _with_bytes(job: Any, data: Any) -> Any:
+    if isinstance(job, Import):
+        return replace(job, data=data)
+    return replace(job, stage=job.stage._replace(states=data))

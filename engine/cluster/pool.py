@@ -1,17 +1,22 @@
-"""Protocol of a site: the devices at hand, their assignment to workers, and how models load."""
+"""Protocol of a device pool: devices, their assignment to workers, and how models load."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.cluster.caches import Free
 from engine.errors import UsageError
-from engine.layout import Layout
+from engine.layout import Layout, Pipelined
 from engine.model.language import LanguageModel
 from engine.trace.events import Device
+from engine.types import drafter_key
 from engine.workers.jobs import Stage
 from engine.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from engine.heads.find import HeadFile
 
 Loader = Callable[..., LanguageModel]
 """Loads a model. The keyword argument `stage` = (number, count), or the stage's layers, loads one
@@ -37,7 +42,6 @@ class Assignment(NamedTuple):
 
     @property
     def members(self) -> tuple[Assignment, ...]:
-        """Assignments of its single workers."""
         return self.group or (self,)
 
     @property
@@ -56,7 +60,6 @@ class Assignment(NamedTuple):
         return f"layers {span.start}-{span.stop - 1}" if len(span) > 1 else f"layer {span.start}"
 
     def devices_of(self, model: str) -> tuple[Device, ...]:
-        """Return the devices that a model keeps busy."""
         return self.devices[: dict(self.lanes).get(model)]
 
 
@@ -71,7 +74,6 @@ class ModelPart(NamedTuple):
 
     @property
     def place(self) -> Assignment:
-        """The member's assignment."""
         return self.assignment.members[self.member]
 
     @property
@@ -81,12 +83,11 @@ class ModelPart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The worker's name for what it holds."""
         return self.model if self.stage is None else self.stage.of(self.model)
 
 
 class StageLimits(NamedTuple):
-    """How many stages a site offers a target whose layers are split over devices."""
+    """How many stages a pool offers a target whose layers are split over devices."""
 
     usual: int
     """Stages if the run does not choose."""
@@ -95,14 +96,25 @@ class StageLimits(NamedTuple):
     """Layers of the target that the profile times; 0 if the loaded target itself is timed."""
 
 
-class Site(Protocol):
+class Free(NamedTuple):
+    """A memory with room for KV caches."""
+
+    memory: str
+    """Its name; devices of one memory have the same."""
+    bytes: int | None
+    """What is free beside the weights; None if only the worker can measure it."""
+    limited: bool = False
+    """Whether the bytes are from a limit, which counts no caches yet; else they are measured."""
+
+
+class DevicePool(Protocol):
     """The devices at hand: assigns them to a layout's workers, starts workers, loads models."""
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         """Return the assignments of each model's workers.
 
         Raises:
-            UsageError: The layout needs more devices than the site has.
+            UsageError: The layout needs more devices than the pool has.
         """
         ...
 
@@ -191,3 +203,69 @@ def pipeline_assignments(assignments: Sequence[Assignment], stages: int) -> dict
         "drafter": [members[-1], members[0]],
         "target": [Assignment(name, devices, members, split=True)],
     }
+
+
+def drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
+    """Return each drafting worker's name for its model; in a pipeline both names are the same."""
+    if head is not None:
+        return (head_name(head),) * count
+    if isinstance(layout.arrangement, Pipelined):
+        return (drafter_key(0),) * count
+    return tuple(map(drafter_key, range(count)))
+
+
+def head_place(target: Assignment, head: HeadFile) -> Assignment:
+    """Return where a head drafts: on its target's devices, or on the last one of a split target.
+
+    Raises:
+        UsageError: The target is split by layers, and the head reads states of inner layers.
+    """
+    if not target.split:
+        return target
+    head.check_split()
+    return target.members[-1]
+
+
+def head_name(head: HeadFile) -> str:
+    return f"head {head.config.kind}"
+
+
+def names_on_workers(
+    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return worker's name -> the names of the models, or their parts, on it."""
+    names: dict[str, tuple[str, ...]] = {}
+    for model, assignment in models_on(assigned, drafters):
+        for member in range(len(assignment.members)):
+            part = ModelPart(model, assignment, member)
+            names[part.place.name] = (*names.get(part.place.name, ()), part.name)
+    return names
+
+
+def labelled_devices(
+    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
+) -> tuple[Device, ...]:
+    """Return the devices in natural order, with the models on each in its role and label."""
+    names: dict[Device, dict[str, str]] = {}
+    for model, assignment in sorted(models_on(assigned, drafters), key=lambda item: item[0]):
+        role = "drafter" if model in drafters else model
+        number = model.partition("drafter-")[2]
+        for rank, device in enumerate(assignment.devices_of(role)):
+            part = assignment.share(rank) if assignment.sharded or assignment.layers else ""
+            names.setdefault(device, {}).setdefault(role, " ".join(filter(None, (role, number, part))))
+    return tuple(
+        replace(device, role="+".join(roles), label=f"{device.label} · {' and '.join(roles.values())}")
+        for device, roles in sorted(names.items(), key=lambda item: _natural_key(item[0].name))
+    )
+
+
+def models_on(
+    assigned: Mapping[str, Sequence[Assignment]], drafters: Sequence[str]
+) -> Iterator[tuple[str, Assignment]]:
+    for model, assignments in assigned.items():
+        names = drafters if model == "drafter" else [model] * len(assignments)
+        yield from zip(names, assignments, strict=True)
+
+
+def _natural_key(name: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,116 @@
+"""The options of `engine.open` that say where a pair runs and how its models compute."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.environment import processor
+from engine.errors import UsageError, shown
+from engine.simulate.oracle import Source
+from engine.simulate.profile import Profile
+from engine.trace.events import Device
+from engine.trace.trace import Trace
+from engine.types import check_range
+
+RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
+FORWARDS = ("eager", "static")
+DTYPES: dict[str, torch.dtype | None] = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options, checked as far as no model and no device is needed; `engine.open` describes them.
+
+    Raises:
+        UsageError: An option is wrong, or two do not go together.
+    """
+
+    runtime: str = "local-process"
+    profile: str | Profile | None = None
+    profile_pair: str | None = None
+    tokens: str | Trace | Source = "pair"
+    device: str = "auto"
+    threads: int = 1
+    forward: str = "eager"
+    dtype: str = "auto"
+    tp: int = 1
+    drafter_tp: int = 1
+    address: str | None = None
+    memory: str = ""
+
+    def __post_init__(self) -> None:
+        for option, names in (("runtime", RUNTIMES), ("forward", FORWARDS), ("dtype", tuple(DTYPES))):
+            if (value := getattr(self, option)) not in names:
+                raise UsageError(f"there is no {option} {value!r}; choose one of {', '.join(names)}")
+        check_range("threads", self.threads, 1, os.cpu_count() or 1)
+        if error := self._virtual_error() if self.runtime == "virtual" else self._measured_error():
+            raise UsageError(error)
+        if self.address is not None and self.runtime != "ray":
+            raise UsageError(
+                f"address is {self.address!r}, but the runtime is {self.runtime}; use the runtime ray"
+            )
+        if self.is_sharded and self.runtime not in ("local-process", "ray"):
+            raise UsageError(
+                f"tp is {self.tp} and drafter_tp is {self.drafter_tp}, but models are split by tensors over "
+                f"processes: use the runtime local-process or ray instead of {self.runtime}, or leave both at 1"
+            )
+        if self.memory and self.runtime in ("virtual", "ray"):
+            raise UsageError(
+                f"memory {shown(self.memory)} is for local devices; leave it out with the runtime {self.runtime}"
+            )
+
+    def _virtual_error(self) -> str:
+        if self.profile is None:
+            return "the runtime virtual needs a profile"
+        if (self.forward, self.dtype) != ("eager", "auto"):
+            return (
+                f"forward {self.forward} and dtype {self.dtype} are for local devices; the runtime virtual takes "
+                "eager and auto only"
+            )
+        return ""
+
+    def _measured_error(self) -> str:
+        if self.profile is not None:
+            name = getattr(self.profile, "name", self.profile)
+            return f"the runtime {self.runtime} measures; the profile {name!r} is for virtual"
+        if self.tokens != "pair":
+            return "recorded or Bernoulli tokens need the runtime virtual and a profile"
+        return ""
+
+    @property
+    def is_sharded(self) -> bool:
+        return max(self.tp, self.drafter_tp) > 1
+
+    @property
+    def static(self) -> bool:
+        """Whether forwards of few rows have fixed shapes (`engine.model.static`)."""
+        return self.forward == "static"
+
+    def dtype_on(self, device: Device) -> torch.dtype:
+        return DTYPES[self.dtype] or (torch.bfloat16 if device.kind == "cuda" else torch.float32)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a measured trace's header says of the options."""
+        names = ("threads", "forward", "dtype", *(("tp", "drafter_tp") if self.is_sharded else ()))
+        return {"host": processor()} | {name: getattr(self, name) for name in names}
+
+    def check_devices(self, count: int, *, drafter: bool) -> None:
+        """Check that models can be split by tensors over `count` devices.
+
+        Raises:
+            UsageError: There are too few, or there is no drafter to split.
+        """
+        check_range("tp", self.tp, 1, count)
+        check_range("drafter_tp", self.drafter_tp, 1, count)
+        if self.drafter_tp > 1 and not drafter:
+            raise UsageError(
+                f"drafter_tp is {self.drafter_tp}, but there is no drafter; name one with --drafter"
+            )
