@@ -215,7 +215,7 @@ class Timed:
         self.decoder.forward(self._cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))
         self._past = DynamicCache()
         inputs = torch.ones((1, CACHED), dtype=torch.int64, device=self.decoder.device)
-        self._reference(inputs, past_key_values=self._past, use_cache=True, logits_to_keep=1)
+        self._reference(inputs, None, None, self._past, use_cache=True, logits_to_keep=1)
 
     def forward(self, rows: int) -> list[int]:
         """Forward `rows` rows after the cached ones; return the most probable next tokens."""
@@ -263,7 +263,7 @@ class Timed:
     @torch.inference_mode()
     def reference(self, rows: int) -> list[int]:
         inputs = torch.ones((1, rows), dtype=torch.int64, device=self.decoder.device)
-        logits = self._reference(inputs, past_key_values=self._past, use_cache=True).logits
+        logits = self._reference(inputs, None, None, self._past, use_cache=True).logits
         self._past.crop(-rows)
         return logits[0].argmax(-1).tolist()
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         common.check_output(args.output)
     rows: list[Row] = []
-    with Status("computing") as status:
+    with Status("computing the rows of the papers") as status:
         for i, paper in enumerate(papers, 1):
             status.text = f"computing the rows of {paper.title}, {i} of {len(papers)}"
             rows.extend(paper.rows())

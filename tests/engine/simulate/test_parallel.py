@@ -128,7 +128,7 @@ def test_the_share_of_attention_launches_is_counted():
     layer = model.model.layers[1]
     parts = {"norm": layer.input_layernorm, "attention": layer.self_attn, "mlp": layer.mlp}
     with torch.no_grad():
-        model(torch.arange(4)[None], past_key_values=cache, use_cache=True)
+        model(torch.arange(4)[None], None, None, cache, use_cache=True)
         for name, part in parts.items():
             count = _Count()
             part.register_forward_pre_hook(lambda *_, count=count: count.__enter__() and None)
@@ -137,7 +137,7 @@ def test_the_share_of_attention_launches_is_counted():
                     count.__exit__(None, None, None) or counts.update({name: count.n})
                 )
             )
-        model(torch.tensor([[1]]), past_key_values=cache, use_cache=True)
+        model(torch.tensor([[1]]), None, None, cache, use_cache=True)
     attention, mlp = counts["norm"] + counts["attention"] + 1, counts["norm"] + counts["mlp"] + 1
     assert attention / (attention + mlp) == pytest.approx(ATTENTION_LAUNCHES, abs=0.05)
 
