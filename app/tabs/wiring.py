@@ -51,7 +51,7 @@ class Stops:
     ) -> None:
         """Let `start` run the work and `stop`, which is off until then, end it.
 
-        The first of what `run` yields, and of `shown`, is the work's name.
+        `run` yields the values of `shown`; the first value is the work's name.
         """
 
         @wraps(run)

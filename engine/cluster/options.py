@@ -98,7 +98,7 @@ class Options:
         return DTYPES[self.dtype] or (torch.bfloat16 if device.kind == "cuda" else torch.float32)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a measured trace's header says of the options."""
+        """Return the options that a measured trace's header holds."""
         names = ("threads", "forward", "dtype", *(("tp", "drafter_tp") if self.is_sharded else ()))
         return {"host": processor()} | {name: getattr(self, name) for name in names}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,22 +11,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine.cluster.execution import Execution, Listener, Recording, Request, other_programs
-from engine.cluster.measured import (
-    learn,
-    measured_path,
-    read_curve,
-    read_probe,
-    scaled,
-    write_curve,
-    write_probe,
-)
-from engine.cluster.occupancy import OtherPrograms
+from engine.cluster.execution import Execution, Listener, Recording, Request
+from engine.cluster.measured import learn, scaled
+from engine.cluster.measurements import Measurements
 from engine.cluster.placement import Placement, RunWorkers
-from engine.cluster.probing import CONTEXT, NEW_TOKENS, ROWS, measure_probe, measure_verify
+from engine.cluster.probing import CONTEXT, NEW_TOKENS
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
-from engine.drafters.pace import Curve, Probe
+from engine.drafters.pace import Probe
 from engine.drafters.plan import Best, Plan
 from engine.environment import environment
 from engine.errors import OutOfMemory, UsageError
@@ -37,15 +28,12 @@ from engine.methods import Method, Situation, find
 from engine.pairs.pair import Pair
 from engine.pairs.text import Detokenizer
 from engine.run.serving import Load, under_load
-from engine.trace.events import TOO_BUSY, Header
+from engine.trace.events import Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
 from engine.workers.jobs import Measure
 from engine.workers.transports.ensemble import Ensemble
 from engine.workers.worker import Worker
-
-LOOK_S = 0.5
-"""Seconds in which the load by other programs is read."""
 
 
 class Cluster:
@@ -63,7 +51,7 @@ class Cluster:
         self._numbers = count(1)
         self._c = placement.c
         self._plans = plans
-        self._probes: dict[Path, Probe] = {}
+        self._measurements = Measurements(pair, placement)
 
     def __enter__(self) -> Cluster:
         return self
@@ -191,7 +179,7 @@ class Cluster:
             request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:
-                learn(self._learned, trace, plan, self._quiet_verify)
+                learn(self._measurements.learned, trace, plan, self._measurements.verify)
             return trace
         finally:
             self._busy.release()
@@ -256,17 +244,8 @@ class Cluster:
         cfg = entry.plan(cfg, replace(self.situation, planned=planned))
         if not plans:
             return cfg, None
-        return cfg, scaled(self._learned, plans[-1], entry.key, self._quiet_verify, greedy=sampling.greedy)
-
-    @property
-    def _quiet_verify(self) -> Curve:
-        """The target's seconds by rows, if no other programs disturbed their measurement."""
-        return read_curve(self._measured_path([], rows=ROWS), load=lambda: 0.0)[0]
-
-    @property
-    def _learned(self) -> Path:
-        """The file of earlier runs' speeds."""
-        return self._measured_path([], learned=True)
+        known = self._measurements
+        return cfg, scaled(known.learned, plans[-1], entry.key, known.verify, greedy=sampling.greedy)
 
     def _probe(
         self,
@@ -278,65 +257,16 @@ class Cluster:
         """Return the stored measurement of a method, or measure it."""
         cfg = entry.plan(entry.configure(settings), self.situation)
         kind = self._layout(entry, cfg).head
-        path = self._measured_path(
-            [self.head(kind).path] if kind else [], method=entry.key, settings=dict(settings)
-        )
-        probe = self._probes.get(path) or read_probe(path, self._load)
-        if probe is None:
-            context = min(self.context, self.head(kind).context if kind else self.context)
+        context = min(self.context, self.head(kind).context if kind else self.context)
 
-            def run(prompt: str, listener: Listener, over: threading.Event) -> Trace:
-                ids = tuple(ids_of(self.pair, prompt)[-min(CONTEXT, int(context) - NEW_TOKENS) :])
-                limits = self._with_eos(Limits(NEW_TOKENS))
-                asked = {"prompts": (ids,), "ids": (ids,), "limits": limits, "group": ""}
-                return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
+        def run(prompt: str, listener: Listener, over: threading.Event) -> Trace:
+            ids = tuple(ids_of(self.pair, prompt)[-min(CONTEXT, int(context) - NEW_TOKENS) :])
+            limits = self._with_eos(Limits(NEW_TOKENS))
+            asked = {"prompts": (ids,), "ids": (ids,), "limits": limits, "group": ""}
+            return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
 
-            measuring()
-            (verify, before), programs = self._verify_times(cancel), self._other_programs()
-            probe = measure_probe(verify, run, cancel)
-            if probe is None:
-                return None
-            probe = replace(probe, others=max(before, programs.cores() if programs else 0.0))
-            write_probe(path, probe)
-        if probe.others < TOO_BUSY:
-            self._probes[path] = probe
-        return probe
-
-    def _verify_times(self, cancel: threading.Event) -> tuple[Curve, float]:
-        """Return the target's stored seconds by rows, or measure them.
-
-        The second value is the cores that other programs used meanwhile.
-        """
-        path = self._measured_path([], rows=ROWS)
-        curve, others = read_curve(path, self._load)
-        if not curve:
-            programs = self._other_programs()
-            curve = measure_verify(self.placement, cancel)
-            others = programs.cores() if programs else 0.0
-            if not cancel.is_set():
-                write_curve(path, curve, others)
-        return curve, others
-
-    def _other_programs(self) -> OtherPrograms | None:
-        return other_programs(self.placement.workers_for(self.placement.base))
-
-    def _load(self) -> float:
-        """Return the cores that other programs use now, measured for `LOOK_S`."""
-        programs = self._other_programs()
-        if programs is None:
-            return 0.0
-        time.sleep(LOOK_S)
-        return programs.cores()
-
-    def _measured_path(self, heads: list[Path], **facts: Any) -> Path:
-        """Return the file of a measurement; all that it depends on is in its name."""
-        placement = self.placement
-        facts |= {
-            "runtime": placement.runtime,
-            "devices": sorted({device.kind for worker in placement.workers for device in worker.devices}),
-            "environment": environment() | dict(placement.details),
-        }
-        return measured_path(facts, [*self.pair.models.values(), *heads])
+        heads = [self.head(kind).path] if kind else []
+        return self._measurements.probe(entry.key, settings, heads, run, cancel, measuring)
 
     def _request(self, method: Method, cfg: Any, **asked: Any) -> Request:
         """Return the checked request of a planned Config; `asked` are its other fields."""

@@ -13,7 +13,7 @@ import pytest
 
 import engine
 import engine.workers.measure as measure_module
-from engine.cluster import probing, session
+from engine.cluster import measurements, probing
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.probing import orders_of, probe_of, rates_of
 from engine.drafters.pace import Probe
@@ -216,7 +216,7 @@ def test_a_planned_run_writes_the_greedy_text_and_is_repeated_by_its_config(meth
 @pytest.mark.parametrize("method", ["medusa", "parallelspec_medusa"])
 def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(method, cluster, monkeypatch):
     likely = replace(PROBE, verify=((1, 0.1), (5, 0.1)), later=(), rates=((0.9, 0.5), (0.8,)))
-    monkeypatch.setattr(session, "measure_probe", lambda *_: likely)
+    monkeypatch.setattr(measurements, "measure_probe", lambda *_: likely)
     trace = planned(cluster, method)
     config = trace.header.config
     assert config["tree"] == "[[0],[1],[0,0],[1,0]]"
@@ -230,14 +230,14 @@ def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_tha
     noisy = cycle([0.2, 0.1, 0.3])
     monkeypatch.setattr(probing, "VERIFY_S", 60.0)
     monkeypatch.setattr(probing, "ROWS", (1, 2, 4))
-    monkeypatch.setattr(session, "ROWS", (1, 2, 4))
+    monkeypatch.setattr(measurements, "ROWS", (1, 2, 4))
     curve = probing.measure_verify(cluster.placement, threading.Event())
     assert curve == ((1, 0.2), (2, 0.2), (4, 0.3))
 
     seen = list[object]()
     measured = list[object]()
-    monkeypatch.setattr(session, "measure_verify", lambda *_: measured.append(1) or curve)
-    monkeypatch.setattr(session, "measure_probe", lambda verify, *_: seen.append(verify) or PROBE)
+    monkeypatch.setattr(measurements, "measure_verify", lambda *_: measured.append(1) or curve)
+    monkeypatch.setattr(measurements, "measure_probe", lambda verify, *_: seen.append(verify) or PROBE)
     for method in ("eagle", "speculative", "pearl"):
         planned(cluster, method)
     assert (seen, measured) == ([curve] * 3, [1])
@@ -253,7 +253,7 @@ def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, mon
     def forbidden(*_: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(session, "measure_probe", forbidden)
+    monkeypatch.setattr(measurements, "measure_probe", forbidden)
     assert draft(cluster) == first
     with engine.open(pair, runtime="local-thread", device="cpu", plans=True) as other:
         assert draft(other) == first
@@ -264,8 +264,8 @@ def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, mon
 def test_a_method_measured_beside_other_programs_is_measured_again_on_a_quiet_machine(cluster, monkeypatch):
     used, measured = [1.5], list[str]()
     programs = SimpleNamespace(cores=lambda: used[0], row=lambda time: None)
-    monkeypatch.setattr(cluster, "_other_programs", lambda: programs)
-    monkeypatch.setattr(session, "LOOK_S", 0.0)
+    monkeypatch.setattr(measurements, "other_programs", lambda workers: programs)
+    monkeypatch.setattr(measurements, "LOOK_S", 0.0)
     for cores, facts in ((1.5, {"others": 1.5}), (1.5, {"others": 1.5}), (0.0, {}), (1.5, {})):
         used[0] = cores
         run = cluster.run("hydra", PROMPT, limits=LIMITS, measuring=lambda: measured.append("x"))
@@ -288,7 +288,7 @@ def test_stop_during_the_measurement_ends_the_run_and_stores_nothing(cluster, tm
 
 
 def test_toys_and_virtual_clusters_use_the_papers_values(pair, monkeypatch):
-    monkeypatch.setattr(session, "measure_probe", None)
+    monkeypatch.setattr(measurements, "measure_probe", None)
     papers = {
         "eagle": {"tree": "eagle"},
         "eagle2": {"top": 10, "depth": 6, "total": 59},
@@ -304,7 +304,7 @@ def test_toys_and_virtual_clusters_use_the_papers_values(pair, monkeypatch):
 
 
 def test_a_method_without_a_drafter_is_refused_before_anything_is_measured(pair, quick, monkeypatch):
-    monkeypatch.setattr(session, "measure_probe", None)
+    monkeypatch.setattr(measurements, "measure_probe", None)
     alone = replace(pair, drafter_path=None)
     with engine.open(alone, runtime="local-thread", device="cpu", plans=True) as cluster:
         with pytest.raises(engine.UsageError, match="needs a drafter"):
