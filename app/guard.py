@@ -44,14 +44,17 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+JOIN, RESULTS = "/gradio_api/queue/join", "/gradio_api/queue/data"
+END_S = 0.3
+"""Seconds until a page has read the end of its stream."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 READ = (
     *("/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"),
-    *("/gradio_api/startup-events", "/gradio_api/queue/data", "/gradio_api/heartbeat/"),
+    *("/gradio_api/startup-events", RESULTS, "/gradio_api/heartbeat/"),
     *("/assets/", "/static/", "/specscope/"),
 )
 """Paths that the page reads; a path ending in a slash includes all paths below it."""
-WRITTEN = ("/gradio_api/queue/join", "/specscope/import")
+WRITTEN = (JOIN, "/specscope/import")
 LONGEST = 255
 """Most bytes of Gradio's paths, as of a file's name; looking for a file of a longer one fails."""
 
@@ -93,6 +96,30 @@ class Boundary:
             if not started:
                 answer = PlainTextResponse("the server could not handle this", status_code=500)
                 await answer(scope, receive, send_with_headers)
+
+
+class LateJoins:
+    """Answer a call that joins Gradio's queue after its page has read the end of its stream.
+
+    Gradio's server ends a page's stream of results when no call is left. A page that joins in that
+    moment takes the stream for open, opens no new one, and shows no result until its next call.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._closed = -math.inf
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path")
+
+        async def send_late(message: Message) -> None:
+            if path == RESULTS and b'"close_stream"' in message.get("body", b""):
+                self._closed = time.monotonic()
+            elif path == JOIN and message["type"] == "http.response.start":
+                await asyncio.sleep(max(0.0, self._closed + END_S - time.monotonic()))
+            await send(message)
+
+        await self.app(scope, receive, send_late)
 
 
 class KnownRoutes:

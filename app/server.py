@@ -21,7 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import gradio_import  # noqa: F401 - imports Gradio in half the time
-from app.guard import Boundary, KnownRoutes, Login, SameOrigin
+from app.guard import Boundary, KnownRoutes, LateJoins, Login, SameOrigin
 from app.limits import BoundedConnection, SmallBodies
 from app.page import build_page
 from app.pairs import TOY, opening
@@ -84,7 +84,7 @@ def build_app(
 def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
     # The last wrapper sees a request first. Middleware inside the app would miss its failures.
     guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
-    guarded = SameOrigin(KnownRoutes(guarded))
+    guarded = SameOrigin(KnownRoutes(LateJoins(guarded)))
     guarded = Login(guarded, credentials=auth) if auth is not None else guarded
     guarded = TrustedHostMiddleware(guarded, allowed_hosts=host_names(host), www_redirect=False)
     return Boundary(guarded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app import server
+from app import guard, server
 from app.server import bind, check_exposure, serve
 from engine.errors import UsageError
 from tests.app.fakes import FakeOpen
@@ -131,3 +132,34 @@ def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
     assert len(lines) == 1
     assert len(opened.opened) == 1, "models load before the first prompt"
     assert opened.opened[0].closed
+
+
+@pytest.mark.parametrize(
+    ("body", "order"),
+    [("close_stream", ["stream", "other", "join"]), ("estimation", ["stream", "join", "other"])],
+)
+def test_a_call_that_joins_while_its_pages_stream_ends_is_answered_later(monkeypatch, body, order) -> None:
+    monkeypatch.setattr(guard, "END_S", 0.2)
+    answered = list[str]()
+
+    async def app(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": f'data: {{"msg": "{body}"}}'.encode()})
+
+    async def call(name: str, path: str) -> None:
+        async def send(message) -> None:
+            if message["type"] == "http.response.start":
+                answered.append(name)
+
+        await late({"type": "http", "path": path}, None, send)
+
+    async def calls() -> None:
+        await call("stream", guard.RESULTS)
+        join = asyncio.create_task(call("join", guard.JOIN))
+        await asyncio.sleep(0.05)
+        await call("other", "/")
+        await join
+
+    late = guard.LateJoins(app)
+    asyncio.run(calls())
+    assert answered == order
