@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from traces.imported import NO_TOKEN, is_timed
+from traces.view.tokens import NumberedView
 
 if TYPE_CHECKING:
     from engine.trace.events import Commit, Header
@@ -32,19 +33,6 @@ class AlignedView(TypedDict):
     """For each run, in the order shown."""
 
 
-class AlignedToken(TypedDict):
-    """A token of a part; fields as in `tokens.TokenView`, without its decision."""
-
-    index: int
-    sequence: int
-    position: int
-    id: int
-    text: str
-    outcome: str
-    step: int
-    t: float
-
-
 class PartRow(RowView):
     """A run beside the reference run, in a window of time of the reference run."""
 
@@ -52,7 +40,7 @@ class PartRow(RowView):
     """Tokens of the run's sequence."""
     before: float
     """When the token before the first one was committed; 0 if there is none."""
-    tokens: list[AlignedToken]
+    tokens: list[NumberedView]
 
 
 class AlignedPart(TypedDict):
@@ -113,7 +101,7 @@ def equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def aligned_tokens(commits: Sequence[tuple[int, Commit]], clock: Clock) -> list[AlignedToken]:
+def aligned_tokens(commits: Sequence[tuple[int, Commit]], clock: Clock) -> list[NumberedView]:
     """Return the tokens of some commits, each with the number of the run's commits before it."""
     return [
         {

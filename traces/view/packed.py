@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.trace.events import Commit, Span
+from traces.view.tokens import CommitView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,18 +84,6 @@ class NewSpans(TypedDict):
     outcome: list[str]
 
 
-class NewToken(TypedDict):
-    """A committed token; fields as in `tokens.TokenView`, but `t` is ms since the run's start."""
-
-    sequence: int
-    position: int
-    id: int
-    text: str
-    outcome: str
-    step: int
-    t: float
-
-
 class Delta(TypedDict):
     """The new part of a run."""
 
@@ -104,7 +93,8 @@ class Delta(TypedDict):
     """Where the next delta begins."""
     ended: bool
     spans: NewSpans
-    tokens: list[NewToken]
+    tokens: list[CommitView]
+    """`t` is ms since the run's start."""
 
 
 def delta(run_id: str, events: Iterable[Event], cursor: int, *, ended: bool) -> Delta:
@@ -133,7 +123,7 @@ def delta(run_id: str, events: Iterable[Event], cursor: int, *, ended: bool) -> 
     }
 
 
-def _token(commit: Commit) -> NewToken:
+def _token(commit: Commit) -> CommitView:
     return {
         "sequence": commit.sequence,
         "position": commit.position,

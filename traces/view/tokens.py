@@ -44,11 +44,9 @@ class DecisionView(TypedDict, total=False):
     """The drafter's most probable tokens."""
 
 
-class TokenView(DecisionView):
+class CommitView(TypedDict):
     """A committed token."""
 
-    index: int
-    """Number of the commit in the run."""
     sequence: int
     position: int
     """Position in the sequence; 0 is the prompt's first token."""
@@ -58,6 +56,18 @@ class TokenView(DecisionView):
     """`accepted`, `corrected`, `bonus` or `plain`."""
     step: int
     t: float
+
+
+class NumberedView(CommitView):
+    """A committed token of a part."""
+
+    index: int
+    """Number of the commit in the run."""
+
+
+class TokenView(DecisionView, NumberedView):
+    """A committed token with its decision."""
+
     gap: float
     """Time since the sequence's commit before it; tokens committed together have the same gap."""
 
