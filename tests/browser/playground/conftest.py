@@ -121,11 +121,15 @@ class Window:
         self.page.reload()
 
     def settle(self) -> None:
-        """Wait until the calls are answered: leaving an open one is an error in Gradio's log."""
+        """Wait until the calls are answered: leaving an open one is an error in Gradio's log.
+
+        A call joins the queue, pauses, and then asks for its results.
+        """
         assert self.page is not None
-        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-        while self.calls:
+        quiet = 0
+        while quiet < 15:
             self.page.wait_for_timeout(20)
+            quiet = 0 if self.calls else quiet + 1
 
     def close(self) -> None:
         """Close the page."""
