@@ -16,8 +16,8 @@ from traces.live import LiveLog
 from traces.race import median_first
 
 if TYPE_CHECKING:
+    from engine.checkpoints.progress import Progress
     from engine.cluster.prompts import Prompt
-    from engine.pairs.progress import Progress
 
 State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]
 

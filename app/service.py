@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from app.downloads import Downloads, Resolve
 from app.runs import LiveRun, RunRequest
+from engine.checkpoints import catalog
+from engine.checkpoints.sources import resolve
 from engine.errors import OutOfMemory, UsageError
-from engine.pairs import catalog
-from engine.pairs.sources import resolve
 from engine.trace.events import Event
 from engine.trace.trace import Trace
 from traces.store import Store

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Rule = Literal["ratio", "match", "target", "typical"]
 """What decided a token: rule 1 `ratio` (the draft was sampled), rule 2 `match` (the draft is a
-function of the prefix), `target` (no draft), or the lossy `typical`. See `engine.accept`."""
+function of the prefix), `target` (no draft), or the lossy `typical`; see `engine/sampling/`."""
 
 Outcome = Literal["accepted", "rejected", "discarded"]
 Origin = Literal["accepted", "corrected", "bonus", "plain"]

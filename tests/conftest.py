@@ -37,7 +37,7 @@ SHARING = {
     "trained pair": ("tests/engine/training/",),
     "commands": tuple(f"tests/app/test_{name}.py" for name in ("busy", "cli", "compare", "load", "sweep")),
     "worker processes": tuple(
-        f"tests/engine/workers/test_{name}.py" for name in ("group", "pipeline", "ray", "timely")
+        f"tests/engine/runtimes/test_{name}.py" for name in ("group", "pipeline", "ray", "timely")
     ),
     "runtimes": tuple(f"tests/engine/methods/test_{name}.py" for name in ("ems", "ems_trees")),
 }

@@ -1,6 +1,6 @@
 """Which setting would have been faster, predicted from a run's own acceptance and times.
 
-Predicted by the model that plans drafts, too (`engine/drafters/pace.py`): a plan knows the measured
+Predicted by the model that plans drafts, too (`engine/drafting/pace.py`): a plan knows the measured
 prompts, an advice the run's own acceptance and times. A prediction for the run's own method is
 scaled by measured speed-up / predicted speed-up of the used setting.
 """
@@ -13,7 +13,7 @@ from math import ceil
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from engine.drafters.pace import Probe, in_turns, overlapped, seconds_at, with_servers
+from engine.drafting.pace import Probe, in_turns, overlapped, seconds_at, with_servers
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods import METHODS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import String, case, func, or_, select, type_coerce
 from sqlalchemy.exc import DatabaseError
 
-from engine.pairs.forms import model_name
+from engine.checkpoints.forms import model_name
 from engine.trace.events import OTHERS, Commit, Header, Occupancy, Round, Span
 from engine.trace.trace import Trace
 from traces import schema

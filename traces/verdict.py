@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from engine.pairs.forms import form_of
+from engine.checkpoints.forms import form_of
 from traces import waiting
 from traces.advice import GAIN, Advice, advise, longest_drafter, rates_of
 from traces.comparable import drafts

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicCache
 import engine
 from app.bench.figures import Figure, Note
 from app.bench.speed import one_core
-from engine.drafters.tree import Wide
+from engine.drafting.tree import Wide
 from engine.model.cache import Cache
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder

@@ -19,18 +19,18 @@ from torch import Tensor, minimum
 
 from app.bench import speed
 from app.bench.figures import Note
-from engine.drafters.pace import Curve, Probe
-from engine.drafters.plan import LONGEST, Plan, best_parallel, best_tree
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.config import read_config
+from engine.checkpoints.forms import FORMS, split_form
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.sizes import model_size
+from engine.drafting.pace import Curve, Probe
+from engine.drafting.plan import LONGEST, Plan, best_parallel, best_tree
 from engine.model.decoder import Decoder
 from engine.model.int4 import GROUP
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.pairs.checkpoint import Checkpoint
-from engine.pairs.config import read_config
-from engine.pairs.forms import FORMS, split_form
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
-from engine.pairs.sizes import model_size
 from engine.training.measure import timed_forward
 
 

@@ -16,9 +16,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
 from app.bench.race import Race
+from engine.checkpoints import catalog
 from engine.errors import ModelError, UsageError, one_line
 from engine.methods import BASELINE
-from engine.pairs import catalog
 
 if TYPE_CHECKING:
     from engine import Cluster

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 
+from engine.checkpoints.load import load_reference
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
-from engine.pairs.load import load_reference
-from engine.pairs.pair import Pair
 
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""

@@ -12,7 +12,7 @@ import torch
 import engine
 from app.bench.figures import Figure, Plan
 from app.bench.race import Generate, Race, Transformers, quiet
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
 from engine.trace.trace import Trace
 from engine.types import Limits
 

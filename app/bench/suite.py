@@ -14,9 +14,9 @@ import engine
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
 from app.bench.race import Race
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.model.similarity import Similarity, similarity
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from engine.trace.trace import Trace
 from engine.training.measure import ROWS, LoadedPair, measure_cost
 from engine.types import Limits

@@ -9,7 +9,7 @@ from typing import Any
 
 import engine
 from app.bench.figures import Note
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
 from engine.types import Limits, Sampling
 from traces.metrics import measure as metrics
 from traces.whatif.replay import Change, what_if

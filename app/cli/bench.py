@@ -257,9 +257,9 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
 def _drafters(args: argparse.Namespace) -> int:
     from app.bench import drafters
     from app.cli.status import DownloadBar
+    from engine.checkpoints.pair import Pair
+    from engine.checkpoints.sources import resolve
     from engine.environment import environment
-    from engine.pairs.pair import Pair
-    from engine.pairs.sources import resolve
 
     with DownloadBar() as bar:
         find = partial(resolve, progress=bar.show)

@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    from engine.pairs.catalog import opening
-    from engine.pairs.pair import Pair
-    from engine.pairs.sources import resolve
+    from engine.checkpoints.catalog import opening
+    from engine.checkpoints.pair import Pair
+    from engine.checkpoints.sources import resolve
     from engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
     from engine.simulate.profile import Profile, parse
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.pairs import NAMES
+from engine.checkpoints.catalog import CATALOG, opening, stored_heads
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
-from engine.pairs.catalog import CATALOG, opening, stored_heads
 
 
 def method_keys(text: str) -> list[str]:

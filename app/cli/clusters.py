@@ -103,7 +103,7 @@ def open_cluster(args: argparse.Namespace) -> Any:
     """Open the cluster that the options describe; show downloads of its models on stderr."""
     runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
     if runtime == "local-process" and args.device != "cuda":
-        from engine.workers.transports.forks import warm_up
+        from engine.runtimes.forks import warm_up
 
         warm_up()  # it imports torch while this process does
     with Status("loading the models") as status, DownloadBar(status.hide) as bar:

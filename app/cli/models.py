@@ -15,7 +15,7 @@ from engine.types import check_range
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.pairs.progress import Progress
+    from engine.checkpoints.progress import Progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from engine.pairs import catalog
-    from engine.pairs.progress import megabytes
+    from engine.checkpoints import catalog
+    from engine.checkpoints.progress import megabytes
 
     if args.action == "list":
         return _list(args)
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from engine.pairs import catalog
-    from engine.pairs.progress import megabytes
+    from engine.checkpoints import catalog
+    from engine.checkpoints.progress import megabytes
 
     rows: list[dict[str, Any]] = []
     for entry in catalog.CATALOG.values():
@@ -95,7 +95,7 @@ def fetch(name: str, patience: float = math.inf, limit: float = math.inf) -> Pat
         UsageError: No model has this name.
         ModelError: The download failed, or a limit has passed.
     """
-    from engine.pairs import catalog
+    from engine.checkpoints import catalog
 
     done, begun = 0, time.monotonic()
     since = begun

@@ -86,7 +86,7 @@ def _document(found: Fit, tokens: int) -> dict[str, Any]:
 
 
 def _lines(found: Fit, tokens: int) -> list[str]:
-    from engine.pairs.progress import megabytes
+    from engine.checkpoints.progress import megabytes
 
     head = ("device", "model", "part", "weights", f"KV of {tokens:,} tokens")
     rows = [

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         _tell("starting the playground")  # the imports take seconds
     from app import pairs
-    from engine.workers.transports.forks import warm_up
+    from engine.runtimes.forks import warm_up
 
     if args.pair is not None and args.pair not in pairs.NAMES:
         raise UsageError(f"there is no pair {shown(args.pair)}; choose one of {', '.join(pairs.NAMES)}")
@@ -101,7 +101,7 @@ def _ray(args: argparse.Namespace) -> Ray | None:
 def _announce(line: str) -> None:
     """Print the address, after the reason if the toy is the pair to open with."""
     from app.pairs import absent
-    from engine.pairs.progress import megabytes
+    from engine.checkpoints.progress import megabytes
 
     if (entry := absent()) is not None:
         _tell(
@@ -116,7 +116,7 @@ def _get_model() -> None:
     from app.cli.models import fetch
     from app.pairs import opening
     from app.server import terminated_by_exit
-    from engine.pairs.catalog import CATALOG
+    from engine.checkpoints.catalog import CATALOG
 
     if opening() in CATALOG:
         return

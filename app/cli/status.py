@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.pairs.progress import Progress
+    from engine.checkpoints.progress import Progress
 
 QUIET_S, PERIOD_S = 0.3, 0.2
 """Seconds until the line appears, and between two of its updates."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.render.html import badge, drafter, lossy, text
 from app.routes import EXPORTS, export_address, report_address, run_address
-from engine.pairs.forms import model_name
+from engine.checkpoints.forms import model_name
 from traces.imported import origin
 from traces.view.settings import config_text
 

@@ -14,9 +14,9 @@ from app.loaded import batch_sizes, parse_arrivals, poisson
 from app.runs import RunRequest
 from app.tabs.plan import MOST_PASSES, VIRTUAL, check_profile, lines_of
 from engine.bounds import check_prompt
+from engine.checkpoints.forms import FORMS
 from engine.errors import UsageError, shown
 from engine.methods import BASELINE, METHODS
-from engine.pairs.forms import FORMS
 from engine.run.serving import CHUNK, Load, under_load
 from engine.simulate.profile import Profile
 from engine.types import Limits, check_range

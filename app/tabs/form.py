@@ -17,8 +17,8 @@ from app.tabs.library import absent_note
 from app.tabs.picker import build_picker
 from app.tabs.plan import MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
 from app.tabs.wiring import QUIET, Update
+from engine.checkpoints.forms import FORMS, form_title
 from engine.errors import UsageError
-from engine.pairs.forms import FORMS, form_title
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
 

@@ -18,9 +18,9 @@ from app.tabs.analysis import CHARTS
 from app.tabs.experiments import HERE, MODELS_ROW, SweepSettings, SweepWork, sweep_work
 from app.tabs.plan import MOST_PASSES
 from app.tabs.wiring import QUIET, Stops
+from engine.checkpoints.forms import FORMS
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS
-from engine.pairs.forms import FORMS
 from engine.simulate.profile import Profile, profiles
 from traces.lab.axes import ACCEPTANCE, DRAFTER, USUAL, can_be_scripted, has_drafter, numeric, sweepable
 from traces.lab.sweep import Cell, sweep

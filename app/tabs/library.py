@@ -15,15 +15,15 @@ from app.pairs import TOY, absent
 from app.render.html import alert, note, text
 from app.runs import RunRequest
 from app.tabs.wiring import QUIET, Update
+from engine.checkpoints.catalog import CATALOG, installed
+from engine.checkpoints.progress import megabytes
 from engine.errors import SpecScopeError
-from engine.pairs.catalog import CATALOG, installed
-from engine.pairs.progress import megabytes
 
 if TYPE_CHECKING:
     from app.runs import LiveRun
     from app.service import Service
-    from engine.pairs.catalog import Entry
-    from engine.pairs.progress import Progress
+    from engine.checkpoints.catalog import Entry
+    from engine.checkpoints.progress import Progress
 
 TICK = 0.25
 """Seconds between two looks at a download."""

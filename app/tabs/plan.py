@@ -11,10 +11,10 @@ from app import pairs
 from app.ray import RUNTIME, Ray
 from app.runs import LiveRun, RunRequest
 from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
+from engine.checkpoints.forms import FORMS, usual_form
 from engine.errors import ModelError, PairError, UsageError, shown
 from engine.layout import Layout
 from engine.methods import METHODS, Method, find
-from engine.pairs.forms import FORMS, usual_form
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
 

@@ -24,9 +24,9 @@ from app.tabs.plan import MOST_RUNS, FormError, blame, make_requests, passes_of
 from app.tabs.races import Streams, running, stored
 from app.tabs.streaming import Frame, frames
 from app.tabs.wiring import QUIET, Update, build_demo, build_viewer, viewed
+from engine.checkpoints.forms import is_form
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE
-from engine.pairs.forms import is_form
 from traces.race import alternating
 
 if TYPE_CHECKING:

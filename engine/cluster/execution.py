@@ -10,31 +10,31 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.text import Detokenizer, IncrementalText
 from engine.cluster.memory import RunSize
 from engine.cluster.occupancy import OtherPrograms, Sampler
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.ray_devices import NodeMeter
-from engine.drafters.plan import Plan
+from engine.drafting.plan import Plan
 from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
-from engine.pairs.pair import Pair
-from engine.pairs.text import Detokenizer, IncrementalText
 from engine.run.batching import Gathering
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.run.sequences import Sequence
 from engine.run.serving import Load, Serving
+from engine.runtimes.process import ProcessWorker
+from engine.runtimes.ray.worker import RayWorker
+from engine.runtimes.virtual import VirtualLoop
 from engine.trace.emitter import TraceEmitter
 from engine.trace.events import Event, Header, Occupancy, Row, Status
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
-from engine.workers.jobs import Begin
-from engine.workers.ray.worker import RayWorker
-from engine.workers.transports.process import ProcessWorker
-from engine.workers.transports.virtual import VirtualLoop
+from engine.worker.jobs import Begin
 
 Listener: TypeAlias = Callable[[Event], None]
 PATIENCE_S = 3.0

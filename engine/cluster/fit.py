@@ -11,6 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.checkpoints.progress import megabytes
+from engine.checkpoints.sizes import Size, checked_shape, layer_sizes, model_size
 from engine.cluster.local_devices import LocalDevices, base_layout
 from engine.cluster.memory import KV_TOKENS, Part, advice, part_of
 from engine.errors import ModelError, UsageError
@@ -19,8 +21,6 @@ from engine.heads.find import HeadFile, Heads
 from engine.heads.kinds import KINDS
 from engine.layout import Layout
 from engine.methods import METHODS, Method, Situation
-from engine.pairs.progress import megabytes
-from engine.pairs.sizes import Size, checked_shape, layer_sizes, model_size
 from engine.types import MOST_DRAFTERS, drafter_key
 
 

@@ -9,17 +9,17 @@ from functools import partial
 
 import torch
 
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.cluster.memory import Memory, part_of
 from engine.cluster.options import Options
 from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits, pipeline_assignments
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
+from engine.runtimes.process import ProcessWorker, Setup
+from engine.runtimes.thread import ThreadWorker
 from engine.trace.events import Device
-from engine.workers.transports.process import ProcessWorker, Setup
-from engine.workers.transports.thread import ThreadWorker
-from engine.workers.worker import Worker
+from engine.worker.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
-from engine.drafters.pace import Curve, Probe, seconds_at
-from engine.drafters.plan import Plan, best_dynamic, best_tree
+from engine.checkpoints.forms import split_form
+from engine.drafting.pace import Curve, Probe, seconds_at
+from engine.drafting.plan import Plan, best_dynamic, best_tree
 from engine.errors import UsageError
 from engine.files import cache_folder, parse_json, read_text, replacing
-from engine.pairs.forms import split_form
 from engine.trace.events import OTHERS, TOO_BUSY
 from engine.trace.trace import Trace
 

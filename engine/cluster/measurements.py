@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoints.pair import Pair
 from engine.cluster.execution import other_programs
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.occupancy import OtherPrograms
 from engine.cluster.placement import Placement
 from engine.cluster.probing import ROWS, RunProbe, measure_probe, measure_verify
-from engine.drafters.pace import Curve, Probe
+from engine.drafting.pace import Curve, Probe
 from engine.environment import environment
-from engine.pairs.pair import Pair
 from engine.trace.events import TOO_BUSY
 
 LOOK_S = 0.5

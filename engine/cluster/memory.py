@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import torch
 
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.progress import megabytes
+from engine.checkpoints.sizes import Split, model_size
 from engine.cluster.pool import Assignment, Free
 from engine.errors import ModelError, OutOfMemory, UsageError, shown
-from engine.pairs.pair import Pair
-from engine.pairs.progress import megabytes
-from engine.pairs.sizes import Split, model_size
 from engine.trace.events import Device
-from engine.workers.jobs import Begin, Room, Taken
-from engine.workers.memory import cpu_free
-from engine.workers.worker import Worker
+from engine.worker.jobs import Begin, Room, Taken
+from engine.worker.memory import cpu_free
+from engine.worker.worker import Worker
 
 MACHINE = "this machine"
 """Name of the memory that CPU cores share."""

@@ -14,6 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from engine.checkpoints.catalog import opening
+from engine.checkpoints.forms import is_form
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.progress import Report
+from engine.checkpoints.sources import is_short_name, resolve, resolve_local
 from engine.cluster.fit import split_by_memory
 from engine.cluster.local_devices import LocalDevices, base_layout, devices_of
 from engine.cluster.memory import KV_TOKENS, Memory, parse_limits
@@ -26,15 +31,10 @@ from engine.cluster.ray_devices import RESOURCES, RayDevices
 from engine.cluster.session import Cluster
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
-from engine.pairs.catalog import opening
-from engine.pairs.forms import is_form
-from engine.pairs.pair import Pair
-from engine.pairs.progress import Report
-from engine.pairs.sources import is_short_name, resolve, resolve_local
+from engine.runtimes.virtual import VirtualLoop
 from engine.simulate.oracle import Source
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
-from engine.workers.transports.virtual import VirtualLoop
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 """Paths of models: none, one or several."""

@@ -25,11 +25,11 @@ from engine.cluster.pool import (
 from engine.errors import OutOfMemory, SpecScopeError, UsageError
 from engine.heads.find import HeadFile, load_head
 from engine.layout import Layout
+from engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
 from engine.trace.events import Device
-from engine.workers.jobs import Connect, Facts, Load, Reply
-from engine.workers.shared import Slab
-from engine.workers.transports.ensemble import Ensemble, group_of, pipeline_of, ranks_of
-from engine.workers.worker import Worker
+from engine.worker.jobs import Connect, Facts, Load, Reply
+from engine.worker.shared import Slab
+from engine.worker.worker import Worker
 
 Work: TypeAlias = Coroutine[Any, Any, Any]
 POLL_S = 0.05

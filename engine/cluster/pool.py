@@ -12,8 +12,8 @@ from engine.layout import Layout, Pipelined
 from engine.model.language import LanguageModel
 from engine.trace.events import Device
 from engine.types import drafter_key
-from engine.workers.jobs import Stage
-from engine.workers.worker import Worker
+from engine.worker.jobs import Stage
+from engine.worker.worker import Worker
 
 if TYPE_CHECKING:
     from engine.heads.find import HeadFile

@@ -1,4 +1,4 @@
-"""Measures what `engine/drafters/plan.py` plans drafts from, with ordinary runs of the cluster."""
+"""Measures what `engine/drafting/plan.py` plans drafts from, with ordinary runs of the cluster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.drafters.pace import Curve, Probe
+from engine.drafting.pace import Curve, Probe
 from engine.files import parse_json, read_text
 from engine.trace.events import Decision, Round, Span
 from engine.trace.trace import Trace
-from engine.workers.jobs import Measure
-from engine.workers.worker import Worker
+from engine.worker.jobs import Measure
+from engine.worker.worker import Worker
 
 if TYPE_CHECKING:
     from engine.cluster.execution import Listener

@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import torch
 
+from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import loader_of
 from engine.cluster.memory import MACHINE, measured
 from engine.cluster.options import Options
@@ -16,7 +17,7 @@ from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.model.language import LanguageModel
 from engine.model.memoized import MemoizedModel
-from engine.pairs.pair import Pair
+from engine.runtimes.virtual import Processor, VirtualWorker
 from engine.simulate.latency import Latency
 from engine.simulate.oracle import Source, bernoulli_models
 from engine.simulate.profile import Profile
@@ -24,8 +25,7 @@ from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Device
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, drafter_key
-from engine.workers.transports.virtual import Processor, VirtualWorker
-from engine.workers.worker import Worker
+from engine.worker.worker import Worker
 
 
 @dataclass(frozen=True)

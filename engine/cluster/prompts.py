@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from engine.bounds import check_prompt, check_prompts, is_chat
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.text import Detokenizer
 from engine.errors import UsageError
-from engine.pairs.pair import Pair
-from engine.pairs.text import Detokenizer
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text for the chat template if there is one, chat messages with role and content, or token ids."""

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence
 from engine.errors import SpecScopeError, UsageError, one_line
-from engine.workers.ray.worker import Node, RayWorker, reachable
-from engine.workers.transports.process import Setup
+from engine.runtimes.process import Setup
+from engine.runtimes.ray.worker import Node, RayWorker, reachable
 
 EVERY_S = 1.0
 """Seconds between two checks of the workers and of the head."""
@@ -228,7 +228,7 @@ class RayCluster:
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from engine.workers.ray.server import GROUPS, RayServer
+        from engine.runtimes.ray.server import GROUPS, RayServer
 
         place = self.places[device]
         options = {

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 from engine.errors import SpecScopeError, UsageError, one_line, shown
-from engine.workers.ray.worker import CONNECT_S, reachable
+from engine.runtimes.ray.worker import CONNECT_S, reachable
 
 SETTINGS = 4
 """Type of the frame by which a server of HTTP/2, such as Ray's head, begins (RFC 9113)."""

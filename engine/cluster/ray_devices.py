@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import LocalDevices, loader_of, ranks_of
 from engine.cluster.memory import MACHINE, Memory, measured, part_of
 from engine.cluster.occupancy import METERS, Meter, Reading
@@ -24,12 +25,11 @@ from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits
 from engine.cluster.ray_cluster import Bundle, RayCluster, state
 from engine.errors import SpecScopeError, UsageError
 from engine.layout import Layout, Separate
-from engine.pairs.pair import Pair
+from engine.runtimes.process import Setup
+from engine.runtimes.ray.references import References
+from engine.runtimes.ray.worker import Node, RayWorker
 from engine.trace.events import Device
-from engine.workers.ray.references import References
-from engine.workers.ray.worker import Node, RayWorker
-from engine.workers.transports.process import Setup
-from engine.workers.worker import Worker
+from engine.worker.worker import Worker
 
 RESOURCES = {"auto": "CPU", "cpu": "CPU", "cuda": "GPU"}
 """Ray's name of each kind of device. GPUs must be asked for: with Ray they have never been used."""

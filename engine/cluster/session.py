@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.text import Detokenizer
 from engine.cluster.execution import Execution, Listener, Recording, Request
 from engine.cluster.measured import learn, scaled
 from engine.cluster.measurements import Measurements
@@ -18,22 +20,20 @@ from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.probing import CONTEXT, NEW_TOKENS
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
-from engine.drafters.pace import Probe
-from engine.drafters.plan import Best, Plan
+from engine.drafting.pace import Probe
+from engine.drafting.plan import Best, Plan
 from engine.environment import environment
 from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.layout import Layout
 from engine.methods import Method, Situation, find
-from engine.pairs.pair import Pair
-from engine.pairs.text import Detokenizer
 from engine.run.serving import Load, under_load
+from engine.runtimes.ensemble import Ensemble
 from engine.trace.events import Header
 from engine.trace.trace import Trace
 from engine.types import MOST_DRAFTERS, Limits, Sampling
-from engine.workers.jobs import Measure
-from engine.workers.transports.ensemble import Ensemble
-from engine.workers.worker import Worker
+from engine.worker.jobs import Measure
+from engine.worker.worker import Worker
 
 
 class Cluster:

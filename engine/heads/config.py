@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from engine.checkpoints.config import is_complete
 from engine.errors import ModelError, one_line
 from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
 from engine.model.shape import ModelShape
-from engine.pairs.config import is_complete
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

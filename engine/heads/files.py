@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoints.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, pack, some
+from engine.checkpoints.config import read_config, read_object
 from engine.errors import ModelError, UsageError, one_line, plain_name
 from engine.files import parse_json, read_bytes, replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
@@ -24,8 +26,6 @@ from engine.heads.kinds import KINDS
 from engine.heads.modules import check_ids
 from engine.heads.published import Published, check_supported, is_redundant
 from engine.model.fields import LONGEST_VOCABULARY
-from engine.pairs.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, pack, some
-from engine.pairs.config import read_config, read_object
 
 VERSION = 1
 

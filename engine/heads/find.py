@@ -7,6 +7,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.sizes import checked_shape
 from engine.errors import UsageError
 from engine.heads.config import HeadConfig
 from engine.heads.drafting import Head
@@ -17,11 +19,9 @@ from engine.model.language import LanguageModel
 from engine.model.memoized import MemoizedModel
 from engine.model.shape import EMBEDDING
 from engine.model.static import StaticSteps
-from engine.pairs.checkpoint import Checkpoint
-from engine.pairs.sizes import checked_shape
 
 if TYPE_CHECKING:
-    from engine.pairs.pair import Pair
+    from engine.checkpoints.pair import Pair
 
 
 @dataclass(frozen=True)

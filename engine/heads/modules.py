@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig, TensorShapes
 from engine.heads.drafting import Columns, Growing, HeadForwards, HeadLayer, LevelLogits, Take
@@ -27,7 +28,6 @@ from engine.model.shape import ModelShape
 from engine.model.shard import SplitHead
 from engine.model.slots import Rows
 from engine.model.weights import Linear
-from engine.pairs.checkpoint import Checkpoint
 
 
 def vocabulary_tensors(config: HeadConfig) -> TensorShapes:

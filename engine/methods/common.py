@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engine.drafters.copy import Copier
-from engine.drafters.plan import best_tree
-from engine.drafters.static import MOST_NODES, spelled, within
-from engine.drafters.static import tree as tree_of
-from engine.drafters.tree import Static, TreeShape
+from engine.drafting.copy import Copier
+from engine.drafting.plan import best_tree
+from engine.drafting.static import MOST_NODES, spelled, within
+from engine.drafting.static import tree as tree_of
+from engine.drafting.tree import Static, TreeShape
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods.registry import Situation, setting

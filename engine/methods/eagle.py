@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafters.static import tree
+from engine.drafting.static import tree
 from engine.methods.common import decode_trees, head_layout, planned_tree, static_tree, tree_drafts
 from engine.methods.registry import Situation, method
 from engine.run.run import Run

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.drafters.plan import best_dynamic
-from engine.drafters.static import MOST_NODES
-from engine.drafters.tree import Dynamic
+from engine.drafting.plan import best_dynamic
+from engine.drafting.static import MOST_NODES
+from engine.drafting.tree import Dynamic
 from engine.errors import UsageError
 from engine.methods.common import decode_trees, head_layout
 from engine.methods.registry import Situation, method, setting

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafters.plan import best_wide
-from engine.drafters.static import MOST_NODES
-from engine.drafters.tree import Wide
+from engine.drafting.plan import best_wide
+from engine.drafting.static import MOST_NODES
+from engine.drafting.tree import Wide
 from engine.errors import UsageError
 from engine.layout import LayerParallel, Layout, Separate
 from engine.methods.common import check_nodes, tree_drafts

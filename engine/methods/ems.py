@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.drafters.copy import Copier
-from engine.drafters.tree import Wide
+from engine.drafting.copy import Copier
+from engine.drafting.tree import Wide
 from engine.layout import Layout, Packing, Separate
 from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting

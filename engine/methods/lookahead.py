@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.drafters.ngrams import Lookahead
+from engine.drafting.ngrams import Lookahead
 from engine.layout import Layout, Separate
 from engine.methods.common import check_window, window_rows
 from engine.methods.registry import Situation, method, setting

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.drafters.static import tree
+from engine.drafting.static import tree
 from engine.methods.common import head_layout, plan_heads, static_tree, tree_heads
 from engine.methods.registry import method, setting
 from engine.run.run import Run

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.drafters.static import tree
+from engine.drafting.static import tree
 from engine.methods.common import decode_trees, head_layout, plan_masks, static_tree, tree_drafts, tree_masks
 from engine.methods.registry import method
 from engine.run.run import Run

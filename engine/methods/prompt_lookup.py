@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.drafters.copy import Copier
+from engine.drafting.copy import Copier
 from engine.methods.common import decode_copies
 from engine.methods.registry import method, setting
 from engine.run.run import Run

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafters.plan import best_wide
-from engine.drafters.static import MOST_NODES
-from engine.drafters.tree import Wide
+from engine.drafting.plan import best_wide
+from engine.drafting.static import MOST_NODES
+from engine.drafting.tree import Wide
 from engine.layout import Layout, Separate
 from engine.methods.common import check_nodes, decode_trees, tree_drafts
 from engine.methods.registry import Situation, method, setting

@@ -1,11 +1,11 @@
 """Drafts chains and trees in one CUDA graph, without a host between the forwards.
 
 The places of the drafted nodes are known before their tokens are: how many children the nodes of a
-level get is fixed (`engine.drafters.tree.LevelPlan`); a chain has one node per level. So are the
+level get is fixed (`engine.drafting.tree.LevelPlan`); a chain has one node per level. So are the
 rows of each forward, one per node that gets children, and the random numbers, which are a function
-of the position (`engine.draws`). Each level's tokens are chosen on the device, where the next
-forward reads them; a head's layer also reads the state that it predicted for their parents (EAGLE).
-Ids, probabilities and q travel to the host once, after the last level.
+of the position (`engine.sampling.draws`). Each level's tokens are chosen on the device, where the
+next forward reads them; a head's layer also reads the state that it predicted for their parents
+(EAGLE). Ids, probabilities and q travel to the host once, after the last level.
 
 On a CPU the same operations run one by one.
 """
@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.draws import TOP, pick_rows, process_logits, softmax
 from engine.model.slots import Rows
 from engine.model.static import PerCache, Size, StaticAttention, captured, graph_pool, read_length
+from engine.sampling.draws import TOP, pick_rows, process_logits, softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.drafters.tree import LevelPlan
+    from engine.drafting.tree import LevelPlan
     from engine.model.cache import Buffers, Cache
     from engine.model.clock import Clock
     from engine.model.decoder import Decoder
@@ -261,7 +261,7 @@ class _Chosen(NamedTuple):
 
 
 class _Choice:
-    """Selects the nodes of a level on the device (`engine.drafters.level.next_level`)."""
+    """Selects the nodes of a level on the device (`engine.drafting.level.next_level`)."""
 
     def __init__(self, plan: LevelPlan, kind: Kind, device: torch.device) -> None:
         self._plan, self._sampling, self._argmax = plan, kind.sampling, kind.argmax

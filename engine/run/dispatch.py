@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 from engine.errors import WorkerDied
 from engine.trace.events import Part, Row, Span, SpanKind
 from engine.types import Prefix
-from engine.workers.jobs import Drop, Job, Reply
+from engine.worker.jobs import Drop, Job, Reply
 
 if TYPE_CHECKING:
     from engine.trace.emitter import TraceEmitter
-    from engine.workers.jobs import Chunk
-    from engine.workers.worker import Ticket, Worker
+    from engine.worker.jobs import Chunk
+    from engine.worker.worker import Ticket, Worker
 
 
 class Submission:

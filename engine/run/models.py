@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.drafters.tree import TreeShape, Wide
+from engine.drafting.tree import TreeShape, Wide
 from engine.run.batching import Call, Gathering
 from engine.run.scores import Scorer, Scores, chunk_spans, judge_job, mode_of, new_verdict
 from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, Tree, Typical, Verdict
-from engine.workers.jobs import PREFILL_ROWS, Export, Import, Prefill, Propose, Retire, Score
+from engine.worker.jobs import PREFILL_ROWS, Export, Import, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
-    from engine.workers.jobs import Chunk, Grown, Job, Reply
-    from engine.workers.shared import Slab
-    from engine.workers.worker import Worker
+    from engine.worker.jobs import Chunk, Grown, Job, Reply
+    from engine.worker.shared import Slab
+    from engine.worker.worker import Worker
 
 
 class Model:
@@ -94,7 +94,7 @@ class Model:
 
         Args:
             prefix: The tokens so far.
-            shape: How the tree grows (`engine.drafters.tree`); fewer levels, or none, near the end
+            shape: How the tree grows (`engine.drafting.tree`); fewer levels, or none, near the end
                 of the output.
             sampled: Draw from q (rule 1 judges them). Otherwise, and at temperature 0, take the
                 most probable tokens (rule 2).

@@ -13,12 +13,12 @@ from engine.trace.emitter import Committed
 from engine.types import Draft, Prefix, Verdict
 
 if TYPE_CHECKING:
-    from engine.drafters.ngrams import Lookahead
+    from engine.drafting.ngrams import Lookahead
     from engine.run.batching import Gathering
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
-    from engine.workers.shared import Slab
-    from engine.workers.worker import Worker
+    from engine.worker.shared import Slab
+    from engine.worker.worker import Worker
 
 
 class Run:

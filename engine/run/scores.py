@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from engine.run.batching import Call
 from engine.types import Draft, Judgement, Prefix, Typical, Verdict
-from engine.workers.jobs import Judge, JudgeAll, Score
+from engine.worker.jobs import Judge, JudgeAll, Score
 
 if TYPE_CHECKING:
     from engine.run.batching import Gathering
     from engine.run.dispatch import Dispatcher, Submission
-    from engine.workers.jobs import Chunk
-    from engine.workers.worker import Worker
+    from engine.worker.jobs import Chunk
+    from engine.worker.worker import Worker
 
 
 class Scores:

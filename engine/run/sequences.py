@@ -10,7 +10,7 @@ import numpy as np
 from engine.types import Limits, Prefix
 
 if TYPE_CHECKING:
-    from engine.pairs.text import IncrementalText
+    from engine.checkpoints.text import IncrementalText
 
 
 class Sequence:

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from engine.bounds import MOST_SEQUENCES
-from engine.drafters.tree import Wide
+from engine.drafting.tree import Wide
 from engine.errors import UsageError, shown
 from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
 from engine.run.batching import Gathering
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
 from engine.types import Draft, Prefix, Verdict, check_range
-from engine.workers.jobs import Chunk
+from engine.worker.jobs import Chunk
 
 if TYPE_CHECKING:
-    from engine.drafters.tree import TreeShape
+    from engine.drafting.tree import TreeShape
 
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""

@@ -21,20 +21,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.accept import judge
-from engine.draws import Draws
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.environment import processor
 from engine.errors import UsageError
 from engine.model.cache import Cache
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
+from engine.runtimes.process import ProcessWorker, Setup
+from engine.sampling.accept import judge
+from engine.sampling.draws import Draws
 from engine.trace.events import Device
 from engine.types import Draft, DraftToken, RowRef, Sampling
-from engine.workers.jobs import Connect
-from engine.workers.transports.process import ProcessWorker, Setup
+from engine.worker.jobs import Connect
 
 READ = 32
 """Forwards of at most this many rows per sequence compute logits of all rows, like a verification.

@@ -9,8 +9,8 @@ from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
+from engine.checkpoints.pair import Pair
 from engine.environment import environment
-from engine.pairs.pair import Pair
 from engine.training.data import SOURCES, UNKNOWN
 from engine.training.loop import read_json
 from engine.training.measure import (

@@ -13,9 +13,9 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.checkpoints.progress import Progress as Download
 from engine.errors import UsageError
 from engine.files import replacing
-from engine.pairs.progress import Progress as Download
 from engine.training.options import (
     HEAD_DEFAULTS,
     RECIPES,
@@ -28,7 +28,7 @@ from engine.training.options import (
 )
 
 if TYPE_CHECKING:
-    from engine.pairs.pair import Pair
+    from engine.checkpoints.pair import Pair
     from engine.training.loop import Progress
 
 CARD = "README.md"
@@ -225,7 +225,7 @@ def _run_card(args: argparse.Namespace) -> int:
         return _write_card(pair, folder, settings, args.output or folder / CARD)
     if not (args.target and args.drafter and args.output):
         raise UsageError("a card of two models needs --target, --drafter and --output")
-    from engine.pairs.pair import Pair
+    from engine.checkpoints.pair import Pair
 
     return _write_card(Pair.of(args.target, args.drafter), None, settings, args.output)
 
@@ -264,8 +264,8 @@ def given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict[
 
 
 def _find_pair(name: str) -> tuple[Pair, Path]:
-    from engine.pairs.catalog import PAIRS
-    from engine.pairs.pair import Pair
+    from engine.checkpoints.catalog import PAIRS
+    from engine.checkpoints.pair import Pair
 
     folder = Path(name)
     if (folder / "target").is_dir():
@@ -276,7 +276,7 @@ def _find_pair(name: str) -> tuple[Pair, Path]:
 
 def find_target(args: argparse.Namespace) -> tuple[Path, str]:
     """Return the directory of `--target` or of the pair's target, and its name in the outputs."""
-    from engine.pairs.sources import resolve
+    from engine.checkpoints.sources import resolve
 
     if args.target is None:
         pair, folder = _find_pair(args.pair or "bundled")

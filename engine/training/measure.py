@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.draws import Draws, Key, process_logits
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.files import parse_json, read_text
 from engine.model.cache import Cache
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
+from engine.sampling.draws import Draws, Key, process_logits
 from engine.training.data import ROLES, Encoder, find_sources, is_held_out, read_documents, split_chat
 from engine.training.options import CardSettings
 from engine.types import Sampling

@@ -25,11 +25,11 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from engine.checkpoints.config import read_config
+from engine.checkpoints.load import load_reference
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.shape import ModelShape
-from engine.pairs.config import read_config
-from engine.pairs.load import load_reference
-from engine.pairs.pair import Pair
 from engine.training.data import (
     BOS,
     EOS,

@@ -23,11 +23,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from engine.training.data import (
     CHAT_TEMPLATE,
     ROLES,

@@ -17,7 +17,7 @@ from app.bench import speed, suite
 from app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
 from app.bench.race import Race, Transformers, quiet
 from app.cli import bench
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
 from engine.types import Limits
 
 PROMPT = "Tell me a story about a lighthouse keeper and a whale."

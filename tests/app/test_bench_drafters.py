@@ -20,9 +20,9 @@ from app.bench.drafters import (
     load_noisy,
     with_noise,
 )
-from engine.drafters.plan import LONGEST
+from engine.checkpoints.pair import Pair
+from engine.drafting.plan import LONGEST
 from engine.model.slots import Rows
-from engine.pairs.pair import Pair
 from engine.training.measure import LoadedPair
 from engine.types import Sampling
 from tests.app.test_bench_cuda import run_bench

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.checkpoints import catalog
+from engine.checkpoints.catalog import PAIRS
+from engine.checkpoints.pair import Pair
 from engine.methods import METHODS
-from engine.pairs import catalog
-from engine.pairs.catalog import PAIRS
-from engine.pairs.pair import Pair
 from tests.app.commands import VIRTUAL, call
 from tests.engine.heads.random_heads import make_head
 

@@ -9,8 +9,8 @@ import pytest
 
 import engine
 from app.cli.chosen import able
+from engine.checkpoints.catalog import PAIRS
 from engine.methods import METHODS
-from engine.pairs.catalog import PAIRS
 from tests.app.commands import VIRTUAL, call
 from traces.metrics import measure
 from traces.store import Store

@@ -15,8 +15,8 @@ from app.render.turn import turn_line
 from app.runs import Lane, LiveRun, RunRequest
 from app.service import Service
 from app.tabs.streaming import LivePane, frames
+from engine.checkpoints.progress import Progress, Report
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.pairs.progress import Progress, Report
 from tests.app.fakes import FakeCluster, FakeOpen
 
 

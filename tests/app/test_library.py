@@ -13,8 +13,8 @@ import pytest
 from app.runs import RunRequest
 from app.service import Service
 from app.tabs.library import Library, Shelf
+from engine.checkpoints import catalog
 from engine.errors import ModelError
-from engine.pairs import catalog
 from tests.app.fakes import FakeOpen
 from tests.app.test_downloads import FakeHub, until
 

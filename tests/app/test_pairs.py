@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from app import pairs
+from engine.checkpoints import catalog
 from engine.methods import METHODS
-from engine.pairs import catalog
 
 
 @pytest.fixture

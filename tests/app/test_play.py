@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from app.cli import models, play
+from engine.checkpoints import catalog
+from engine.checkpoints.progress import Progress
 from engine.errors import ModelError
-from engine.pairs import catalog
-from engine.pairs.progress import Progress
 from tests.app.commands import call
 
 
@@ -26,7 +26,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict]:
         return 0
 
     monkeypatch.setattr("app.server.serve", serve)
-    monkeypatch.setattr("engine.workers.transports.forks.warm_up", lambda: None)
+    monkeypatch.setattr("engine.runtimes.forks.warm_up", lambda: None)
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
     return calls

@@ -1,4 +1,4 @@
-"""The page on a Ray cluster, here a fake one; tests/engine/workers/test_ray.py has real nodes."""
+"""The page on a Ray cluster, here a fake one; tests/engine/runtimes/test_ray.py has real nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Ray | None]:
         return 0
 
     monkeypatch.setattr("app.server.serve", serve)
-    monkeypatch.setattr("engine.workers.transports.forks.warm_up", lambda: None)
+    monkeypatch.setattr("engine.runtimes.forks.warm_up", lambda: None)
     return offered
 
 

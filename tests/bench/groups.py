@@ -20,13 +20,13 @@ import engine
 from app.bench import speed
 from app.bench.figures import FULL, QUICK, Figure, Note, Plan
 from app.bench.race import Generate, Race
-from engine.drafters.static import tree
+from engine.checkpoints.pair import Pair
+from engine.drafting.static import tree
 from engine.errors import UsageError
 from engine.heads.config import HeadConfig
 from engine.heads.files import check_head
 from engine.heads.kinds import KINDS
 from engine.methods import BASELINE
-from engine.pairs.pair import Pair
 from engine.plot import Line, Panel, draw
 from engine.trace.trace import Trace
 from tests.bench import script

@@ -14,8 +14,8 @@ import engine
 from app.bench import speed
 from app.bench.figures import FULL, QUICK, Figure, Note, Plan
 from app.bench.race import Race
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
-from engine.pairs.pair import Pair
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
 from engine.types import Limits

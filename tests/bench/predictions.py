@@ -20,8 +20,8 @@ from typing import Any
 
 import engine
 from engine.cluster.session import Cluster
-from engine.drafters.pace import Probe, in_turns, overlapped, plain_seconds, with_servers
-from engine.drafters.plan import best_wide
+from engine.drafting.pace import Probe, in_turns, overlapped, plain_seconds, with_servers
+from engine.drafting.plan import best_wide
 from engine.errors import UsageError
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace

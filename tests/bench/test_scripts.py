@@ -10,9 +10,9 @@ import torch
 
 from app.bench.cuda import Size
 from app.bench.figures import Plan
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.attention import attend
-from engine.pairs.pair import Pair
 from tests.bench import attention, groups, placements, tracing, viewer
 from tests.engine.heads.random_heads import make_head
 from tests.traces.samples import sample_trace

@@ -21,8 +21,8 @@ import psutil
 
 import engine
 from app.bench.figures import FULL, QUICK, Bar, Figure, Note
+from engine.checkpoints.pair import Pair
 from engine.errors import SpecScopeError
-from engine.pairs.pair import Pair
 from engine.trace.events import Footer, Header, Row, Span
 from engine.trace.trace import Trace
 from engine.types import Limits

@@ -19,7 +19,7 @@ from app.pairs import TOY
 from tests.browser.conftest import launched
 from tests.browser.playground.conftest import PATIENCE, playing
 from tests.browser.playground.steps import answer, choose, viewer, wait_for
-from tests.engine.workers.ray_nodes import two_nodes
+from tests.engine.runtimes.ray_nodes import two_nodes
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 TOKENS = 32

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.draws import Draws, Key
+from engine.sampling.draws import Draws, Key
 from engine.types import Sampling
 from tests.engine.toy import Logits, warp_plainly
 

@@ -43,7 +43,7 @@ class Block:
         if name.partition(".")[0] in {blocked!r}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Block())
-import engine.workers.transports.serve
+import engine.runtimes.serve
 assert not {{"transformers", "huggingface_hub"}} & set(sys.modules), "a worker that starts imports them"
 import engine
 with engine.open(runtime="local-thread") as cluster:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.draws import Draws
 from engine.run.run import Race
+from engine.sampling.draws import Draws
 from engine.types import Draft, Prefix, Sampling, Verdict
 from tests.engine.toy import Blurred, Method, Parallel, Scores, Table, ToyRun, ToyTarget, always_wrong
 from tests.engine.toy_joint import distance, joint, target_joint

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import pytest
 
-from engine.drafters.tree import Wide
-from engine.draws import Key
+from engine.drafting.tree import Wide
+from engine.sampling.draws import Key
 from engine.types import Draft, DraftToken, Sampling
 from tests.engine.toy import Method, Table, ToyRun
 from tests.engine.toy_draws import Enumerated

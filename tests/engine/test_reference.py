@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.draws import Draws
 from engine.methods import find
+from engine.sampling.draws import Draws
 from engine.types import Sampling
 from tests.engine.reference import (
     Reference,

@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUND = ("errors", "environment", "files", "plot", "bounds", "types", "layout", "draws", "rows", "accept")
+GROUND = ("errors", "environment", "files", "plot", "bounds", "types", "layout")
 ROOMS = (
     *GROUND,
+    "sampling",
     "trace",
-    "drafters",
+    "drafting",
     "model",
-    "pairs",
+    "checkpoints",
     "heads",
-    "workers",
+    "worker",
+    "runtimes",
     "run",
     "methods",
     "simulate",

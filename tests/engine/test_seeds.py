@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.draws import Draws
+from engine.sampling.draws import Draws
 from engine.types import Sampling
 from tests.engine.toy import Method, Table, ToyRun
 from tests.engine.toy_methods import method, top_tree

@@ -13,12 +13,12 @@ from math import exp
 import numpy as np
 import torch
 
-from engine.accept import judge
-from engine.drafters.level import levels, next_level
-from engine.drafters.tree import TreeShape, line, root
-from engine.draws import Draws, propose_token
+from engine.drafting.level import levels, next_level
+from engine.drafting.tree import TreeShape, line, root
 from engine.heads.drafting import Columns
 from engine.run.run import Race
+from engine.sampling.accept import judge
+from engine.sampling.draws import Draws, propose_token
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
@@ -98,7 +98,7 @@ def always_wrong(target: Table) -> Logits:
 
 
 def warp_plainly(logits: torch.Tensor, sampling: Sampling) -> np.ndarray:
-    """Process one row token by token, as a second opinion on `engine.draws.process_logits`."""
+    """Process one row token by token, as a second opinion on `draws.process_logits`."""
     x = [v / sampling.temperature for v in logits.tolist()]
     order = sorted(range(len(x)), key=lambda i: -x[i])
     kept = order[: sampling.top_k] if sampling.top_k else order

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import torch
 
-from engine.draws import Draws, Key
+from engine.sampling.draws import Draws, Key
 
 
 class Fixed(Draws):

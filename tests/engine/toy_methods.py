@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from pathlib import Path
 
-from engine.draws import Key, process_logits
 from engine.layout import Pipelined
 from engine.methods import find
+from engine.sampling.draws import Key, process_logits
 from engine.types import Draft, DraftToken
 from tests.engine.toy import Method, ToyRun
 

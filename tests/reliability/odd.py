@@ -12,15 +12,15 @@ from typing import NoReturn
 
 import numpy as np
 
+from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import LocalDevices, devices_of
 from engine.cluster.options import Options
 from engine.cluster.placement import Placement
 from engine.cluster.pool import Assignment, Loader
 from engine.cluster.session import Cluster
 from engine.layout import Layout, Separate
-from engine.pairs.pair import Pair
+from engine.runtimes.process import ProcessWorker
 from engine.simulate.oracle import Scripted
-from engine.workers.transports.process import ProcessWorker
 
 AFTER = 20
 """Length of the text at which the model misbehaves."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.pairs.catalog import PAIRS
-from tests.engine.workers.processes import worker_processes
+from engine.checkpoints.catalog import PAIRS
+from tests.engine.runtimes.processes import worker_processes
 from traces.store import Store
 
 LIMIT_S = 60

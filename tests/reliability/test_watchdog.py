@@ -10,9 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.types import Prefix
-from engine.workers.jobs import Load
-from engine.workers.transports.watchdog import (
+from engine.runtimes.watchdog import (
     FACTOR,
     FLOOR,
     IDLE,
@@ -22,7 +20,9 @@ from engine.workers.transports.watchdog import (
     Watchdog,
     rows_of,
 )
-from tests.engine.workers.harness import chains
+from engine.types import Prefix
+from engine.worker.jobs import Load
+from tests.engine.worker.harness import chains
 
 DRAFT = chains("drafter", (Prefix(0, np.arange(6)),), (4,))
 OWED = Owed((DRAFT,), 0, unread=False, patient=False, pace=0.0)

@@ -13,10 +13,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.checkpoints import catalog, checkpoint
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, SpecScopeError
-from engine.pairs import catalog, checkpoint
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, one_line, returns_or_refuses, spoiled
 
@@ -156,7 +156,7 @@ def test_sizes_are_checked_before_torch_or_transformers_use_them(model, monkeypa
 
     edit(model / "config.json", num_hidden_layers=10**9, rope_theta=5)
     monkeypatch.setattr(transformers.AutoConfig, "for_model", never)
-    monkeypatch.setattr("engine.pairs.load.Checkpoint", never)
+    monkeypatch.setattr("engine.checkpoints.load.Checkpoint", never)
     assert "num_hidden_layers" in refused(lambda: load(model))
 
 

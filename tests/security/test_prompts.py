@@ -13,10 +13,10 @@ from app.cli import clusters
 from app.main import main
 from app.tabs.plan import FormError, make_requests
 from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS, PER_TOKEN
+from engine.checkpoints.pair import Pair
 from engine.cluster.prompts import encode, ids_of
 from engine.errors import UsageError
 from engine.methods import METHODS
-from engine.pairs.pair import Pair
 from engine.types import Limits
 
 HUGE = 4_000_000

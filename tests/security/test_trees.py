@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafters.static import FOLDER, MOST_NODES, tree
+from engine.drafting.static import FOLDER, MOST_NODES, tree
 from engine.errors import UsageError
 from tests.security.odd import BOUNDED, ODD, one_line, returns_or_refuses
 

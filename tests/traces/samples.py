@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from engine.drafters.copy import Copier
+from engine.drafting.copy import Copier
 from engine.trace.events import (
     Commit,
     Copied,

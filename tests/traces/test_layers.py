@@ -4,7 +4,7 @@ import pytest
 
 import engine
 from engine.types import Limits
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, sample_trace
 from traces.view.document import view_model
 from traces.view.layers import layers

@@ -10,7 +10,7 @@ from engine.errors import UsageError
 from engine.trace.events import SCHEMA, Copied, Document, Footer, Round
 from engine.trace.jsonl import to_json
 from engine.trace.trace import Trace
-from tests.engine.workers.harness import scripted_cluster
+from tests.engine.worker.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import DOCUMENT, KINDS, PROMPT, WORDS, read_file, sample_trace
 from traces.export.report import render_report

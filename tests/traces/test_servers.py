@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.run.models import Model
 from engine.trace.events import Commit, Decision, Device, Footer, Round, Span
 from engine.trace.trace import Trace
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, MS, sample_trace
 from traces.metrics import measure
 from traces.view.document import view_model

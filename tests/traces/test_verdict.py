@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.drafters.pace import Probe
+from engine.drafting.pace import Probe
 from engine.layout import Layout, Separate
 from tests.traces.samples import sample_trace, slowed
 from traces.advice import Rates, advise, kind_of, predicted, rates_of

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import engine
+from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, UsageError
 from engine.methods import METHODS
-from engine.pairs.pair import Pair
 from engine.run.serving import Load
 from engine.simulate.oracle import Scripted, Source, bernoulli_models, number
 from engine.trace.trace import Trace

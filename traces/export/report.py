@@ -12,8 +12,8 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from engine.checkpoints.forms import model_name
 from engine.errors import UsageError
-from engine.pairs.forms import model_name
 from traces.acceptance import acceptance
 from traces.comparable import other_load
 from traces.export.assets import report_template, viewer_script, viewer_style

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from engine.checkpoints.forms import model_name
 from engine.errors import UsageError, shown
 from engine.methods import METHODS
-from engine.pairs.forms import model_name
 from engine.types import check_range
 
 if TYPE_CHECKING:

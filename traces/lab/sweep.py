@@ -308,7 +308,7 @@ class Scripted:
             UsageError: The method refuses its settings, or drafts n-grams of the text.
         """
         import engine
-        from engine.pairs.pair import Pair  # imports torch, which takes seconds
+        from engine.checkpoints.pair import Pair  # imports torch, which takes seconds
         from engine.simulate.oracle import Source, bernoulli_models
         from traces.whatif.script import CONTEXT, NO_TEXTS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.drafters.static import tree
+from engine.checkpoints.forms import form_of, model_name
+from engine.drafting.static import tree
 from engine.errors import UsageError
 from engine.methods import METHODS
-from engine.pairs.forms import form_of, model_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ def models_text(header: Header) -> str:
 
 
 class _Planned(NamedTuple):
-    """The facts of `engine.drafters.plan.Plan`."""
+    """The facts of `engine.drafting.plan.Plan`."""
 
     nodes: int
     levels: int

@@ -15,8 +15,8 @@ from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.draws import Draws, Key
 from engine.errors import UsageError
+from engine.sampling.draws import Draws, Key
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
 from traces.whatif.rules import Rule, Way, recorded_way
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
 from engine.simulate.oracle import Source
 from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Commit, Decision, Header

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from engine.checkpoints.config import read_config
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.heads.files import HeadWeights, read_head
 from engine.heads.kinds import KINDS
 from engine.heads.modules import target_ids
 from engine.heads.trainable import Frozen, Texts, TrainableHead
 from engine.model.shape import ModelShape
-from engine.pairs.config import read_config
-from engine.pairs.pair import Pair
 from engine.training.card import table
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of

@@ -15,11 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoints.load import load
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.heads.trainable import Texts
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
-from engine.pairs.load import load
 from engine.training.data import Corpus
 from engine.training.target_text import fingerprint
 

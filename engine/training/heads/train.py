@@ -24,6 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.checkpoints.checkpoint import Checkpoint, some
+from engine.checkpoints.config import read_config
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.files import replacing
 from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes, layer_fields
@@ -32,9 +35,6 @@ from engine.heads.kinds import KINDS
 from engine.heads.modules import offsets
 from engine.heads.trainable import Frozen, TrainableHead
 from engine.model.shape import EMBEDDING, ModelShape
-from engine.pairs.checkpoint import Checkpoint, some
-from engine.pairs.config import read_config
-from engine.pairs.pair import Pair
 from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.heads.features import Batches, stored_features
 from engine.training.heads.losses import acceptance, head_losses

@@ -27,7 +27,7 @@ from tests.browser.playground.steps import (
     viewer,
     wait_for,
 )
-from tests.engine.workers.processes import rested, worker_processes
+from tests.engine.runtimes.processes import rested, worker_processes
 
 pytestmark = pytest.mark.browser
 BUSY = """(pane) => {

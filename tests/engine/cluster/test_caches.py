@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 import engine
+from engine.checkpoints.pair import Pair
 from engine.cluster import memory
 from engine.cluster.memory import Memory, RunSize, check_caches
 from engine.cluster.pool import Free
 from engine.errors import OutOfMemory
 from engine.layout import Packing
 from engine.model.cache import Cache
-from engine.pairs.pair import Pair
 from engine.run.serving import Load
 from engine.trace.events import Device
 from engine.types import Limits, Sampling
-from engine.workers.jobs import Begin, Reply, Taken
+from engine.worker.jobs import Begin, Reply, Taken
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads
 

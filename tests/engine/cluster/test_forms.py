@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import engine
+from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import devices_of
 from engine.cluster.session import Cluster
-from engine.pairs.pair import Pair
 from engine.trace.events import Device
 from engine.types import Limits, Sampling
-from tests.engine.pairs.gguf_files import write
+from tests.engine.checkpoints.gguf_files import write
 
 TARGET = Pair.find("bundled").target_path
 PROMPT, NEW = "Tell me a story about a dragon.", Limits(20)

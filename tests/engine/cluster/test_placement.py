@@ -3,15 +3,15 @@
 import pytest
 
 import engine
+from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import LocalDevices
 from engine.cluster.options import Options
 from engine.cluster.placement import Placement
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
-from engine.pairs.pair import Pair
 from engine.trace.events import Device
 from engine.types import Limits
-from tests.engine.workers.harness import scripted_cluster
+from tests.engine.worker.harness import scripted_cluster
 
 
 class _Cores(LocalDevices):

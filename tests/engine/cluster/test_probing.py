@@ -12,20 +12,20 @@ from types import SimpleNamespace
 import pytest
 
 import engine
-import engine.workers.measure as measure_module
+import engine.worker.measure as measure_module
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.cluster import measurements, probing
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.probing import orders_of, probe_of, rates_of
-from engine.drafters.pace import Probe
-from engine.drafters.static import tree
+from engine.drafting.pace import Probe
+from engine.drafting.static import tree
 from engine.model.language import LanguageModel
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from engine.trace.events import Decision, Header, Round, Span
 from engine.trace.trace import Trace
 from engine.types import Limits
-from engine.workers.jobs import Measure
-from engine.workers.measure import measure
+from engine.worker.jobs import Measure
+from engine.worker.measure import measure
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.methods.head_runs import drifting
 from tests.engine.methods.pairs import save_with_tokenizer

@@ -53,7 +53,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(ray_cluster, "free_by_node", dict)
     monkeypatch.setattr(RayCluster, "_free_devices", lambda _: None)
     monkeypatch.setattr(ray_cluster, "reachable", fake.reachable)
-    monkeypatch.setattr("engine.workers.ray.worker.reachable", fake.reachable)
+    monkeypatch.setattr("engine.runtimes.ray.worker.reachable", fake.reachable)
     monkeypatch.setattr(ray_cluster, "EVERY_S", 0.005)
     return fake
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import engine
+from engine.checkpoints.pair import Pair
 from engine.cluster.memory import part_of
 from engine.cluster.options import Options
 from engine.cluster.pool import Free, ModelPart
@@ -17,8 +18,7 @@ from engine.cluster.ray_cluster import Bundle, Place
 from engine.cluster.ray_devices import RayDevices
 from engine.errors import ModelError, SpecScopeError, UsageError
 from engine.layout import Layout, Separate
-from engine.pairs.pair import Pair
-from engine.workers.ray.worker import Node
+from engine.runtimes.ray.worker import Node
 
 HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
 

@@ -10,6 +10,10 @@ import pytest
 from safetensors import safe_open
 
 import engine
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.sizes import Size
 from engine.cluster.fit import fit, layer_spans, split_by_memory
 from engine.cluster.local_devices import LocalDevices, base_layout, devices_of
 from engine.cluster.memory import Memory
@@ -17,10 +21,6 @@ from engine.cluster.options import Options
 from engine.cluster.placement import Placement
 from engine.errors import ModelError, UsageError
 from engine.layout import Colocated, Layout, Pipelined, Separate
-from engine.pairs.checkpoint import Checkpoint
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
-from engine.pairs.sizes import Size
 from engine.run.serving import Load
 from engine.trace.events import Device
 from engine.types import Limits, Sampling

@@ -17,19 +17,19 @@ import torch
 
 import engine
 from app.bench.cuda import CPU, GPU
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.errors import OutOfMemory, WorkerDied
 from engine.model.slots import Rows
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from engine.types import Limits, Sampling
 from tests.bench.attention import CASES, Ragged
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.model.test_static import check_static_steps
 from tests.engine.model.tiny import CONFIGS as FAMILIES
 from tests.engine.model.tiny import reference, save
-from tests.engine.workers.processes import at_span, servers
-from tests.engine.workers.test_contract import CONFIGS, PROMPT, WARM, facts
-from tests.engine.workers.test_shortage import limited
+from tests.engine.runtimes.processes import at_span, servers
+from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
+from tests.engine.worker.test_shortage import limited
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("SPECSCOPE_GPU_TESTS", "cuda")

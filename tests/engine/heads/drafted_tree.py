@@ -8,9 +8,9 @@ import torch
 
 from engine.heads.drafting import Columns
 from engine.types import Prefix
-from engine.workers.head_forwards import PackedForwards
-from engine.workers.host import Host
-from engine.workers.jobs import Grown
+from engine.worker.head_forwards import PackedForwards
+from engine.worker.host import Host
+from engine.worker.jobs import Grown
 from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.checkpoints.config import read_config
+from engine.checkpoints.load import load
 from engine.heads.files import read_head, write_head
 from engine.heads.find import load_head
 from engine.heads.trainable import Frozen, Texts, TrainableHead, pack
 from engine.layout import Packing
 from engine.model.shape import ModelShape
-from engine.pairs.config import read_config
-from engine.pairs.load import load
 from engine.training.heads.features import features_of
 from engine.training.heads.train import build_head, head_config, read_frozen
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
 from engine.types import Prefix, Sampling
-from engine.workers.host import Host
-from engine.workers.jobs import Begin, Load, Prefill
+from engine.worker.host import Host
+from engine.worker.jobs import Begin, Load, Prefill
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, path_to
 from tests.engine.model import tiny
 

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 import engine
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head, read_head
 from engine.heads.find import HeadFile, load_head
 from engine.heads.work import Work
 from engine.layout import Packing
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from engine.types import Limits, Prefix, Sampling
-from engine.workers.host import Host
-from engine.workers.jobs import Begin, Load, Prefill
+from engine.worker.host import Host
+from engine.worker.jobs import Begin, Load, Prefill
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, path_to
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.checkpoints.catalog import PAIRS
+from engine.checkpoints.config import read_object
 from engine.errors import ModelError, UsageError
 from engine.heads.config import HeadConfig, layer_shape
 from engine.heads.files import check_target, read_head, tokenizer_digest, write_head
 from engine.heads.kinds import KINDS
-from engine.pairs.catalog import PAIRS
-from engine.pairs.config import read_object
 from tests.engine.heads.forms import CONFIG, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.drafters.tree import Dynamic, Static, Wide
+from engine.checkpoints.load import load
+from engine.drafting.tree import Dynamic, Static, Wide
 from engine.errors import UsageError
 from engine.heads.files import check_head
 from engine.heads.find import load_head
 from engine.layout import Packing
 from engine.model.clock import StreamClock
 from engine.model.fused import FusedDrafts
-from engine.pairs.load import load
 from engine.types import Sampling
-from engine.workers.host import Host
-from engine.workers.jobs import Begin, Load, Prefill, Propose
+from engine.worker.host import Host
+from engine.worker.jobs import Begin, Load, Prefill, Propose
 from tests.engine.heads.random_heads import make_head
 from tests.engine.heads.test_together import PREFIXES
 from tests.engine.model import tiny

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import engine
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
 from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import METHODS, PROMPT, drifting, rounds, walk

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.drafters.tree import Static
+from engine.checkpoints.load import load
+from engine.drafting.tree import Static
 from engine.heads.files import check_head
 from engine.heads.find import load_head
 from engine.heads.kinds import KINDS
 from engine.layout import Packing
-from engine.pairs.load import load
 from engine.types import Prefix, Sampling
-from engine.workers.host import Host
-from engine.workers.jobs import Begin, Load, Prefill, Propose, Stamp
+from engine.worker.host import Host
+from engine.worker.jobs import Begin, Load, Prefill, Propose, Stamp
 from tests.engine.heads.drafted_tree import level_rows, level_rows_of_each
 from tests.engine.heads.random_heads import make_head
 from tests.engine.model import tiny

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from engine.checkpoints.config import read_config
+from engine.checkpoints.load import load
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig
 from engine.heads.drafting import Columns
@@ -20,8 +22,6 @@ from engine.heads.kinds import KINDS
 from engine.heads.modules import offsets, target_ids
 from engine.heads.work import Work
 from engine.model.weights import PACKED_FROM, Linear
-from engine.pairs.config import read_config
-from engine.pairs.load import load
 from tests.engine.heads.forms import D, V, drawn
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.pairs import save_with_tokenizer

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import engine
-from engine.drafters.static import tree
-from engine.draws import Draws
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
+from engine.drafting.static import tree
+from engine.sampling.draws import Draws
 from engine.trace.events import Round
 from engine.types import Sampling
 from tests.engine.heads.random_heads import make_heads, with_eagle3

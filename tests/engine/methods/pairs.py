@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
 from tests.engine.model import tiny
 
 DRAFTERS = ("other", "right", "wrong")

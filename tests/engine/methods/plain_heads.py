@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.draws import Draws, Key
+from engine.sampling.draws import Draws, Key
 from engine.types import Sampling
 from tests.engine.toy import warp_plainly
 

@@ -13,7 +13,7 @@ from engine.types import Limits, Sampling
 from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 
 TARGET_US, DRAFTER_US, SAMPLE_US, COMMUNICATE_US = 1000, 250, 30, 20
 JUDGED_US = TARGET_US + SAMPLE_US + COMMUNICATE_US

@@ -16,7 +16,7 @@ from engine.errors import UsageError
 from engine.methods.dsi import Config, plan, servers
 from engine.trace.trace import Trace
 from tests.engine.methods.situations import situation
-from tests.engine.workers.harness import Flat, TestCluster, scripted_cluster
+from tests.engine.worker.harness import Flat, TestCluster, scripted_cluster
 
 PROMPT = [1, 2, 3]
 T = 840  # microseconds of a target forward; divisible by 1 to 8

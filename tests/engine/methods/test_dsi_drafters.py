@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
+from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import LocalDevices
 from engine.cluster.options import Options
 from engine.cluster.placement import Placement
@@ -19,7 +20,6 @@ from engine.cluster.session import Cluster
 from engine.errors import UsageError, WorkerDied
 from engine.layout import Layout, Separate
 from engine.methods.dsi import Config, plan, servers
-from engine.pairs.pair import Pair
 from engine.run.serving import Load
 from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
@@ -27,7 +27,7 @@ from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, speeds, target_token, times
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 
 D = T // 4
 

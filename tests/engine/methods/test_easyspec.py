@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import engine
-from engine.drafters.plan import Plan
-from engine.drafters.tree import Wide
-from engine.draws import Draws, process_logits
+from engine.drafting.plan import Plan
+from engine.drafting.tree import Wide
 from engine.errors import UsageError
 from engine.methods import find
 from engine.methods.easyspec import Config, plan
+from engine.sampling.draws import Draws, process_logits
 from engine.types import Draft, Limits, Sampling
 from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
@@ -23,7 +23,7 @@ from tests.engine.test_joint_errors import BIASED, EXACT, ONE
 from tests.engine.test_reference import SAMPLINGS, rounds_of
 from tests.engine.toy import PROMPT, Blurred, Table, ToyRun
 from tests.engine.toy_joint import distance, joint, target_joint
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 from traces.metrics import measure
 
 LAYERS = 9

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.drafters.tree import Wide
+from engine.checkpoints.load import load
+from engine.drafting.tree import Wide
 from engine.layout import Packing
 from engine.model.clock import StreamClock
-from engine.pairs.load import load
 from engine.types import Prefix, Sampling
-from engine.workers.exchange import exchange_memory
-from engine.workers.host import Host
-from engine.workers.jobs import Begin, Join, Load, Prefill, Propose
+from engine.worker.exchange import exchange_memory
+from engine.worker.host import Host
+from engine.worker.jobs import Begin, Join, Load, Prefill, Propose
 from tests.engine.model import tiny
 from tests.engine.model.test_clock import FakeStream
-from tests.engine.workers.harness import chains
+from tests.engine.worker.harness import chains
 
 LAYERS = 9
 TEXT = [5, 9, 40, 3, 77, 12, 60, 31, 8, 2, 64, 20]

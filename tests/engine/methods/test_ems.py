@@ -13,7 +13,7 @@ from engine.errors import UsageError
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 from traces.metrics import measure
 from traces.view.caches import packings
 

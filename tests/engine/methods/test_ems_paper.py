@@ -13,7 +13,7 @@ from engine.layout import Layout, Packing, Separate
 from engine.methods import METHODS
 from engine.run.serving import Batch
 from engine.types import Draft, DraftToken
-from tests.engine.workers.harness import scripted_cluster
+from tests.engine.worker.harness import scripted_cluster
 from traces.metrics import measure
 from traces.padding import batches, shortfalls
 from traces.view.caches import packings

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 import engine
+from engine.checkpoints.pair import Pair
 from engine.cluster.placement import Placement
 from engine.layout import Layout
-from engine.pairs.pair import Pair
+from engine.runtimes.virtual import VirtualLoop
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
-from engine.workers.transports.virtual import VirtualLoop
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_ems import PROMPTS, SAMPLINGS, TREES, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
-from tests.engine.workers.harness import Racks, TestCluster
+from tests.engine.worker.harness import Racks, TestCluster
 from traces.view.tokens import trees
 
 NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)

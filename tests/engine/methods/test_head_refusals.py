@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import engine
-from engine.drafters.static import tree
+from engine.checkpoints.pair import Pair
+from engine.drafting.static import tree
 from engine.errors import ModelError, UsageError
-from engine.pairs.pair import Pair
 from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import PROMPT, drafts, open_world

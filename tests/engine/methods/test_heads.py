@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 
 import engine
-from engine.draws import Draws, Key
 from engine.heads.files import read_head
 from engine.heads.kinds import KINDS
 from engine.heads.modules import target_ids
+from engine.sampling.draws import Draws, Key
 from engine.types import Limits, Sampling, Typical
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import (
@@ -26,7 +26,7 @@ from tests.engine.methods.head_runs import (
     walk,
 )
 from tests.engine.methods.plain_heads import Plain
-from tests.engine.test_typical import Reference
+from tests.engine.sampling.test_typical import Reference
 
 methods = pytest.mark.parametrize("method", METHODS)
 

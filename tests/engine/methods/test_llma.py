@@ -10,7 +10,7 @@ import pytest
 import engine
 from engine.trace.events import Copied, Document
 from engine.types import Limits, Sampling
-from tests.engine.workers.harness import Flat, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 
 TARGET_US, SAMPLE_US, COMMUNICATE_US = 1000, 30, 20
 

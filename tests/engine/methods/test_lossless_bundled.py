@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import engine
-from engine.pairs.pair import Pair
+from engine.checkpoints.pair import Pair
 from engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.lossless import assert_same, generate, one_each, rule_2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.engine.workers.harness import scripted_cluster
+from tests.engine.worker.harness import scripted_cluster
 
 TABLE_9 = {
     "": "Great , I ’ m",

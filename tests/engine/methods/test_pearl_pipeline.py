@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.cluster.pool import StageLimits
 from engine.errors import SpecScopeError, UsageError
 from engine.layout import Packing
 from engine.methods.pearl import Config, plan
 from engine.model.stage import to_bytes
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from engine.types import Limits, Prefix, Sampling
-from engine.workers.host import Host
-from engine.workers.jobs import Begin, Export, Import, Load, Prefill
+from engine.worker.host import Host
+from engine.worker.jobs import Begin, Export, Import, Load, Prefill
 from tests.engine.methods.situations import situation
-from tests.engine.workers.harness import Flat, chains, scripted_cluster
+from tests.engine.worker.harness import Flat, chains, scripted_cluster
 from traces.metrics import measure
 
 STEP = 1000

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 import engine
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.cluster.placement import Placement
-from engine.drafters.plan import Plan
-from engine.drafters.tree import Wide
-from engine.draws import Draws
+from engine.drafting.plan import Plan
+from engine.drafting.tree import Wide
 from engine.layout import Layout, Packing
 from engine.methods import find
 from engine.model.language import Output
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
+from engine.runtimes.virtual import VirtualLoop
+from engine.sampling.draws import Draws
 from engine.simulate.oracle import Scripted
 from engine.types import Limits, Prefix, Sampling
-from engine.workers.drafting import Drafting, draft
-from engine.workers.forwards import NO_DRAFT, Forwards
-from engine.workers.jobs import Grown, Propose, Stamp
-from engine.workers.transports.virtual import VirtualLoop
+from engine.worker.drafting import Drafting, draft
+from engine.worker.forwards import NO_DRAFT, Forwards
+from engine.worker.jobs import Grown, Propose, Stamp
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.situations import situation
-from tests.engine.workers.harness import Flat, Racks, TestCluster
+from tests.engine.worker.harness import Flat, Racks, TestCluster
 
 PROMPT = [1, 2, 3]
 SAMPLE_US, COMMUNICATE_US = 30, 20

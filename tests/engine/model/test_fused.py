@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.drafters.tree import Wide
-from engine.draws import Draws, Key, pick, pick_rows, propose_token
+from engine.checkpoints.load import load
+from engine.drafting.tree import Wide
 from engine.model.clock import Clock
 from engine.model.fused import FusedDrafts, Given
 from engine.model.slots import Rows
-from engine.pairs.load import load
+from engine.sampling.draws import Draws, Key, pick, pick_rows, propose_token
 from engine.types import Sampling
 from tests.engine.model.test_static import text
 from tests.engine.model.tiny import CONFIGS, VOCAB, reference, save

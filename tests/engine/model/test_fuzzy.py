@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints.load import load
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.similarity import similarity
 from engine.model.slots import Rows
-from engine.pairs.load import load
 from tests.engine.model import tiny
 
 LAYERS = 10

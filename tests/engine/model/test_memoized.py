@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints.load import load
 from engine.model.decoder import Decoder
 from engine.model.fuzzy import Fuzzy
 from engine.model.memoized import MemoizedModel
 from engine.model.slots import PROVISIONAL, Rows
-from engine.pairs.load import load
 from tests.engine.model import tiny
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints import load
 from engine.model.attention import PaddedAttention, attention_parts
 from engine.model.slots import PAD, Rows
-from engine.pairs import load
 from engine.types import Prefix
-from engine.workers.forwards import Alignment, padded
+from engine.worker.forwards import Alignment, padded
 from tests.engine.model import tiny
 
 FAMILIES = ("llama3-rope", "mistral-window", "qwen3")

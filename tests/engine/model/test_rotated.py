@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.config import read_config
 from engine.model.decoder import Decoder
 from engine.model.int8 import FbgemmProduct, can_rotate, rotated, rotated_blocks, rotated_model
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.pairs.checkpoint import Checkpoint
-from engine.pairs.config import read_config
 from tests.engine.model import tiny
 
 CPU = torch.device("cpu")

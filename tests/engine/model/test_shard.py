@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoints.checkpoint import Checkpoint, pack
+from engine.checkpoints.config import read_config
+from engine.checkpoints.load import load
 from engine.model import weights
 from engine.model.shape import ModelShape
 from engine.model.shard import Part, Shard, padded
 from engine.model.slots import Rows
-from engine.pairs.checkpoint import Checkpoint, pack
-from engine.pairs.config import read_config
-from engine.pairs.load import load
 from tests.engine.model import tiny
 from tests.engine.model.test_stage import TOKENS, steps
 from tests.engine.model.together import on_ranks

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints.load import load
 from engine.model.slots import PAD, Rows
 from engine.model.static import ROWS, StaticSteps
-from engine.pairs.load import load
 from tests.engine.model.tiny import CONFIGS, VOCAB, reference, save
 from tests.engine.model.together import on_ranks
 

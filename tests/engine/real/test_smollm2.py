@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import engine
+from engine.checkpoints.catalog import stored_heads
+from engine.checkpoints.pair import Pair
 from engine.cluster import probing
 from engine.cluster.session import Cluster
 from engine.methods import METHODS
-from engine.pairs.catalog import stored_heads
-from engine.pairs.pair import Pair
 from tests.conftest import USER_CACHE
 
 NAME, TOKENS = "smollm2", 16

@@ -9,8 +9,8 @@ from engine.run.dispatch import Dispatcher
 from engine.run.scores import Scorer, Scores
 from engine.trace.emitter import TraceEmitter
 from engine.types import Draft, Prefix
-from engine.workers.jobs import Drop, Job, Reply
-from engine.workers.worker import Ticket
+from engine.worker.jobs import Drop, Job, Reply
+from engine.worker.worker import Ticket
 
 
 class SlowWorker:

@@ -16,7 +16,7 @@ from engine.run import models
 from engine.trace.events import Event, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
-from engine.workers import host
+from engine.worker import host
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
 from traces.view.caches import packings

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
-from engine.pairs.pair import Pair
 from engine.simulate import calibrate as measuring
 from engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate, profile_text
 from engine.simulate.profile import Profile

@@ -16,7 +16,7 @@ from engine.simulate.recorded import recorded_pair
 from engine.trace.events import Commit, Decision, Header
 from engine.trace.trace import Trace
 from engine.types import Sampling
-from tests.engine.workers.harness import scripted_pair
+from tests.engine.worker.harness import scripted_pair
 
 
 def after(model: LanguageModel, path: Sequence[int], slot: int = 0) -> int:
@@ -267,7 +267,7 @@ class TestRecorded:
 
 
 def test_one_certain_token_survives_every_warp():
-    from engine.draws import process_logits
+    from engine.sampling.draws import process_logits
 
     model, _ = scripted_pair(lambda _: 2, lambda _: 2, vocab_size=5)
     logits = model.forward(model.new_cache(1, 1), Rows.chain(0, [0], 0), np.array([0])).logits

@@ -13,9 +13,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import engine
+from engine.checkpoints.catalog import PAIRS
+from engine.checkpoints.pair import Pair
 from engine.errors import SpecScopeError, UsageError
-from engine.pairs.catalog import PAIRS
-from engine.pairs.pair import Pair
 from engine.training.card import Measured, Sample, Sizes, make_card, render
 from engine.training.cli import cancel_on_interrupt
 from engine.training.data import Encoder, find_sources, is_held_out, read_documents

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from engine.checkpoints.load import load
 from engine.errors import ModelError, RunCancelled, UsageError
-from engine.pairs.load import load
 from engine.training.data import Corpus, Mixed, Stream
 from engine.training.loop import Progress, read_log
 from engine.training.options import DistilOptions, Shape

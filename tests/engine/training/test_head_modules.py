@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.checkpoints.config import read_config
 from engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
 from engine.model.shape import ModelShape
-from engine.pairs.config import read_config
 from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
 from engine.training.heads.train import build_head
 from engine.training.options import HEAD_DEFAULTS, HeadOptions

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints.config import read_config
+from engine.checkpoints.load import load
 from engine.errors import RunCancelled, UsageError
 from engine.heads.files import read_head
 from engine.heads.kinds import KINDS
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.pairs.config import read_config
-from engine.pairs.load import load
 from engine.training import cli
 from engine.training.data import Corpus
 from engine.training.heads.features import Batches, features_of, stored_features
@@ -269,7 +269,7 @@ def test_the_command_line_takes_a_target_instead_of_a_pair(
 ) -> None:
     target, words = settings("medusa").target, "medusa --data data --out out --target"
     assert cli.find_target(parse(f"{words} {target}")) == (target, "target")
-    monkeypatch.setattr("engine.pairs.sources.resolve", lambda name, report: Path("cache", str(name)))
+    monkeypatch.setattr("engine.checkpoints.sources.resolve", lambda name, report: Path("cache", str(name)))
     assert cli.find_target(parse(f"{words} owner/name")) == (Path("cache/owner/name"), "owner/name")
     with pytest.raises(SystemExit) as error:
         parse(f"{words} smollm2 --pair bundled")

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from engine.checkpoints.config import read_config
+from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.heads.files import HeadWeights, read_head
 from engine.model.shape import ModelShape
-from engine.pairs.config import read_config
-from engine.pairs.pair import Pair
 from engine.plot import Line, Panel, draw
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.losses import DraftAcceptance

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.checkpoints.load import load
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.slots import Rows
-from engine.pairs.load import load
 from engine.training.data import Corpus, Encoder, Stream, find_sources
 from engine.training.loop import Progress, read_log
 from engine.training.options import PairOptions, Shape

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import engine
+from engine.checkpoints.config import read_config
 from engine.errors import UsageError
 from engine.heads.files import read_head
 from engine.heads.modules import target_ids
 from engine.heads.trainable import Frozen, Learned, Texts
 from engine.model.shape import ModelShape
-from engine.pairs.config import read_config
 from engine.training import cli
 from engine.training.data import Corpus
 from engine.training.heads.card import restore

@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
 from engine.errors import RunCancelled, UsageError
 from engine.heads.trainable import Learned
 from engine.model.attention import attention_parts
 from engine.model.decoder import Decoder
-from engine.pairs.load import load
-from engine.pairs.pair import Pair
 from engine.training.data import ASSISTANT, BOS, Stream, narrow, split_chat
 from engine.training.heads.features import Batches
 from engine.training.heads.train import train_head

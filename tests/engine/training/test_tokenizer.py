@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.pairs.catalog import PAIRS
+from engine.checkpoints.catalog import PAIRS
 from engine.training.data import SPECIALS, Encoder, split_chat, train_tokenizer
 from tests.engine.training.tiny import chats, stories
 

@@ -1,0 +1,125 @@
+"""Load a decoder from safetensors; no other format is read, and remote code never runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.checkpoints.checkpoint import Checkpoint, some
+from engine.checkpoints.config import read_config
+from engine.checkpoints.forms import split_form
+from engine.checkpoints.sources import resolve
+from engine.errors import ModelError
+from engine.model.decoder import Decoder
+from engine.model.int8 import is_rotated, rotated_model
+from engine.model.shape import ModelShape
+from engine.model.shard import Ranks, Shard
+from engine.model.stage import layer_stages
+from engine.model.static import StaticSteps
+
+
+def load(
+    model: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    name: str = "target",
+    stage: tuple[int, int] | range = (0, 1),
+    ranks: Ranks | None = None,
+    *,
+    static: bool = False,
+) -> Decoder:
+    """Return the decoder of a model.
+
+    Weights are read tensor by tensor: at most one layer is in memory twice.
+
+    Args:
+        model: Directory, GGUF file, short name of the catalog, or hub id; a directory's form
+            (`engine.checkpoints.forms`) has its matrices in fewer bits.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
+        name: The model's name in spans: target or drafter.
+        stage: Number of this stage and number of all stages of a model split into equal parts, or
+            the layers of this stage; only these layers are read.
+        ranks: The ranks of a model split by tensors; only this rank's part of it is read.
+        static: Whether forwards of few rows have fixed shapes (`engine.model.static`).
+
+    Raises:
+        ModelError: The directory, its config or its weights are missing, broken or unsupported.
+        UsageError: The model has fewer layers than stages.
+    """
+    decoder = _load(resolve(model), device, dtype, name, stage, ranks)
+    if static:
+        decoder.steps = StaticSteps(decoder)
+    return decoder
+
+
+def _load(
+    directory: Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    name: str,
+    stage: tuple[int, int] | range,
+    ranks: Ranks | None,
+) -> Decoder:
+    directory, bits = split_form(directory)
+    shape = ModelShape.of(read_config(directory), directory / "config.json")
+    checkpoint, place = Checkpoint(directory, shape=shape), torch.device(device)
+    checkpoint.check(shape.tensors())
+    if ranks is not None:
+        return _load_shard(checkpoint, Shard(shape, ranks.rank, ranks.ways), ranks, place, dtype, name, bits)
+    span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
+    checkpoint.check_memory(shape.tensors(span), place, torch.int8 if bits else dtype)
+
+    def take(key: str) -> torch.Tensor:
+        return checkpoint.take(key, place, dtype)
+
+    if is_rotated(shape, dtype, bits, on_cpu=place.type == "cpu"):
+        return Decoder(*rotated_model(shape, take), name, span, bits=bits, rotate=True)
+    return Decoder(shape, take, name, span, bits=bits)
+
+
+def _load_shard(
+    checkpoint: Checkpoint,
+    shard: Shard,
+    ranks: Ranks,
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str,
+    bits: int,
+) -> Decoder:
+    """Return one rank's decoder; only its part of each tensor is read."""
+    shape = shard.shape
+    checkpoint.check_memory(shape.tensors(), device, torch.int8 if bits else dtype)
+
+    def take(key: str) -> torch.Tensor:
+        return shard.take(key, lambda key, part: checkpoint.take(key, device, dtype, part))
+
+    return Decoder(shape, take, name, bits=bits, shard=shard, ranks=ranks)
+
+
+def load_reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a model of transformers, from local files only, on the CPU and in evaluation mode.
+
+    transformers would read matrices of int8 without their scales.
+
+    Raises:
+        ModelError: A file is missing or broken.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # takes a second
+
+    checkpoint = Checkpoint(directory)
+    if not checkpoint.is_scaled:
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        return model.eval()
+    config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    tensors = {name: checkpoint.take(name, torch.device("cpu"), dtype) for name in checkpoint.shapes}
+    missing, unknown = model.load_state_dict(tensors, strict=False)
+    tied = ["lm_head.weight"] if config.tie_word_embeddings else []
+    if wrong := [name for name in (*missing, *unknown) if name not in tied]:
+        raise ModelError(f"{directory}: the weights differ from config.json in {some(wrong)}")
+    if (directory / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return model.eval()

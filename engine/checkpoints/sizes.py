@@ -1,0 +1,133 @@
+"""Bytes that a model takes on a device, from its config and the headers of its files.
+
+No weights are read. Embeddings that processes of one machine share count for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.config import read_config
+from engine.checkpoints.forms import split_form
+from engine.model.int4 import GROUP, fits_int4
+from engine.model.int8 import is_rotated
+from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
+from engine.model.shard import HEAD, Shard
+from engine.model.stage import layer_stages
+from engine.model.weights import PACKED_FROM
+
+_JOINED = re.compile(r"\b(q|k|v|gate|up)_proj\.weight$")
+"""Matrices that a layer joins: queries, keys and values; gate and up."""
+
+
+class Size(NamedTuple):
+    """What a model, or a part of it, takes on one device, in bytes."""
+
+    weights: int
+    per_token: int
+    """Keys and values of one token."""
+
+    def with_cache(self, tokens: int) -> int:
+        """Return the bytes of the weights and of the keys and values of some tokens."""
+        return self.weights + tokens * self.per_token
+
+
+class Split(NamedTuple):
+    """The part of a model on one device; by default all of it."""
+
+    layers: range | tuple[int, int] | None = None
+    """Layers of one stage, or its number and the number of stages of equal size."""
+    rank: int = 0
+    ways: int = 1
+    """Devices that hold a part of every layer."""
+
+
+def checked_shape(directory: Path) -> ModelShape:
+    """Return the shape of a model, after a check of its files' headers against its config.
+
+    Raises:
+        ModelError: A file is missing, broken or unsupported.
+    """
+    directory, _ = split_form(directory)
+    shape = ModelShape.of(read_config(directory), directory / "config.json")
+    Checkpoint(directory, shape=shape).check(shape.tensors())
+    return shape
+
+
+def model_size(directory: Path, dtype: torch.dtype, *, on_cpu: bool, split: Split | None = None) -> Size:
+    """Return the bytes of a model, or of its part on one device.
+
+    Args:
+        directory: The model's directory.
+        dtype: Dtype of the weights, and so of keys and values.
+        on_cpu: Whether the device is a CPU, which has matrices in layouts of its own.
+        split: The part; default: the whole model.
+
+    Raises:
+        ModelError: A file is missing, broken or unsupported.
+    """
+    bits = split_form(directory)[1]
+    return _size(checked_shape(directory), dtype, on_cpu, split or Split(), bits)
+
+
+def layer_sizes(shape: ModelShape, dtype: torch.dtype, *, on_cpu: bool) -> list[Size]:
+    """Return the bytes of each layer; the first has the embeddings, the last the LM head."""
+    return [_size(shape, dtype, on_cpu, Split(range(i, i + 1)), 0) for i in range(shape.layers)]
+
+
+def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bits: int) -> Size:
+    """Return the size of a part; the last one may have a copy of the LM head (`Linear`)."""
+    stage = (0, 1) if split.layers is None else split.layers
+    span = stage if isinstance(stage, range) else layer_stages(shape.layers, stage[1])[stage[0]]
+    if split.ways == 1 and is_rotated(shape, dtype, bits, on_cpu=on_cpu):
+        shape = replace(shape, tied=False)
+    part = Shard(shape, split.rank, split.ways)
+    tensors = _joined(part.shape.tensors(span))
+    head = (part.vocabulary.stop - part.vocabulary.start, shape.width)
+    head_bits = bits if split.ways == 1 else 0  # a rank's part of the LM head is not rounded
+    if HEAD in tensors:
+        tensors[HEAD] = head
+    if _bytes(head, dtype.itemsize) >= PACKED_FROM:
+        has_product = shape.tied if head_bits else torch.backends.mkl.is_available()
+        copied = on_cpu and dtype == torch.float32 and has_product
+    else:
+        copied = on_cpu and shape.tied and head[0] > head[1]
+    padded = shape.tied and part.vocabulary.stop > shape.vocab
+    if span.stop == shape.layers and (copied or padded):
+        tensors["copy"] = head
+    weights = sum(
+        _bytes_of(name, size, dtype, on_cpu, head_bits if name in (HEAD, "copy") else bits)
+        for name, size in tensors.items()
+    )
+    return Size(weights, part.shape.kv_numbers * len(span) // shape.layers * dtype.itemsize)
+
+
+def _joined(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors with a layer's matrices joined as `Layer` joins them."""
+    joined = dict[str, tuple[int, ...]]()
+    for name, size in tensors.items():
+        key = _JOINED.sub(lambda found: "qkv.weight" if found[1] in "qkv" else "gate_up.weight", name)
+        joined[key] = (joined[key][0] + size[0], size[1]) if key in joined else size
+    return joined
+
+
+def _bytes_of(name: str, size: tuple[int, ...], dtype: torch.dtype, on_cpu: bool, bits: int) -> int:
+    """Return the bytes of a tensor, which may be a matrix in fewer bits (`Linear`)."""
+    whole = _bytes(size, dtype.itemsize)
+    if not bits or len(size) < 2 or name in (EMBEDDING, POSITIONS) or whole < PACKED_FROM:
+        return whole
+    in_int4 = bits == 4 and (on_cpu or dtype == torch.bfloat16) and fits_int4(size)
+    if in_int4 and name.startswith("model.layers."):
+        return math.prod(size) // 2 + 4 * math.prod(size) // GROUP
+    return math.prod(size) + 4 * size[0] if on_cpu and dtype == torch.float32 else whole
+
+
+def _bytes(size: tuple[int, ...], itemsize: int) -> int:
+    return math.prod(size) * itemsize

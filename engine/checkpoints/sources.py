@@ -1,0 +1,79 @@
+"""Find a model by its name: a directory, a GGUF file, a short name or a hub id."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from engine.checkpoints import catalog, gguf, hub
+from engine.checkpoints.forms import split_form
+from engine.checkpoints.progress import Report
+from engine.errors import ModelError
+
+
+def resolve(model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
+    """Return the directory of a model; download or convert the model first if necessary.
+
+    Args:
+        model: Directory, GGUF file, short name of the catalog, or hub id. An existing path has
+            precedence over a name. A directory's form (`forms.py`) is returned as it is.
+        progress: Receives the state of a download or conversion.
+        cancel: Stops both when set; no incomplete file remains.
+
+    Raises:
+        ModelError: The model does not exist, cannot be downloaded, or is of an unsupported kind.
+        RunCancelled: `cancel` was set.
+    """
+    if (folder := _local(model)) is not None:
+        return folder
+    if is_short_name(model):
+        return catalog.get(str(model), progress, cancel)
+    if _is_gguf(model):
+        return gguf.converted(Path(os.path.expanduser(model)), progress, cancel)
+    return hub.download(str(model), progress, cancel)
+
+
+def resolve_local(model: str | Path) -> Path:
+    """Return the directory of a model without a download or a conversion.
+
+    Raises:
+        ModelError: The model is not on this machine, or not converted.
+    """
+    if (folder := _local(model)) is None:
+        raise ModelError(f"{model} is no longer in the cache; run again to get it")
+    return folder
+
+
+def is_slow(model: str | Path) -> bool:
+    """Return whether `resolve` may download or convert: the model is not named by a directory."""
+    return is_short_name(model) or _is_gguf(model) or hub.is_hub_id(model)
+
+
+def _local(model: str | Path) -> Path | None:
+    """Return the directory of a model; None if it must be downloaded or converted first."""
+    if is_short_name(model):
+        return catalog.installed(str(model))
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):  # unlike Path.is_dir, False for a name that is too long
+        return path
+    if split_form(path)[1] and os.path.isdir(path.parent):
+        return path
+    if _is_gguf(model):
+        return gguf.cached(path)
+    if os.path.exists(path):
+        raise ModelError(f"{path} is a file; give the directory that holds config.json and *.safetensors")
+    if not hub.is_hub_id(model):
+        raise ModelError(
+            f"{path}: there is no such directory; give a model directory or a hub id like owner/name"
+        )
+    return hub.cached(str(model))
+
+
+def is_short_name(model: str | os.PathLike[str]) -> bool:
+    """Return whether a name means a model of the catalog, and no path on this machine."""
+    return isinstance(model, str) and model in catalog.CATALOG and not os.path.exists(model)
+
+
+def _is_gguf(model: str | Path) -> bool:
+    return str(model).lower().endswith(".gguf") and not os.path.isdir(os.path.expanduser(model))

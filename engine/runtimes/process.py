@@ -1,0 +1,267 @@
+"""Local processes: one worker process per device, on a CPU with a pinned core and one thread.
+
+Jobs and replies are pickled tuples on a socket pair. A prefix is sent as (length kept, new ids):
+both sides remember the last prefix of each sequence. q is never sent: judges read it from the slab.
+When a worker dies, its jobs fail with `WorkerDied`, which names the device. A watchdog
+(`engine.runtimes.watchdog`) kills a worker that no longer works on its jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from engine.errors import WorkerDied
+from engine.runtimes.forks import Forked, prepare, start_process, worker_environment
+from engine.runtimes.watchdog import EVERY_S, Owed, Watchdog
+from engine.trace.events import Device
+from engine.types import Prefix
+from engine.worker.jobs import Drop, Job, Link, Preparation, Reply
+from engine.worker.worker import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first message to a worker process."""
+
+    name: str
+    device: Device
+    threads: int
+    core: int | None
+    """CPU core to pin the process to; None for no pinning."""
+
+
+class Wire:
+    """Shortens prefixes to their new tokens.
+
+    Both sides have one and see the same jobs in the same order.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int], np.ndarray] = {}
+
+    def pack(self, job: Any) -> Any:
+        """Return the job with each prefix as (sequence, kept, new ids)."""
+        prefixes = getattr(job, "prefixes", None)
+        return (
+            job
+            if prefixes is None
+            else replace(job, prefixes=tuple(map(partial(self._pack, job.model), prefixes)))
+        )
+
+    def unpack(self, job: Any) -> Any:
+        packed = getattr(job, "prefixes", None)
+        return (
+            job
+            if packed is None
+            else replace(job, prefixes=tuple(map(partial(self._unpack, job.model), packed)))
+        )
+
+    def _pack(self, model: str, prefix: Prefix) -> tuple[int, int, bytes]:
+        last = self._last.get((model, prefix.sequence), _NO_TOKENS)
+        n = min(len(last), len(prefix))
+        differs = np.flatnonzero(last[:n] != prefix.tokens[:n])
+        kept = int(differs[0]) if differs.size else n
+        self._last[model, prefix.sequence] = prefix.tokens
+        return prefix.sequence, kept, prefix.tokens[kept:].tobytes()
+
+    def _unpack(self, model: str, packed: tuple[int, int, bytes]) -> Prefix:
+        sequence, kept, new = packed
+        last = self._last.get((model, sequence), _NO_TOKENS)
+        tokens = np.concatenate([last[:kept], np.frombuffer(new, dtype=np.int64)])
+        self._last[model, sequence] = tokens
+        return Prefix(sequence, tokens)
+
+
+_NO_TOKENS = np.empty(0, dtype=np.int64)
+
+
+class ProcessWorker:
+    """A worker in a separate process."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.name = setup.name
+        self.devices = (setup.device,)
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wire = Wire()
+        self._preparing: list[Preparation] = []
+        self._waiting: dict[int, tuple[asyncio.Future[Reply], Job]] = {}
+        self._next = 0
+        self._replies = 0
+        self._pace = 0.0
+        self._waits = False
+        self._dropped: list[Drop] = []
+        self._reason = ""
+        self._closing = threading.Event()
+        started: Future[subprocess.Popen[bytes] | Forked] = Future()
+        start = partial(_start, setup, theirs)
+        self._keeper = threading.Thread(
+            target=self._keep, args=(start, started), name=f"keeper of {self.name}"
+        )
+        self._keeper.daemon = True
+        self._keeper.start()
+        self._process = started.result()
+        self._send(setup)
+
+    def _keep(
+        self,
+        start: Callable[[], subprocess.Popen[bytes] | Forked],
+        started: Future[subprocess.Popen[bytes] | Forked],
+    ) -> None:
+        """Start the process and check it with the watchdog until it ends.
+
+        The kernel kills the process when this thread ends, and a forked one when the fork server
+        ends (`end_with_parent` in `engine.runtimes.forks`).
+        """
+        try:
+            process = start()
+            watchdog = Watchdog(process.pid)
+        except BaseException as error:  # noqa: BLE001 - raised in __init__
+            started.set_exception(error)
+            return
+        started.set_result(process)
+        while not self._closing.wait(EVERY_S) and process.poll() is None:
+            if why := watchdog.check(self._owed()):
+                self.kill(why)
+
+    def _owed(self) -> Owed:
+        jobs = (*self._preparing, *(job for _, job in list(self._waiting.values())))
+        # A rank of a split model sleeps while another rank has no processor.
+        patient = self._waits or self.devices[0].kind != "cpu"
+        return Owed(jobs, self._replies, self._connection.poll(), patient, self._pace)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
+        self._next += 1
+        self._preparing.append(job)
+        self._waits = self._waits or isinstance(job, Link)
+        self._send((self._next, job))
+        return partial(self._receive, job)
+
+    def _receive(self, job: Preparation) -> Reply:
+        try:
+            _, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._death() from None
+        self._replies += 1
+        self._preparing.remove(job)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
+        return 1
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        loop.add_reader(self._connection.fileno(), self._read)
+
+    def detach(self) -> None:
+        if self._loop is not None and not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+        self._loop = None
+
+    def submit(self, job: Job) -> Ticket:
+        """Send a job to the worker; drops are sent with the next job."""
+        assert self._loop is not None, "submit needs an attached loop"
+        self._next += 1
+        number, reply = self._next, self._loop.create_future()
+        if isinstance(job, Drop):
+            self._dropped.append(job)
+            return Ticket(reply, lambda: None)
+        self._waiting[number] = reply, job
+        dropped, self._dropped = self._dropped, []
+        self._send((number, self._wire.pack(job), *dropped))
+        return Ticket(reply, lambda: self._send((number, None)))
+
+    def kill(self, why: str) -> None:
+        """Kill the process, from any thread. Its jobs fail with `WorkerDied` and this reason."""
+        self._reason = self._reason or why
+        self._process.kill()
+
+    def close(self) -> None:
+        """Kill the process: it has no state to save."""
+        self._closing.set()
+        self._keeper.join()
+        self._connection.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver or a disk may delay its end
+            self._process.wait(timeout=3)
+
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except (OSError, ValueError):
+            self._fail()
+
+    def _read(self) -> None:
+        try:
+            number, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            self._fail()
+            return
+        reply, _ = self._waiting.pop(number)
+        self._replies += 1
+        if isinstance(value, BaseException):
+            reply.set_exception(value)
+            return
+        for stamp in value.stamps:
+            self._pace = max(self._pace, (stamp.end - stamp.start) / 1e9 / max(1, stamp.rows))
+        reply.set_result(value)
+
+    def _fail(self) -> None:
+        if self._loop is not None and not self._connection.closed:
+            self._loop.remove_reader(self._connection.fileno())
+        waiting, self._waiting = self._waiting, {}
+        if not waiting:
+            return
+        death = self._death()
+        for reply, _ in waiting.values():
+            reply.set_exception(death)
+
+    def _death(self) -> WorkerDied:
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(timeout=2)
+        how = "closed its connection"
+        if self._reason:
+            how = f"{self._reason} and was killed"
+        elif code is not None:
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
+        return WorkerDied(
+            f"the worker on {self.devices[0].label} (process {self._process.pid}) {how}; start the run again"
+        )
+
+
+def _start(setup: Setup, connection: socket.socket) -> subprocess.Popen[bytes] | Forked:
+    environment = worker_environment(setup.threads)
+    # A fork of a process with threads or an initialised GPU would not work.
+    forks = prepare() if setup.device.kind == "cpu" and setup.threads == 1 else None
+    if forks is None:
+        return start_process([], connection, environment)
+    with connection:
+        return forks.fork(connection, environment)

@@ -1,0 +1,384 @@
+"""Ray actors as workers: one actor per device of a node.
+
+A call's reply has two values: the answer, which comes to this process, and large data, which stays
+in the object store (`engine.runtimes.ray.references`). An actor that dies fails its jobs with
+`WorkerDied`, which names device and node. Ray reports a dead process at once; a node that vanished
+or a worker that hangs is found by `check`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+
+from engine.environment import release
+from engine.errors import SpecScopeError, WorkerDied, one_line
+from engine.runtimes.process import Setup
+from engine.runtimes.ray.references import References, join_reply
+from engine.worker.jobs import CONTROL, Connect, Drop, Job, Judge, Link, Load, Preparation, Reply, Score
+from engine.worker.worker import Ticket
+
+CONNECT_S = 2.0
+"""Seconds for a connection to a node."""
+START_S = 120.0
+"""Seconds for the start of an actor: its node may be busy."""
+LATE = 2
+"""Checks without an answer after which a node is called."""
+SILENT = 7
+"""Checks without an answer after which a worker is given up."""
+SILENT_LONG = 60
+"""The same while it loads a model."""
+TRIPS = 16
+"""Round trips of one comparison of clocks."""
+
+
+def reachable(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+class Clock(NamedTuple):
+    """How a node's clock relates to this process's, in nanoseconds."""
+
+    offset: int = 0
+    """The node's clock minus this one."""
+    uncertainty: int = 0
+    """The offset is wrong by at most this."""
+
+    def local(self, reply: Reply) -> Reply:
+        if not self.offset:
+            return reply
+        by = -self.offset
+        return reply._replace(
+            stamps=tuple(
+                stamp._replace(
+                    start=stamp.start + by,
+                    end=stamp.end + by,
+                    parts=tuple(part.later(by) for part in stamp.parts),
+                )
+                for stamp in reply.stamps
+            )
+        )
+
+
+def compare(there: Callable[[], int], here: Callable[[], int] = time.perf_counter_ns) -> Clock:
+    """Return the offset of a clock, read by `there` over a network, from the one read by `here`.
+
+    The clock was read at some moment of the round trip. The middle of the fastest trip is wrong by
+    half of that trip at most.
+    """
+    trips = [(here(), there(), here()) for _ in range(TRIPS)]
+    sent, read, back = min(trips, key=lambda trip: trip[2] - trip[0])
+    return Clock(read - (sent + back) // 2, (back - sent + 1) // 2)
+
+
+@dataclass
+class Node:
+    """A node of a Ray cluster. All workers on it share its clock."""
+
+    id: str
+    """Ray's id."""
+    name: str
+    """Its name in labels and messages: `node 2 (10.0.0.7)`; empty if it is the only node."""
+    address: str
+    """IP address."""
+    port: int
+    """TCP port of its raylet, the process that starts its workers."""
+    own: bool
+    """Whether this process runs on it."""
+    total: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Its resources by Ray's names."""
+    free: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What nobody has reserved; a session's own reservations are not in it."""
+    clock: Clock = field(default_factory=Clock)
+
+    def answers(self) -> bool:
+        return reachable(self.address, self.port)
+
+
+class RayWorker:
+    """A worker that is an actor.
+
+    Args:
+        setup: Its name, device and threads.
+        node: The node that it starts on.
+        references: Where rows of q are; shared by the cluster's workers.
+        actor: Starts the actor and returns its handle.
+        reserved: The placement group and bundle of its device, for people.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        node: Node,
+        references: References,
+        actor: Callable[[Setup], Any],
+        reserved: str = "",
+    ) -> None:
+        self.name = setup.name
+        self.devices = (setup.device,)
+        self.node = node
+        self.reserved = reserved
+        self.pid = 0
+        """Process id on its node; 0 until it has started."""
+        self._references = references
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._numbers = count()
+        self._jobs: dict[int, Job] = {}
+        """Unanswered jobs. Only the sending thread lets go of a job: its draft may be the last."""
+        self._answers: dict[int, Future[tuple[Any, Any]]] = {}
+        self._dropped: list[Drop] = []
+        self._ended: WorkerDied | None = None
+        self._lock = threading.Lock()
+        self._ping: Future[int] | None = None
+        self._late = 0
+        self._closed = False
+        self._patient = False
+        """Whether it loads a model, which may take long."""
+        self._actor = actor(setup)
+        self._started: Future[int] = self.ask(os.getpid)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
+    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
+        return 1
+
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
+        """Start a job between runs and return a function that waits for its reply."""
+        if isinstance(job, Link):  # its path is one of this machine
+            job = replace(job, path=f"{self._references.session} {job.group}")
+        self._patient = isinstance(job, Load | Connect | Link)
+        number, answer = self._send(job)
+
+        def wait() -> Reply:
+            self._wait_for_start()
+            try:
+                return self._take(number, answer)
+            finally:
+                self._patient = False
+
+        return wait
+
+    def _wait_for_start(self) -> None:
+        if self.pid:
+            return
+        try:
+            self.pid = self._started.result(timeout=START_S)
+            found: str = self.ask(_version).result(timeout=START_S)
+        except TimeoutError:
+            raise SpecScopeError(
+                f"the worker on {self._place} did not start in {START_S:g} s; its node may be overloaded, or its "
+                "disk slow: Ray's logs on the node show more"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - Ray's own errors
+            raise self._death(cause(error)) from None
+        if found != (own := _version()):
+            where = self.node.name or "the node"
+            raise SpecScopeError(
+                f"{where} has SpecScope {found}, this machine {own}: install one version on both"
+            )
+
+    def ask(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call a function in the worker's process, beside its jobs; returns its future result."""
+        return self._actor.call.options(concurrency_group="beside").remote(function).future()
+
+    def answer(self, function: Callable[[], Any], within_s: float = SILENT_LONG) -> Any:
+        """Wait until the worker has started, call a function in its process, and return the result.
+
+        Raises:
+            SpecScopeError: It did not start, or ended.
+        """
+        self._wait_for_start()
+        try:
+            return self.ask(function).result(timeout=within_s)
+        except Exception as error:  # noqa: BLE001 - Ray's own errors
+            raise self._death(cause(error)) from None
+
+    def align(self) -> None:
+        """Compare the clock of its node with this process's.
+
+        Raises:
+            WorkerDied: The worker ended.
+        """
+        if not self.node.own:
+            self.node.clock = compare(lambda: self.answer(time.perf_counter_ns, SILENT))
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def detach(self) -> None:
+        self._loop = None
+
+    def submit(self, job: Job) -> Ticket:
+        """Send a job to the actor; drops are sent with the next job."""
+        loop = self._loop
+        assert loop is not None, "submit needs an attached loop"
+        reply: asyncio.Future[Reply] = loop.create_future()
+        if isinstance(job, Drop):
+            self._dropped.append(job)
+            return Ticket(reply, lambda: None)
+        number, answer = self._send(job)
+
+        def settle() -> None:
+            try:
+                value = self._take(number, answer)
+            except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+                if not reply.cancelled():
+                    reply.set_exception(error)
+            else:
+                if not reply.cancelled():
+                    reply.set_result(value)
+
+        def settle_on_loop(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle)
+
+        answer.add_done_callback(settle_on_loop)
+        return Ticket(reply, partial(self._stop, number))
+
+    def _stop(self, number: int) -> None:
+        if number in self._answers and self._ended is None:
+            self._actor.stop.options(concurrency_group="beside").remote(number)
+
+    def _send(self, job: Job) -> tuple[int, Future[tuple[Any, Any]]]:
+        """Send a job; returns its number, and its reply or error with a reference to large data."""
+        number, answer = next(self._numbers), Future[tuple[Any, Any]]()
+        group = {"concurrency_group": "control"} if self._is_control(job) else {}
+        with self._lock:
+            self._jobs[number], ended = job, self._ended
+            if ended is None:
+                self._answers[number] = answer
+        if ended is not None:
+            answer.set_exception(ended)
+            return number, answer
+        packed, references = self._references.pack(job)
+        drops, self._dropped = tuple(self._dropped), []
+        handle = self._actor.handle.options(num_returns=2, **group)
+        value, data = handle.remote(number, packed, drops, *references)
+        value.future().add_done_callback(partial(self._receive, number, data))
+        return number, answer
+
+    def _is_control(self, job: Job) -> bool:
+        """Return whether a job waits for no forward; a judge waits for its scores."""
+        forwards = [each for each in self._jobs.values() if isinstance(each, Score)]
+        return isinstance(job, CONTROL) and not (
+            isinstance(job, Judge) and any(0 <= job.scores - f.scores < len(f.prefixes) for f in forwards)
+        )
+
+    def _receive(self, number: int, data: Any, value: Future[Any]) -> None:
+        """Deliver an answer; Ray calls this in a thread of its own."""
+        error = value.exception()
+        if error is not None:  # in another thread: finding the cause takes time, and Ray waits here
+            threading.Thread(target=self._end, args=(cause(error),), daemon=True).start()
+            return
+        with self._lock:
+            answer = self._answers.pop(number, None)
+        if answer is not None:
+            answer.set_result((value.result(), data))
+
+    def _take(self, number: int, answer: Future[tuple[Any, Any]]) -> Reply:
+        """Return the reply to a job, or raise its error; in the thread that sent the job."""
+        try:
+            value, data = answer.result()
+        finally:
+            job = self._jobs.pop(number)
+        if isinstance(value, BaseException):
+            raise value
+        self._references.put(self.name, job, data)
+        return self.node.clock.local(join_reply(value, data))
+
+    def check(self) -> None:
+        """Ask an actor that owes a reply for a sign of life. Call it once a second.
+
+        It counts calls and compares no clocks: a laptop that slept raises no alarm.
+        """
+        if not self.pid or not self._answers or self._ended is not None:
+            self._ping, self._late = None, 0
+        elif self._ping is None or self._ping.done():
+            self._ping, self._late = self.ask(os.getpid), 0
+        else:
+            self._late += 1
+            if self._late >= LATE and not self.node.answers():
+                self._end("")
+            elif self._late >= (SILENT_LONG if self._patient else SILENT):
+                self.kill(f"did not answer for {self._late} s")
+
+    def kill(self, why: str) -> None:
+        """Kill the actor, from any thread. Its jobs fail with `WorkerDied` and this reason."""
+        self._end(f"{why} and was killed")
+        self._kill()
+
+    def lose(self, why: str) -> None:
+        """Fail its jobs with `WorkerDied` and this reason; the actor cannot be reached."""
+        self._end(why)
+        self._closed = True
+
+    def close(self) -> None:
+        """Kill the actor: it has no state to save."""
+        with self._lock:
+            self._ended = self._ended or self._death("was closed", look=False)
+        self._kill()
+        self._closed = True
+
+    def _kill(self) -> None:
+        import ray
+
+        if not self._closed and ray.is_initialized():  # otherwise Ray would start a cluster
+            with contextlib.suppress(ValueError):  # the actor is gone
+                ray.kill(self._actor)
+
+    def _end(self, how: str) -> None:
+        """Fail all jobs, once."""
+        death = self._death(how)
+        with self._lock:
+            self._ended = self._ended or death
+            answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.set_exception(self._ended)
+
+    @property
+    def _place(self) -> str:
+        label = self.devices[0].label
+        return f"{label} (process {self.pid})" if self.pid else label
+
+    def _death(self, how: str, *, look: bool = True) -> WorkerDied:
+        if look and not self.node.answers():
+            how = f"is gone: {self.node.name or 'its node'} does not answer"
+        return WorkerDied(f"the worker on {self._place} {how or 'ended'}; start the run again")
+
+
+def _version() -> str:
+    return release("specscope")
+
+
+def cause(error: BaseException) -> str:
+    """Return in a few words what Ray reports of a call that failed."""
+    from ray import exceptions
+
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return "cannot be reached"
+    if isinstance(error, exceptions.ActorDiedError) and "creation task" in str(error):
+        last = one_line(str(error).rstrip().splitlines()[-1])
+        missing = "; install SpecScope with the extra ray on its node" if "No module named" in last else ""
+        return f"cannot start ({last}){missing}"
+    if isinstance(error, exceptions.ActorDiedError):
+        return "died"
+    if isinstance(error, exceptions.ObjectLostError):
+        return "lost the data of another worker that died"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"failed ({text[:200]})"

@@ -1,0 +1,139 @@
+"""The worker process, `python -m engine.runtimes FD`, and the process that forks workers.
+
+One thread of a worker receives jobs and answers control jobs, one runs forwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import socket
+import threading
+import traceback
+from importlib import import_module
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from engine.errors import SpecScopeError
+from engine.runtimes.forks import Fork, Status, end_with_parent
+from engine.runtimes.process import Setup, Wire
+from engine.worker.host import Host
+from engine.worker.jobs import CONTROL
+
+
+class _Server:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._forwards: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._stopped: set[int] = set()
+
+    def send(self, message: object) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> Any:
+        return pickle.loads(self._connection.recv_bytes())
+
+    def prepare(self) -> Host:
+        setup: Setup = self.receive()
+        if setup.core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {setup.core})
+        torch.set_num_threads(setup.threads)
+        if setup.device.kind == "cuda":
+            torch.cuda.set_device(setup.device.name.split("/")[0])
+        return Host(setup.name)
+
+    def answer(self, host: Host, number: int, job: Any) -> None:
+        try:
+            value: object = host.handle(job, lambda: number in self._stopped)
+        except SpecScopeError as error:
+            value = error
+        except Exception as error:  # noqa: BLE001 - it ends the run, not the worker
+            value = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
+            value.add_note(traceback.format_exc())  # the message stays one line
+        self._stopped.discard(number)
+        self.send((number, value))
+
+    def forward(self, host: Host) -> None:
+        while (item := self._forwards.get()) is not None:
+            self.answer(host, *item)
+
+    def serve(self) -> None:
+        host = self.prepare()
+        worker = threading.Thread(target=self.forward, args=(host,), daemon=True)
+        worker.start()
+        wire = Wire()
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, job, *dropped = self.receive()
+                for drop in dropped:
+                    host.handle(drop)
+                if job is None:
+                    self._stopped.add(number)
+                elif isinstance(job, CONTROL) and host.ready(job):
+                    self.answer(host, number, wire.unpack(job))
+                else:  # a judge before its scores waits in the queue behind the forward
+                    self._forwards.put((number, wire.unpack(job)))
+
+
+def serve(handle: int) -> None:
+    """Serve until the other end of the connection hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _Server(Connection(handle)).serve()
+    os._exit(0)  # do not wait for a forward in the other thread
+
+
+def serve_forks(handle: int) -> None:
+    """Answer requests until the other end hangs up."""
+    import_module("engine.checkpoints.load")
+    gc.freeze()  # a collection in a worker would copy the memory that all of them share
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a caller without stdout or stderr: no received file may get their numbers
+    os.close(null)
+    with socket.socket(fileno=handle) as control, Connection(os.dup(handle)) as requests:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                request = pickle.loads(requests.recv_bytes())
+                answer = _exit_code(request) if isinstance(request, Status) else _fork(request, control)
+                requests.send_bytes(pickle.dumps(answer))
+
+
+def _exit_code(request: Status) -> int | None:
+    ended, status = os.waitpid(request.process, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _fork(request: Fork, control: socket.socket) -> int:
+    _, files, _, _ = socket.recv_fds(control, 1, 1 + len(request.files))
+    server = os.getpid()
+    process = os.fork()
+    if not process:
+        try:
+            end_with_parent(server)
+            os.setsid()  # Ctrl-C goes to the run only, which stops its workers in order
+            control.close()
+            _become_worker(request, *files)
+        except BaseException:  # noqa: BLE001 - as at the end of a program
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    for file in files:
+        os.close(file)
+    return process
+
+
+def _become_worker(request: Fork, connection: int, *others: int) -> None:
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    for file, number in zip(others, request.files, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    serve(connection)

@@ -1,0 +1,107 @@
+"""Local threads: one thread per worker; drafter and target on one GPU have a CUDA stream each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from engine.trace.events import Device
+from engine.worker.host import Host
+from engine.worker.jobs import CONTROL, Job, Preparation, Reply
+from engine.worker.worker import Ticket
+
+
+class ThreadWorker:
+    """A device served by a thread of this process."""
+
+    ended = False
+    """A thread ends with this process."""
+
+    def __init__(self, name: str, device: Device, threads: int = 1) -> None:
+        self.name = name
+        self.devices = (device,)
+        self._host = Host(name)
+        self._threads = threads
+        self._jobs: SimpleQueue[tuple[Job, asyncio.Future[Reply], threading.Event] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._serve, name=f"specscope {name}", daemon=True)
+        self._thread.start()
+
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
+        """Do a job between runs, in the calling thread."""
+        done: Future[Reply] = Future()
+        try:
+            done.set_result(self._host.handle(job))
+        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+            done.set_exception(error)
+        return done.result
+
+    def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
+        return 1
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def detach(self) -> None:
+        self._loop = None
+
+    def submit(self, job: Job) -> Ticket:
+        """Start a job; a control job runs in the calling thread, unless it waits for scores."""
+        assert self._loop is not None, "submit needs an attached loop"
+        reply: asyncio.Future[Reply] = self._loop.create_future()
+        stop = threading.Event()
+        if isinstance(job, CONTROL) and self._host.ready(job):
+            _settle(reply, *_outcome(self._host, job, stop.is_set))
+        else:
+            self._jobs.put((job, reply, stop))
+        return Ticket(reply, stop.set)
+
+    def kill(self, why: str) -> None:
+        """Do nothing: a thread cannot be ended from outside."""
+
+    def close(self) -> None:
+        """End the thread after its current forward."""
+        self._jobs.put(None)
+        self._thread.join(timeout=10)
+
+    def _serve(self) -> None:
+        torch.set_num_threads(self._threads)
+        with _stream(self.devices[0]):
+            while (item := self._jobs.get()) is not None:
+                job, reply, stop = item
+                outcome = _outcome(self._host, job, stop.is_set)
+                if (loop := self._loop) is not None:
+                    loop.call_soon_threadsafe(_settle, reply, *outcome)
+
+
+@contextlib.contextmanager
+def _stream(device: Device) -> Generator[None]:
+    if device.kind != "cuda":
+        yield
+        return
+    index = device.name.split("/")[0]
+    with torch.cuda.device(index), torch.cuda.stream(torch.cuda.Stream(index)):
+        yield
+
+
+def _outcome(host: Host, job: Job, stopped: Callable[[], bool]) -> tuple[Reply | None, BaseException | None]:
+    try:
+        return host.handle(job, stopped), None
+    except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
+        return None, error
+
+
+def _settle(reply: asyncio.Future[Any], value: Reply | None, error: BaseException | None) -> None:
+    if reply.cancelled():
+        return
+    if error is not None:
+        reply.set_exception(error)
+    else:
+        reply.set_result(value)

@@ -1,0 +1,1 @@
+"""Which token: keyed draws, rows of p and q, and the acceptance rules."""

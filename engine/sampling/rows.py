@@ -1,0 +1,353 @@
+"""The target's rows of one draft, as the acceptance rules read them.
+
+`WholeRows` computes each number when it is asked for, which on a CPU costs nothing extra.
+`PackedRows` are the rows of several sequences, read ahead: on a GPU every copy costs a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import ModelError
+from engine.sampling.draws import (
+    NOT_FINITE,
+    TOP,
+    Draws,
+    Key,
+    Top,
+    argmax,
+    most_probable,
+    most_probable_of,
+    pick_rows,
+    process_logits,
+    softmax,
+)
+from engine.types import Draft, Sampling, Typical
+
+
+class TokenDistribution(Protocol):
+    """The target's distribution p of one position, or what rejections left of it."""
+
+    def of(self, token: int) -> float: ...
+
+    def residual(self, q: Tensor) -> TokenDistribution:
+        """Return norm(max(0, p - q)), p if that is zero everywhere; q is (V,) on the CPU."""
+        ...
+
+    def draw(self, draws: Draws, key: Key) -> int: ...
+
+
+class TargetRows(Protocol):
+    """Row 0 follows the prefix, row i + 1 follows draft node i."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn from p; otherwise they are the argmax."""
+        ...
+
+    @property
+    def size(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def argmax(self) -> list[int]:
+        """Return the best token of each row; ties go to the lowest id."""
+        ...
+
+    def own(self, row: int, draws: Draws, key: Key) -> int:
+        """Return the target's own token after a row: the argmax, or a draw from p."""
+        ...
+
+    def distribution(self, row: int) -> TokenDistribution: ...
+
+    def bounds(self, rows: Sequence[int], typical: Typical) -> list[float]:
+        """Return the probability that typical acceptance asks for in each row."""
+        ...
+
+    def probabilities(self, tokens: Sequence[tuple[int, int]]) -> list[float]:
+        """Return p of drafted or decided tokens, given as (row, token)."""
+        ...
+
+    def described(
+        self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
+    ) -> tuple[list[float], tuple[Top, ...]]:
+        """Return p of (row, token), and each row's most probable tokens.
+
+        Without sampling, p is the plain softmax.
+
+        Each token is a drafted one of its row, or was decided there.
+        """
+        ...
+
+
+def check_rows(count: int, draft: Draft, bonus: bool) -> int:
+    """Return how many rows a judgement of this draft may read.
+
+    Raises:
+        ValueError: There are fewer.
+    """
+    rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
+    if count < rows:
+        raise ValueError(f"{count} rows of logits were given; judging this draft needs {rows}")
+    return rows
+
+
+class WholeRows:
+    """Rows of logits, (R, V); see `TargetRows`."""
+
+    def __init__(self, logits: Tensor, sampling: Sampling) -> None:
+        self._logits = logits
+        self.sampled, self.size = not sampling.greedy, logits.shape[1]
+        self._p = process_logits(logits, sampling) if self.sampled else logits.new_empty((0, self.size))
+        self._best = [] if self.sampled else argmax(logits)
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def argmax(self) -> list[int]:
+        return argmax(self._logits)
+
+    def own(self, row: int, draws: Draws, key: Key) -> int:
+        return draws.choose(key, self._p[row]) if self.sampled else self._best[row]
+
+    def distribution(self, row: int) -> TokenDistribution:
+        return RowDistribution(self._p[row])
+
+    def bounds(self, rows: Sequence[int], typical: Typical) -> list[float]:
+        entropy = torch.special.entr(self._p[torch.tensor(rows, device=self._p.device)]).sum(-1)
+        return (typical.delta * (-entropy).exp()).clamp(max=typical.epsilon).tolist()
+
+    def probabilities(self, tokens: Sequence[tuple[int, int]]) -> list[float]:
+        return _take(self._p, tokens)
+
+    def described(
+        self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
+    ) -> tuple[list[float], tuple[Top, ...]]:
+        is_chain = rows[-1] == len(rows) - 1  # a chain needs no copy of the rows
+        chosen = slice(len(rows)) if is_chain else list(rows)
+        p = self._p[chosen] if self.sampled else softmax(self._logits[chosen])
+        index = {row: i for i, row in enumerate(rows)}
+        tops = most_probable(p, TOP)
+        return _take(p, [(index[row], token) for row, token in tokens]), tops
+
+
+class RowDistribution:
+    """The probabilities of one row, (V,); see `TokenDistribution`."""
+
+    def __init__(self, p: Tensor) -> None:
+        self._p = p
+
+    def of(self, token: int) -> float:
+        return float(self._p[token])
+
+    def residual(self, q: Tensor) -> TokenDistribution:
+        """Return norm(max(0, p - q)) in float64 on the CPU; p if that is zero everywhere."""
+        p = self._p.cpu().double()
+        rest = (p - q.cpu()).clamp_(min=0)
+        total = float(rest.sum())
+        return RowDistribution(rest / total if total > 0 else p)
+
+    def draw(self, draws: Draws, key: Key) -> int:
+        return draws.choose(key, self._p)
+
+
+def _take(p: Tensor, tokens: Sequence[tuple[int, int]]) -> list[float]:
+    flat = [row * p.shape[1] + token for row, token in tokens]
+    return p.take(torch.tensor(flat, device=p.device)).tolist()
+
+
+class Case(NamedTuple):
+    """One sequence's rows to judge."""
+
+    logits: Tensor
+    """(R, V): row 0 follows the prefix, row i + 1 draft node i; more rows may follow."""
+    draft: Draft
+    position: int
+    """The position that row 0 decides."""
+    draws: Draws
+    bonus: bool = True
+    typical: bool = False
+    """Whether it is judged by typical acceptance."""
+
+
+def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
+    """Read the rows of all cases, with one copy to the host.
+
+    Raises:
+        ValueError: Rows of a case are missing.
+        ModelError: The logits are not finite.
+    """
+    for case in cases:
+        check_rows(len(case.logits), case.draft, case.bonus)
+    firsts = list(accumulate((len(case.logits) for case in cases), initial=0))[:-1]
+    logits = cases[0].logits if len(cases) == 1 else torch.cat([case.logits for case in cases])
+    drafted, numbers = list[tuple[int, int]](), dict[int, float]()
+    for first, case in zip(firsts, cases, strict=True):
+        drafted += [(first + t.parent + 1, t.id) for t in case.draft.tokens]
+        numbers |= {} if sampling.greedy else {first + row: u for row, u in _own_numbers(case)}
+    table = _Table(logits, sampling, drafted, numbers)
+    return [PackedRows(table, i, len(case.logits)) for i, case in zip(firsts, cases, strict=True)]
+
+
+def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
+    """Yield each row after which the target may draw its own token, and the number for it."""
+    positions, ratio = [case.position], set[int]()
+    for t in case.draft.tokens:
+        positions.append(positions[t.parent + 1] + 1)
+        if t.q is not None and not case.typical:
+            ratio.add(t.parent + 1)  # rule 1 draws from what is left of p
+    for row, position in enumerate(positions[: len(case.logits)]):
+        if row not in ratio:
+            yield row, case.draws.value(Key(position, "target"))
+
+
+class _Table:
+    """R rows on their device, and the numbers of them that judging reads, on the host.
+
+    Args:
+        logits: (R, V).
+        sampling: The logits processors of p; at temperature 0, p is the plain softmax.
+        drafted: (row, token) of the D drafted tokens.
+        numbers: Row -> the number in [0, 1) of the target's own draw after it.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        sampling: Sampling,
+        drafted: Sequence[tuple[int, int]],
+        numbers: dict[int, float],
+    ) -> None:
+        self.sampled, (count, self.size) = not sampling.greedy, logits.shape
+        self.p = process_logits(logits, sampling) if self.sampled else softmax(logits)
+        if not self.sampled:
+            numbers = dict.fromkeys(range(count), 0.0)
+        rows, tokens, own_rows, us = _uploaded(drafted, numbers, logits.device)
+        best, top = logits.argmax(-1), self.p.topk(min(TOP, self.size))
+        own = pick_rows(us, self.p[own_rows]) if self.sampled else best
+        parts = [
+            best,
+            torch.special.entr(self.p).sum(-1),
+            top.indices.flatten(),
+            top.values.flatten(),
+            self.p[rows, tokens],
+            own,
+            self.p[own_rows, own],
+        ]
+        flat = host(torch.cat([part.double() for part in parts]))
+        ends = list(accumulate(part.numel() for part in parts))
+        best_ids, self.entropy, ids, values, p_drafted, own_ids, p_own = np.split(flat, ends[:-1])
+        split = (count, -1)
+        self.tops = most_probable_of(
+            torch.from_numpy(ids).long().view(split), torch.from_numpy(values).view(split)
+        )
+        self.best: list[int] = best_ids.astype(int).tolist()
+        self.own = dict(zip(numbers, own_ids.astype(int).tolist(), strict=True))
+        """Row -> the target's own token after it: the best one, or a draw from p."""
+        self.probabilities = dict(
+            zip([*drafted, *self.own.items()], [*p_drafted.tolist(), *p_own.tolist()], strict=True)
+        )
+        """(row, token) -> p, for drafted tokens and the target's own."""
+
+
+class PackedRows:
+    """The rows of one sequence; see `TargetRows`.
+
+    Args:
+        table: The rows of all sequences.
+        first: The sequence's first row among them.
+        count: R.
+    """
+
+    def __init__(self, table: _Table, first: int, count: int) -> None:
+        self._table, self._first, self._count = table, first, count
+        self.sampled, self.size = table.sampled, table.size
+
+    def __len__(self) -> int:
+        return self._count
+
+    def argmax(self) -> list[int]:
+        return self._table.best[self._first : self._first + self._count]
+
+    def own(self, row: int, draws: Draws, key: Key) -> int:  # noqa: ARG002 - drawn ahead, by this key
+        return self._table.own[self._first + row]
+
+    def distribution(self, row: int) -> TokenDistribution:
+        return PackedDistribution(self._table, self._first + row)
+
+    def bounds(self, rows: Sequence[int], typical: Typical) -> list[float]:
+        entropy = self._table.entropy[[self._first + row for row in rows]]
+        return np.minimum(typical.delta * np.exp(-entropy), typical.epsilon).tolist()
+
+    def probabilities(self, tokens: Sequence[tuple[int, int]]) -> list[float]:
+        return [self._table.probabilities[self._first + row, token] for row, token in tokens]
+
+    def described(
+        self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
+    ) -> tuple[list[float], tuple[Top, ...]]:
+        return self.probabilities(tokens), tuple(self._table.tops[self._first + row] for row in rows)
+
+
+class PackedDistribution:
+    """A row of a table on its device; see `TokenDistribution`.
+
+    Args:
+        table: The rows; p of a drawn token is added to its numbers.
+        row: The row.
+        rest: What rejections left of p, (V,) float64 with sum 1; None for p itself.
+    """
+
+    def __init__(self, table: _Table, row: int, rest: Tensor | None = None) -> None:
+        self._table, self._row, self._rest = table, row, rest
+
+    def of(self, token: int) -> float:
+        """Return a token's probability; that of a residual costs a copy."""
+        if self._rest is None:
+            return self._table.probabilities[self._row, token]
+        return float(host(self._rest[token : token + 1])[0])
+
+    def residual(self, q: Tensor) -> TokenDistribution:
+        p = self._table.p[self._row].double() if self._rest is None else self._rest
+        rest = (p - upload(q, p.device)).clamp_(min=0)
+        total = rest.sum()
+        return PackedDistribution(self._table, self._row, torch.where(total > 0, rest / total, p))
+
+    def draw(self, draws: Draws, key: Key) -> int:
+        """Draw a token with the number of a key: one copy."""
+        p = self._table.p[self._row]
+        weights = p if self._rest is None else self._rest
+        token = pick_rows(upload([draws.value(key)], p.device), weights[None])
+        found, p_token, mass = host(
+            torch.cat([token.double(), p[token].double(), weights.sum()[None]])
+        ).tolist()
+        if not 0 < mass < np.inf:
+            raise ModelError(NOT_FINITE)
+        self._table.probabilities[self._row, int(found)] = p_token
+        return int(found)
+
+
+def host(tensor: Tensor) -> np.ndarray:
+    """Copy numbers to the host; on a GPU this waits for the device."""
+    return tensor.cpu().numpy()
+
+
+def upload(numbers: Sequence[float] | Tensor, device: torch.device) -> Tensor:
+    """Copy numbers to a device, as float64, without waiting for it."""
+    here = torch.as_tensor(numbers, dtype=torch.float64)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+
+
+def _uploaded(
+    drafted: Sequence[tuple[int, int]], numbers: dict[int, float], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Copy rows and tokens, (D,) int64, and rows and numbers of draws to a device, in one copy."""
+    count, own = len(drafted), len(numbers)
+    given = upload([*(r for r, _ in drafted), *(t for _, t in drafted), *numbers, *numbers.values()], device)
+    rows, tokens, own_rows, us = given.split((count, count, own, own))
+    return rows.long(), tokens.long(), own_rows.long(), us

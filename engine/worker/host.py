@@ -1,0 +1,384 @@
+"""The host: models with their KV slots on one device, and the synchronous execution of jobs.
+
+Transports (thread, process, virtual) pass it jobs. It has no access to a run's clock or to other
+devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import torch
+
+from engine.errors import RunCancelled, SpecScopeError
+from engine.heads.drafting import Head
+from engine.layout import Packing
+from engine.model.clock import Clock
+from engine.model.decoder import Decoder
+from engine.model.fused import FusedDrafts
+from engine.model.fuzzy import SingleDevice
+from engine.model.language import LanguageModel, never
+from engine.model.shard import Ranks
+from engine.model.stage import StageIO
+from engine.sampling.accept import judge
+from engine.sampling.draws import Draws, argmax
+from engine.sampling.rows import Case, read
+from engine.types import DraftToken, Judgement, Prefix, Sampling
+from engine.worker.drafting import Drafting, draft
+from engine.worker.exchange import Exchange, ProcessRanks
+from engine.worker.forwards import NO_DRAFT, Forwards
+from engine.worker.head_forwards import prefill
+from engine.worker.jobs import (
+    PREFILL_ROWS,
+    Begin,
+    Connect,
+    Drop,
+    Export,
+    Facts,
+    Import,
+    Job,
+    Join,
+    Judge,
+    JudgeAll,
+    Link,
+    Load,
+    Measure,
+    Prefill,
+    Propose,
+    Reply,
+    Retire,
+    Room,
+    Score,
+    Stamp,
+)
+from engine.worker.measure import measure
+from engine.worker.memory import out_of_memory, taken
+from engine.worker.shared import attach
+
+
+def _return_freed_memory() -> None:
+    """Return the C library's freed memory to the system: 320 MB after loading 540 MB of weights."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+
+
+def _model_and_stage(job: Prefill | Score) -> tuple[str, StageIO | None]:
+    """Return the loaded model's name and a stage's input and output (None for a whole model)."""
+    return (job.model, None) if job.stage is None else (job.stage.of(job.model), StageIO(job.stage.states))
+
+
+def _parts(prefixes: Sequence[Prefix], cached: Sequence[int]) -> Iterator[list[Prefix]]:
+    """Yield ever longer parts of the prefixes, by at most PREFILL_ROWS new tokens each."""
+    rows = [(p, list(range(start, len(p), PREFILL_ROWS))) for p, start in zip(prefixes, cached, strict=True)]
+    for number in range(max(len(starts) for _, starts in rows)):
+        growing = [(p, starts[number]) for p, starts in rows if number < len(starts)]
+        yield [Prefix(p.sequence, p.tokens[: start + PREFILL_ROWS]) for p, start in growing]
+
+
+def _discard(row: int, q: torch.Tensor) -> None:
+    """Do not write a row of q."""
+
+
+class Host:
+    """Models, their KV slots, and the scores kept for judging.
+
+    Args:
+        name: The worker's name. It writes the slab of q with this name and reads all others.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.forwards = Forwards()
+        self._name = name
+        self._slabs: dict[str, np.ndarray] = {}
+        self._exchanges: dict[str, Exchange] = {}
+        self._groups: dict[str, Ranks] = {}
+        self._ranks: dict[str, Ranks] = {}
+        """The ranks of each model that is split by tensors, and of the heads beside it."""
+        self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
+        self._sampling = Sampling()
+        self._run = Begin(self._sampling, 0, 0, 0, Packing())
+        self._vocab_size = 0
+
+    def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
+        self._slabs = dict(slabs)
+
+    def ready(self, job: Job) -> bool:
+        """Return whether the job can run now: a judge needs its scores."""
+        return not isinstance(job, Judge) or job.scores in self._scores
+
+    def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
+        """Execute one job; `stopped` is checked between forwards, in a prefill between layers.
+
+        Raises:
+            OutOfMemory: The device has no memory for it. The KV caches are freed; the models stay.
+        """
+        try:
+            return self._handle(job, stopped)
+        except (MemoryError, RuntimeError) as error:
+            shortage = out_of_memory(error, self._name, job, self.forwards, self._run)
+            if shortage is None:
+                raise
+            self._scores.clear()
+            raise shortage from None
+
+    def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
+        stamps: list[Stamp] = []
+        ranks = self._ranks.get(getattr(job, "model", ""))
+        agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
+
+        def stops() -> bool:
+            return agree(stopped())  # all ranks stop at the same place
+
+        if isinstance(job, Prefill | Propose | Score):
+            self.forwards.record_lengths(job.prefixes)
+        match job:
+            case Load():
+                value = self._load(job)
+            case Connect():
+                value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
+            case Join():
+                self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
+                value = None
+            case Link():
+                self._groups[job.group] = ProcessRanks(job.path, job.rank, job.ways, job.backend)
+                value = None
+            case Begin():
+                value = self._begin(job)
+            case Room():
+                value = taken(self.forwards, job)
+            case Retire():
+                value = self.forwards.retire(job.sequence)
+            case Prefill():
+                value = self._prefill(job, stamps, stops)
+            case Propose():
+                value = draft(self.forwards, job, self._drafting(job), stamps, stops)
+            case Export():
+                value = export_rows(self.forwards, job, stamps)
+            case Import():
+                value = import_rows(self.forwards, job, stamps)
+            case Score():
+                value = self._score(job, stamps)
+            case Judge():
+                rows, prefix = self._scores[job.scores]
+                value = self._judge([job], [rows], [prefix], stamps)[0]
+            case JudgeAll():
+                kept = [self._scores.pop(judge.scores) for judge in job.judges]
+                logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
+                value = self._judge(job.judges, logits, prefixes, stamps)
+            case Drop():
+                value = self._scores.pop(job.scores, None) and None
+            case Measure():
+                model = job.model if job.stage is None else job.stage.of(job.model)
+                value = measure(self.forwards.models[model], job, stopped, agree)
+        time_of = self.forwards.clock.read()
+        return Reply(value, tuple(stamp.read(time_of) for stamp in stamps))
+
+    def _load(self, job: Load) -> Facts:
+        models, heads = self.forwards.models, self.forwards.heads
+        if job.beside and job.model not in heads:
+            self.forwards.target = job.beside
+            head = heads[job.model] = cast("Callable[[LanguageModel], Head]", job.loader)(models[job.beside])
+            if head.layer is not None:
+                models[job.model] = head.layer.decoder
+            if job.beside in self._ranks:
+                self._ranks[job.model] = self._ranks[job.beside]
+        elif not job.beside and job.model not in models:
+            load = cast("Callable[..., LanguageModel]", job.loader)
+            if job.group:
+                ranks = self._ranks[job.model] = self._groups[job.group]
+                models[job.model] = load(ranks=ranks)
+            else:
+                models[job.model] = load()
+        model = models.get(job.model) or models[job.beside]
+        if isinstance(model, Decoder):
+            self.forwards.clock = Clock.of(model.device)
+            if model.steps is not None and job.model not in self._ranks:
+                self._draft_statically(job.model, model)
+        _return_freed_memory()
+        return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
+
+    def _draft_statically(self, name: str, decoder: Decoder) -> None:
+        """Let a decoder, or a head's layer, draft without a host between its forwards."""
+        head = self.forwards.heads.get(name)
+        if head is None:
+            self.forwards.fused[name] = FusedDrafts(decoder)
+        elif head.keeps:
+            self.forwards.fused[name] = FusedDrafts(decoder, head.keeps, head.columns.tokens)
+
+    def _begin(self, job: Begin) -> None:
+        self._sampling, self._run = job.sampling, job
+        self._vocab_size = job.vocab_size
+        self._scores.clear()
+        self.forwards.begin(job.slots, job.capacity, job.packing, job.features, job.sampling.seed)
+        for exchange in self._exchanges.values():
+            exchange.begin(job.run)
+
+    def _draws(self, sequence: int) -> Draws:
+        """Return a sequence's draws: as in a run of its prompt alone with seed + sequence."""
+        return Draws(self._sampling.seed + sequence, 0)
+
+    def _prefill(self, job: Prefill, stamps: list[Stamp], stopped: Callable[[], bool]) -> bytes | None:
+        prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
+        model, stage_io = _model_and_stage(job)
+        if job.model in self.forwards.heads:
+            prefill(self.forwards, job.model, prefixes, stamps)
+        elif prefixes:
+            cached = [self.forwards.cached(model, prefix) for prefix in prefixes]
+            parts = _parts(prefixes, cached) if stage_io is None else [prefixes]
+            with contextlib.suppress(RunCancelled):
+                for part in parts:
+                    self.forwards.extend(
+                        model,
+                        part,
+                        [NO_DRAFT] * len(part),
+                        stamps,
+                        "prefill",
+                        logits=False,
+                        stage_io=stage_io,
+                        stopped=stopped,
+                    )
+        return stage_io.outgoing if stage_io else None
+
+    def _drafting(self, job: Propose) -> Drafting:
+        partners, ranks = (
+            self._exchanges[job.group] if job.group else SingleDevice(),
+            self._ranks.get(job.model),
+        )
+        # all workers of a group draft the same; judges read the leader's q
+        leads = partners.rank == 0 and (ranks is None or ranks.rank == 0)
+        write = self._write if leads else _discard
+        return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
+
+    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
+        kind = "draft" if job.greedy else "verify"
+        model, stage_io = _model_and_stage(job)
+        decoding = {prefix.sequence for prefix in job.prefixes}  # or their prompts end here
+        prompts = [chunk.prefix for chunk in job.chunks if chunk.prefix.sequence not in decoding]
+        logits = self.forwards.extend(
+            model, job.prefixes, job.drafts, stamps, kind, prompts=prompts, stage_io=stage_io
+        )
+        if stage_io is not None and stage_io.outgoing is not None:
+            return stage_io.outgoing
+        if not job.prefixes:  # only parts of prompts
+            return ()
+        if not job.judges:
+            self._scores |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
+            return None
+        if not job.greedy:
+            return self._judge(job.judges, logits, job.prefixes, stamps, best=job.best)
+        logits = [rows[:, : self._vocab_size] for rows in logits]
+        return self._decide(job.judges, logits, job.prefixes, Sampling(), job.best)
+
+    def _write(self, row: int, q: torch.Tensor) -> None:
+        out = self._slabs[self._name][row]
+        out[: len(q)] = q.cpu().numpy()
+        out[len(q) :] = 0
+
+    def _q_row(self, token: DraftToken) -> torch.Tensor | None:
+        return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
+
+    def _judge(
+        self,
+        jobs: Sequence[Judge],
+        logits: Sequence[torch.Tensor],
+        prefixes: Sequence[Prefix],
+        stamps: list[Stamp],
+        *,
+        best: bool = False,
+    ) -> tuple[Judgement, ...]:
+        start = self.forwards.clock.mark()
+        judgements = self._decide(jobs, logits, prefixes, self._sampling, best)
+        judged = sum(len(job.draft) for job in jobs)
+        stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
+        return judgements
+
+    def _decide(
+        self,
+        jobs: Sequence[Judge],
+        logits: Sequence[torch.Tensor],
+        prefixes: Sequence[Prefix],
+        sampling: Sampling,
+        best: bool,
+    ) -> tuple[Judgement, ...]:
+        """Judge the drafts of several sequences.
+
+        Rows in the host's memory are read number by number, those of a GPU ahead, all at once.
+
+        Args:
+            jobs: One per sequence.
+            logits: Each sequence's rows, (R, V).
+            prefixes: The tokens before row 0.
+            sampling: The logits processors of p.
+            best: Whether judgements include the best token after every row.
+        """
+        cases = [
+            Case(
+                rows[job.skip :],
+                job.draft,
+                len(x) + job.skip,
+                self._draws(x.sequence),
+                job.bonus,
+                job.typical is not None,
+            )
+            for job, rows, x in zip(jobs, logits, prefixes, strict=True)
+        ]
+        packed = read(cases, sampling) if logits[0].is_cuda else None
+        judgements = [
+            judge(
+                case.logits if packed is None else packed[i],
+                job.draft,
+                self._q_row,
+                position=case.position,
+                sampling=sampling,
+                draws=case.draws,
+                bonus=job.bonus,
+                typical=job.typical,
+            )
+            for i, (job, case) in enumerate(zip(jobs, cases, strict=True))
+        ]
+        if best:
+            ids = [argmax(rows) for rows in logits] if packed is None else [rows.argmax() for rows in packed]
+            judgements = [replace(j, best=tuple(row)) for j, row in zip(judgements, ids, strict=True)]
+        return tuple(judgements)
+
+
+def export_rows(forwards: Forwards, job: Export, stamps: list[Stamp]) -> bytes:
+    """Return the KV rows of a prefix from `job.start` on, without its last token's."""
+    (prefix,) = job.prefixes
+    began, end = time.perf_counter_ns(), len(prefix) - 1
+    path = _cached_rows(forwards, job.model, prefix, end)
+    data = forwards.cache(job.model).export_kv(forwards.slot(prefix.sequence), path[job.start :])
+    stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - job.start, job.start))
+    return data
+
+
+def import_rows(forwards: Forwards, job: Import, stamps: list[Stamp]) -> None:
+    """Add exported KV rows after the first `job.start` rows, which are cached here."""
+    (prefix,) = job.prefixes
+    began, end, slot = time.perf_counter_ns(), len(prefix) - 1, forwards.slot(prefix.sequence)
+    cache = forwards.cache(job.model)
+    cache.keep(slot, _cached_rows(forwards, job.model, prefix, job.start))
+    cache.import_kv(slot, prefix.tokens[job.start : end], job.data)
+    stamps.append(Stamp("communicate", began, time.perf_counter_ns(), end - job.start, job.start))
+
+
+def _cached_rows(forwards: Forwards, model: str, prefix: Prefix, count: int) -> np.ndarray:
+    """Return the indices of a prefix's first `count` rows in its slot, (count,) int64.
+
+    Raises:
+        SpecScopeError: A row is not cached.
+    """
+    path = forwards.cache(model).match(forwards.slot(prefix.sequence), prefix.tokens, count)
+    if len(path) < count:
+        raise SpecScopeError(
+            f"only {len(path)} of {count} KV rows of the {model} are here; none can be moved"
+        )
+    return path

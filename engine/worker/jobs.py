@@ -1,0 +1,360 @@
+"""Jobs for a worker and their replies: plain frozen data that crosses threads and processes.
+
+Jobs are idempotent on the prefix: a worker forwards only the rows after the longest prefix it has
+cached. The classes have no slots: a frozen class with slots takes several times as long to pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from engine.drafting.tree import TreeShape
+from engine.layout import Packing
+from engine.model.fuzzy import PartTime
+from engine.model.language import LanguageModel
+from engine.types import Draft, Prefix, Sampling, Typical
+
+if TYPE_CHECKING:
+    from engine.heads.drafting import Head
+    from engine.heads.work import Work
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load a model that is not loaded yet. Value: its `Facts`."""
+
+    model: str
+    loader: Callable[..., LanguageModel] | Callable[[LanguageModel], Head]
+    """Must pickle for worker processes."""
+    beside: str = ""
+    """For a drafting head: the loaded target it belongs to, passed to the loader."""
+    group: str = ""
+    """For a model split by tensors: the group of its ranks, passed to the loader as `ranks`."""
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Map the slabs of all drafting workers."""
+
+    slabs: tuple[tuple[str, str, tuple[int, int]], ...]
+    """(name, path, shape) of each."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """Share the attention layers of fuzzy forwards with the other workers of a group."""
+
+    group: str
+    path: str
+    """The shared memory they exchange outputs through."""
+    rank: int
+    """This worker's number in the group; 0 is the leader."""
+    ways: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """Form a process group with the other ranks of a model that is split by tensors."""
+
+    group: str
+    path: str
+    """The shared memory through which the ranks find each other."""
+    rank: int
+    ways: int
+    backend: str
+    """`gloo` or `nccl`."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start a run: empty KV slots, these sampling parameters."""
+
+    sampling: Sampling
+    slots: int
+    capacity: int
+    """KV rows per slot."""
+    vocab_size: int
+    """The target's; a drafter proposes no id beyond it."""
+    packing: Packing
+    run: int = 0
+    """The run's number: it separates the exchanges of a group in one run from those in another."""
+    features: tuple[int, ...] = ()
+    """The target's hidden states to keep for a drafting head, see `Output.hidden`."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Ask for the memory of KV caches; nothing changes. Value: a `Taken`."""
+
+    begin: Begin
+    models: tuple[str, ...]
+    """Names of the models, and heads, that it uses on this worker."""
+
+
+@dataclass(frozen=True)
+class Retire:
+    """Free the KV slot of a sequence that ended."""
+
+    sequence: int
+
+
+class Stage(NamedTuple):
+    """One stage of a model whose layers are split over workers."""
+
+    number: int
+    """From 0."""
+    total: int
+    states: bytes = b""
+    """Hidden states from the previous stage (`engine.model.stage`)."""
+
+    def of(self, model: str) -> str:
+        """Return the worker's name for its stage of the model."""
+        return f"{model} {self.number + 1}/{self.total}"
+
+
+PREFILL_ROWS = 1024
+"""Most new rows of a sequence in one forward of a prefill: its layers then take short times."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Cache the rows of prefixes without their last tokens; no logits.
+
+    Value: None, or a stage's hidden states.
+    """
+
+    model: str
+    prefixes: tuple[Prefix, ...]
+    stage: Stage | None = None
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Draft a chain or a tree after each prefix. Value: a tuple of `Grown` per prefix, by level."""
+
+    model: str
+    prefixes: tuple[Prefix, ...]
+    shape: TreeShape
+    levels: tuple[int, ...]
+    """Most levels after each prefix: the shape's, or fewer near the end of the output."""
+    sampled: bool
+    rows: tuple[tuple[int, ...], ...]
+    """Rows of the q buffer per prefix, at most one per node with children; none without draws."""
+    chain: bool = False
+    """Whether the drafts are chains, `Wide(1, n)`: then a token not drawn is the logits' argmax."""
+    stop_below: float = 0.0
+    """No node after one whose probability is lower."""
+    fuzzy: int = 1
+    """Attention layers that read one hidden state (EasySpec); 1 is the ordinary forward."""
+    calibrate: bool = True
+    """Whether the first forward is exact and fuzzy rows never count as cached."""
+    group: str = ""
+    """The group of workers that share the layers; empty for a single worker."""
+    unread: int = 0
+    """Last tokens of each prefix that a drafting head does not read; masks are in their places."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Copy the cached KV rows of a prefix from `start` on, without its last token's. Value: bytes.
+
+    The model must have no forward running; the device may run another model.
+    """
+
+    model: str
+    prefixes: tuple[Prefix]
+    start: int
+
+
+@dataclass(frozen=True)
+class Import:
+    """Add KV rows that another copy of the model exported, after the first `start` cached rows."""
+
+    model: str
+    prefixes: tuple[Prefix]
+    start: int
+    data: bytes
+
+
+class Chunk(NamedTuple):
+    """A part of a prompt that joins: the rows from `start` to the prefix's end."""
+
+    prefix: Prefix
+    start: int
+    """Rows cached before."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One forward over the drafts.
+
+    Its logits are kept, those of prefix i under `scores` + i, or judged at once and dropped. Value:
+    None, a `Judgement` per judge, or a stage's hidden states.
+    """
+
+    model: str
+    prefixes: tuple[Prefix, ...]
+    drafts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Ids and parents of each draft; parents are indices, -1 for the prefix's last token."""
+    scores: int
+    judges: tuple[Judge, ...] = ()
+    """Judge at once, one per prefix: this saves a round trip."""
+    best: bool = False
+    """Whether judgements include the most probable token after every row, judged or not."""
+    greedy: bool = False
+    """Judge at temperature 0 and within the target's vocabulary: a drafter decodes greedily."""
+    stage: Stage | None = None
+    chunks: tuple[Chunk, ...] = ()
+    """Parts of prompts in the same forward (chunked prefill). Where a part ends its prompt, this is
+    one of the prefixes too, with an empty draft."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Apply the acceptance rules to kept scores. Value: a `Judgement`."""
+
+    scores: int
+    draft: Draft
+    bonus: bool
+    skip: int
+    typical: Typical | None = None
+
+
+@dataclass(frozen=True)
+class JudgeAll:
+    """Apply the acceptance rules to kept scores of several sequences, and drop these scores.
+
+    Value: a `Judgement` for each.
+    """
+
+    judges: tuple[Judge, ...]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Drop scores that are no longer needed. No reply."""
+
+    scores: int
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Time forwards of several numbers of rows in turn.
+
+    Value: the median seconds of each number; a number that was not measured in time is left out.
+    """
+
+    model: str
+    context: int
+    repeats: int
+    rows: tuple[int, ...] = (1,)
+    seconds: float = inf
+    """Time after which no forward starts; the first one always does."""
+    stage: Stage | None = None
+    """The stage of a split model to time; it reads hidden states of zeros."""
+
+
+Job: TypeAlias = (
+    Load
+    | Connect
+    | Join
+    | Link
+    | Begin
+    | Room
+    | Retire
+    | Prefill
+    | Propose
+    | Export
+    | Import
+    | Score
+    | Judge
+    | JudgeAll
+    | Drop
+    | Measure
+)
+Preparation: TypeAlias = Load | Connect | Join | Link | Room
+"""Jobs between runs."""
+CONTROL = (Begin, Retire, Judge, Drop, Export)
+"""Jobs answered at once; they never wait behind a forward."""
+
+
+class Facts(NamedTuple):
+    """Facts of a loaded model."""
+
+    vocab_size: int
+    context: int
+    depth: int = 0
+    """Layers; 0 for a model without layers."""
+    clock_error: int = 0
+    """Most nanoseconds by which times of the worker's device are wrong (`engine.model.clock`)."""
+
+
+class Taken(NamedTuple):
+    """Memory of a worker's KV caches, in bytes."""
+
+    held: int
+    """What they hold now."""
+    more: int
+    """What a run adds to it; negative if its caches are smaller."""
+    row: int
+    """Keys, values and kept states of one token, in all models that the run uses."""
+    spare: int = 0
+    """What torch keeps of a GPU's memory without using it."""
+    free: int = 0
+    """What is free on the worker's device."""
+    exact: bool = False
+    """Whether a number takes more than two bytes."""
+
+
+class Grown(NamedTuple):
+    """One node of a drafted tree or chain in a worker's reply."""
+
+    id: int
+    parent: int
+    """Index of its parent in the tree; -1 is the prefix's last token."""
+    level: int
+    """Number of ancestors."""
+    row: int
+    """Slab row of the q it was drawn from; -1 for none."""
+    probability: float
+    top: tuple[tuple[int, float], ...]
+    forward: int
+    """Number of the job's forward that drafted it."""
+
+
+class Stamp(NamedTuple):
+    """Start and end of one piece of work, in nanoseconds of the worker's clock."""
+
+    kind: str
+    start: int
+    end: int
+    rows: int
+    context: int
+    lane: int = 0
+    """Index of the device among the worker's."""
+    cells: int = 0
+    """Query-key cells of its attention, in one layer and one head."""
+    batch: int = 1
+    work: Work | None = None
+    """Work of a drafting head's forward."""
+    parts: tuple[PartTime, ...] = ()
+    """Of a fuzzy forward: times of its attention layers and exchanges."""
+    communicated: int = 0
+    """Nanoseconds of its communication with the other ranks of a model split by tensors."""
+    alone: bool = False
+    """Whether this device alone ran the job, in any lane."""
+
+    def read(self, time_of: Callable[[int], int]) -> Stamp:
+        """Return a copy with times in place of marks (`engine.model.clock`)."""
+        parts = tuple(p._replace(start=time_of(p.start), end=time_of(p.end)) for p in self.parts)
+        return self._replace(start=time_of(self.start), end=time_of(self.end), parts=parts)
+
+
+class Reply(NamedTuple):
+    """A job's value, and one stamp per forward."""
+
+    value: Any
+    stamps: tuple[Stamp, ...]

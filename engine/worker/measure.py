@@ -1,0 +1,62 @@
+"""Time a model's forwards on its worker."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from engine.model.language import LanguageModel
+from engine.model.slots import Rows, Slots
+from engine.model.stage import StageIO
+from engine.worker.jobs import Measure
+
+if TYPE_CHECKING:
+    from engine.model.decoder import Decoder
+
+
+def measure(
+    model: LanguageModel, job: Measure, stopped: Callable[[], bool], agree: Callable[[bool], bool] = bool
+) -> tuple[float, ...]:
+    """Return the median seconds of forwards of each number of rows, as far as the time allows.
+
+    Args:
+        model: Gets a cache of its own; no sequence is touched.
+        job: Numbers of rows and limits; numbers that do not fit into the context are left out.
+        stopped: Returns whether the job was stopped; called between forwards.
+        agree: Maps whether this device stops to whether all ranks of a split model do.
+    """
+    counts = [rows for rows in job.rows if rows + 1 < model.context]
+    context = min(job.context, model.context - 1 - max(counts))
+    cache = model.new_cache(1, context + max(counts))
+    rows = Rows.chain(0, np.ones(context, dtype=np.int64), 0)
+    model.forward(cache, rows, np.empty(0, dtype=np.int64), stage_io=_stage_io(model, job, context))
+    times: list[list[float]] = [[] for _ in counts]
+    begun = time.perf_counter()
+    for _ in range(job.repeats):
+        for count, seconds in zip(counts, times, strict=True):
+            if times[0] and agree(stopped() or time.perf_counter() - begun > job.seconds):
+                break
+            seconds.append(_forward(model, cache, context, count, _stage_io(model, job, count)))
+    return tuple(statistics.median(seconds) for seconds in times if seconds)
+
+
+def _stage_io(model: LanguageModel, job: Measure, rows: int) -> StageIO | None:
+    """Return the input of a stage for `rows` rows, zeros; None for a whole model."""
+    if job.stage is None:
+        return None
+    stage = cast("Decoder", model)
+    return StageIO(bytes(0 if stage.is_first else rows * stage.shape.width * stage.dtype.itemsize))
+
+
+def _forward(model: LanguageModel, cache: Slots, context: int, rows: int, stage_io: StageIO | None) -> float:
+    job = Rows.chain(0, np.ones(rows, dtype=np.int64), context)
+    begun = time.perf_counter()
+    cache.keep(0, np.arange(context))
+    out = model.forward(cache, job, np.arange(rows), stage_io=stage_io)
+    if out.logits.shape[1]:
+        out.logits.argmax(-1).tolist()
+    return time.perf_counter() - begun

@@ -1,0 +1,176 @@
+"""Families with names, norms and positions of their own: their files, refusals, and equal texts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import engine
+from engine.checkpoints.config import read_config
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
+from engine.errors import ModelError, UsageError
+from engine.model.shape import context_of
+from engine.model.slots import Rows
+from engine.training.heads.train import train_head
+from engine.training.options import HeadOptions
+from engine.types import Limits, Sampling
+from tests.engine.model import tiny
+
+WEIGHTS = "model.safetensors"
+OURS = ("opt", "gpt2", "phi3", "gemma2", "gemma3", "smollm3", "granite")
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families")
+    for family in OURS:
+        tiny.save(tiny.reference(family, seed=1), folder / family)
+    return folder
+
+
+@pytest.fixture
+def model(source, tmp_path):
+    """Return a function that returns a copy of a family's model, for changes."""
+    return lambda family: shutil.copytree(source / family, tmp_path / family)
+
+
+def logits(path) -> torch.Tensor:
+    decoder, ids = load(path), np.arange(9)
+    return decoder.forward(decoder.new_cache(1, 9), Rows.chain(0, ids, 0), ids).logits
+
+
+def edit(path, **changes) -> str:
+    """Change a config and return the error of loading the model."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ModelError) as error:
+        load(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported; supported is True"),
+        ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16 is not supported; supported is 32"),
+        ("opt", {"activation_function": "tanh"}, "activation_function 'tanh' is not supported; supported is silu"),
+        ("opt", {"ffn_dim": 57}, "model.decoder.layers.0.fc1.weight has shape [56, 32]; config.json asks for [57, 32]"),
+        ("opt", {"ffn_dim": None}, "ffn_dim is None; it must be a whole number"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not supported"),
+        ("gpt2", {"n_inner": 64}, "transformer.h.0.mlp.c_fc.weight has shape [32, 128]; config.json asks for [32, 64]"),
+        ("gemma2", {"hidden_activation": "tanh"}, "hidden_activation 'tanh' is not supported; supported is silu, relu"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; it must be a number, at least 0.001"),
+        ("gpt2", {"n_head": "4"}, "n_head is '4'; it must be a whole number"),
+        ("phi3", {"num_key_value_heads": 1}, "qkv_proj.weight has shape [64, 32]; config.json asks for [48, 32]"),
+        ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0] * 3}}, "short_factor"),
+        ("phi3", {"rope_parameters": LONGROPE | {"long_factor": [1.0, 0.0] * 2}}, "long_factor is 0.0; it must be a number, at least 0.001"),
+        ("phi3", {"rope_parameters": LONGROPE | {"long_factor": "1"}}, "rope_parameters.long_factor is '1'; it must be a list of numbers"),
+        ("phi3", {"rope_parameters": LONGROPE | {"long_factor": None}}, "rope_parameters.long_factor is None; it must be a list"),
+        ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}}, "only a part of each head is rotated"),
+        ("gemma2", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}, "one rotation for all layers is supported"),
+        ("gemma3", {"architectures": ["Gemma3ForConditionalGeneration"]}, "it reads more than text, and only models of text are supported: Llama"),
+        ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping 2.0 is not supported; supported is None"),
+        ("gemma3", {"rope_parameters": {"full_attention": {"full_attention": {}}}}, "full_attention.full_attention is an object"),
+        ("gemma3", {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 1e4}}}, "two rotations, of which one is scaled by 1.13863, are not"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]; it must hold 0 or 1 for each of the 3 layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2]}, "no_rope_layers is [1, 0, 2]; it must hold 0 or 1 for each of the 3 layers"),
+        ("smollm3", {"use_sliding_window": True}, "use_sliding_window True is not supported; supported is False"),
+        ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number, at least 1e-06"),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_supported_are_refused(model, family, changes, message):
+    assert message in edit(model(family), **changes)
+
+
+def test_a_bare_gpt2_without_prefix_and_with_masks_is_the_same_model(model):
+    path = model("gpt2")
+    expected, tensors = logits(path), load_file(path / WEIGHTS)
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare |= {f"h.{i}.attn.bias": torch.ones(1, 1, 64, 64) for i in range(3)}
+    save_file(bare, path / WEIGHTS)
+    assert torch.equal(logits(path), expected)
+    save_file(bare | {"h.0.attn.other": torch.ones(1)}, path / WEIGHTS)
+    with pytest.raises(ModelError, match=r"the weights hold h\.0\.attn\.other, unknown to config\.json"):
+        load(path)
+    del bare["h.1.attn.c_attn.bias"]
+    save_file(bare, path / WEIGHTS)
+    with pytest.raises(ModelError, match=r"the weights lack h\.1\.attn\.c_attn\.bias"):
+        load(path)
+
+
+def test_gemma3_configs_of_the_hub_say_the_same_in_older_fields(model):
+    path = model("gemma3")
+    expected, config = logits(path), json.loads((path / "config.json").read_text())
+    del config["rope_parameters"]
+    older = {"rope_theta": 1e3, "rope_local_base_freq": 10.0}
+    older |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    (path / "config.json").write_text(json.dumps(config | older))
+    assert torch.equal(logits(path), expected)
+    del config["layer_types"]
+    (path / "config.json").write_text(json.dumps(config | older | {"sliding_window_pattern": 3}))
+    assert torch.equal(logits(path), expected)
+
+
+def test_longrope_ends_at_the_context_that_one_set_of_factors_serves(model):
+    path = model("phi3")
+    config = json.loads((path / "config.json").read_text())
+    changes = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}
+    (path / "config.json").write_text(json.dumps(config | changes))
+    decoder = load(path)
+    assert (decoder.context, config["max_position_embeddings"]) == (16, 64)
+    with pytest.raises(UsageError, match="the model's context is 16 positions"):
+        decoder.forward(decoder.new_cache(1, 20), Rows.chain(0, np.arange(17), 0), np.arange(1))
+    assert context_of(read_config(path)) == 16
+
+
+@pytest.mark.parametrize("family", OURS)
+def test_trained_heads_need_llamas_block(source, family, tmp_path):
+    options = HeadOptions.of("medusa", data=tmp_path, out=tmp_path / "out", target=source / family)
+    with pytest.raises(ModelError, match="trained heads need a target of Llama, Mistral, Qwen2 or Qwen3"):
+        train_head(options)
+    assert not options.out.exists()
+
+
+@pytest.fixture(scope="module", params=OURS)
+def cluster(request, tmp_path_factory):
+    """Return two tiny models of a family with the bundled pair's tokenizer, on virtual devices."""
+    bundled = Pair.find("bundled")
+    size = {"vocab_size": bundled.vocab_size, "eos_token_id": None}
+    paths = [tmp_path_factory.mktemp(f"{request.param}{seed}") for seed in (0, 1)]
+    for seed, path in enumerate(paths):
+        for file in bundled.target_path.glob("*token*"):
+            shutil.copy(file, path)
+        tiny.save(tiny.reference(request.param, seed, **size), path)
+    options = {"runtime": "virtual", "profile": "pearl-4xA100"}
+    with engine.open(target=paths[0], drafter=paths[1], **options) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["speculative", "tree", "pearl", "lookahead"])
+def test_methods_run_and_greedy_texts_are_the_targets(cluster, method, temperature):
+    options = {"sampling": Sampling(temperature, seed=1), "limits": Limits(12)}
+    trace = cluster.run(method, [5, 6, 7], **options)
+    assert len(trace.token_ids(0)) == 12
+    if not temperature:
+        assert trace.token_ids(0) == cluster.run("autoregressive", [5, 6, 7], **options).token_ids(0)

@@ -1,0 +1,157 @@
+"""The copier against a plain search through all texts, and its decisions one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafting.copy import LONGER, Copier
+from engine.types import CopySource, Draft
+
+
+def array(tokens) -> np.ndarray:
+    return np.asarray(tokens, dtype=np.int64)
+
+
+def find(tokens, documents=(), match=2, copy=7, **more):
+    return Copier([array(d) for d in documents], match, copy, **more).find(array(tokens))
+
+
+def naive(text: list[int], documents: list[list[int]], match: int, copy: int, longest=0, latest=True):
+    """Search every place of every text, latest (or earliest) first, for the longest match first."""
+    texts, way = [*enumerate(documents), (-1, text)], -1 if latest else 1
+    for n in range(longest or match + LONGER, match - 1, -1):
+        for number, other in texts[::way]:
+            for start in range(n, len(other))[::way]:
+                if n <= len(text) and other[start - n : start] == text[len(text) - n :]:
+                    ids: list[int] = []
+                    for i in range(copy):
+                        more = other + ids if number == -1 else other
+                        ids += more[start + i : start + i + 1]
+                    return tuple(ids), CopySource(number, start, n)
+    return (), None
+
+
+texts = st.lists(st.integers(0, 3), max_size=30)
+
+
+@given(texts, st.lists(texts, max_size=3), st.integers(1, 4), st.integers(1, 9), st.data())
+def test_a_copy_equals_the_result_of_a_plain_search(text, documents, match, copy, data):
+    copier = Copier([array(d) for d in documents], match, copy)
+    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths of the calls")):
+        assert copier.find(array(text[:length])) == naive(text[:length], documents, match, copy)
+
+
+@given(texts, st.integers(1, 3), st.integers(0, 3), st.booleans(), st.integers(1, 9), st.data())
+def test_first_or_latest_and_the_longest_match_equal_a_plain_search(text, match, more, latest, copy, data):
+    options = {"longest": match + more, "latest": latest}
+    copier = Copier([], match, copy, **options)
+    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths of the calls")):
+        assert copier.find(array(text[:length])) == naive(text[:length], [], match, copy, **options)
+
+
+@given(texts, texts, st.integers(1, 3), st.integers(1, 9))
+def test_the_source_is_the_place_of_the_copy(text, document, match, copy):
+    ids, source = find(text, [document], match, copy)
+    if source is None:
+        assert ids == ()
+        return
+    where = text if source.document == -1 else document
+    assert match <= source.match <= match + LONGER
+    assert where[source.start - source.match : source.start] == text[len(text) - source.match :]
+    assert list(ids[: len(where) - source.start]) == where[source.start : source.start + copy]
+    assert 1 <= len(ids) <= copy
+
+
+def test_the_tokens_after_the_match_are_copied():
+    assert find([1, 2, 3, 4, 5, 6, 1, 2], copy=3) == ((3, 4, 5), CopySource(-1, 2, 2))
+
+
+def test_no_match_is_no_copy():
+    assert find([1, 2, 3, 4, 5]) == ((), None)
+    assert find([]) == ((), None)
+    assert find([1]) == ((), None)
+    assert find([1, 1]) == ((), None), "the last two tokens do not match themselves"
+
+
+def test_the_longest_match_wins():
+    assert find([9, 1, 2, 5, 6, 3, 1, 2, 7, 8, 9, 1, 2], copy=2) == ((5, 6), CopySource(-1, 3, 3))
+
+
+def test_a_match_is_at_most_three_tokens_longer_than_the_shortest():
+    long = [1, 2, 3, 4, 5, 6]
+    assert find([*long, 7, 0, *long[1:], 8, *long], copy=1) == ((8,), CopySource(-1, 13, 5))
+
+
+def test_the_latest_of_equal_matches_wins():
+    assert find([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], copy=1) == ((4,), CopySource(-1, 7, 2))
+
+
+def test_the_first_of_equal_matches_wins_on_request():
+    text = [5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2]
+    assert find(text, match=1, copy=2, longest=2, latest=False) == ((3, 6), CopySource(-1, 3, 2))
+    assert find(text, match=1, copy=2, longest=1, latest=False) == ((3, 6), CopySource(-1, 3, 1))
+    assert find([1, 1, 1], match=1, copy=3, latest=False) == ((1, 1, 1), CopySource(-1, 2, 2))
+
+
+def test_the_sequence_is_later_than_the_documents_which_are_in_order():
+    documents = [[1, 2, 30], [1, 2, 31]]
+    assert find([1, 2, 32, 1, 2], documents, copy=1) == ((32,), CopySource(-1, 2, 2))
+    assert find([1, 2], documents, copy=1) == ((31,), CopySource(1, 2, 2))
+    assert find([9, 1, 2, 32, 8, 1, 2], [[8, 1, 2, 30]], copy=1) == ((30,), CopySource(0, 3, 3))
+
+
+def test_a_copy_ends_where_its_document_ends():
+    assert find([1, 2], [[1, 2, 3, 4]]) == ((3, 4), CopySource(0, 2, 2))
+    assert find([3, 4], [[1, 2, 3, 4]]) == ((), None), "nothing follows the match"
+
+
+def test_a_copy_continues_with_itself_at_the_end_of_the_sequence():
+    assert find([7, 7, 7], copy=5) == ((7,) * 5, CopySource(-1, 2, 2))
+    assert find([4, 5, 6, 4, 5], copy=8) == ((6, 4, 5, 6, 4, 5, 6, 4), CopySource(-1, 2, 2))
+
+
+def test_no_match_spans_two_documents():
+    assert find([2, 3], [[1, 2], [3, 4]]) == ((), None)
+
+
+def test_a_draft_is_the_copy_cut_to_the_room():
+    copier = Copier(match=2, copy=7)
+    text = array([1, 2, 3, 4, 5, 6, 1, 2])
+    draft = copier.draft(text, 3)
+    assert (draft.ids, draft.parents, draft.source) == ((3, 4, 5), (-1, 0, 1), CopySource(-1, 2, 2))
+    assert {(t.q, t.span) for t in draft.tokens} == {(None, -1)}, "rule 2, by no forward"
+    assert copier.draft(text, 0) == Draft.empty()
+    assert Copier().draft(array([1, 2, 3]), 5) == Draft.empty()
+
+
+def test_parts_of_a_copied_draft_have_no_source():
+    draft = Copier().draft(array([1, 2, 3, 1, 2]), 7)
+    assert draft.source is not None
+    assert draft[:1].source is None
+    assert (draft + draft).source is None
+
+
+def test_a_copier_follows_one_sequence():
+    copier = Copier()
+    copier.find(array([1, 2, 3]))
+    for other in ([1, 2], [1, 2, 4, 5]):
+        with pytest.raises(ValueError, match="one growing sequence; it knows 3 tokens"):
+            copier.find(array(other))
+
+
+def test_a_call_indexes_only_new_tokens(monkeypatch):
+    indexed = []
+    index = Copier._index
+    monkeypatch.setattr(
+        Copier,
+        "_index",
+        lambda self, n, text, known: indexed.append(len(text) - known) or index(self, n, text, known),
+    )
+    copier = Copier([list(range(50))])
+    text = [i % 9 for i in range(400)]
+    for length in range(100, 401, 4):
+        copier.find(array(text[:length]))
+    assert indexed == [50, 100, *[4] * 75]

@@ -1,0 +1,65 @@
+"""Worker processes for tests: the workers of a layout, and a listener that acts inside a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+from engine.layout import LayerParallel, Layout, Pipelined
+from engine.runtimes.ensemble import Ensemble
+from engine.trace.events import Span
+
+PROMPT = "Tell me a story about a lighthouse."
+SPLIT = {"gamma": 4, "placement": "pipeline", "stages": 2}
+TWO = {"devices": 2, "size": 2}
+
+
+def servers(cluster):
+    """Return the drafter's worker and the target's."""
+    workers = cluster.placement.workers_for(cluster.placement.base).by_model
+    return {model: worker for model, (worker,) in workers.items()}
+
+
+def stages(cluster):
+    """Return the workers of a pipelined target."""
+    (worker,) = cluster.placement.workers_for(Layout(Pipelined(2))).by_model["target"]
+    assert isinstance(worker, Ensemble)
+    return worker.members
+
+
+def ranks(cluster):
+    """Return the workers of a group that drafts together."""
+    (group,) = cluster.placement.workers_for(Layout(LayerParallel(2))).by_model["drafter"]
+    assert isinstance(group, Ensemble)
+    return group.members
+
+
+def worker_processes(program: int) -> list[psutil.Process]:
+    """Return the worker processes of a program, in the order of their start."""
+    started = psutil.Process(program).children(recursive=True)
+    ours = [process for process in started if "engine.runtimes" in process.cmdline()]
+    workers = [p for p in ours if p.ppid() != program or p.cmdline()[-1] != "forks"]
+    return sorted(workers, key=lambda process: (process.create_time(), process.pid))
+
+
+def rested(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process once it rests."""
+    spent = -1.0
+    while spent != (spent := sum(process.cpu_times()[:2])):
+        time.sleep(0.3)
+    return spent
+
+
+def at_span(count: int, act: Callable[[], object]) -> Callable[[object], None]:
+    """Return a listener that calls `act` at span number `count`."""
+    spans = 0
+
+    def listen(event: object) -> None:
+        nonlocal spans
+        spans += isinstance(event, Span)
+        if spans == count and isinstance(event, Span):
+            act()
+
+    return listen

@@ -1,0 +1,298 @@
+"""The contract of all runtimes: the same calls give the same rows; only times differ."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+import engine
+from engine.checkpoints.pair import Pair
+from engine.errors import UsageError
+from engine.trace.events import Footer, Header, Span
+from engine.trace.trace import Trace
+from engine.types import Limits, Sampling
+from tests.engine.heads.random_heads import with_eagle3, with_heads
+
+RUNTIMES = {
+    "local-thread": {"runtime": "local-thread"},
+    "local-process": {"runtime": "local-process"},
+    "virtual": {"runtime": "virtual", "profile": "pearl-4xA100"},
+}
+PROMPT = "Tell me a story about a fox who lost its hat."
+WARM = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=3)
+SHORT = Limits(8)
+CONFIGS = {
+    "autoregressive": {},
+    "speculative": {"gamma": 4},
+    "pearl": {"gamma": 3},
+    "pearl in a pipeline": {"gamma": 3, "placement": "pipeline"},
+    "pearl co-located": {"gamma": 3, "placement": "co-located"},
+    "tree": {"width": 3, "depth": 4},
+    "easyspec": {"gamma": 4},
+    "prompt_lookup": {"ngram": 2, "copy": 5},
+    "assisted": {"start": 3},
+    "lookahead": {"level": 4, "window": 6},
+    "ouroboros": {"gamma": 4},
+    "medusa": {},
+    "medusa with typical acceptance": {"acceptance": "typical"},
+    "hydra": {"heads": 2},
+    "eagle": {},
+    "eagle2": {"depth": 3, "total": 20},
+    "parallelspec_medusa": {},
+    "parallelspec_eagle": {"masks": 3},
+    "llma": {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."},
+}
+"""Settings by name; the name's first word is the method."""
+GREEDY = ("autoregressive", "speculative", "pearl", "pearl in a pipeline", "pearl co-located", "eagle")
+"""Also run at temperature 0: chains, a head, and each placement."""
+ONE_SPAN_EACH = (
+    "pearl",
+    "pearl in a pipeline",
+    "tree",
+    "assisted",
+    "lookahead",
+    "ouroboros",
+    "eagle",
+    "parallelspec_eagle",
+)
+"""Methods whose draft spans all have decisions, and whose devices run one forward at a time."""
+PROCESSES = (
+    *(n for n in CONFIGS if n.startswith("pearl")),
+    *("autoregressive", "speculative", "tree", "easyspec", "assisted", "lookahead", "ouroboros"),
+    *("medusa", "hydra", "eagle2", "parallelspec_eagle", "llma"),
+)
+"""Run on worker processes, above temperature 0: each layout, and each kind of job and of head."""
+RUNS = [(name, WARM) for name in CONFIGS] + [(name, Sampling()) for name in GREEDY]
+
+Runs = dict[tuple[str, float], Trace]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pair") / "heads")
+
+
+@pytest.fixture(scope="module")
+def clusters(pair):
+    """Return a function that opens the cluster of a runtime at its first call."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(engine.open(pair, device="cpu", **RUNTIMES[name])))
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def cluster(request, clusters):
+    return clusters(request.param)
+
+
+@pytest.fixture(scope="module")
+def runs(clusters):
+    """Return a function that executes RUNS on a runtime at its first call: traces by (name, T)."""
+
+    @cache
+    def execute(runtime: str) -> Runs:
+        run = clusters(runtime).run
+        return {
+            (name, sampling.temperature): run(
+                name.split()[0], PROMPT, config=CONFIGS[name], sampling=sampling, limits=SHORT
+            )
+            for name, sampling in RUNS
+            if runtime != "local-process" or (name in PROCESSES and sampling == WARM)
+        }
+
+    return execute
+
+
+def facts(trace: Trace) -> tuple[list[object], ...]:
+    """Return the rows of a trace without times, spans and probabilities."""
+    timeless = {"time": 0, "verify_span": 0, "span": 0, "draft_span": 0}
+    inexact = {"p": 0, "q": 0, "top_p": (), "top_q": ()}
+
+    def strip(row, **more):
+        return replace(row, **{k: v for k, v in timeless.items() if hasattr(row, k)}, **more)
+
+    tables = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled)
+    return [strip(d, **inexact) for d in trace.decisions], *(list(map(strip, rows)) for rows in tables)
+
+
+def _probabilities(trace: Trace) -> np.ndarray:
+    return np.array([(d.p, d.q) for d in trace.decisions], dtype=float)
+
+
+@pytest.mark.parametrize("runtime", ["local-process", "virtual"])
+def test_every_runtime_writes_the_rows_of_the_thread_runtime(runtime, runs):
+    for name, trace in runs(runtime).items():
+        expected = runs("local-thread")[name]
+        assert trace.status == "done"
+        for rows, expected_rows in zip(facts(trace), facts(expected), strict=True):
+            assert rows == expected_rows, name
+        np.testing.assert_allclose(
+            _probabilities(trace), _probabilities(expected), atol=1e-4, err_msg=str(name)
+        )
+        assert trace.text == expected.text
+
+
+def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
+    pair = replace(with_eagle3(pair, tmp_path / "eagle3"), drafter_path=None)
+    settings = (
+        ("eagle2", WARM),
+        ("autoregressive", WARM),
+        ("eagle", Sampling()),
+        ("autoregressive", Sampling()),
+    )
+    runs = dict[str, list[Trace]]()
+    for runtime, count in (("local-thread", 4), ("virtual", 4), ("local-process", 1)):
+        with engine.open(pair, device="cpu", **RUNTIMES[runtime]) as opened:
+            runs[runtime] = [
+                opened.run(method, PROMPT, sampling=sampling, limits=SHORT)
+                for method, sampling in settings[:count]
+            ]
+    for traces in runs.values():
+        for trace, expected in zip(traces, runs["local-thread"], strict=False):
+            assert facts(trace) == facts(expected), trace.header.method
+    virtual = runs["virtual"]
+    for drafted, plain in zip(virtual[::2], virtual[1::2], strict=True):
+        assert drafted.token_ids() == plain.token_ids(), "lossless"
+        assert max(r.accepted for r in drafted.rounds) > 0, "some drafts are accepted"
+    drafts = [s for s in virtual[2].spans if s.kind == "draft"]
+    assert all(s.end > s.start and s.model == "drafter" for s in drafts)
+
+
+def test_a_placement_changes_no_row(runs):
+    for temperature in (0.0, WARM.temperature):
+        separate, *others = (
+            facts(runs("local-thread")[name, temperature])
+            for name in ("pearl", "pearl in a pipeline", "pearl co-located")
+        )
+        for other in others:
+            for rows, expected_rows in zip(separate, other, strict=True):
+                assert rows == expected_rows
+
+
+def test_dsi_writes_the_same_text_at_any_timing(cluster, runs):
+    for sampling in (Sampling(), WARM):
+        trace = cluster.run("dsi", PROMPT, sampling=sampling, limits=SHORT)
+        assert trace.status == "done"
+        assert trace.text == runs("local-thread")["autoregressive", sampling.temperature].text
+
+
+def test_dsi_with_rejection_sampling_repeats_its_text(cluster):
+    config = {"acceptance": "rejection"}
+    one, two = (cluster.run("dsi", PROMPT, config=config, sampling=WARM, limits=SHORT) for _ in range(2))
+    assert (one.status, one.text) == (two.status, two.text) == ("done", two.text)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_trace_is_complete(runtime, clusters, runs):
+    dsi = clusters(runtime).run("dsi", PROMPT, limits=SHORT)
+    for trace in (dsi, *(trace for (name, _), trace in runs(runtime).items() if name in ONE_SPAN_EACH)):
+        check_complete(trace)
+
+
+def check_complete(trace: Trace) -> None:
+    name, spans = trace.header.method, {s.id: s for s in trace.spans}
+    assert len(spans) == len(trace.spans), f"{name}: span ids are unique"
+    drafts = [s for s in trace.spans if s.kind == "draft" and s.outcome == "done"]
+    decided = {d.draft_span for d in trace.decisions if d.draft_span >= 0}
+    assert {s.id for s in drafts} == decided, f"{name}: every drafted token has a decision"
+    for decision in trace.decisions:
+        if decision.verify_span >= 0:
+            assert spans[decision.verify_span].kind in ("verify", "pre-verify"), name
+    assert sum(r.emitted for r in trace.rounds) == len(trace.commits), name
+    assert {p for d in trace.decisions for p, _ in (*d.top_p, *d.top_q)} <= set(trace.pieces), name
+    assert {s.kind for s in trace.spans if s.step == 0} == {"prefill"}, name
+    for device in {s.device for s in trace.spans}:
+        forwards = sorted(
+            (s.start, s.end)
+            for s in trace.spans
+            if s.device == device and s.kind not in ("sample", "communicate")
+        )
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(forwards)), f"{name}: one forward at a time"
+
+
+def test_events_come_header_first_footer_last(cluster):
+    events: list[object] = []
+    trace = cluster.run("speculative", PROMPT, limits=Limits(12), listener=events.append)
+    assert isinstance(events[0], Header)
+    assert isinstance(events[-1], Footer)
+    assert sum(isinstance(e, Span) for e in events) == len(trace.spans)
+
+
+def test_a_cancelled_run_leaves_a_trace_with_this_status(cluster):
+    stop = threading.Event()
+    seen = 0
+
+    def listen(event: object) -> None:
+        nonlocal seen
+        seen += isinstance(event, Span)
+        if seen == 12:
+            stop.set()
+
+    config = {"gamma": 3}  # a long first draft alone could be 12 spans
+    trace = cluster.run("pearl", PROMPT, config=config, limits=Limits(2000), listener=listen, cancel=stop)
+    assert trace.status == "cancelled"
+    assert 0 < len(trace.commits) < 2000
+    again = cluster.run("pearl", PROMPT, limits=Limits(8))
+    assert again.status == "done"
+
+
+def test_a_listener_that_fails_ends_the_run_and_the_next_one_works(cluster):
+    def full(event: object) -> None:
+        if isinstance(event, Span):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        cluster.run("speculative", PROMPT, limits=Limits(8), listener=full)
+    assert cluster.run("speculative", PROMPT, limits=Limits(8)).status == "done"
+
+
+def test_one_run_at_a_time(cluster):
+    started, refused = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        started.set()
+        refused.wait(60)
+
+    def first() -> None:
+        cluster.run("autoregressive", PROMPT, limits=Limits(8), listener=hold)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert started.wait(60)
+    try:
+        with pytest.raises(UsageError):
+            cluster.run("autoregressive", PROMPT, limits=Limits(8))
+    finally:
+        refused.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "prompt", "message"),
+    [
+        ("nonsense", {}, PROMPT, "there is no method 'nonsense'; choose one of"),
+        ("speculative", {"gama": 3}, PROMPT, "no field 'gama'"),
+        ("speculative", {"gamma": 33}, PROMPT, "gamma is 33; it must be at least 1 and at most 32"),
+        ("speculative", {"gamma": "x"}, PROMPT, "gamma is 'x'; it must be a whole number of at least 1"),
+        ("speculative", {"drafts": "x"}, PROMPT, "choose one of sampled, greedy"),
+        ("pearl", {"pre_verify": "perhaps"}, PROMPT, "pre_verify is 'perhaps'"),
+        ("speculative", {}, "", "empty"),
+        ("speculative", {}, "word " * 4000, "context"),
+        ("speculative", {}, [1, 99999], "token id 99999"),
+    ],
+)
+def test_bad_input_is_refused_before_a_run_begins(clusters, method, config, prompt, message):
+    events: list[object] = []
+    with pytest.raises(UsageError, match=message):
+        clusters("virtual").run(method, prompt, config=config, listener=events.append)
+    assert events == []
+
+
+def test_a_prompt_may_be_token_ids(clusters):
+    trace = clusters("virtual").run("speculative", [1, 3, 40, 50], limits=Limits(4))
+    assert trace.header.prompt_ids == ((1, 3, 40, 50),)

@@ -1,0 +1,211 @@
+"""A target whose layers are split over worker processes, and a pipeline alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+import engine
+from engine.errors import SpecScopeError, UsageError, WorkerDied
+from engine.layout import Packing
+from engine.runtimes.ensemble import pipeline_of
+from engine.trace.events import Device
+from engine.types import Draft, Limits, Prefix, Sampling
+from engine.worker.jobs import Begin, Drop, Job, Judge, Prefill, Reply, Score, Stamp
+from engine.worker.worker import Ticket
+from tests.engine.runtimes.processes import PROMPT, SPLIT, at_span, stages
+
+
+def test_stages_run_one_after_the_other_each_on_its_device(cluster):
+    trace = cluster.run("pearl", PROMPT, config=SPLIT, limits=Limits(40))
+    first, last = (worker.devices[0].name for worker in stages(cluster))
+    forwards = [s for s in trace.spans if s.kind in ("verify", "pre-verify")]
+    for one, two in zip(forwards[::2], forwards[1::2], strict=True):
+        assert (one.device, two.device) == (first, last)
+        assert (two.id, two.rank, two.rows) == (one.id + 1, 1, one.rows)
+        assert one.end <= two.start
+    assert {s.device for s in trace.spans if s.kind == "sample"} == {last}
+    moves = [s for s in trace.spans if s.kind == "communicate"]
+    assert {s.device for s in moves} == {first, last}, "rows leave the first device for the last"
+    assert [d.role for d in trace.header.devices] == ["drafter+target"] * 2
+
+
+def test_other_methods_and_placements_run_on_the_same_workers_in_between(cluster):
+    before = [worker.pid for worker in stages(cluster)]
+    runs = [
+        ("pearl", SPLIT),
+        ("pearl", {"gamma": 3}),
+        ("pearl", {"placement": "co-located"}),
+        ("easyspec", {"devices": 2, "size": 2}),
+        ("dsi", {}),
+        ("pearl", SPLIT),
+    ]
+    assert len({cluster.run(m, PROMPT, config=c, limits=Limits(24)).text for m, c in runs}) == 1
+    assert [worker.pid for worker in stages(cluster)] == before
+
+
+def test_after_a_stopped_run_all_stages_cache_the_same_rows(cluster):
+    plain = cluster.run("autoregressive", PROMPT, limits=Limits(24)).text
+    for spans in (5, 14, 23):
+        stop = threading.Event()
+        listen = at_span(spans, stop.set)
+        stopped = cluster.run(
+            "pearl", PROMPT, config=SPLIT, limits=Limits(2000), listener=listen, cancel=stop
+        )
+        assert stopped.status == "cancelled"
+        assert cluster.run("pearl", PROMPT, config=SPLIT, limits=Limits(24)).text == plain
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "message"),
+    [
+        (2, 3, "stages is 3; it must be at least 2 and at most 2: there are 2 devices, and the target has 8"),
+        (2, 17, "stages is 17; it must be at least 2 and at most 16"),
+        (2, 1, "stages is 1; it must be at least 2 and at most 16"),
+        (1, 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices"),
+    ],
+)
+def test_too_many_stages_are_refused(cluster, monkeypatch, devices, count, message):
+    pool = cluster.placement.pool
+    monkeypatch.setattr(cluster.placement, "pool", replace(pool, devices=pool.devices[:devices]))
+    with pytest.raises(UsageError, match=message):
+        cluster.run("pearl", PROMPT, config={**SPLIT, "stages": count}, limits=Limits(4))
+
+
+@pytest.mark.parametrize(
+    ("profile", "pair", "message"),
+    [
+        ("8xA100", "llama-3-8-70-tp8", "tensor parallelism; a pipeline needs one split by layers"),
+        ("A100-OPT", None, "does not say step.move_ms"),
+    ],
+)
+def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message):
+    with (
+        engine.open(runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.8") as opened,
+        pytest.raises(UsageError, match=message),
+    ):
+        opened.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))
+
+
+# A pipeline alone.
+
+
+class Recorded:
+    """A stage that records its jobs and replies when the test calls `answer`."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.devices = name, (Device(name, "", name, "cpu"),)
+        self.jobs: list[Job] = []
+        self.replies: list[asyncio.Future[Reply]] = []
+
+    def submit(self, job: Job) -> Ticket:
+        self.jobs.append(job)
+        self.replies.append(asyncio.get_running_loop().create_future())
+        return Ticket(self.replies[-1], lambda: None)
+
+    def answer(self, value: object = None, kind: str = "verify") -> None:
+        self.replies[-1].set_result(Reply(value, (Stamp(kind, 0, 1, 1, 0),)))
+
+
+PREFIX = Prefix(0, None)  # type: ignore[arg-type]
+BEGIN = Begin(Sampling(), 1, 8, 8, Packing())
+
+
+async def _step() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def _started():
+    one, two = Recorded("one"), Recorded("two")
+    worker = pipeline_of([one, two])  # type: ignore[list-item]
+    ticket = worker.submit(BEGIN)
+    await _step()
+    one.answer()
+    two.answer()
+    await ticket.reply
+    return worker, one, two
+
+
+def test_states_pass_from_stage_to_stage_and_the_judge_follows_the_last():
+    async def work() -> None:
+        worker, one, two = await _started()
+        scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
+        judging = worker.submit(Judge(7, Draft.empty(), True, 0))
+        await _step()
+        assert [type(job) for job in one.jobs] == [Begin, Score]
+        assert one.jobs[1].stage == (0, 2, b"")
+        assert len(two.jobs) == 1, "the forward and the judge wait for the first stage"
+        one.answer(b"states")
+        await _step()
+        assert [type(job) for job in two.jobs] == [Begin, Score, Judge]
+        assert two.jobs[1].stage == (1, 2, b"states")
+        two.replies[1].set_result(Reply(None, (Stamp("verify", 0, 1, 1, 0),)))
+        two.answer("verdict", "sample")
+        stamps = (await scoring.reply).stamps
+        assert [(s.lane, s.alone) for s in stamps] == [(0, False), (1, False)]
+        judged = await judging.reply
+        assert judged.value == "verdict"
+        assert [(s.lane, s.alone) for s in judged.stamps] == [(1, True)]
+
+    asyncio.run(work())
+
+
+def test_forwards_wait_for_each_other_and_one_stopped_before_its_start_is_skipped():
+    async def work() -> None:
+        worker, one, two = await _started()
+        first, second, third = (worker.submit(Prefill("target", (PREFIX,))) for _ in range(3))
+        await _step()
+        assert len(one.jobs) == 2
+        first.stop()  # it has started: all stages must cache its rows
+        second.stop()
+        one.answer(b"x")
+        await _step()
+        assert len(one.jobs) == 2
+        two.answer()
+        await _step()
+        assert (await second.reply) == Reply((), ())
+        assert len((await first.reply).stamps) == 2
+        assert len(one.jobs) == 3
+        one.answer(b"y")
+        await _step()
+        two.answer()
+        await third.reply
+
+    asyncio.run(work())
+
+
+def test_an_error_in_a_stage_fails_the_forward_and_its_judge():
+    async def work() -> None:
+        worker, one, two = await _started()
+        scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
+        judging = worker.submit(Judge(7, Draft.empty(), True, 0))
+        await _step()
+        one.replies[-1].set_exception(WorkerDied("gone"))
+        for ticket in (scoring, judging):
+            with pytest.raises(SpecScopeError, match="gone"):
+                await ticket.reply
+        assert len(two.jobs) == 1
+
+    asyncio.run(work())
+
+
+def test_scores_are_dropped_on_all_stages_once_they_are_computed():
+    async def work() -> None:
+        worker, one, two = await _started()
+        scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
+        worker.submit(Drop(7))
+        await _step()
+        assert Drop not in map(type, one.jobs)
+        one.answer(b"x")
+        await _step()
+        two.answer()
+        await scoring.reply
+        await _step()
+        assert isinstance(one.jobs[-1], Drop)
+        assert isinstance(two.jobs[-1], Drop)
+
+    asyncio.run(work())

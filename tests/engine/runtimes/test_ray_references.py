@@ -1,0 +1,96 @@
+"""What Ray workers need without Ray: clocks of nodes, and data that travels by reference."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from app.main import main
+from engine.cluster.ray_connect import reason, speaks_grpc
+from engine.runtimes.ray.references import References, Stored, join_reply, split_reply, unpack
+from engine.runtimes.ray.worker import Clock, compare
+from engine.types import Draft, DraftToken, Prefix, RowRef
+from engine.worker.jobs import Import, Judge, JudgeAll, Reply, Score, Stage, Stamp
+from tests.engine.worker.harness import chains
+
+
+def test_the_fastest_round_trip_gives_a_clock_and_its_error():
+    """The other clock is 5,000 ahead; trips take 2,000 there, 400 back; the fastest 100 and 60."""
+    now, trips = [0], iter([(2000, 400)] * 7 + [(100, 60)] + [(2000, 400)] * 8)
+
+    def there() -> int:
+        out, back = next(trips)
+        now[0] += out + back
+        return now[0] - back + 5000
+
+    clock = compare(there, lambda: now[0])
+    assert clock == (5020, 80)
+    reply = clock.local(Reply(None, (Stamp("verify", 6020, 7020, 1, 0),)))
+    assert [(stamp.start, stamp.end) for stamp in reply.stamps] == [(1000, 2000)]
+    assert Clock().local(reply) is reply
+
+
+def test_rows_and_bytes_travel_by_reference_only():
+    """The drafter's rows reach the target's copy of the slab; the message has their places only."""
+    references, store = References(), {}
+    drafting, judging = ({"cpu:0": np.zeros((8, 3), dtype=np.float32)} for _ in range(2))
+    drafting["cpu:0"][[5, 2]] = [[1, 2, 3], [4, 5, 6]]
+    job = chains("drafter", (), (2,), sampled=True, rows=((5, 2),))
+    reply, store["q"] = split_reply(job, Reply((), ()), drafting["cpu:0"])
+    references.put("cpu:0", job, "q")
+    tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
+    judge = Judge(1, Draft(tokens), bonus=True, skip=0)
+    score = Score("target", (), (), 1, judges=(judge,))
+    for job in (judge, score, JudgeAll((judge,))):
+        packed, found = references.pack(job)
+        assert found == ["q"]
+        assert unpack(packed, judging, tuple(store[name] for name in found)) == job
+        np.testing.assert_array_equal(judging["cpu:0"][[5, 2]], [[1, 2, 3], [4, 5, 6]])
+    reply, store["kv"] = split_reply(judge, Reply(b"rows", ()), None)
+    value = join_reply(reply, "kv").value
+    assert value == Stored("kv")
+    for job in (
+        Import("target", (Prefix(0, np.zeros(1, dtype=np.int64)),), 0, value),
+        Score("target", (), (), 1, stage=Stage(1, 2, value)),
+    ):
+        packed, found = references.pack(job)
+        whole = unpack(packed, judging, tuple(store[name] for name in found))
+        assert (whole.data if isinstance(whole, Import) else whole.stage.states) == b"rows"
+
+
+@pytest.mark.parametrize(
+    ("reply", "speaks"), [(bytes((0, 0, 6, 4, 0, 0, 0, 0, 0)), True), (b"HTTP/1.1 400 Bad Request", False)]
+)
+def test_only_a_server_of_grpc_is_taken_for_rays_head(reply, speaks, capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):  # the server is closed
+                while True:
+                    with server.accept()[0] as connection, suppress(OSError):
+                        connection.recv(1000)
+                        connection.sendall(reply)
+
+        Thread(target=answer, daemon=True).start()
+        port = server.getsockname()[1]
+        assert speaks_grpc("127.0.0.1", port) is speaks
+        if not speaks:
+            place = ["--runtime", "ray", "--address", f"127.0.0.1:{port}", "--db", str(tmp_path / "runs.db")]
+            assert main(["run", "--method", "speculative", "--prompt", "Hi", *place]) == 1
+            error = (
+                f"specscope: what answers at 127.0.0.1:{port} is not the head of a Ray cluster; give the port"
+            )
+            assert capsys.readouterr().err.startswith(error)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_cluster_with_other_versions_is_not_taken_for_one_with_a_token():
+    mismatch = reason(RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n"))
+    assert mismatch == (
+        "Version mismatch: The cluster was started with: Ray: 2.59.0; install the cluster's versions here"
+    )
+    assert "set RAY_AUTH_MODE=token" in reason(ConnectionError("Failed to connect"))

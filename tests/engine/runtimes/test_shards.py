@@ -1,0 +1,321 @@
+"""Models split by tensors over processes: the rows of whole models, death of a rank, wrong use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from math import nan
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import engine
+from engine.checkpoints.load import load
+from engine.checkpoints.pair import Pair
+from engine.cluster.local_devices import devices_of
+from engine.errors import SpecScopeError, UsageError, WorkerDied
+from engine.heads.find import load_head
+from engine.runtimes import ensemble
+from engine.runtimes.ensemble import Ensemble, ranks_of
+from engine.trace.events import Device, Footer
+from engine.types import Judged, Judgement, Limits, Sampling
+from engine.worker.jobs import Grown, JudgeAll, Link, Measure, Reply
+from engine.worker.worker import Ticket
+from tests.engine.heads.random_heads import make_head
+from tests.engine.model.together import on_ranks
+from tests.engine.runtimes.processes import PROMPT, at_span
+from tests.engine.runtimes.test_contract import WARM, _probabilities, facts
+from tests.engine.runtimes.test_process import ended, shared_memory
+from tests.engine.worker.harness import chains
+
+LIMITS = Limits(8)
+METHODS = {
+    "autoregressive": ({}, Sampling()),
+    "speculative": ({"gamma": 3}, WARM),
+    "pearl": ({"gamma": 3}, Sampling()),
+    "pearl, sampled": ({"gamma": 3}, WARM),
+    "tree": ({"width": 2, "depth": 3}, WARM),
+    "easyspec": ({"gamma": 3}, WARM),
+    "medusa": ({}, Sampling()),
+    "medusa, sampled": ({}, WARM),
+}
+"""Settings and sampling by name; the name's first word is the method."""
+SPLITS = {"two": {"tp": 2}, "three": {"tp": 3, "drafter_tp": 2, "forward": "static"}}
+"""Eager forwards over two processes, static ones over three."""
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return Pair.find("bundled")
+
+
+def _many(device: str) -> tuple[Device, ...]:
+    """Return six devices on the cores that this machine has."""
+    cores = devices_of(device)
+    return tuple(replace(cores[i % len(cores)], name=f"{cores[i % len(cores)].name}/{i}") for i in range(6))
+
+
+@pytest.fixture(scope="module")
+def opened(pair):
+    """Open a cluster of whole models, and clusters whose target is split over 2 and 3 processes."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr("engine.cluster.open.devices_of", _many)
+        splits = {"whole": {}, **SPLITS}
+        yield {n: stack.enter_context(engine.open(pair, device="cpu", **s)) for n, s in splits.items()}
+
+
+def _members(cluster, model: str = "target"):
+    (group,) = cluster.placement.workers_for(cluster.placement.base).by_model[model]
+    assert isinstance(group, Ensemble)
+    return group.members
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_split_target_writes_the_rows_of_the_whole_one(opened, name):
+    config, sampling = METHODS[name]
+    method = name.split(",")[0]
+
+    def run(split):
+        return opened[split].run(method, PROMPT, config=config, sampling=sampling, limits=LIMITS)
+
+    expected = run("whole")
+    for split in SPLITS:
+        trace = run(split)
+        assert trace.status == "done"
+        assert trace.text == expected.text
+        for rows, expected_rows in zip(facts(trace), facts(expected), strict=True):
+            assert rows == expected_rows
+        (p, q), (expected_p, expected_q) = _probabilities(trace).T, _probabilities(expected).T
+        np.testing.assert_allclose(p, expected_p, atol=1e-4)
+        # A head rounds the states that it reads to bf16, so that equal roundings are rare.
+        np.testing.assert_allclose(q, expected_q, atol=1e-2 if method == "medusa" else 1e-4)
+
+
+@pytest.mark.parametrize("tokens", [0, 50], ids=["all tokens", "50 tokens"])
+def test_a_head_drafts_with_the_split_head_of_its_target(pair, tmp_path, tokens):
+    path = make_head(tmp_path / "eagle", "eagle", pair.target_path, draft_vocab=tokens)
+
+    def logits(ranks=None):
+        target = load(pair.target_path, ranks=ranks)
+        head = load_head(str(path), target)
+        states = torch.randn(3, target.shape.width, generator=torch.Generator().manual_seed(1))
+        return head.layer.decoder.head(states)
+
+    for rows in on_ranks(3, logits):
+        torch.testing.assert_close(rows, logits(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_pool_of_split_targets_has_the_text_of_one(opened, monkeypatch):
+    monkeypatch.setattr(opened["two"], "_c", 2.0)  # the plan needs no measurement
+    plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
+    config = {"sp": 2, "lookahead": 1}
+    trace = opened["two"].run("dsi", PROMPT, config=config, limits=LIMITS)
+    assert trace.text == plain.text
+    assert len({s.device for s in trace.spans if s.model == "target"}) == 4
+
+
+def test_every_rank_is_a_device_and_shows_its_communication(opened):
+    trace = opened["three"].run("speculative", PROMPT, config={"gamma": 2}, limits=LIMITS)
+    labels = sorted(d.label.partition(" · ")[2] for d in trace.header.devices)
+    assert labels == [
+        *(f"drafter rank {i} of 2" for i in range(2)),
+        *(f"target rank {i} of 3" for i in range(3)),
+    ]
+    forwards = [s for s in trace.spans if s.kind in ("prefill", "draft", "verify")]
+    for forward in forwards:
+        (after,) = [
+            s
+            for s in trace.spans
+            if s.kind == "communicate" and s.device == forward.device and s.start == forward.end
+        ]
+        assert after.end > after.start
+        assert (after.model, after.step, after.rank) == (forward.model, forward.step, 0)
+    assert sorted({s.rank for s in forwards if s.model == "target"}) == [0, 1, 2]
+    assert len({s.device for s in trace.spans if s.kind == "sample"}) == 3
+    settings = {name: trace.header.environment[name] for name in ("tp", "drafter_tp", "forward")}
+    assert settings == {"tp": 3, "drafter_tp": 2, "forward": "static"}
+
+
+def test_easyspec_drafts_on_the_devices_of_its_split_target(opened):
+    trace = opened["two"].run("easyspec", PROMPT, config={"gamma": 2}, limits=LIMITS)
+    used = {kind: {(s.device, s.rank) for s in trace.spans if s.kind == kind} for kind in ("draft", "verify")}
+    assert used["draft"] == used["verify"]
+    assert {rank for _, rank in used["draft"]} == {0, 1}
+    assert {d.role for d in trace.header.devices} == {"drafter+target"}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_stopped_run_leaves_the_ranks_in_step(opened, split):
+    cluster, stop = opened[split], threading.Event()
+    plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
+    listen = at_span(20, stop.set)
+    stopped = cluster.run("speculative", PROMPT, limits=Limits(2000), listener=listen, cancel=stop)
+    assert stopped.status == "cancelled"
+    assert cluster.run("speculative", PROMPT, limits=LIMITS).text == plain.text
+
+
+def test_ranks_that_measure_stop_after_the_same_forward(opened):
+    (group,) = opened["two"].placement.workers_for(opened["two"].placement.base).by_model["target"]
+
+    async def times():
+        return (await group.submit(Measure("target", 8, 3, (1, 2), seconds=0.0)).reply).value
+
+    assert len(opened["two"].placement.on_loop(times())) == 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "how"),
+    [
+        (0, signal.SIGKILL, "was killed by SIGKILL"),
+        (1, signal.SIGKILL, "was killed by SIGKILL"),
+        (1, signal.SIGSTOP, "was stopped by a signal and was killed"),
+    ],
+)
+def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeypatch, rank, number, how):
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    events = list[object]()
+    handles = shared_memory()
+    with engine.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
+        pids = [member.pid for member in _members(cluster)]
+        pid = pids[rank]
+        kill = at_span(12, lambda: os.kill(pid, number))
+
+        def listen(event: object) -> None:
+            events.append(event)
+            kill(event)
+
+        start = time.perf_counter()
+        with pytest.raises(WorkerDied, match=rf"rank {rank} of 2: .*CPU core \d+ \(process {pid}\) {how}"):
+            cluster.run("autoregressive", PROMPT, limits=Limits(2000), listener=listen)
+        assert time.perf_counter() - start < 10
+        assert isinstance(events[-1], Footer)
+        assert f"rank {rank} of 2" in events[-1].error
+        assert cluster.run("autoregressive", PROMPT, limits=Limits(4)).status == "done", "new ranks"
+        pids += [member.pid for member in _members(cluster)]
+    assert all(map(ended, pids)), "closing ends all processes, and with them their sockets"
+    assert shared_memory() <= handles
+
+
+def test_a_rank_may_sleep_as_long_as_another_rank_has_no_processor(opened):
+    assert all(member._owed().patient for member in _members(opened["two"]))
+    assert not any(worker._owed().patient for worker in opened["whole"].placement.workers)
+
+
+def test_ranks_listen_on_the_loopback_address_only(opened):
+    sockets = [c for m in _members(opened["three"]) for c in psutil.Process(m.pid).net_connections("inet")]
+    assert {c.laddr.ip for c in sockets} == {"127.0.0.1"}
+
+
+class _Rank:
+    """A stand-in for a worker; the test answers its jobs."""
+
+    def __init__(self, number: int) -> None:
+        self.name = f"rank {number}"
+        self.devices = (Device(f"cpu:{number}", "", f"CPU core {number}", "cpu"),)
+        self.replies: list[asyncio.Future[Reply]] = []
+        self.links: list[Link] = []
+
+    def prepare(self, job):
+        self.links.append(job)
+        return lambda: Reply(None, ())
+
+    def submit(self, job):
+        self.replies.append(asyncio.get_running_loop().create_future())
+        return Ticket(self.replies[-1], lambda: None)
+
+    def kill(self, why):
+        self.replies[-1].set_exception(WorkerDied(f"{self.name} {why}"))
+
+
+def _submitted(answer, job=chains("drafter", (), ())):  # noqa: B008 - frozen
+    """Return the reply of a group of two ranks whose jobs `answer` answers."""
+    members = [_Rank(0), _Rank(1)]
+    group = ranks_of("group", members)
+    assert [(link.rank, link.ways, link.backend) for m in members for link in m.links] == [
+        (0, 2, "gloo"),
+        (1, 2, "gloo"),
+    ]
+
+    async def submit():
+        ticket = group.submit(job)
+        answer(*(m.replies[0] for m in members))
+        return await ticket.reply
+
+    return asyncio.run(submit())
+
+
+def test_a_rank_that_waits_for_a_failed_one_is_ended(monkeypatch):
+    monkeypatch.setattr(ensemble, "FOLLOW_S", 0)
+    with pytest.raises(
+        WorkerDied, match="rank 0 of 2: rank 0 did not answer for 0 s after another rank fail"
+    ):
+        _submitted(lambda _, other: other.set_exception(SpecScopeError("out of memory")))
+
+
+def test_ranks_that_draft_different_tokens_are_an_error():
+    def answer(one, other):
+        for reply, token in ((one, 5), (other, 6)):
+            reply.set_result(Reply(((Grown(token, -1, 0, -1, 0.5, (), 0),),), ()))
+
+    with pytest.raises(SpecScopeError, match="the 2 ranks of rank 0 decided differently"):
+        _submitted(answer)
+
+
+def test_ranks_that_judge_one_of_several_sequences_differently_are_an_error():
+    same = Judgement((), 4, "plain", (Judged(-1, -1, 9, 4, 0.5, nan, nan, "draw", "plain", ()),), ())
+
+    def answer(one, other, token):
+        (judged,) = same.judged
+        different = replace(same, judged=(judged._replace(token=token),))
+        one.set_result(Reply((same, same), ()))
+        other.set_result(Reply((same, different), ()))
+
+    assert _submitted(partial(answer, token=4), JudgeAll(())).value == (same, same)
+    with pytest.raises(SpecScopeError, match="the 2 ranks of rank 0 decided differently"):
+        _submitted(partial(answer, token=5), JudgeAll(()))
+
+
+WRONG = {
+    "tp is 0; it must be at least 1 and at most 6": {"tp": 0},
+    "tp is 7; it must be at least 1 and at most 6": {"tp": 7},
+    "drafter_tp is -1; it must be at least 1": {"drafter_tp": -1},
+    "use the runtime local-process or ray instead of local-thread": {"tp": 2, "runtime": "local-thread"},
+    "use the runtime local-process or ray instead of virtual": {
+        "tp": 2,
+        "runtime": "virtual",
+        "profile": "pearl-3xA100",
+    },
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_numbers_and_runtimes_are_refused_before_a_process_starts(message, monkeypatch):
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.Placement", None)
+    with pytest.raises(UsageError, match=message):
+        engine.open("bundled", device="cpu", **WRONG[message])
+
+
+def test_a_split_drafter_needs_a_drafter(pair, monkeypatch):
+    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    with pytest.raises(UsageError, match="drafter_tp is 2, but there is no drafter"):
+        engine.open(replace(pair, drafter_path=None), device="cpu", drafter_tp=2)
+
+
+@pytest.mark.parametrize("placement", ["pipeline", "co-located"])
+def test_other_placements_do_not_split_by_tensors(opened, placement):
+    with pytest.raises(UsageError, match="leave them at 1, or choose another placement"):
+        opened["two"].run("pearl", PROMPT, config={"gamma": 3, "placement": placement}, limits=LIMITS)
+
+
+def test_a_pool_that_needs_more_devices_than_there_are_is_refused(opened):
+    with pytest.raises(UsageError, match="sp is 3"):
+        opened["two"].run("dsi", PROMPT, config={"sp": 3}, limits=LIMITS)

@@ -1,0 +1,55 @@
+"""Every method decides the same in static forwards as in eager ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import engine
+from engine.checkpoints.pair import Pair
+from engine.errors import UsageError
+from engine.model import weights
+from engine.types import Limits
+from tests.engine.heads.random_heads import with_heads
+from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
+
+BATCH = ["Hello!", "Name a colour.", "Tell me a story about a fox who lost its hat."]
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory):
+    """Return an eager and a static cluster; a product in int8 would round their q differently."""
+    pair = with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pair") / "heads")
+    options = {"runtime": "local-thread", "device": "cpu"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "PACKED_FROM", 1 << 40)
+        with engine.open(pair, **options) as eager, engine.open(pair, forward="static", **options) as static:
+            yield eager, static
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_method_decides_the_same(name, clusters):
+    method, limits = name.split()[0], Limits(5)
+    eager, static = (
+        cluster.run(method, PROMPT, config=CONFIGS[name], sampling=WARM, limits=limits)
+        for cluster in clusters
+    )
+    assert facts(static) == facts(eager)
+    assert static.text == eager.text
+    assert static.header.environment["forward"] == "static"
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_a_batch_decides_the_same(unpad, clusters):
+    config = {"unpad_inputs": unpad, "unpad_kv": unpad}
+    eager, static = (cluster.run("ems", *BATCH, config=config, limits=Limits(8)) for cluster in clusters)
+    assert facts(static) == facts(eager)
+    assert static.footer.texts == eager.footer.texts
+
+
+def test_only_local_runtimes_have_static_forwards():
+    with pytest.raises(UsageError, match="runtime virtual takes eager and auto only"):
+        engine.open("bundled", runtime="virtual", profile="pearl-4xA100", forward="static")
+    with pytest.raises(UsageError, match="no forward 'fast'; choose one of eager, static"):
+        engine.open("bundled", forward="fast")
+    with pytest.raises(UsageError, match="no dtype 'int4'; choose one of auto, float32, bfloat16"):
+        engine.open("bundled", dtype="int4")

@@ -1,0 +1,141 @@
+"""Virtual time: exact durations, the order of events, and deadlocks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.errors import Deadlock
+from engine.runtimes.virtual import VirtualLoop
+from tests.engine.worker.harness import Flat, scripted_cluster
+
+LATENCY = Flat(target_us=1000, drafter_us=250, sample_us=7, communicate_us=3)
+NEXT = {"agrees": lambda p: (int(p[-1]) * 7 + 3) % 50 + 10, "never": lambda _: 5}
+PROMPT = [1, 2, 3]
+PREFILL_US = 1000  # both models at once
+
+
+def _run(method: str, drafter: str, new: int, **config: object):
+    with scripted_cluster(NEXT["agrees"], NEXT[drafter], LATENCY) as cluster:
+        return cluster.run(method, PROMPT, config=config, limits=cluster.limits(new))
+
+
+def _last_commit_us(trace) -> int:
+    assert trace.commits[-1].time % 1000 == 0
+    return trace.commits[-1].time // 1000
+
+
+def test_autoregressive_takes_one_target_forward_a_token():
+    assert _last_commit_us(_run("autoregressive", "agrees", 12)) == PREFILL_US + 12 * 1000
+
+
+def test_speculative_right_drafter_takes_the_hand_computed_time():
+    # 12 tokens at gamma 3: three rounds of 3 drafts + verify + move + judge, 4 tokens each
+    assert _last_commit_us(_run("speculative", "agrees", 12, gamma=3)) == PREFILL_US + 3 * (
+        3 * 250 + 1000 + 3 + 7
+    )
+
+
+def test_speculative_wrong_drafter_takes_a_round_per_token():
+    trace = _run("speculative", "never", 4, gamma=3)
+    rounds = [3, 3, 2, 1]  # no draft is longer than the rest of the output
+    assert _last_commit_us(trace) == PREFILL_US + sum(n * 250 + 1000 + 3 + 7 for n in rounds)
+    assert [r.emitted for r in trace.rounds] == [1] * 4
+
+
+def test_pearl_right_drafter_overlaps_everything():
+    # gamma = c = 4: each round drafts 4 x 250 beside a forward of 1000; rounds emit 1, 4, 4, ...
+    trace = _run("pearl", "agrees", 21, gamma=4)
+    assert [r.emitted for r in trace.rounds] == [1, 4, 4, 4, 4, 4]
+    assert _last_commit_us(trace) == PREFILL_US + 6 * (1000 + 3 + 7)
+
+
+def test_pearl_waits_for_the_slower_side():
+    trace = _run("pearl", "agrees", 13, gamma=6)
+    first = trace.rounds[0].time // 1000
+    assert first == PREFILL_US + 6 * 250 + 3 + 7
+
+
+def test_pearl_with_both_strategies_off_is_speculative_row_for_row():
+    plain = _run("speculative", "agrees", 20, gamma=3)
+    ablated = _run("pearl", "agrees", 20, gamma=3, pre_verify=False, post_verify=False)
+    assert ablated.rounds == plain.rounds
+    assert ablated.decisions == plain.decisions
+    assert ablated.spans == plain.spans
+
+
+def test_two_runs_give_the_same_rows():
+    first, second = (_run("pearl", "agrees", 30, gamma=4) for _ in range(2))
+    assert list(first.rows()) == list(second.rows())
+    assert first.footer == second.footer
+
+
+def test_actions_due_at_the_same_time_happen_in_order_of_their_requests():
+    order: list[int] = []
+
+    async def wait(loop: VirtualLoop, i: int) -> None:
+        await loop.until(50)
+        order.append(i)
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(20):
+                tasks.create_task(wait(loop, i))
+        return loop.clock.now
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(main()) == 50
+    assert order == list(range(20))
+
+
+def test_asyncio_timers_take_no_real_time():
+    async def main() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(main()) == pytest.approx(3600, abs=1e-3)
+
+
+def test_a_deadlock_is_an_error():
+    async def main() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with (
+        pytest.raises(Deadlock, match="every task waits"),
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+    ):
+        runner.run(main())
+
+
+def test_a_cancelled_job_holds_its_device_until_its_forward_ends():
+    """The method continues at once; the span is cancelled; the next job waits for its end."""
+    from engine.methods.registry import METHODS
+
+    async def decode(run, cfg):
+        task = asyncio.ensure_future(run.drafter.propose(run.x, 4))
+        loop = asyncio.get_running_loop()
+        await loop.until(loop.clock.now + 300)  # in the middle of the second forward
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert loop.clock.now == PREFILL_US + 300
+        draft = await run.drafter.propose(run.x, 1)
+        run.commit(await run.target.verify(run.x, draft))
+
+    plain = METHODS["speculative"]
+    with scripted_cluster(NEXT["agrees"], NEXT["agrees"], LATENCY) as cluster:
+        from dataclasses import replace
+
+        METHODS["speculative"] = replace(plain, decode=decode)
+        try:
+            trace = cluster.run("speculative", PROMPT, limits=cluster.limits(2))
+        finally:
+            METHODS["speculative"] = plain
+    drafts = [(s.outcome, s.start // 1000, s.end // 1000) for s in trace.spans if s.kind == "draft"]
+    t = PREFILL_US
+    assert sorted(drafts) == sorted(
+        [("cancelled", t, t + 250), ("cancelled", t + 250, t + 500), ("done", t + 500, t + 750)]
+    )

@@ -1,0 +1,338 @@
+"""Typical acceptance equals a slow reference, and is lossy."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import UsageError
+from engine.methods import METHODS
+from engine.sampling.accept import judge
+from engine.sampling.draws import Draws
+from engine.types import Draft, DraftToken, Sampling, Typical
+from tests.engine.toy import PROMPT, Parallel, Table, ToyRun, rows, warp_plainly
+from tests.engine.toy_draws import Fixed
+from tests.engine.toy_joint import joint, target_joint
+from tests.engine.toy_methods import SMALL, method
+
+ONE, PAPER = Sampling(1.0), Typical(0.09, 0.3)
+EXACT = 1e-9
+SAMPLINGS = [ONE, Sampling(0.7), Sampling(1.6, top_k=3), Sampling(1.3, top_p=0.8)]
+RULES = [PAPER, Typical(0.3, 0.9), Typical(0.0, 0.0), Typical(1.0, 1.0), Typical(0.25, 0.5)]
+
+
+def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
+    return judge(
+        logits,
+        draft,
+        lambda _: None,
+        position=10,
+        sampling=sampling,
+        draws=draws or Fixed(),
+        typical=typical,
+        **more,
+    )
+
+
+def tree(*nodes: tuple[int, int]) -> Draft:
+    """Return a draft of (token, parent)."""
+    return Draft(tuple(DraftToken(*node) for node in nodes))
+
+
+# the slow reference compares all paths of the tree, as the paper compares its candidates
+
+
+def enough(p: np.ndarray, token: int, typical: Typical) -> bool:
+    entropy = -sum(float(x) * math.log(x) for x in p if x > 0)
+    return p[token] > min(typical.epsilon, typical.delta * math.exp(-entropy))
+
+
+@dataclass
+class Reference:
+    """The path that typical acceptance chooses."""
+
+    ps: list[np.ndarray]
+    """p after the prefix, and after each node."""
+    tokens: list[tuple[int, int]]
+    typical: Typical
+
+    def paths(self) -> list[list[int]]:
+        """Return every candidate, as nodes from the root on; one ends in each node."""
+        paths = list[list[int]]()
+        for node, (_, parent) in enumerate(self.tokens):
+            paths.append([*(paths[parent] if parent >= 0 else []), node])
+        return paths
+
+    def accepted(self, path: list[int]) -> list[int]:
+        """Return the part of a candidate before its first improbable token."""
+        kept = list[int]()
+        for node in path:
+            token, parent = self.tokens[node]
+            if not enough(self.ps[parent + 1], token, self.typical):
+                break
+            kept.append(node)
+        return kept
+
+    def best(self) -> list[int]:
+        """Return the longest accepted part; among equals the likeliest, then the first."""
+        candidates = [self.accepted(path) for path in self.paths()] + [[]]
+        length = max(map(len, candidates))
+        longest = [path for path in candidates if len(path) == length]
+        return max(longest, key=self.likelihood)
+
+    def likelihood(self, path: list[int]) -> float:
+        return sum(math.log(self.ps[self.tokens[n][1] + 1][self.tokens[n][0]]) for n in path)
+
+
+def random_tree(rng: np.random.Generator, vocabulary: int) -> list[tuple[int, int]]:
+    tokens, taken = list[tuple[int, int]](), set[tuple[int, int]]()
+    for _ in range(int(rng.integers(0, 14))):
+        node = (int(rng.integers(vocabulary)), int(rng.integers(-1, len(tokens))))
+        if node not in taken:
+            taken.add(node)
+            tokens.append(node)
+    return tokens
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("typical", RULES, ids=str)
+def test_the_accepted_path_equals_the_reference(typical, sampling):
+    rng, lengths = np.random.default_rng(7), set[int]()
+    for seed in range(75):
+        tokens = random_tree(rng, 6)
+        logits = torch.from_numpy(rng.normal(size=(len(tokens) + 1, 6)) * rng.choice([0.5, 1.5, 3.0]))
+        ps = [warp_plainly(row, sampling) for row in logits]
+        best = Reference(ps, tokens, typical).best()
+        draws = Draws(seed, 0)
+        verdict = decide(logits, tree(*tokens), typical, draws, sampling)
+        assert list(verdict.nodes) == best
+        assert verdict.accepted == tuple(tokens[n][0] for n in best)
+        plain = decide(
+            logits[[best[-1] + 1 if best else 0]], Draft.empty(), None, _Later(seed, len(best)), sampling
+        )
+        assert verdict.own == plain.own, "the target draws the next token as it always does"
+        lengths.add(len(best))
+    assert len(lengths) > 1
+
+
+class _Later(Draws):
+    """Draws some positions further on."""
+
+    def __init__(self, seed: int, further: int) -> None:
+        super().__init__(seed, 0)
+        self._further = further
+
+    def value(self, key) -> float:
+        return super().value(key._replace(position=key.position + self._further))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=str)
+@pytest.mark.parametrize("typical", [PAPER, Typical(0.3, 0.9)], ids=str)
+def test_every_round_of_the_method_equals_the_reference(typical, sampling):
+    p, q, tokens = Table(81, 4), Parallel(82, 4), 40
+    settings = {"acceptance": "typical", "epsilon": typical.epsilon, "delta": typical.delta}
+    run = ToyRun(p, q, Draws(5, 0), sampling, tokens)
+    asyncio.run(method("medusa", heads=4, tree=SMALL, **settings)(run))
+    x, lengths = list(PROMPT), set[int]()
+    for verdict in run.verdicts:
+        nodes = [(t.id, t.parent) for t in verdict.draft.tokens]
+        contexts = [x]
+        for token, parent in nodes:
+            contexts.append([*contexts[parent + 1], token])
+        best = Reference([warp_plainly(p(c), sampling) for c in contexts], nodes, typical).best()
+        assert list(verdict.nodes) == best
+        lengths.add(len(best))
+        x = [*x, *verdict.emitted]
+    assert len(lengths) > 1
+    assert run.text == tuple(x[len(PROMPT) :][:tokens])
+
+
+# the outcome of each node
+
+
+def test_a_token_is_accepted_if_p_is_above_the_bound():
+    p = [0.5, 0.25, 0.125, 0.125]  # exp(-H) = 0.2973
+    chain = [tree((t, -1)) for t in range(4)]
+    for typical, standing in [
+        (Typical(0.25, 1.0), [0]),
+        (Typical(0.2499, 1.0), [0, 1]),
+        (Typical(0.124, 1.0), [0, 1, 2, 3]),
+        (Typical(1.0, 0.84), [0, 1]),
+        (Typical(1.0, 0.85), [0]),
+        (Typical(0.0, 1.0), [0, 1, 2, 3]),
+    ]:
+        verdicts = [decide(rows(p, p), c, typical, Fixed(target_10=0.1, target_11=0.1)) for c in chain]
+        assert [t for t, v in enumerate(verdicts) if v.accepted] == standing, typical
+
+
+def test_a_token_of_p_0_is_never_accepted():
+    verdict = decide(
+        rows([0.6, 0.4, 0.0], [1.0, 0.0, 0.0]), tree((2, -1)), Typical(0, 0), Fixed(target_10=0.5)
+    )
+    assert (verdict.accepted, verdict.own, verdict.origin) == ((), 0, "corrected")
+
+
+def test_the_most_probable_token_is_accepted_if_delta_is_below_1():
+    rng = np.random.default_rng(2)
+    for scale in (0.0, 0.01, 1.0, 8.0):
+        for _ in range(50):
+            logits = torch.from_numpy(rng.normal(size=(2, 9)) * scale)
+            best = int(logits[0].argmax())
+            verdict = decide(logits, tree((best, -1)), Typical(1.0, 0.999), Draws(0, 0))
+            assert verdict.accepted == (best,)
+
+
+def test_among_equally_long_paths_the_likeliest_wins_then_the_first():
+    half = [0.5, 0.5]
+    nodes = [(0, -1), (1, -1)]
+    verdict = decide(rows(half, half, half), tree(*nodes), draws=Fixed(target_11=0.9))
+    assert verdict.nodes == (0,)
+    verdict = decide(rows([0.4, 0.6], half, half), tree(*nodes), draws=Fixed(target_11=0.9))
+    assert verdict.nodes == (1,)
+    # A path of two tokens beats a likelier path of one; of two equally long paths the one with
+    # the larger product wins, not the one with the likelier last token.
+    nodes += [(0, 0), (1, 0), (0, 1)]
+    logits = rows([0.2, 0.8], [0.7, 0.3], [0.15, 0.85], half, half, half)
+    verdict = decide(logits, tree(*nodes[:4]), draws=Fixed(target_12=0.9))
+    assert verdict.nodes == (0, 2)
+    verdict = decide(logits, tree(*nodes), draws=Fixed(target_12=0.9))
+    assert verdict.nodes == (0, 2), "0.2 * 0.7 > 0.8 * 0.15"
+    verdict = decide(
+        rows([0.2, 0.8], [0.7, 0.3], [0.2, 0.8], half, half, half), tree(*nodes), draws=Fixed(target_12=0.9)
+    )
+    assert verdict.nodes == (1, 4), "0.2 * 0.7 < 0.8 * 0.2"
+
+
+def test_every_node_has_one_decision_with_its_rule():
+    #        0 (0) - 2 (0)        4 (2) is ruled out
+    # prefix 1 (1) - 3 (1)        is enough, but its path is less likely
+    nodes = [(0, -1), (1, -1), (0, 0), (1, 1), (2, -1), (0, 4)]
+    p = [0.6, 0.39, 0.01]
+    verdict = decide(rows(*[p] * 7), tree(*nodes), draws=Fixed(target_12=0.3))
+    assert (verdict.nodes, verdict.own, verdict.origin) == ((0, 2), 0, "bonus")
+    decisions = [(d.node, d.rule, d.outcome, d.p, d.position) for d in verdict.judged]
+    nan = pytest.approx(math.nan, nan_ok=True)
+    assert decisions == [
+        (1, "typical", "discarded", pytest.approx(0.39), 10),
+        (4, "typical", "rejected", pytest.approx(0.01), 10),
+        (0, "typical", "accepted", pytest.approx(0.6), 10),
+        (2, "typical", "accepted", pytest.approx(0.6), 11),
+        (-1, "target", "bonus", pytest.approx(0.6), 12),
+        (3, "typical", "discarded", nan, 11),
+        (5, "typical", "discarded", nan, 11),
+    ]
+    assert [math.isnan(d.u) for d in verdict.judged] == [True] * 4 + [False, True, True]
+
+
+def test_without_an_accepted_token_the_target_draws_from_p_even_a_rejected_token():
+    p = [0.95, 0.03, 0.02]
+    verdict = decide(rows(p, p), tree((1, -1)), draws=Fixed(target_10=0.96))
+    assert (verdict.accepted, verdict.own, verdict.origin) == ((), 1, "corrected")
+    assert [(d.rule, d.outcome, d.u) for d in verdict.judged[1:]] == [("typical", "corrected", 0.96)]
+
+
+def test_an_empty_draft_is_a_plain_step_and_without_bonus_nothing_is_drawn():
+    p = [0.6, 0.4]
+    verdict = decide(rows(p), Draft.empty(), draws=Fixed(target_10=0.7))
+    assert [(d.token, d.rule, d.outcome) for d in verdict.judged] == [(1, "target", "plain")]
+    verdict = decide(rows(p), tree((0, -1)), bonus=False)
+    assert (verdict.accepted, verdict.own) == ((0,), None)
+
+
+def test_at_temperature_0_typical_acceptance_is_rule_2():
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        tokens = random_tree(rng, 4)
+        logits = torch.from_numpy(rng.normal(size=(len(tokens) + 1, 4)))
+        exact, typical = (decide(logits, tree(*tokens), t, sampling=Sampling()) for t in (None, PAPER))
+        assert repr(exact) == repr(typical)
+    texts = joint(
+        method("medusa", heads=4, tree=SMALL, acceptance="typical"),
+        Table(1),
+        Parallel(2),
+        Sampling(),
+        tokens=12,
+    )
+    assert texts == target_joint(Table(1), Sampling(), tokens=12)
+
+
+# the rule is lossy
+
+
+def always(token: int, vocabulary: int):
+    """Return a drafter that drafts one token at every position."""
+    drafter = Parallel(1, vocabulary)
+    drafter.level = lambda context, level: torch.eye(vocabulary, dtype=torch.float64)[token] * 9
+    return drafter
+
+
+class Constant:
+    """A target with the same distribution after every text."""
+
+    def __init__(self, *p: float) -> None:
+        self._row = torch.tensor(p, dtype=torch.float64).log()
+
+    def __call__(self, context) -> torch.Tensor:
+        return self._row
+
+
+def test_a_drafted_token_of_probability_one_half_is_always_emitted(tmp_path):
+    """p = (1/2, 3/10, 1/5), and all drafts are token 0: the first token is always 0."""
+    (tmp_path / "one.toml").write_text("paths = [[0]]\n")
+    one = str(tmp_path / "one.toml")
+    p, q = Constant(0.5, 0.3, 0.2), always(0, 3)
+    exact = joint(method("medusa", heads=4, tree=one), p, q, ONE, 2)
+    assert exact == pytest.approx(target_joint(p, ONE, 2), abs=EXACT)
+    lossy = joint(method("medusa", heads=4, tree=one, acceptance="typical"), p, q, ONE, 2)
+    assert lossy == pytest.approx({(0, 0): 0.5, (0, 1): 0.3, (0, 2): 0.2}, abs=EXACT)
+
+
+def test_if_no_drafted_token_is_accepted_the_text_follows_p(tmp_path):
+    (tmp_path / "one.toml").write_text("paths = [[0]]\n")
+    p, q = Constant(0.94, 0.03, 0.03), always(2, 3)
+    decode = method("medusa", heads=4, tree=str(tmp_path / "one.toml"), acceptance="typical")
+    assert joint(decode, p, q, ONE, 2) == pytest.approx(target_joint(p, ONE, 2), abs=EXACT)
+
+
+def test_on_random_tables_the_distribution_differs_and_exact_is_the_default():
+    p, q = Table(71), Parallel(74)
+    theirs = target_joint(p, ONE)
+    for config, lossy in [({}, False), ({"acceptance": "exact"}, False), ({"acceptance": "typical"}, True)]:
+        mine = joint(method("medusa", heads=4, tree=SMALL, **config), p, q, ONE)
+        distance = sum(abs(mine.get(t, 0) - theirs.get(t, 0)) for t in {*mine, *theirs}) / 2
+        assert (distance > 0.1) == lossy
+        assert lossy or distance < EXACT
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("acceptance", "greedy", "acceptance is 'greedy'; choose one of exact, typical"),
+        ("epsilon", -0.1, "epsilon is -0.1; it must be at least 0 and at most 1"),
+        ("epsilon", "1.5", "epsilon is 1.5; it must be at least 0 and at most 1"),
+        ("delta", 2, "delta is 2; it must be at least 0 and at most 1"),
+        ("delta", math.nan, "delta is nan; it must be at least 0 and at most 1"),
+        ("delta", "much", "delta is 'much'; it must be a number of at least 0 and at most 1"),
+    ],
+)
+def test_bad_values_are_refused(field, value, message):
+    with pytest.raises(UsageError, match=message):
+        METHODS["medusa"].configure({field: value})
+
+
+def test_the_registry_knows_which_configs_are_lossy():
+    medusa = METHODS["medusa"]
+    assert medusa.lossless(medusa.Config())
+    assert not medusa.lossless(medusa.configure({"acceptance": "typical", "epsilon": 1}))
+    assert all(m.lossless(m.Config()) for m in METHODS.values()), (
+        "no method is lossy unless it is asked to be"
+    )
+    assert all(set(s.lossy) <= set(s.choices) for m in METHODS.values() for s in m.settings())

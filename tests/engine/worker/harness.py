@@ -1,0 +1,195 @@
+"""Clusters for tests: scripted models in virtual time with round numbers for latencies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from engine.checkpoints.pair import Pair
+from engine.cluster.placement import Placement
+from engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
+from engine.cluster.session import Cluster
+from engine.drafting.tree import Wide
+from engine.errors import UsageError
+from engine.heads.work import Work
+from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
+from engine.model.fuzzy import PartTime
+from engine.model.language import LanguageModel
+from engine.runtimes.virtual import Processor, VirtualLoop, VirtualWorker
+from engine.simulate.oracle import Scripted
+from engine.trace.events import Device
+from engine.types import Limits, Prefix, drafter_key
+from engine.worker.jobs import Propose
+
+NextToken = Callable[[np.ndarray], int]
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Constant latencies, in microseconds."""
+
+    target_us: int = 1000
+    drafter_us: int = 250
+    sample_us: int = 0
+    communicate_us: int = 0
+    pair: str = "flat"
+    preempts: bool = False
+    """Whether a stopped job leaves its device in the middle of a forward."""
+    fuzzy_us: int = 100
+    row_move_us: int = 0
+
+    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
+        return self.target_us if model == "target" else self.drafter_us
+
+    def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
+        return self.drafter_us
+
+    def parallel(
+        self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
+    ) -> int:
+        return self.fuzzy_us
+
+    def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
+        return self(model, rows, context) // count
+
+    def move_us(self, model: str, rows: int) -> int:
+        return self.row_move_us * rows
+
+    def parts(
+        self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
+    ) -> list[list[PartTime]]:
+        """Layer 1 + i on device i in the first half, then an exchange."""
+        half, end = 500 * self.fuzzy_us, 1000 * self.fuzzy_us
+        exchange = PartTime("exchange", 1, half, end)
+        return [[PartTime("attention", 1 + i, 0, half), exchange] for i in range(devices)]
+
+    @property
+    def c(self) -> float:
+        return self.target_us / self.drafter_us
+
+
+class PreemptedWorker(VirtualWorker):
+    """A stopped job leaves its device in the middle of a forward, as DSI's theorems assume."""
+
+    async def _wait(self, over, pending) -> None:
+        await asyncio.wait([over, pending.stop], return_when=asyncio.FIRST_COMPLETED)
+
+
+class TestCluster(Cluster):
+    """A cluster whose limits carry no EOS of the bundled pair."""
+
+    __test__ = False
+
+    @staticmethod
+    def limits(max_new_tokens: int, **more: object) -> Limits:
+        return Limits(max_new_tokens, **more)  # type: ignore[arg-type]
+
+    def _with_eos(self, limits: Limits) -> Limits:
+        return limits
+
+
+@dataclass(frozen=True)
+class Racks:
+    """Virtual devices for any layout: `gpu-drafter`, `gpu-target`, `gpu-target-1` and so on."""
+
+    models: dict[str, LanguageModel]
+    latency: Flat
+    devices: int = 64
+    processors: dict[str, Processor] = field(default_factory=dict)
+
+    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
+        match layout.arrangement:
+            case Colocated():
+                device = Device("gpu-target", "", "GPU target", "virtual")
+                drafter = Assignment("gpu-target/drafter", (device,))
+                return {"drafter": [drafter], "target": [Assignment("gpu-target", (device,))]}
+            case LayerParallel(ranks):
+                devices = tuple(Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(ranks))
+                group = Assignment(f"gpu0..{ranks}", devices, lanes=(("target", 2),))
+                return {"drafter": [group], "target": [group]}
+            case Pipelined(stages):
+                devices = [Device(f"gpu{i}", "", f"GPU {i}", "virtual") for i in range(self.devices)]
+                assignments = [Assignment(device.name, (device,)) for device in devices]
+                return pipeline_assignments(assignments, stages)
+            case Separate(targets, drafters):
+                if targets + drafters > self.devices:
+                    raise UsageError(f"{targets + drafters} devices are needed; there are {self.devices}")
+                counts = {"drafter": drafters, "target": targets}
+                return {
+                    model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
+                }
+
+    def reserve(self, assigned) -> None:
+        pass
+
+    def check_memory(self, loads, held) -> None:
+        pass
+
+    def servers(self, drafters: int) -> int:
+        return self.devices - drafters
+
+    def drafters(self) -> int:
+        return len(self.models) - 1
+
+    def ranks(self) -> int:
+        return self.devices
+
+    def depth(self) -> int:
+        return 0
+
+    def stage_limits(self) -> StageLimits:
+        return StageLimits(2, self.devices)
+
+    def free(self, device: Device, held) -> None:
+        return None
+
+    def start_worker(self, assignment: Assignment) -> VirtualWorker:
+        name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
+        if self.latency.preempts:
+            return PreemptedWorker(name, devices, self.latency, lanes=lanes)
+        processor = self.processors.setdefault(devices[0].name, Processor())
+        return VirtualWorker(name, devices, self.latency, processor, lanes)
+
+    def loader(self, model: str, assignment: Assignment) -> Loader:
+        return lambda **_: self.models[model]
+
+
+def _assignment(name: str, number: int) -> Assignment:
+    name += f"-{number}" if number else ""
+    return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
+
+
+def chains(model: str, prefixes: Sequence[Prefix], counts: Sequence[int], **more: object) -> Propose:
+    """Return the job that drafts `counts` tokens after the prefixes; greedy by default."""
+    fields = {"sampled": False, "rows": ((),) * len(prefixes), "chain": True, **more}
+    return Propose(model, tuple(prefixes), Wide(1, max(counts, default=0)), tuple(counts), **fields)  # type: ignore[arg-type]
+
+
+def scripted_pair(target: NextToken, drafter: NextToken, vocab_size: int = 1024) -> tuple[Scripted, Scripted]:
+    """Return (target, drafter) given by functions of the tokens so far, (L,) int64."""
+    return (
+        Scripted("target", lambda path, _: target(path), vocab_size),
+        Scripted("drafter", lambda path, _: drafter(path), vocab_size),
+    )
+
+
+@cache
+def bundled() -> Pair:
+    """Return the bundled pair, read once."""
+    return Pair.find("bundled")
+
+
+def scripted_cluster(
+    target: NextToken, drafter: NextToken, latency: Flat | None = None, further: Sequence[NextToken] = ()
+) -> TestCluster:
+    """A virtual cluster whose target and drafters are functions of the token path."""
+    latency = latency or Flat()
+    models = dict(zip(("target", "drafter"), scripted_pair(target, drafter), strict=True))
+    for i, other in enumerate(further, 1):
+        models[drafter_key(i)] = scripted_pair(target, other)[1]
+    pool = Racks(models, latency)
+    return TestCluster(bundled(), Placement("virtual", pool, Layout(), VirtualLoop, "flat", latency.c))
