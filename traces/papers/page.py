@@ -14,8 +14,8 @@ import numpy as np
 
 from engine.plot import ticks
 from traces.export.assets import file_page, page_asset
-from traces.papers.report import Summary
 from traces.papers.rows import WITHIN, Heat, Paper, Row
+from traces.papers.summary import Summary
 
 _FILTERS = {
     "exact": "exact",
