@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from traces.imported import origin
-from traces.metrics import DEFINITIONS, measure
+from traces.metrics import measure
 from traces.places import drafted_levels
 from traces.view.figures import FIGURES, UNKNOWN, figure_texts
 
@@ -54,7 +54,7 @@ class Definition(NamedTuple):
 
 def acceptance(traces: Sequence[Trace]) -> list[Definition]:
     """Return every definition of acceptance with its value for each run."""
-    known = {figure.key: (figure.label, DEFINITIONS.get(figure.key, "")) for figure in FIGURES} | _OWN
+    known = {key: (figure.label, figure.definition) for key, figure in FIGURES.items()} | _OWN
     columns = [_texts(trace) for trace in traces]
     return [
         Definition(known[key][0], tuple(column[key] for column in columns), user, known[key][1])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from traces.view.figures import FACTS, FIGURES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,66 +20,6 @@ NO_TOKEN = -1
 """The id of a token that the file does not name."""
 UNKNOWN_TEXT = "▒"
 """Shown for such a token."""
-
-_PER_TOKEN = (
-    "tokens_per_second",
-    "tokens_per_second_per_sequence",
-    "tokens_per_second_with_prefill",
-    "decode_seconds",
-    "ttft_ms",
-    "tpot_ms",
-)
-_SPEED = (
-    *_PER_TOKEN,
-    "seconds",
-    "draft_seconds_per_100_tokens",
-    "verify_seconds_per_100_tokens",
-    "c",
-    "sp_degree",
-    "wasted_device_seconds",
-    "preempted_device_seconds",
-    "target_forwards",
-    "draft_forwards",
-    "attention_cells",
-    "tokens_per_target_forward",
-)
-_STEPS = (
-    "drafted",
-    "accepted",
-    "rejected",
-    "discarded",
-    "acceptance_rate",
-    "acceptance_rate_tested",
-    "mean_accepted_length",
-    "acceptance_length",
-    "least_acceptance_length",
-    "per_position",
-    "per_level",
-)
-_ORDER = ("run_length", "dsi_acceptance", "least_acceptance_length")
-FIGURES: dict[str, tuple[str, ...]] = {
-    "times": _SPEED,
-    "number of tokens": ("tokens", "tokens_per_target_forward"),
-    "origin of each token": _PER_TOKEN,
-    "accepted and rejected drafts": (*_STEPS, *_ORDER, "wasted_device_seconds", "preempted_device_seconds"),
-    "order of the steps": _ORDER,
-    "draft length of each step": (
-        "rejected",
-        "discarded",
-        "acceptance_rate_tested",
-        "per_position",
-        "per_level",
-    ),
-    "forwards of the drafter": ("draft_forwards", "c", "draft_seconds_per_100_tokens"),
-    "rows cached before each forward": ("attention_cells",),
-    "prompt": (),
-    "texts of the tokens": (),
-    "ids of the tokens": (),
-    "ids of rejected tokens": (),
-    "probabilities": (),
-}
-"""The facts that a file may lack, and the figures that are unknown without each."""
-_WAITING = ("both", "target_waits", "drafter_waits", "occupancy", "measured_occupancy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +51,7 @@ class Imported:
     source: str
     """What wrote the file: `a response of vLLM`."""
     unknown: tuple[str, ...]
-    """Keys of `FIGURES`."""
+    """Some of `FACTS`."""
     counts: Counts | None = None
     """Of a run without rounds."""
 
@@ -128,8 +70,7 @@ class Imported:
     @property
     def figures(self) -> frozenset[str]:
         """The keys of the unknown figures."""
-        keys = {key for fact in self.unknown for key in FIGURES[fact]}
-        return frozenset(keys if self.timed else {*keys, *_WAITING})
+        return frozenset(key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
 
     @property
     def sentence(self) -> str:
@@ -146,7 +87,7 @@ def origin(header: Header) -> Imported | None:
     source, unknown, counts = (entry.get(name) for name in ("source", "unknown", "counts"))
     if not isinstance(source, str) or not isinstance(unknown, list | tuple):
         return None
-    facts = tuple(fact for fact in FIGURES if fact in unknown)
+    facts = tuple(fact for fact in FACTS if fact in unknown)
     return Imported(source, facts, _counts(counts) if isinstance(counts, dict) else None)
 
 

@@ -151,4 +151,4 @@ def test_the_slider_of_c_has_the_figure_of_the_run_also_beyond_its_usual_end(pag
         assert slider["value"] == round(measure(one).c, 2)
         assert slider["maximum"] >= slider["value"]
     assert measure(slower).c > USUAL_C
-    assert page.c.label == next(figure.label for figure in FIGURES if figure.key == "c")
+    assert page.c.label == FIGURES["c"].label

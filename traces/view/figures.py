@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
-
-from traces.metrics import DEFINITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -14,14 +14,20 @@ if TYPE_CHECKING:
 
 
 class Figure(NamedTuple):
-    """One row of the metric table."""
+    """A figure of a run, as `assets/figures.toml` describes it."""
 
     key: str
-    label: str
-    form: str
+    definition: str
+    label: str = ""
+    """Empty for a figure that is no row of the table."""
+    form: str = ""
     """`count`, `share`, `times`, `places`, `levels`, `devices`, or the number of decimals."""
     main: bool = False
     """Whether it is in the short table."""
+    of_batches: str = ""
+    """The label for a run of several sequences at once; then it is in the short table, too."""
+    needs: tuple[str, ...] = ()
+    """Facts without which it is unknown; the files of other engines may lack them."""
 
 
 class FigureView(TypedDict):
@@ -33,47 +39,16 @@ class FigureView(TypedDict):
     definition: str
 
 
-FIGURES = (
-    Figure("tokens_per_second", "tokens/s", "1", main=True),
-    Figure("tokens_per_second_per_sequence", "tokens/s per sequence", "1"),
-    Figure("speedup", "speed-up", "times", main=True),
-    Figure("acceptance_rate", "accepted / drafted", "share", main=True),
-    Figure("acceptance_rate_tested", "accepted / tested", "share", main=True),
-    Figure("tokens_per_target_forward", "tokens / forward, own included", "2", main=True),
-    Figure("target_forwards", "target forwards", "count", main=True),
-    Figure("c", "drafter speed, c", "2", main=True),
-    Figure("both", "both busy", "share", main=True),
-    Figure("tokens", "tokens", "count"),
-    Figure("seconds", "seconds", "3"),
-    Figure("tokens_per_second_with_prefill", "tokens/s with prefill", "1"),
-    Figure("decode_seconds", "decode seconds", "3"),
-    Figure("ttft_ms", "time to first token, ms", "1"),
-    Figure("tpot_ms", "time per output token, ms", "2"),
-    Figure("draft_forwards", "drafter forwards", "count"),
-    Figure("drafted", "drafted", "count"),
-    Figure("accepted", "accepted", "count"),
-    Figure("rejected", "rejected", "count"),
-    Figure("discarded", "discarded", "count"),
-    Figure("dsi_acceptance", "acceptance, from runs", "share"),
-    Figure("mean_accepted_length", "accepted per round", "2"),
-    Figure("acceptance_length", "tokens per verification", "2"),
-    Figure("least_acceptance_length", "tokens per verification, least", "2"),
-    Figure("padding_ratio", "padding ratio", "share"),
-    Figure("padding_share", "padding share", "share"),
-    Figure("attention_cells", "query-key cells", "count"),
-    Figure("run_length", "run length", "2"),
-    Figure("per_position", "accepted / drafted by place", "places"),
-    Figure("per_level", "acceptance by level", "levels"),
-    Figure("draft_seconds_per_100_tokens", "draft seconds / 100 tokens", "3"),
-    Figure("verify_seconds_per_100_tokens", "verify seconds / 100 tokens", "3"),
-    Figure("target_waits", "target waits for drafter", "share"),
-    Figure("drafter_waits", "drafter waits for target", "share"),
-    Figure("occupancy", "occupancy, from spans", "devices"),
-    Figure("measured_occupancy", "occupancy, measured", "devices"),
-    Figure("sp_degree", "target servers at once", "count"),
-    Figure("wasted_device_seconds", "wasted device seconds", "3"),
-    Figure("preempted_device_seconds", "of these, preempted", "3"),
+_FILE: Any = tomllib.loads(
+    (Path(__file__).parents[2] / "assets" / "figures.toml").read_text(encoding="utf-8")
 )
+FACTS: tuple[str, ...] = tuple(_FILE["facts"])
+"""The facts that the file of another engine may lack."""
+FIGURES = {
+    key: Figure(key=key, needs=tuple(entry.pop("needs", ())), **entry)
+    for key, entry in _FILE["figures"].items()
+}
+_SHOWN = [figure for figure in FIGURES.values() if figure.label]
 
 LOSSY = (
     "Its acceptance rule changes the distribution: the text is not drawn as the target alone would draw it."
@@ -83,38 +58,20 @@ LOSSY = (
 UNKNOWN = "unknown"
 """The text of a figure that the file of an imported run leaves open."""
 
-_MORE = {
-    "speedup": (
-        "Tokens/s of this run / tokens/s of its baseline: a run that drafts nothing (autoregressive), with the same "
-        "prompt, models, clock, profile, sampling and batch size. Without one, the cell names what differs."
-    ),
-    "both": "Share of decoding in which drafter and target work at the same time.",
-    "target_waits": "Share of decoding in which only the drafter works, on a device of its own.",
-    "drafter_waits": "Share of decoding in which only the target works, and the drafter has a device of its own.",
-}
-
-
-_OF_BATCHES = {
-    "tokens_per_second": "throughput, tokens/s",
-    "tokens_per_second_per_sequence": "tokens/s per sequence",
-}
-"""Labels of the two speeds where a run decodes several sequences at once; both are main figures."""
-
 
 def figure_rows(*, batches: bool = False) -> list[FigureView]:
-    """Return every figure, in the order shown.
+    """Return every figure of the table, in the order shown.
 
     With `batches`, one of the runs decodes several sequences at once.
     """
-    special = _OF_BATCHES if batches else {}
     return [
         {
             "key": f.key,
-            "label": special.get(f.key, f.label),
-            "main": f.main or f.key in special,
-            "definition": _MORE.get(f.key) or DEFINITIONS[f.key],
+            "label": (f.of_batches if batches else "") or f.label,
+            "main": f.main or (batches and bool(f.of_batches)),
+            "definition": f.definition,
         }
-        for f in FIGURES
+        for f in _SHOWN
     ]
 
 
@@ -148,7 +105,7 @@ def figure_texts(
         values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
     if not metrics.draft_forwards and "draft_forwards" not in unknown:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
-    texts = {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
+    texts = {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in _SHOWN}
     if passes is not None:
         low, high, count = f"{passes['low']:.1f}", f"{passes['high']:.1f}", passes["count"]
         each = f"{low} to {high} in {count} passes" if count > 2 else f"mean of {low} and {high}"

@@ -8,7 +8,7 @@ from traces.acceptance import acceptance
 from traces.comparable import batch_size
 from traces.imported import origin
 from traces.metrics import measure, speedup
-from traces.view.figures import FIGURES, figure_texts
+from traces.view.figures import figure_rows, figure_texts
 
 if TYPE_CHECKING:
     from engine.trace.trace import Trace
@@ -94,9 +94,7 @@ def rows(result: WhatIf) -> list[Row]:
         figure_texts(measure(result.replay), speedup(measure(result.replay), base), {}),
         figure_texts(base, 1.0, {}),
     ]
-    labels = {figure.key: figure.label for figure in FIGURES}
-    if batch_size(result.replay) > 1:
-        labels["tokens_per_second"] = "throughput, tokens/s"
+    labels = {figure["key"]: figure["label"] for figure in figure_rows(batches=batch_size(result.replay) > 1)}
     return [Row(labels[key], *(column[key] for column in columns)) for key in SHOWN]
 
 
