@@ -47,13 +47,11 @@ class Definition(NamedTuple):
 
     label: str
     values: tuple[str, ...]
-    """One text per run."""
     used_by: str
     definition: str
 
 
 def acceptance(traces: Sequence[Trace]) -> list[Definition]:
-    """Return every definition of acceptance with its value for each run."""
     known = {key: (figure.label, figure.definition) for key, figure in FIGURES.items()} | _OWN
     columns = [_texts(trace) for trace in traces]
     return [

@@ -57,7 +57,6 @@ class Work(NamedTuple):
     kind: str
     cancelled: bool
     busy: list[int]
-    """Nanoseconds in each bin."""
 
 
 class Bins(NamedTuple):
@@ -66,20 +65,14 @@ class Bins(NamedTuple):
     low: int
     width: int
     spans: list[int]
-    """Spans that start in each bin."""
     work: list[Work]
     tokens: list[int]
     drafted: list[int]
-    """Drafted tokens of the rounds in each bin."""
     accepted: list[int]
 
 
 def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns:
-    """Return the columns of a run; `run` is its key, `devices` are the header's names.
-
-    Raises:
-        ValueError: A time or a number in the database is damaged.
-    """
+    """Return the columns of a run (its key); ValueError for a damaged time or number."""
     device = case({name: i for i, name in enumerate(devices)}, value=_SPAN.c.device, else_=len(devices))
     kind, outcome = (type_coerce(_SPAN.c[name], Integer) for name in ("kind", "outcome"))
     style = (device * _CODES + kind) * _CODES + outcome
@@ -98,12 +91,9 @@ def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns
 
 
 def numbers(connection: Connection, where: ColumnElement[bool], *values: ColumnElement[Any]) -> list[Numbers]:
-    """Return columns of integers of some rows, in the order recorded.
+    """Return columns of integers of some rows, in the order recorded; ValueError for another type.
 
     One text per column takes half the time of a tuple per row.
-
-    Raises:
-        ValueError: A value is no integer.
     """
     texts = [func.group_concat(value) for value in values]
     rows, *found = connection.execute(select(func.count(), *texts).where(where)).one()
@@ -163,15 +153,10 @@ class Line(NamedTuple):
 
     ids: Numbers
     times: Numbers
-    """Nanoseconds since the run's start."""
 
 
 def line(connection: Connection, run: int, sequence: int) -> Line:
-    """Return the ids and times of a sequence's tokens; `run` is the run's key.
-
-    Raises:
-        ValueError: A number in the database is damaged.
-    """
+    """Return the tokens of a sequence of a run (its key); ValueError for a damaged number."""
     own = (_TOKEN.c.run == run) & (_TOKEN.c.sequence == sequence)
     return Line(*numbers(connection, own, _TOKEN.c.token, _TOKEN.c.time))
 

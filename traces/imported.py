@@ -30,17 +30,14 @@ class Counts:
     """At index a, the number of verifications that accepted a draft tokens."""
     drafted: int | None = None
     gamma: int | None = None
-    """The draft length, if all verifications had the same."""
     tokens: int | None = None
 
     @property
     def accepted(self) -> int:
-        """The number of accepted draft tokens."""
         return sum(number * times for number, times in enumerate(self.histogram))
 
     @property
     def steps(self) -> int:
-        """The number of verifications."""
         return sum(self.histogram)
 
 
@@ -49,14 +46,11 @@ class Imported:
     """The origin of an imported run."""
 
     source: str
-    """What wrote the file: `a response of vLLM`."""
     unknown: tuple[str, ...]
-    """Some of `FACTS`."""
     counts: Counts | None = None
     """Of a run without rounds."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the entry of the header's environment."""
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}
         if self.counts is not None:
             entry["counts"] = {**asdict(self.counts), "histogram": list(self.counts.histogram)}
@@ -64,17 +58,14 @@ class Imported:
 
     @property
     def timed(self) -> bool:
-        """Whether the file holds times."""
         return "times" not in self.unknown
 
     @property
     def figures(self) -> frozenset[str]:
-        """The keys of the unknown figures."""
         return frozenset(key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
 
     @property
     def sentence(self) -> str:
-        """The origin and the unknown facts, in one or two sentences."""
         missing = f" Not in the file: {', '.join(self.unknown)}." if self.unknown else ""
         return f"Imported from {self.source}.{missing}"
 
@@ -92,7 +83,6 @@ def origin(header: Header) -> Imported | None:
 
 
 def is_timed(header: Header) -> bool:
-    """Return whether the times of a run's rows are facts."""
     found = origin(header)
     return found is None or found.timed
 

@@ -65,7 +65,6 @@ class Metrics:
     preempted_device_seconds: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metrics as plain JSON values."""
         return asdict(self)
 
 
@@ -109,7 +108,6 @@ def _of_counts(counts: Counts) -> dict[str, Any]:
 
 
 def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
-    """Return the metrics that the rows of a trace determine."""
     start, end = waiting.decode_window(trace)
     forwards = waiting.forwards(trace)
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
@@ -165,7 +163,6 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
 
 
 def measured_occupancy(trace: Trace) -> dict[str, float]:
-    """Return the mean measured load while decoding of each device that has samples."""
     start, end = waiting.decode_window(trace)
     loads: dict[str, list[float]] = {}
     for sample in trace.occupancy:
@@ -175,7 +172,6 @@ def measured_occupancy(trace: Trace) -> dict[str, float]:
 
 
 def speedup(metrics: Metrics, baseline: Metrics) -> float | None:
-    """Return tokens/s divided by the baseline's; None if one of them is undefined."""
     return _ratio(metrics.tokens_per_second or 0, baseline.tokens_per_second or 0) or None
 
 

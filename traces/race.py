@@ -47,11 +47,9 @@ class Racer(NamedTuple):
 
     trace: Trace
     speed: Speed | None
-    """None if no pass of it is done."""
     baseline: int | None
     """Index of its baseline among the racers, see `traces.comparable`; a baseline has its own."""
     reason: str
-    """Why it has no baseline; empty with one."""
     loaded: bool
     """Whether other programs used the machine during one of its passes."""
 
@@ -59,10 +57,6 @@ class Racer(NamedTuple):
 def racers_of(
     traces: Sequence[Trace], measured: Sequence[Metrics], passes: Sequence[Sequence[Trace]] = ()
 ) -> list[Racer]:
-    """Return a racer for each run.
-
-    `passes` has all passes of each run, the run itself first, or is empty.
-    """
     groups = passes or [[trace] for trace in traces]
     compared = comparisons([[trace] for trace in traces])
     return [
@@ -139,7 +133,6 @@ class Spread(TypedDict):
     """The speeds of the passes of a run, in tokens/s."""
 
     count: int
-    """Passes that have a speed."""
     low: float
     high: float
 
@@ -168,7 +161,6 @@ def median_first(passes: Sequence[Trace]) -> list[Trace]:
 
 
 def spread(passes: Sequence[Trace]) -> Spread | None:
-    """Return the slowest and the fastest speed; None with fewer than two passes."""
     if len(passes) < 2:
         return None  # nothing to measure
     found = speeds(passes)
@@ -178,7 +170,6 @@ def spread(passes: Sequence[Trace]) -> Spread | None:
 
 
 def speeds(passes: Sequence[Trace]) -> list[float]:
-    """Return the tokens/s of the passes that are done."""
     return [speed for speed in map(_speed, passes) if speed]
 
 
@@ -192,5 +183,4 @@ def grouped(headers: Sequence[Header]) -> list[list[Header]]:
 
 
 def _speed(trace: Trace) -> float:
-    """Return the tokens/s of a pass that is done; 0 for any other."""
     return (measure(trace).tokens_per_second or 0.0) if trace.status == "done" else 0.0

@@ -40,7 +40,6 @@ class Extent(NamedTuple):
     start: int
     begin: int
     end: int
-    """Of the last span or commit."""
     longest: int
     """Length of the longest span other than a prefill before decoding."""
     devices: tuple[str, ...]
@@ -174,7 +173,6 @@ def _near(size: Extent, low: int, high: int) -> ColumnElement[bool]:
 
 
 def _range(size: Extent, low: int, high: int) -> tuple[int, int]:
-    """Return the starts of the first and the last span that are read for a window."""
     return low - 2 * size.longest, high + size.longest
 
 

@@ -58,7 +58,6 @@ class Times(NamedTuple):
 
 
 def table_2_times(name: str) -> Times:
-    """Return mean times of drawn texts for a row of Table 2, prefill included."""
     target, drafter, _, percent, _ = _DATA["Table 2"][name]
     protocol, first = _DATA["protocol"], _DATA["Table 3"].get(name, [1.0, 1.0])
     ratio = drafter / target
@@ -155,7 +154,6 @@ class Ratios(NamedTuple):
 
 
 def heat_maps(lookahead: int = 0) -> Ratios:
-    """Return Figure 2's four maps, or Figure 7's at one lookahead; plain decoding takes 1."""
     maps = _maps()
     if lookahead:
         fits = maps.feasible[:, 0, lookahead - 1]

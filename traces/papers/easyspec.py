@@ -33,16 +33,13 @@ class Times(NamedTuple):
     verify_tree: float
 
     def drafting(self, method: str) -> float:
-        """Return the drafting seconds of a round."""
         return self.exact + (LEVELS - 1) * (self.fuzzy if method == "EasySpec" else self.exact)
 
     def verification(self, method: str) -> float:
-        """Return the verification seconds of a round."""
         return self.verify if method == "+sd" else self.verify_tree
 
 
 def rounds(alpha: float) -> float:
-    """Return the rounds of 100 tokens."""
     return 100 / (LEVELS * alpha + 1)
 
 
@@ -56,7 +53,6 @@ def fitted(model: str) -> Times:
 
 
 def _stages(values: list[float], method: str, times: Times) -> Iterator[tuple[str, float, float]]:
-    """Yield (stage, published, ours) of a row of drafting, verification and total time."""
     count = rounds(values[3])
     ours = (count * times.drafting(method), count * times.verification(method))
     yield from zip(("d", "v", "total"), values, (*ours, sum(ours)), strict=False)

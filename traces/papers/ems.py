@@ -42,7 +42,7 @@ class Series(NamedTuple):
     """Whether opt-125m drafts; else LLMA copies."""
     batches: list[int]
     greedy: list[float]
-    """Milliseconds of greedy decoding's step."""
+    """In milliseconds."""
     ours: list[float]
     vanilla: list[float]
 
@@ -52,7 +52,6 @@ class Series(NamedTuple):
         return 1 + (_DRAFTED if self.drafts else _COPIED)
 
     def round_ms(self, at: int) -> float:
-        """Return the milliseconds of a round, at an index of `batches`."""
         batch = self.batches[at]
         rows = _row_ms(self.model) * batch * (self.most - 1)
         return self.greedy[at] + rows + (_DRAFTED * _draft_ms(self.model, batch) if self.drafts else 0)
@@ -74,7 +73,6 @@ def waiting(batch: int) -> float:
 
 @cache
 def _row_ms(model: str) -> float:
-    """Return the milliseconds of a row more in a forward."""
     one, five = _DATA["Figure 5"]["batch 16, ms"]
     profile = Profile.load("A100-OPT")
     other, own = (profile.latency(name).target for name in (model, "opt-6.7b"))
@@ -88,7 +86,6 @@ def _draft_ms(model: str, batch: int) -> float:
 
 
 def step_ms(model: str, batch: int, rows: int = 1) -> float:
-    """Return the milliseconds of a target forward of the profile."""
     latency = Profile.load("A100-OPT").latency(model)
     return latency("target", batch * rows, batch * _CONTEXT, batch) / 1e3
 
@@ -114,7 +111,6 @@ def predicted(series: Series, at: int) -> tuple[float, float]:
 
 
 def accuracy_for(series: Series, tokens: float) -> float:
-    """Return the accuracy at which a sample of the series accepts so many tokens a step."""
     return accuracy_of(min(tokens, series.most - 0.05), series.most)
 
 
@@ -134,7 +130,6 @@ def padding(accuracy: float, batch: int, most: int) -> float:
 
 
 def padding_ratio(accuracy: float, batch: int, most: int) -> float:
-    """Return the padding over the accepted tokens."""
     return padding(accuracy, batch, most) / mean_accepted(accuracy, most)
 
 
@@ -144,7 +139,6 @@ def padding_share(accuracy: float, batch: int, most: int) -> float:
 
 
 def accuracy_of(tokens: float, most: int) -> float:
-    """Return the accuracy at which a sample accepts so many tokens on average."""
     return bisect(lambda p: mean_accepted(p, most), tokens, 0, 1)
 
 
@@ -177,7 +171,6 @@ def _table_1() -> Iterator[Row]:
 
 @PAPER.item("Figure 2")
 def _figure_2() -> Iterator[Row]:
-    """Where Table 1's samples write their KV rows: aligned (above), or each for itself (below)."""
     table, starts, aligned = _DATA["Table 1"], [0, 0], 0
     for step in (1, 2):
         accepted = [table[f"sample {n}"][table["columns"].index(f"accept {step}")] for n in (0, 1)]

@@ -32,7 +32,6 @@ _CONTEXT = 500
 _PROFILES = {"Spec-Bench, A100": "A100-40G", "Spec-Bench, RTX 3090": "RTX-3090"}
 _TABLE = _DATA["nano-PEARL, H200"]
 _PLAIN = 2
-"""Column of plain decoding's tokens per second."""
 _WIDEST = 32
 _TARGET = "72B"
 _TARGET_GPUS = 2
@@ -58,7 +57,6 @@ SHAPES = {
 
 
 def profile_cost(method: str, profile: str) -> float:
-    """Return a round's time in plain steps on a profile."""
     latency, shape = Profile.load(profile).latency(), SHAPES[method]
     drafting = shape.drafts * latency("drafter", 1, _CONTEXT)
     heads = sum(latency.head(work, 1, _CONTEXT) for work in shape.heads)
@@ -82,7 +80,6 @@ def _spec_bench(item: str) -> Iterator[Row]:
 
 @PAPER.item("nano-PEARL, H200")
 def _nano_pearl() -> Iterator[Row]:
-    """Yield a prediction for each speed-up, and the inputs as published."""
     for name, (speed_up, accepted, plain) in ((k, v) for k, v in _TABLE.items() if k != "columns"):
         pair, _, batch = name.split(", ")
         drafter = pair.removeprefix("Qwen2.5 ").partition("/")[0]

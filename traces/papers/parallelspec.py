@@ -131,7 +131,6 @@ def _figure_5() -> Iterator[Row]:
 
 @PAPER.item("Stub head")
 def _stub_head() -> Iterator[Row]:
-    """Yield lengths and speed-ups without and with ParallelSpec, and the gain between them."""
     for name, method in _PAIRS.items():
         speeds, printed = list[float](), list[float]()
         for parallel in (False, True):
@@ -147,7 +146,6 @@ def _stub_head() -> Iterator[Row]:
 
 
 def rate_for(tau: float) -> float:
-    """Return the rate of all levels at which a round has so many tokens on average."""
     return bisect(lambda rate: speculative_tokens(rate, LEVELS), tau, 0, 1)
 
 
@@ -158,7 +156,6 @@ def accepted_length(rates: Sequence[float]) -> float:
 
 
 def stub_round_cost(method: str, *, parallel: bool) -> float:
-    """Return a round's time in plain steps on the profile A100-40G."""
     latency, shapes = Profile.load("A100-40G").latency(), _HEADS[method]
     work, width, forwards = shapes[1] if parallel else shapes[0]
     drafting = forwards * latency.head(work, width, _CONTEXT)

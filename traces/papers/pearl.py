@@ -104,7 +104,6 @@ def _table_4() -> Iterator[Row]:
 
 
 def _speed(way: Callable[[Pair, int], float], pair: Pair, gamma: object) -> float:
-    """Return the tokens per second of a way to decode at a draft length."""
     return way(pair, int(str(gamma))) * 1e3 / pair.target
 
 
@@ -150,7 +149,6 @@ def _competition(item: str) -> Iterator[Row]:
 
 @PAPER.item("Table 9")
 def _table_9() -> Iterator[Row]:
-    """Yield tokens and modes of the steps of appendix B."""
     table = _DATA["Table 9"]
     steps = followed([draft.split() for draft in table["drafts"]], table["text"].split())
     for number, (printed, post, step) in enumerate(zip(table["added"], table["post"], steps, strict=True)):
@@ -208,8 +206,6 @@ def _table_14() -> Iterator[Row]:
 
 @PAPER.item("Table 15")
 def _table_15() -> Iterator[Row]:
-    """Yield the milliseconds of a step's parts."""
-
     def ours(name: str, pair: str) -> float:
         chosen, times = pair_of(pair), latency(pair)
         parts = {
@@ -227,7 +223,6 @@ def _table_15() -> Iterator[Row]:
 
 @PAPER.item("Table 16")
 def _table_16() -> Iterator[Row]:
-    """Yield the milliseconds to move a KV cache."""
     move = latency("llama-3.1-8-70").move_us
     entries = per_cell(
         _DATA["Table 16"], ours=lambda _, n: move("drafter", int(n)) / 1e3, label="{}, {} tokens"
@@ -263,7 +258,6 @@ def _figure_2() -> Iterator[Row]:
 
 @PAPER.item("Figure 3")
 def _figure_3() -> Iterator[Row]:
-    """Yield the tokens of the figure's four steps."""
     figure = _DATA["Figure 3"]
     ours = [step.added for step in followed(figure["right"], [True] * figure["total"])]
     for number, (published, added) in enumerate(zip(figure["added"], ours, strict=True), 1):
@@ -293,7 +287,6 @@ def followed(chunks: Sequence[Sequence[object]], text: Sequence[object]) -> list
 
 @PAPER.item("Appendix G")
 def _appendix_g() -> Iterator[Row]:
-    """Yield the KV bytes and the GPU of each model in each sub-step."""
     data, times = _DATA["Appendix G"], latency("llama-3.1-8-70")
     assert times.drafter is not None
     size = round(times.drafter.kv_bytes * data["rows"] / 1e9, 2)

@@ -24,7 +24,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "assets" / "papers"
 
 Kind = Literal["exact", "copied", "arithmetic", "closed form", "simulated", "measured", "published only"]
 Group = Literal["exact", "repeated", "predicted", "easy", "fitted", "not printed", "published only"]
-"""What a row shows; every row is in one group."""
 WITHIN = 0.15
 """A prediction hits if it differs from the published number by at most this share."""
 
@@ -57,7 +56,6 @@ class Row:
 
     @property
     def group(self) -> Group:
-        """What the row shows."""
         match self.kind:
             case "exact" | "published only":
                 return self.kind
@@ -72,16 +70,13 @@ class Row:
 
     @property
     def predicted(self) -> bool:
-        """Whether the row judges a prediction."""
         return self.group == "predicted"
 
     @property
     def hit(self) -> bool:
-        """Whether ours differs by at most `WITHIN`."""
         return self.difference is not None and abs(self.difference) <= WITHIN
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         missed = self.predicted and not self.hit
         return {
             "paper": self.paper,
@@ -106,7 +101,6 @@ class Heat:
 
 
 Item = Callable[[], Iterable[Row]]
-"""Computes the rows of one table or figure."""
 Entry = tuple[str, float | None, float | None]
 """(name, published number, ours) of a row."""
 
@@ -126,7 +120,6 @@ class Paper:
 
     @property
     def title(self) -> str:
-        """Title and year."""
         return str(self.numbers["title"])
 
     @property
@@ -175,12 +168,10 @@ class Paper:
     def rows_of(
         self, entries: Iterable[Entry], how: str, *, fitted: bool = False, **words: object
     ) -> Iterator[Row]:
-        """Yield the rows of entries that are computed in the same way."""
         for entry in entries:
             yield self.row(*entry, how, "", fitted=fitted, **words)
 
     def rows(self) -> Iterator[Row]:
-        """Compute all rows, in the order of the items."""
         for item, compute in self.items.items():
             for row in compute():
                 yield replace(row, paper=self.key, item=item)
@@ -188,7 +179,6 @@ class Paper:
 
 @cache
 def numbers(key: str) -> dict[str, Any]:
-    """Return the published numbers of a paper."""
     return tomllib.loads((FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
 
 

@@ -77,10 +77,7 @@ def feasible(drafter: np.ndarray, lookahead: np.ndarray) -> np.ndarray:
 def run_time(right: np.ndarray, drafter: float, lookahead: int) -> float:
     """Return the time of DSI for one text, by following its forwards one after the other.
 
-    Args:
-        right: For each token, whether its draft is right.
-        drafter: Drafter latency in target forwards, at most 1.
-        lookahead: Drafts of a block.
+    `right`: of each token, whether its draft is right; the drafter's latency is in target forwards.
     """
     time, position = 0.0, 0
     while position < len(right):
@@ -118,15 +115,7 @@ def _run_of(count: int, drafter: float, lookahead: int) -> float:
 def measured_time(
     right: Sequence[bool], target: float, drafter: float, lookahead: int, servers: int
 ) -> float:
-    """Return the seconds that real threads take for a text.
-
-    Args:
-        right: For each token, whether its draft is right.
-        target: Seconds of a target forward.
-        drafter: Seconds of a drafter forward.
-        lookahead: Drafts of a block.
-        servers: Threads that verify.
-    """
+    """Return the seconds that real threads take for a text; both latencies are in seconds."""
     with ThreadPoolExecutor(servers) as pool:
         started, position = time.perf_counter(), 0
         while position < len(right):
@@ -138,7 +127,6 @@ def measured_time(
 
 
 def _generation(pool: ThreadPoolExecutor, count: int, costs: tuple[float, float, int]) -> None:
-    """Draft and verify until `count` tokens are known, then stop the drafter."""
     stop, drafted = threading.Event(), threading.Semaphore(0)
     thread = threading.Thread(target=_draft, args=(stop, drafted, costs[1]), daemon=True)
     thread.start()
@@ -152,7 +140,6 @@ def _generation(pool: ThreadPoolExecutor, count: int, costs: tuple[float, float,
 def _verify(
     pool: ThreadPoolExecutor, count: int, costs: tuple[float, float, int], drafted: threading.Semaphore
 ) -> None:
-    """Verify blocks of drafts until `count` tokens are known."""
     target, drafter, lookahead = costs
     running: dict[Future[None], int] = {pool.submit(time.sleep, target): 1}
     covered, available, known = 1, 0, 0

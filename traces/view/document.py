@@ -79,7 +79,6 @@ def _state(traces: Sequence[Trace]) -> str:
 
 
 def heading(trace: Trace, redact_prompt: bool) -> Heading:
-    """Return what a run is called and how it went."""
     header, footer = trace.header, trace.footer
     return {
         "id": header.run_id,
@@ -152,7 +151,6 @@ class _Views:
         self._failed: list[str] = []
 
     def of(self, name: str, make: Callable[[], Made], empty: Made) -> Made:
-        """Return what `make` returns, or `empty` if it fails."""
         try:
             return make()
         except SpecScopeError:
@@ -162,7 +160,6 @@ class _Views:
             return empty
 
     def note(self) -> str:
-        """Return which views are missing; empty if none is."""
         missing = ", ".join(self._failed)
         return f"Not shown, because of a fault of SpecScope: {missing}. Please report it." if missing else ""
 
@@ -186,10 +183,7 @@ def _pieces(
 
 
 def _note(trace: Trace) -> str:
-    """Return why nothing was drafted, or what is unknown of an imported run.
-
-    The text is empty if something was drafted, or if no round has ended yet.
-    """
+    """Return why nothing was drafted, or what is unknown of an imported run; else nothing."""
     if imported := origin(trace.header):
         return imported.sentence
     if drafts(trace) or (trace.status == "running" and not trace.rounds):
@@ -219,7 +213,6 @@ def _compared(
     *,
     redact_prompt: bool,
 ) -> Compared:
-    """Return the figures of run i, and how it compares with its baseline."""
     trace, metrics, k = racers[i].trace, measured[i], racers[i].baseline
     reference = None if k is None else measured[k]
     faster = speedup(metrics, reference) if reference else racers[i].reason or None
@@ -244,7 +237,6 @@ def _compared(
 
 
 def _identity(trace: Trace, baseline: Trace) -> IdentityView:
-    """Compare token ids with the baseline's."""
     ours, theirs = trace.token_ids(), baseline.token_ids()
     length = min(len(ours), len(theirs))
     same = equal_tokens(ours, theirs)

@@ -56,14 +56,9 @@ LOSSY = (
 """The sentence shown with a run that is not lossless."""
 
 UNKNOWN = "unknown"
-"""The text of a figure that the file of an imported run leaves open."""
 
 
 def figure_rows(*, batches: bool = False) -> list[FigureView]:
-    """Return every figure of the table, in the order shown.
-
-    With `batches`, one of the runs decodes several sequences at once.
-    """
     return [
         {
             "key": f.key,
@@ -86,13 +81,8 @@ def figure_texts(
 ) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
-    Args:
-        metrics: The run's metrics.
-        speedup: Over the baseline, or the reason why there is none.
-        labels: Label of each device; a device without one is left out of the occupancies.
-        unknown: Keys of the figures that the file of an imported run leaves open.
-        trees: Whether the run verifies trees: accepted tokens per round follow the acceptance rate.
-        passes: The speeds of all passes; the run is the median one.
+    `speedup` is the reason where there is none. A device without a label is left out of the
+    occupancies. With `trees`, accepted tokens per round follow the acceptance rate.
     """
     values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     if trees and metrics.mean_accepted_length is not None:

@@ -26,9 +26,7 @@ class IdentityView(TypedDict):
     at: int | None
     """Index of the first difference; null if there is none."""
     length: int
-    """Tokens that both have."""
     final: bool
-    """Whether both runs are done."""
 
 
 class Heading(TypedDict):
@@ -40,7 +38,6 @@ class Heading(TypedDict):
     drafter: str
     planned: str
     badge: str
-    """The clock: measured or virtual, and where."""
     virtual: bool
     lossy: str
     """A sentence if the run is lossy, else empty."""
@@ -101,13 +98,11 @@ class Compared(TypedDict):
     """Sequences decoded at once, at most."""
     metrics: dict[str, Any]
     figures: dict[str, str]
-    """Text of each figure, by key."""
     passes: Spread | None
     """The speeds of all passes; the other figures are the drawn pass's. Null for one pass."""
     verdict: Verdict
     """How fast the run is, why, and what would help. Redacted, it names no run to start."""
     identity: IdentityView | None
-    """Null for the baseline, and without one."""
 
 
 class RunView(Heading, Sections, Compared):

@@ -30,7 +30,6 @@ class PartColumns(TypedDict):
     rank: list[int]
     """Index in `LayersView.devices`."""
     kind: list[str]
-    """`attention` or `exchange`."""
     layer: list[int]
     start: list[float]
     end: list[float]
@@ -41,7 +40,6 @@ class FuzzyDraftView(TypedDict):
 
     step: int
     shown: int
-    """Id of the first fuzzy forward, whose parts are shown."""
     spans: FuzzySpanColumns
     parts: PartColumns
 
@@ -50,14 +48,12 @@ class LayersView(TypedDict):
     """The fuzzy drafts of a run."""
 
     devices: list[str]
-    """Labels of the drafting devices, by rank."""
     groups: list[list[int]]
     """[first layer, last layer] of each group whose attention outputs were exchanged together."""
     rounds: list[FuzzyDraftView]
 
 
 def layers(trace: Trace) -> LayersView | None:
-    """Return the fuzzy drafts of a run; None if no forward was fuzzy."""
     parts: dict[int, list[Part]] = {}
     for part in trace.parts:
         parts.setdefault(part.span, []).append(part)
@@ -78,7 +74,6 @@ def layers(trace: Trace) -> LayersView | None:
 
 
 def _draft(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Part]]) -> FuzzyDraftView | None:
-    """Return a step's draft; None if none of its forwards was fuzzy."""
     lead = [s for s in spans if s.rank == 0]
     fuzzy = {s.id - s.rank for s in spans if s.id in parts}
     shown = next((s.id for s in lead if s.id in fuzzy), None)

@@ -24,16 +24,13 @@ if TYPE_CHECKING:
     from traces.view.form import Document
 
 OBJECTS = ("tokens", "ghosts", "rounds")
-"""Fields of a run with lists of objects."""
 
 
 def packed(document: Document | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with columns in place of the long lists of its runs."""
     return {**document, "runs": [packed_run(run) for run in document["runs"]]}
 
 
 def packed_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run of a document, or its sections, with columns in place of the long lists."""
     return {
         **run,
         **{name: _objects(run[name]) for name in OBJECTS},
@@ -88,9 +85,7 @@ class Delta(TypedDict):
     """The new part of a run."""
 
     run: str
-    """Id of the run; empty before its header."""
     cursor: int
-    """Where the next delta begins."""
     ended: bool
     spans: NewSpans
     tokens: list[CommitView]

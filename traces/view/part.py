@@ -31,7 +31,6 @@ class Shares(TypedDict):
     lost: bool
     cancelled: bool
     busy: list[float]
-    """The share of each bin that it fills."""
 
 
 class BinsView(TypedDict):
@@ -62,7 +61,6 @@ def part_document(parts: Sequence[tuple[Window, Extent]]) -> dict[str, Any]:
 
 
 def part_run(part: Window, size: Extent) -> dict[str, Any]:
-    """Return a run of the document with the rows of one part."""
     return {
         **heading(part.trace, False),
         **part_sections(part, size),
@@ -82,7 +80,6 @@ def part_run(part: Window, size: Extent) -> dict[str, Any]:
 
 
 def part_sections(part: Window, size: Extent) -> dict[str, Any]:
-    """Return the sections of a run in a part's window: the rows that the whole document has."""
     trace, clock = part.trace, decoding_clock(part.trace)
     if part.high < size.end:  # after the last span that was read, the waits are not known
         part = part._replace(high=min(part.high, decode_window(trace)[1]))

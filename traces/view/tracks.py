@@ -42,7 +42,6 @@ class SpanColumns(TypedDict):
     rows: list[int]
     context: list[int]
     fate: list[str]
-    """See `span_fates`."""
 
 
 class MeasuredView(TypedDict):
@@ -54,9 +53,7 @@ class MeasuredView(TypedDict):
     busy: float | None
     """Mean busy share while decoding; null without a sample in that time."""
     memory: int
-    """Largest sample, in bytes."""
     power: float | None
-    """Mean watts; null without a sensor."""
 
 
 class TrackView(TypedDict):
@@ -73,7 +70,6 @@ class TrackView(TypedDict):
 
 
 def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:
-    """Return the tracks of the devices, by default of `working_devices(trace)`."""
     clock, fates = decoding_clock(trace), span_fates(trace)
     rows: list[TrackView] = []
     for device in working_devices(trace) if devices is None else devices:
@@ -255,7 +251,6 @@ class RoundView(TypedDict):
 
 
 def rounds(trace: Trace) -> list[RoundView]:
-    """Return the rounds in the order recorded."""
     clock = decoding_clock(trace)
     return [
         {

@@ -43,7 +43,6 @@ class Row(NamedTuple):
 
 
 def facts(result: WhatIf) -> dict[str, Any]:
-    """Return a what-if as plain JSON values."""
     recorded, replay, plain = measure(result.recorded), measure(result.replay), _plain(result)
     return {
         "run": result.recorded.header.run_id,
@@ -78,14 +77,12 @@ def sentences(result: WhatIf) -> list[str]:
 
 
 def same_clock(result: WhatIf) -> bool:
-    """Return whether the times of recorded run and replay have the same profile and pair."""
     ours, theirs = result.replay.header, result.recorded.header
     pairs = [h.environment.get("profile_pair") for h in (ours, theirs)]
     return theirs.virtual and ours.profile == theirs.profile and pairs[0] == pairs[1]
 
 
 def rows(result: WhatIf) -> list[Row]:
-    """Return the figures that are shown."""
     plain = _plain(result)
     base = measure(plain)
     found = origin(result.recorded.header)
