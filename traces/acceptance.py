@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from traces.definitions import FIGURES
 from traces.imported import origin
 from traces.metrics import measure
 from traces.places import drafted_levels
-from traces.view.figures import FIGURES, UNKNOWN, figure_texts
+from traces.view.figures import UNKNOWN, figure_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

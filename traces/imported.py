@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from traces.view.figures import FACTS, FIGURES
+from traces.definitions import FACTS, FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.checking import check_types
 from engine.trace.events import Device, Footer, Header, Status
 from engine.trace.trace import Trace
-from traces import bins, database, listing, recorder, schema, windows
+from traces import database, listing, recorder, schema, windows
 from traces.checks import check
 from traces.database import default_path, is_damage
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Row
 
     from engine.trace.events import Commit, Event
-    from traces.bins import Bins, Columns, Line
-    from traces.windows import Extent, Window
+    from traces.windows import Bins, Columns, Extent, Line, Window
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
 KEPT = 8
@@ -178,23 +177,23 @@ class Store:
         known = self._columns.get((size.key, size.rows))
         if known is None:
             with self._reading() as connection, _undamaged(run_id):
-                known = bins.columns(connection, size.key, size.devices)
+                known = windows.columns(connection, size.key, size.devices)
             with self._lock:
                 self._columns[size.key, size.rows] = known
                 while len(self._columns) > KEPT:
                     del self._columns[next(iter(self._columns))]
-        return bins.bins(known, size, low, high, number)
+        return windows.bins(known, size, low, high, number)
 
     def line(self, run_id: str, size: Extent, sequence: int) -> Line:
         with self._reading() as connection, _undamaged(run_id):
-            return bins.line(connection, size.key, sequence)
+            return windows.line(connection, size.key, sequence)
 
     def commits(
         self, run_id: str, size: Extent, sequence: int, first: int, most: int
     ) -> list[tuple[int, Commit]]:
         """Return commits of a sequence, each with the number of the run's commits before it."""
         with self._reading() as connection, _undamaged(run_id):
-            return bins.commits(connection, size.key, sequence, first, most)
+            return windows.commits(connection, size.key, sequence, first, most)
 
     def group(self, run_id: str) -> list[str]:
         """Return the ids of the runs compared with this one, its own included, oldest first."""

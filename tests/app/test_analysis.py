@@ -16,10 +16,10 @@ from app.tabs.analysis import OWN, USUAL_C, Analysis, draw, pairs_of, settings_o
 from engine.errors import UsageError
 from tests.traces.samples import sample_trace
 from traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
+from traces.definitions import FIGURES
 from traces.diff import diff
 from traces.imports.reading import read_traces
 from traces.metrics import measure
-from traces.view.figures import FIGURES
 
 
 @pytest.fixture(scope="module")

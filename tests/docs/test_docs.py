@@ -28,9 +28,9 @@ from tests.docs import picture
 from tests.engine.test_rooms import graph
 from tests.traces.samples import sample_trace
 from traces import schema, waiting
+from traces.definitions import FIGURES
 from traces.metrics import Metrics
 from traces.store import Store
-from traces.view.figures import FIGURES
 
 ROOT = Path(__file__).resolve().parents[2]
 README, METRICS_MD, TRACES_MD = (

@@ -9,6 +9,7 @@ import pytest
 from engine.errors import StoreError, UsageError
 from engine.trace.jsonl import read_jsonl, to_json
 from tests.traces.samples import sample_trace
+from traces.definitions import FACTS, FIGURES
 from traces.export.perfetto import to_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
@@ -18,7 +19,7 @@ from traces.imports.reading import FORMS, read_traces
 from traces.metrics import measure
 from traces.store import Store
 from traces.view.document import view_model
-from traces.view.figures import FACTS, FIGURES, UNKNOWN
+from traces.view.figures import UNKNOWN
 from traces.view.tracks import span_fates
 
 FILES = Path(__file__).parent / "imported"

@@ -13,9 +13,8 @@ from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
 from traces import metrics, waiting
 from traces.export.assets import viewer_style
-from traces.view.document import view_model
+from traces.view.document import VERSION, Document, view_model
 from traces.view.figures import figure_rows
-from traces.view.form import VERSION, Document
 
 
 def run_of(trace, **options):

@@ -15,11 +15,11 @@ from engine.methods import METHODS
 from engine.types import Limits
 from tests.traces.test_layers import easyspec
 from tests.traces.test_servers import dsi
-from traces.bins import Work
 from traces.store import Store
 from traces.view.document import view_model
 from traces.view.packed import packed, packed_run
 from traces.view.part import bins_view, part_document, part_sections
+from traces.windows import Work
 
 SCRIPTED = {
     "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),

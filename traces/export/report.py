@@ -17,8 +17,7 @@ from engine.errors import UsageError
 from traces.acceptance import acceptance
 from traces.comparable import other_load
 from traces.export.assets import report_template, viewer_script, viewer_style
-from traces.view.document import view_model
-from traces.view.form import Document, RunView
+from traces.view.document import Document, RunView, view_model
 from traces.view.packed import packed
 from traces.view.settings import shown_config
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from traces.imported import NO_TOKEN, is_timed
-from traces.view.tokens import NumberedView
+from traces.view.tokens import NumberedView, commit_view
 
 if TYPE_CHECKING:
     from engine.trace.events import Commit, Header
@@ -97,15 +97,5 @@ def equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 def aligned_tokens(commits: Sequence[tuple[int, Commit]], clock: Clock) -> list[NumberedView]:
     return [
-        {
-            "index": index,
-            "sequence": commit.sequence,
-            "position": commit.position,
-            "id": commit.token,
-            "text": commit.text,
-            "outcome": commit.origin,
-            "step": commit.step,
-            "t": clock(commit.time),
-        }
-        for index, commit in commits
+        {"index": index, **commit_view(commit, commit.text, clock(commit.time))} for index, commit in commits
     ]

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.trace.events import Commit, Span
-from traces.view.tokens import CommitView
+from traces.view.tokens import CommitView, commit_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from engine.trace.events import Event
-    from traces.view.form import Document
+    from traces.view.document import Document
 
 OBJECTS = ("tokens", "ghosts", "rounds")
 
@@ -114,19 +114,7 @@ def delta(run_id: str, events: Iterable[Event], cursor: int, *, ended: bool) -> 
             "context": [s.context for s in spans],
             "outcome": [s.outcome for s in spans],
         },
-        "tokens": [_token(e) for e in rows if isinstance(e, Commit)],
-    }
-
-
-def _token(commit: Commit) -> CommitView:
-    return {
-        "sequence": commit.sequence,
-        "position": commit.position,
-        "id": commit.token,
-        "text": commit.text,
-        "outcome": commit.origin,
-        "step": commit.step,
-        "t": _ms(commit.time),
+        "tokens": [commit_view(e, e.text, _ms(e.time)) for e in rows if isinstance(e, Commit)],
     }
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from traces.verdict import NONE
-from traces.view.document import heading, sections
+from traces.view.document import VERSION, heading, sections
 from traces.view.figures import figure_rows
-from traces.view.form import VERSION
 from traces.waiting import Timeline, decode_window, decoding_clock, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.trace.events import Device
-    from traces.bins import Bins
-    from traces.windows import Extent, Window
+    from traces.windows import Bins, Extent, Window
 
 PIECEMEAL = ("tokens", "ghosts", "rounds")
 """Sections whose rows have a time, and are cut to the window."""

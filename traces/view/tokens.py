@@ -79,24 +79,21 @@ def committed(trace: Trace) -> Iterator[TokenView]:
             before, latest = latest, now
         last[commit.sequence] = before, latest
         decision = decisions.get((commit.sequence, commit.position))
-        yield _token(trace, commit, decision, index, now, round(now - before, 3))
+        row = commit_view(commit, shown_text(trace.header, commit), now)
+        token: TokenView = {"index": index, **row, "gap": round(now - before, 3)}
+        yield {**token, **decided(trace, decision)} if decision else token
 
 
-def _token(
-    trace: Trace, commit: Commit, decision: Decision | None, index: int, now: float, gap: float
-) -> TokenView:
-    token: TokenView = {
-        "index": index,
+def commit_view(commit: Commit, text: str, t: float) -> CommitView:
+    return {
         "sequence": commit.sequence,
         "position": commit.position,
         "id": commit.token,
-        "text": shown_text(trace.header, commit),
+        "text": text,
         "outcome": commit.origin,
         "step": commit.step,
-        "t": now,
-        "gap": gap,
+        "t": t,
     }
-    return {**token, **decided(trace, decision)} if decision else token
 
 
 def decided(trace: Trace, d: Decision) -> DecisionView:
