@@ -302,9 +302,9 @@ def _run_here_or_apart(run: Callable[[Work], Any], work: Work) -> Any:
     """Return `run(work)`; where a loop runs in this thread already, from a thread of its own.
 
     An event loop cannot start inside another one. KeyboardInterrupt and other errors raised in the
-    caller cancel the work, as does a cancellation of the caller's task, which `asyncio.run` makes of
-    the first Ctrl-C. The caller always waits for the thread, also after a second Ctrl-C: the next run
-    needs the same workers.
+    caller cancel the work, as does a cancellation of the caller's task, which `asyncio.run` makes
+    of the first Ctrl-C. The caller always waits for the thread, also after a second Ctrl-C: the
+    next run needs the same workers.
     """
     if asyncio._get_running_loop() is None:
         return run(work)
