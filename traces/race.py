@@ -89,30 +89,19 @@ def speedup_of(racer: Racer, racers: Sequence[Racer]) -> Speed | None:
 
 def race_line(racers: Sequence[Racer]) -> str:
     """Return which run is the fastest, and by how much; empty unless several have one baseline."""
-    field = sorted((r for r in racers if speedup_of(r, racers)), key=lambda r: -_value(r))
-    if len(field) < 2 or len({racer.baseline for racer in field}) > 1:
+    field = [(racer, racer.speed) for racer in racers if racer.speed and speedup_of(racer, racers)]
+    field.sort(key=lambda entry: -entry[1].value)
+    if len(field) < 2 or len({racer.baseline for racer, _ in field}) > 1:
         return ""
-    if any(racer.loaded for racer in field):
+    if any(racer.loaded for racer, _ in field):
         return (
             "No winner: other programs used this machine during the race. Run it again when they have ended."
         )
-    first, second, *_ = field
-    near = [racer for racer in field if racer is first or _high(racer) >= _low(first)]
+    (first, fastest), (second, _), *_ = field
+    near = [racer for racer, speed in field if racer is first or speed.high >= fastest.low]
     if len(near) > 1:
         return f"No clear winner: {', '.join(_entry(racer, racers) for racer in near)}."
     return f"Fastest: {_entry(first, racers)}. Next: {_entry(second, racers)}."
-
-
-def _value(racer: Racer) -> float:
-    return racer.speed.value if racer.speed else 0.0
-
-
-def _low(racer: Racer) -> float:
-    return racer.speed.low if racer.speed else 0.0
-
-
-def _high(racer: Racer) -> float:
-    return racer.speed.high if racer.speed else 0.0
 
 
 def _loaded(passes: Sequence[Trace]) -> bool:

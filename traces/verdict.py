@@ -158,37 +158,20 @@ def _reason(trace: Trace, metrics: Metrics, faster: Speed) -> str:
     if metrics.draft_forwards:
         parts.append(f"{draft:.2f} waiting for drafts")
     parts.append(f"{rest:.2f} in which no model works")
+    c = metrics.c
+    ratio = f", whose forward takes 1/{c:.1f} of a target forward (c = {c:.1f})" if c else ""
     causes = {
-        _width(rows): target - 1,
-        _waiting(metrics): draft,
+        f"the width of the target's forwards, {rows:.1f} rows instead of one": target - 1,
+        f"waiting for the drafter{ratio}": draft,
         "the time between forwards": rest,
     }
     cause, loss = max(causes.items(), key=lambda c: c[1])
-    rejected = _places(trace, metrics)
-    main = f"Most of the loss is {cause}." if loss > noise else ""
-    return " ".join(
-        filter(
-            None,
-            (
-                f"A target forward takes the time of {time:.2f} plain tokens: {', '.join(parts)}.",
-                main,
-                rejected,
-            ),
-        )
+    sentences = (
+        f"A target forward takes the time of {time:.2f} plain tokens: {', '.join(parts)}.",
+        f"Most of the loss is {cause}." if loss > noise else "",
+        _places(trace, metrics),
     )
-
-
-def _width(rows: float) -> str:
-    return f"the width of the target's forwards, {rows:.1f} rows instead of one"
-
-
-def _waiting(metrics: Metrics) -> str:
-    ratio = (
-        f", whose forward takes 1/{metrics.c:.1f} of a target forward (c = {metrics.c:.1f})"
-        if metrics.c
-        else ""
-    )
-    return f"waiting for the drafter{ratio}"
+    return " ".join(filter(None, sentences))
 
 
 def _places(trace: Trace, metrics: Metrics) -> str:

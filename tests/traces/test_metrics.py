@@ -11,12 +11,12 @@ from engine.trace.events import Commit, Decision, Device, Footer, Header, Occupa
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces.acceptance import USED_BY, acceptance
 from traces.definitions import FIGURES
 from traces.export.report import render_report
 from traces.imports.reading import read_traces
 from traces.metrics import Metrics, measure, speedup
 from traces.places import Level, Slot
+from traces.view.figures import USED_BY, acceptance
 
 MS = 1_000_000
 

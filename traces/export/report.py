@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.checkpoints.forms import model_name
 from engine.errors import UsageError
-from traces.acceptance import acceptance
 from traces.comparable import other_load
 from traces.export.assets import report_template, viewer_script, viewer_style
 from traces.view.document import Document, RunView, view_model
+from traces.view.figures import acceptance
 from traces.view.packed import packed
 from traces.view.settings import shown_config
 

@@ -50,14 +50,6 @@ class Job(NamedTuple):
     drafter: str = USUAL
 
 
-class Setup(NamedTuple):
-    """What a cell runs with."""
-
-    config: dict[str, Any]
-    rate: float | None
-    drafter: str
-
-
 Runner: TypeAlias = Callable[[Job], "Trace"]
 
 
@@ -106,7 +98,8 @@ class Sweep:
         check_range("passes", self.passes, 1, MOST_PASSES if self.measured else 1)
         return method
 
-    def setup(self, row: Value | None, column: Value) -> Setup:
+    def job(self, row: Value | None, column: Value) -> Job:
+        """Return the run of a cell, without its sample and group."""
         config, rate, drafter = dict(self.config), None, USUAL
         for one, value in ((self.columns, column), (self.rows, row)):
             if one is None:
@@ -117,7 +110,7 @@ class Sweep:
                 rate = value
             else:
                 config[one.name] = value
-        return Setup(config, rate, drafter)
+        return Job(self.method, config, 0, rate, "", drafter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +199,15 @@ class _Work:
         self._groups: dict[tuple[Value | None, float | None, str, int], str] = {}
 
     def cell(self, row: Value | None, column: Value) -> Cell:
-        setup = self._plan.setup(row, column)
-        self._method.configure(setup.config)  # two values may not go together
-        samples = [self._sample(setup, row, i) for i in range(self._plan.samples)]
+        job = self._plan.job(row, column)
+        self._method.configure(job.config)  # two values may not go together
+        samples = [self._sample(job._replace(sample=i), row) for i in range(self._plan.samples)]
         speedups = tuple(tuple(_ratio(run, plain) for run, plain in passes) for passes in samples)
         return Cell(row, column, speedups, samples[0])
 
-    def _sample(self, setup: Setup, row: Value | None, sample: int) -> tuple[tuple[Trace, Trace], ...]:
-        place = (row, setup.rate, setup.drafter, sample)
-        group = self._groups.setdefault(place, uuid.uuid4().hex[:12])
-        job = Job(self._method.key, setup.config, sample, setup.rate, group, setup.drafter)
+    def _sample(self, job: Job, row: Value | None) -> tuple[tuple[Trace, Trace], ...]:
+        place = (row, job.rate, job.drafter, job.sample)
+        job = job._replace(group=self._groups.setdefault(place, uuid.uuid4().hex[:12]))
         sides: dict[bool, list[Trace]] = {True: [], False: []}
         for _, plainly in alternating((True, False), self._plan.passes):
             sides[plainly].append(self._decode_plainly(job) if plainly else self._execute(job))

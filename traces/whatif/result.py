@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from traces.acceptance import acceptance
 from traces.comparable import batch_size
 from traces.imported import origin
 from traces.metrics import measure, speedup
-from traces.view.figures import figure_rows, figure_texts
+from traces.view.figures import acceptance, figure_rows, figure_texts
 
 if TYPE_CHECKING:
     from engine.trace.trace import Trace
