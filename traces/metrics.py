@@ -199,17 +199,19 @@ def _sequence_time(trace: Trace) -> int:
     token.
     """
     prefills = [s.end for s in trace.spans if s.kind == "prefill"]
-    times: dict[int, list[int]] = {}
-    for commit in trace.commits:
-        times.setdefault(commit.sequence, []).append(commit.time)
-    return sum(max(t) - max((end for end in prefills if end <= min(t)), default=0) for t in times.values())
+    return sum(max(t) - max((end for end in prefills if end <= min(t)), default=0) for t in _times(trace))
 
 
 def _time_per_token(trace: Trace) -> float | None:
+    return _mean([(max(t) - min(t)) / (len(t) - 1) / 1e6 for t in _times(trace) if len(t) > 1])
+
+
+def _times(trace: Trace) -> list[list[int]]:
+    """Return the times of the tokens of each sequence."""
     times: dict[int, list[int]] = {}
     for commit in trace.commits:
         times.setdefault(commit.sequence, []).append(commit.time)
-    return _mean([(max(t) - min(t)) / (len(t) - 1) / 1e6 for t in times.values() if len(t) > 1])
+    return list(times.values())
 
 
 def _runs(decisions: Iterable[Decision]) -> list[int]:

@@ -181,27 +181,32 @@ class Writer:
 
     def _write(self, recorder: Recorder, events: list[Row | Footer]) -> None:
         try:
-            check_stays(self._path, self._file)
-            with self._engine.begin() as connection:
-                insert_rows(connection, recorder.key, events, recorder.numbers)
-            check_stays(self._path, self._file)
-        except SpecScopeError as error:
+            self._change(lambda connection: insert_rows(connection, recorder.key, events, recorder.numbers))
+        except SpecScopeError as error:  # the next `add` or `close` raises it
             recorder.error = StoreError(str(error))
-        except Exception as error:  # noqa: BLE001 - the next `add` or `close` raises it
-            recorder.error = explain(error, self._path)
 
     def _work(self, job: _Job) -> None:
         try:
-            check_stays(self._path, self._file)
-            with self._engine.begin() as connection:
-                result = job.work(connection)
-            check_stays(self._path, self._file)
+            job.result.set_result(self._change(job.work))
         except SpecScopeError as error:
             job.result.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - the caller raises it
-            job.result.set_exception(explain(error, self._path))
-        else:
-            job.result.set_result(result)
+
+    def _change(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of a transaction in the file that was opened.
+
+        Raises:
+            SpecScopeError: It failed; an error of the database is a StoreError.
+        """
+        try:
+            check_stays(self._path, self._file)
+            with self._engine.begin() as connection:
+                result = work(connection)
+            check_stays(self._path, self._file)
+        except SpecScopeError:
+            raise
+        except Exception as error:
+            raise explain(error, self._path) from error
+        return result
 
 
 def insert_run(connection: Connection, header: Header, **owner: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.view import columns_of
 from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
@@ -84,20 +85,19 @@ def _draft(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Par
     return {
         "step": step,
         "shown": shown,
-        "spans": {
-            "id": [s.id for s in lead],
-            "kind": [s.kind for s in lead],
-            "start": [clock(s.start) for s in lead],
-            "end": [clock(s.end) for s in lead],
-            "rows": [s.rows for s in lead],
-        },
-        "parts": {
-            "rank": [rank for rank, _ in rows],
-            "kind": [p.kind for _, p in rows],
-            "layer": [p.layer for _, p in rows],
-            "start": [clock(p.start) for _, p in rows],
-            "end": [clock(p.end) for _, p in rows],
-        },
+        "spans": columns_of(
+            FuzzySpanColumns,
+            lead,
+            start=[clock(s.start) for s in lead],
+            end=[clock(s.end) for s in lead],
+        ),
+        "parts": columns_of(
+            PartColumns,
+            [part for _, part in rows],
+            rank=[rank for rank, _ in rows],
+            start=[clock(part.start) for _, part in rows],
+            end=[clock(part.end) for _, part in rows],
+        ),
     }
 
 

@@ -10,6 +10,7 @@ import codecs
 import re
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.view import row_of
 from traces.view.tokens import judged_drafts
 from traces.waiting import decoding_clock
 
@@ -113,15 +114,7 @@ class SourceView(TypedDict):
 def copies(trace: Trace) -> list[CopyView]:
     first = {(d.sequence, d.step): d.position for d in trace.decisions if d.node == 0}
     return [
-        {
-            "step": c.step,
-            "sequence": c.sequence,
-            "document": c.document,
-            "start": c.start,
-            "match": c.match,
-            "length": c.length,
-            "position": first[c.sequence, c.step],
-        }
+        row_of(CopyView, c, position=first[c.sequence, c.step])
         for c in trace.copies
         if (c.sequence, c.step) in first
     ]

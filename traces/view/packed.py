@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.trace.events import Commit, Span
+from traces.view import columns_of
 from traces.view.tokens import CommitView, commit_view
 
 if TYPE_CHECKING:
@@ -103,17 +104,9 @@ def delta(run_id: str, events: Iterable[Event], cursor: int, *, ended: bool) -> 
         "run": run_id,
         "cursor": cursor,
         "ended": ended,
-        "spans": {
-            "id": [s.id for s in spans],
-            "device": [s.device for s in spans],
-            "kind": [s.kind for s in spans],
-            "start": [_ms(s.start) for s in spans],
-            "end": [_ms(s.end) for s in spans],
-            "step": [s.step for s in spans],
-            "rows": [s.rows for s in spans],
-            "context": [s.context for s in spans],
-            "outcome": [s.outcome for s in spans],
-        },
+        "spans": columns_of(
+            NewSpans, spans, start=[_ms(s.start) for s in spans], end=[_ms(s.end) for s in spans]
+        ),
         "tokens": [commit_view(e, e.text, _ms(e.time)) for e in rows if isinstance(e, Commit)],
     }
 

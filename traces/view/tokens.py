@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, TypedDict
 
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT, shown_text
+from traces.view import row_of
 from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
@@ -85,15 +86,7 @@ def committed(trace: Trace) -> Iterator[TokenView]:
 
 
 def commit_view(commit: Commit, text: str, t: float) -> CommitView:
-    return {
-        "sequence": commit.sequence,
-        "position": commit.position,
-        "id": commit.token,
-        "text": text,
-        "outcome": commit.origin,
-        "step": commit.step,
-        "t": t,
-    }
+    return row_of(CommitView, commit, id=commit.token, text=text, outcome=commit.origin, t=t)
 
 
 def decided(trace: Trace, d: Decision) -> DecisionView:
@@ -275,16 +268,7 @@ def trees(trace: Trace) -> list[TreeView]:
             own = own_tokens.get((r.sequence, r.step))
             if own and r.emitted > r.accepted:
                 decisions.append(own)
-            rows.append(
-                {
-                    "sequence": r.sequence,
-                    "step": r.step,
-                    "drafted": r.drafted,
-                    "accepted": r.accepted,
-                    "t": clock(r.time),
-                    "nodes": _columns(trace, decisions),
-                }
-            )
+            rows.append(row_of(TreeView, r, t=clock(r.time), nodes=_columns(trace, decisions)))
     return rows
 
 
