@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from traces.store import Store
 from traces.view import document
 
 
@@ -15,3 +17,10 @@ def views_that_fail_are_not_left_out() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document._Views, "of", lambda _views, _name, make, _empty: make())
         yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An open database without runs."""
+    with Store(tmp_path / "traces.db") as opened:
+        yield opened

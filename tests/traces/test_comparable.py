@@ -15,7 +15,6 @@ from traces.comparable import Comparison, batch_size, comparisons, conditions, d
 from traces.export.perfetto import to_perfetto
 from traces.export.report import render_report
 from traces.metrics import measure
-from traces.store import Store
 from traces.view.document import view_model
 from traces.view.figures import figure_rows
 
@@ -243,10 +242,9 @@ def loaded(share, cores=4):
     return replace(trace, header=header, occupancy=[*trace.occupancy, Occupancy(OTHERS, end, share, 0)])
 
 
-def test_a_busy_machine_is_named_in_pane_and_report(tmp_path):
-    with Store(tmp_path / "traces.db") as store:
-        store.insert(loaded(0.325))
-        stored = store.load("sample-speculative")
+def test_a_busy_machine_is_named_in_pane_and_report(store):
+    store.insert(loaded(0.325))
+    stored = store.load("sample-speculative")
     sentence = "Other programs used 1.3 of 4 cores during the run: the times may be wrong."
     assert view_model([stored])["runs"][0]["busy"] == sentence
     assert sentence in render_report([stored])

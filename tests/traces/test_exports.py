@@ -16,7 +16,6 @@ from tests.traces import strategies
 from tests.traces.samples import KINDS, read_file, sample_trace
 from traces.export.perfetto import to_perfetto, write_perfetto
 from traces.export.tables import write_csv
-from traces.store import Store
 
 
 def write_file(trace, path):
@@ -39,15 +38,6 @@ def test_a_trace_comes_back_from_jsonl_exactly(file, trace):
     assert loaded == trace
     write_file(loaded, file)
     assert file.read_bytes() == before
-
-
-def test_from_the_store_to_a_file_and_back(tmp_path):
-    with Store(tmp_path / "a.db") as first, Store(tmp_path / "b.db") as second:
-        for kind in KINDS:
-            first.insert(sample_trace(kind))
-            write_file(first.load(f"sample-{kind}"), tmp_path / "trace.jsonl")
-            second.insert(read_file(tmp_path / "trace.jsonl"))
-            assert second.load(f"sample-{kind}") == sample_trace(kind)
 
 
 def test_a_file_cut_short_is_an_incomplete_run(tmp_path):

@@ -17,7 +17,6 @@ from traces.imported import NO_TOKEN, origin
 from traces.imports.modelopt import profile_of
 from traces.imports.reading import FORMS, read_traces
 from traces.metrics import measure
-from traces.store import Store
 from traces.view.document import view_model
 from traces.view.figures import UNKNOWN
 from traces.view.tracks import span_fates
@@ -179,17 +178,15 @@ def test_times_of_a_profiler_are_nanoseconds_since_its_first_scope():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_is_stored_written_and_read_again(name, tmp_path):
+def test_an_example_is_stored_written_and_read_again(name, tmp_path, store):
     found = read_traces(FILES / name)
-    with Store(tmp_path / "traces.db") as store:
-        store.insert(*found.traces)
-        for trace in found.traces:
-            loaded = store.load(trace.header.run_id)
-            assert loaded == trace
-            lines = tmp_path / "again.jsonl"
-            lines.write_text("\n".join(to_json(event) for event in trace.events()))
-            assert read_traces(lines).traces == (trace,)
-            assert read_jsonl(lines.read_text().splitlines()) == trace
+    store.insert(*found.traces)
+    for trace in found.traces:
+        assert store.load(trace.header.run_id) == trace
+        lines = tmp_path / "again.jsonl"
+        lines.write_text("\n".join(to_json(event) for event in trace.events()))
+        assert read_traces(lines).traces == (trace,)
+        assert read_jsonl(lines.read_text().splitlines()) == trace
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -232,14 +229,13 @@ def test_a_run_without_times_has_no_perfetto_trace_and_empty_cells(tmp_path):
     assert (cells["time"], cells["token"], cells["origin"]) == ("", "", "plain")
 
 
-def test_a_second_import_of_a_file_stores_nothing(tmp_path):
+def test_a_second_import_of_a_file_stores_nothing(store):
     found = read_traces(FILES / "vllm.jsonl")
     fresh = replace(found.traces[0], header=replace(found.traces[0].header, run_id="fresh"))
-    with Store(tmp_path / "traces.db") as store:
-        store.insert(*found.traces)
-        with pytest.raises(StoreError, match="already stored"):
-            store.insert(fresh, found.traces[1])
-        assert store.runs()[1] == 2
+    store.insert(*found.traces)
+    with pytest.raises(StoreError, match="already stored"):
+        store.insert(fresh, found.traces[1])
+    assert store.runs()[1] == 2
 
 
 def test_a_report_says_what_is_unknown():

@@ -11,7 +11,6 @@ from tests.traces.samples import sample_trace
 from traces.listing import Search, parse
 from traces.metrics import measure
 from traces.race import racers_of, speedup_of
-from traces.store import Store
 
 
 def test_a_query_is_words_and_terms_and_an_unknown_term_is_a_word() -> None:
@@ -22,12 +21,6 @@ def test_a_query_is_words_and_terms_and_an_unknown_term_is_a_word() -> None:
         (("tokens", ">=", 50.0), ("speedup", "", 1.5)),
         busy=True,
     )
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "traces.db") as opened:
-        yield opened
 
 
 def stored(store, kind, group, **fields):

@@ -23,13 +23,6 @@ def test_a_reader_gets_every_event_once_in_order():
     assert log.since(cursor) == ([], cursor)
 
 
-def test_readers_do_not_disturb_each_other():
-    log, events = LiveLog(), sample_events()
-    for event in events:
-        log.append(event)
-    assert log.since(0)[0] == log.since(0)[0] == events
-
-
 def test_the_footer_closes_the_log():
     log, events = LiveLog(), sample_events()
     for event in events[:-1]:

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 
 from engine.trace.events import Document, Footer, Round
-from engine.trace.jsonl import to_json
 from engine.trace.trace import Trace
 from tests.engine.worker.harness import scripted_cluster
 from tests.traces import strategies
-from tests.traces.samples import DOCUMENT, KINDS, PROMPT, WORDS, read_file, sample_trace
+from tests.traces.samples import DOCUMENT, KINDS, PROMPT, WORDS, sample_trace
 from traces.export.report import render_report
-from traces.store import Store
 from traces.view.document import view_model
 from traces.view.ngrams import copies, ngrams, sources
 from traces.waiting import decoding_clock
@@ -93,15 +91,6 @@ def test_incomplete_rounds_of_a_run_in_progress_are_left_out(trace):
 def test_any_trace_has_its_rows(trace):
     for row in ngrams(trace):
         assert all(0 <= tried["accepted"] < len(tried["ids"]) for tried in row["tried"])
-
-
-def test_rows_are_written_and_read_again(tmp_path, trace):
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(to_json(e) for e in trace.events()))
-    assert read_file(path) == trace
-    with Store(tmp_path / "traces.db") as store:
-        store.insert(trace)
-        assert store.load(trace.header.run_id) == trace
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 import json
 import sqlite3
 from dataclasses import asdict, replace
-from typing import get_args
 from uuid import uuid4
 
 import pytest
 from hypothesis import given
 
 from engine.errors import StoreError, UsageError
-from engine.trace.events import Footer, Header, Part, Pooled, Row
+from engine.trace.events import Footer
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_events, sample_trace
 from traces.metrics import measure
@@ -27,12 +26,6 @@ TABLES = (
     "occupancy",
     "run",
 )
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "traces.db") as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -211,31 +204,3 @@ def test_a_closed_store_accepts_nothing(tmp_path):
         store.insert(sample_trace("pearl"))
     with Store(store.path, readonly=True) as again:
         assert again.load(header.run_id).status == "incomplete"
-
-
-def test_every_kind_of_row_is_stored(store):
-    trace = sample_trace("llma")
-    trace.parts = [
-        Part(trace.spans[0].id, "attention", 1, 3, 5),
-        Part(trace.spans[0].id, "exchange", 1, 5, 6),
-    ]
-    trace.pooled = [Pooled(1, 0, "target", ((1, 2), (3, 4)), ((5, 6),), (), 7)]
-    assert {type(row) for row in trace.rows()} == set(get_args(Row))
-    assert isinstance(trace.header, Header)
-    store.insert(trace)
-    connection = sqlite3.connect(store.path)
-    counts = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES}
-    connection.close()
-    rows = [
-        trace.spans,
-        trace.parts,
-        trace.rounds,
-        trace.decisions,
-        trace.commits,
-        trace.documents,
-        trace.copies,
-        trace.pooled,
-    ]
-    rows += [trace.pieces, trace.occupancy, [1]]
-    assert list(counts.values()) == [len(part) for part in rows]
-    assert all(counts.values())
