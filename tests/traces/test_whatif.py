@@ -25,7 +25,7 @@ from traces.metrics import measure
 from traces.whatif.recording import LEAST, Rates, read
 from traces.whatif.replay import Change, WhatIf, what_if
 from traces.whatif.result import facts, rows, sentences
-from traces.whatif.rules import recorded_way, warped, way_of
+from traces.whatif.rules import processed, recorded_way, way_of
 from traces.whatif.script import NO_TEXTS
 
 PROMPT = (5, 6, 7)
@@ -396,9 +396,9 @@ class TestAboveTemperatureZero:
 
     def test_a_temperature_and_a_nucleus_change_the_probabilities_of_greedy_drafts(self):
         top = ((3, 0.5), (4, 0.25), (5, 0.25))
-        assert dict(warped(top, {"temperature": 0.5})) == pytest.approx({3: 2 / 3, 4: 1 / 6, 5: 1 / 6})
-        assert warped(top, {"temperature": 1.0, "top_k": 1}) == ((3, 1.0),)
-        assert dict(warped(top, {"temperature": 1.0, "top_p": 0.7})) == pytest.approx({3: 2 / 3, 4: 1 / 3})
+        assert dict(processed(top, {"temperature": 0.5})) == pytest.approx({3: 2 / 3, 4: 1 / 6, 5: 1 / 6})
+        assert processed(top, {"temperature": 1.0, "top_k": 1}) == ((3, 1.0),)
+        assert dict(processed(top, {"temperature": 1.0, "top_p": 0.7})) == pytest.approx({3: 2 / 3, 4: 1 / 3})
 
 
 class TestConfidence:

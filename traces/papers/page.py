@@ -235,13 +235,13 @@ def _mark(
 def _scale(numbers: Sequence[float]) -> tuple[Callable[[float], float], list[float]]:
     """Return the height of a number, and the ticks; logarithmic if the numbers differ much."""
     low, high = min(numbers), max(numbers)
-    room = _HEIGHT - _TOP - _BOTTOM
+    height = _HEIGHT - _TOP - _BOTTOM
     if low > 0 and high / low > _LOG_FROM:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
         powers = [10.0**power for power in range(first, last + 1)]
-        return lambda n: _TOP + room * (1 - (math.log10(n) - first) / (last - first)), powers
+        return lambda n: _TOP + height * (1 - (math.log10(n) - first) / (last - first)), powers
     marks = ticks([min(0.0, low), high])
-    return lambda n: _TOP + room * (1 - (n - marks[0]) / (marks[-1] - marks[0])), marks
+    return lambda n: _TOP + height * (1 - (n - marks[0]) / (marks[-1] - marks[0])), marks
 
 
 def heat_map(heat: Heat) -> str:

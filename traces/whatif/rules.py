@@ -79,8 +79,8 @@ class Rule:
         return min(1.0, q[own.token] / own.p) if own.token in q else self._rest(q, dict(own.top_p))
 
     def _q(self, test: Decision) -> dict[int, float]:
-        """Return the most probable tokens of q; greedy drafts have unwarped ones."""
-        return dict(test.top_q if self._old.sampled else warped(test.top_q, self._sampling))
+        """Return the most probable tokens of q; greedy drafts have unprocessed ones."""
+        return dict(test.top_q if self._old.sampled else processed(test.top_q, self._sampling))
 
     def _logs(self, test: Decision, own: Decision) -> Iterable[float]:
         """Yield log(q / p) of the listed tokens; an unlisted one has half of the last one's."""
@@ -100,8 +100,8 @@ class Rule:
         return rest_q / rest_p * normal.cdf(-mean / s - s) + normal.cdf(mean / s)
 
 
-def warped(top: Top, sampling: Mapping[str, Any]) -> Top:
-    """Return unwarped probabilities under a temperature, top-k and top-p.
+def processed(top: Top, sampling: Mapping[str, Any]) -> Top:
+    """Return unprocessed probabilities under a temperature, top-k and top-p.
 
     The unlisted rest is taken as tokens that are as probable as the last listed one.
     """

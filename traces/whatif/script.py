@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from traces.whatif.recording import Output, Recording
 
 CONTEXT = 1 << 20
-_ROOM = 64
+_BEYOND = 64
 """Tokens that the last drafts may reach beyond an output whose largest length is unknown."""
 _PROMPT, _WRONG, _END = 0, 1, 2
 """Ids of an unknown prompt, of a wrong draft, and of the last token of an output that ended."""
@@ -134,7 +134,7 @@ def script_of(recording: Recording) -> Script:
             texts[i] = (*texts[i][:-1], _END)
     eos = (_END, *sorted(numbers[t] for t in ends if t in numbers))
     longest = max(map(len, texts))
-    most = max(longest, int(header.limits.get("max_new_tokens", longest + _ROOM)))
+    most = max(longest, int(header.limits.get("max_new_tokens", longest + _BEYOND)))
     rows = Trace(replace(header, prompt_ids=prompts, limits={"eos": eos}, sampling={"seed": 0}))
     for i, output in enumerate(recording.outputs):
         for row in _rows(i, output, len(prompts[i]), texts[i]):
