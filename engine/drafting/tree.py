@@ -58,7 +58,6 @@ class LevelPlan(NamedTuple):
 
     @property
     def onward_count(self) -> int:
-        """The number of nodes that get children."""
         return min(self.onward, sum(self.counts)) if isinstance(self.onward, int) else len(self.onward)
 
 
@@ -74,25 +73,19 @@ class TreeShape(Protocol):
         ...
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return the number of children of each node in a sampled tree.
+        """Return the number of children of each of the R nodes `above` in a sampled tree.
 
-        Args:
-            above: The R nodes that get children.
-            support: Tokens of positive q after each node, (R,): an upper limit.
+        `support`, (R,), are the tokens of positive q after each node: an upper limit.
         """
         ...
 
     @property
-    def children(self) -> int:
-        """The largest number of children of a node."""
-        ...
+    def children(self) -> int: ...
 
     def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
         """Return the children in a tree that is a function of the prefix.
 
-        Args:
-            tops: The most probable tokens after each node, falling; one row may serve all nodes.
-            above: The R nodes that get children.
+        `tops` are the most probable tokens after each node, falling; one row may serve all nodes.
         """
         ...
 
@@ -107,14 +100,12 @@ class TreeShape(Protocol):
     def kept(self, paths: Sequence[float]) -> list[int]:
         """Return the indices of the grown tree's nodes that are kept, rising.
 
-        Args:
-            paths: The `path` of each node, parents before children.
+        `paths` has the `path` of each node, parents before children.
         """
         ...
 
 
 def root(sampling: Sampling, sampled: bool) -> Node:
-    """Return the parent of the first level: the prefix's last token."""
     return Node(0, -1, 0.0 if sampled and not sampling.greedy else 1.0)
 
 
@@ -137,7 +128,6 @@ class Wide:
 
     @property
     def children(self) -> int:
-        """All nodes of a level may have one parent."""
         return self.width
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
@@ -193,7 +183,6 @@ class Static:
         return Static(tuple(path for path in self.paths if len(path) <= depth))
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return the tree's number of children of each node, limited by `support`."""
         wanted = _children(self.paths)
         return [min(wanted[node.ranks], most) for node, most in zip(above, support, strict=True)]
 
@@ -220,7 +209,6 @@ def _children(paths: tuple[Ranks, ...]) -> Mapping[Ranks, int]:
 
 @lru_cache
 def _plans(paths: tuple[Ranks, ...], levels: int) -> tuple[LevelPlan, ...]:
-    """Return the first levels of a static tree."""
     wanted, above, plans = _children(paths), [()], list[LevelPlan]()
     while above and len(plans) < levels:
         counts = tuple(wanted[ranks] for ranks in above)
@@ -259,7 +247,6 @@ class Dynamic:
         return _best_of_each(tops, above, [self.top] * len(above))
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the most probable paths; among equals, those drafted first."""
         return _first(self.top, [node.path for node in nodes])
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:
@@ -278,7 +265,6 @@ def _first(count: int, values: Sequence[float]) -> list[int]:
 
 
 def _best_of_each(tops: Sequence[Top], above: Sequence[Node], counts: Sequence[int]) -> list[Node]:
-    """Return the most probable children of each node."""
     return [
         Node(parent, token, node.path * min(1.0, value), (*node.ranks, rank))
         for parent, (node, count) in enumerate(zip(above, counts, strict=True))

@@ -28,9 +28,7 @@ class Columns:
     """The tokens of the columns of a drafter's logits.
 
     A level's nodes are chosen among the columns, without a softmax and a top-k over all tokens.
-
-    Args:
-        tokens: (N,) int64, rising; None if column i is token i.
+    `tokens` is (N,) int64, rising, or None if column i is token i.
     """
 
     def __init__(self, tokens: Tensor | None = None) -> None:
@@ -41,7 +39,6 @@ class Columns:
         return column if self._ids is None else self._ids[column]
 
     def spread(self, q: Tensor, vocab_size: int) -> Tensor:
-        """Return a row of q, (N,), as a row over all tokens, (V,)."""
         if self.tokens is None:
             return q
         return q.new_zeros(vocab_size).index_copy_(0, self.tokens.to(q.device), q)
@@ -87,9 +84,7 @@ class Growing(Protocol):
     def nodes(self) -> Sequence[Node]: ...
 
     @property
-    def frontier(self) -> Sequence[int]:
-        """The R nodes of the last level that get children; -1 is the prefix's last token."""
-        ...
+    def frontier(self) -> Sequence[int]: ...
 
     def level(self) -> Tree:
         """Return the frontier as rows of the next forward, (tokens, parents' rows in the tree)."""
@@ -120,20 +115,14 @@ class HeadForwards(Protocol):
     def exact(self, trees: Sequence[Growing], masks: Sequence[int]) -> Sequence[Tensor]:
         """Forward the prefixes' uncached rows, with the target's states, then mask tokens.
 
-        Args:
-            trees: B trees.
-            masks: Number of mask tokens after each prefix.
-
-        Returns:
-            For each prefix the logits of its last token and its masks, (1 + masks, N).
+        Returns for each prefix the logits of its last token and its `masks`, (1 + masks, N).
         """
         ...
 
     def deepen(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
         """Forward the frontiers in one forward; each row reads its parent's predicted state.
 
-        Returns:
-            The logits after each frontier, (R, N).
+        Returns the logits after each frontier, (R, N).
         """
         ...
 
@@ -145,15 +134,9 @@ class Head(Protocol):
     def columns(self) -> Columns: ...
 
     @property
-    def keeps(self) -> tuple[int, ...]:
-        """Hidden states of its layer that are kept, because the next level reads them."""
-        ...
+    def keeps(self) -> tuple[int, ...]: ...
 
     @property
-    def layer(self) -> HeadLayer | None:
-        """Its decoder layer; None if it has none."""
-        ...
+    def layer(self) -> HeadLayer | None: ...
 
-    def draft(self, forwards: HeadForwards, /) -> LevelLogits:
-        """Return the function that computes the logits of a draft, level by level."""
-        ...
+    def draft(self, forwards: HeadForwards, /) -> LevelLogits: ...

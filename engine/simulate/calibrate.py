@@ -104,7 +104,6 @@ class Calibration:
     processor: str
     date: str
     shapes: Mapping[str, ModelShape]
-    """Shapes of `target` and, if the pair has one, `drafter`."""
     dtype: str
     forwards: Mapping[str, Mapping[Cell, Times]]
     hop: Times
@@ -118,15 +117,8 @@ class Calibration:
 def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = print) -> Calibration:
     """Measure a pair on this machine.
 
-    Args:
-        pair: A target, with or without a drafter.
-        plan: The grid and the turns.
-        device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
-        report: Takes lines of progress.
-
-    Raises:
-        UsageError: This machine has no such device.
-        ModelError: A model cannot be loaded.
+    `device` is `cpu`, `cuda`, or `auto` for CUDA if there is a GPU; `report` takes lines of
+    progress.
     """
     names, place, dtype = _device(device)
     with _one_thread(names):
@@ -151,7 +143,6 @@ def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = pri
 
 
 def _device(device: str) -> tuple[tuple[str, ...], str, torch.dtype]:
-    """Return the devices' names, the torch device, and the dtype of its workers."""
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
     gpus = torch.cuda.device_count()
@@ -170,7 +161,6 @@ def _cores() -> list[int]:
 
 @contextmanager
 def _one_thread(names: Sequence[str]) -> Generator[None]:
-    """Run with a worker's settings: on a CPU, one thread on the first core."""
     threads, cores = torch.get_num_threads(), _cores()
     pinned = names[0].startswith("cpu:") and hasattr(os, "sched_setaffinity")
     torch.set_num_threads(1)
@@ -208,7 +198,6 @@ def _turn(model: Decoder, plan: Plan) -> Iterator[tuple[Cell, float]]:
 
 
 def _forward(model: Decoder, cache: Cache, cell: Cell) -> float:
-    """Time one forward after the cached rows, then remove its rows."""
     job = _rows(cell.batch, cell.rows, cell.context)
     want = np.arange(len(job) if cell.rows <= READ else 0)
     us = _timed(lambda: model.forward(cache, job, want), model)
@@ -231,7 +220,6 @@ def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:
 
 
 def _hop(names: Sequence[str], turns: int = 50) -> Times:
-    """Time the round trip of an empty job to a worker process on the last core."""
     name = names[-1]
     core = int(name.removeprefix("cpu:")) if name.startswith("cpu:") else None
     worker = ProcessWorker(Setup(name, Device(name, "", name, "cpu"), 1, core))
@@ -287,7 +275,6 @@ def _row_bytes(model: Decoder) -> int:
 
 
 def profile_text(calibration: Calibration, name: str) -> str:
-    """Return a calibration as the text of a profile file, `NAME.toml`."""
     origin = f"measured on {calibration.processor} on {calibration.date}"
     source = f"source = {json.dumps(origin)}"
     drafts = "drafter" in calibration.shapes

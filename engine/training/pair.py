@@ -118,14 +118,8 @@ def _pair_facts(options: PairOptions, training: Training, mixture: dict[str, int
 def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
     """Prune a pair's drafter and distil it on the target's own text; write the pair to `out`.
 
-    Returns:
-        `out`: the unchanged `target`, the new `drafter`, and the target's text in
-        `written.safetensors`.
-
-    Raises:
-        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
-        RunCancelled: `cancel` was set; the training can be resumed.
-        ModelError: A model or the checkpoint is broken.
+    `out` then has the unchanged `target`, the new `drafter`, and the target's text in
+    `written.safetensors`. RunCancelled means that `cancel` was set; the training can be resumed.
     """
     pair = _checked_pair(options)
     sources = find_sources(options.data)
@@ -155,7 +149,6 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
 
 
 def _checked_pair(options: DistilOptions) -> Pair:
-    """Return the pair, if its drafter can be trained with these settings."""
     folders = [options.pair / role for role in ROLES]
     if not all(folder.is_dir() for folder in folders):
         raise UsageError(f"pair is {options.pair}; it must be a folder with target and drafter in it")
@@ -191,7 +184,6 @@ def _written(options: DistilOptions, corpus: Corpus, training: Training) -> Corp
 def _distil_facts(
     options: DistilOptions, phase: dict[str, Any], mixture: dict[str, int], written: Corpus
 ) -> dict[str, Any]:
-    """Return the facts of the pair's training, extended by this one."""
     facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
     cut = f"cut from {before} to {options.feed_forward} units in each feed-forward layer and "
     sources = ", ".join(f"{name} {count}x" for name, count in mixture.items() if count)
@@ -245,12 +237,8 @@ def prune(model: Any, width: int, tokens: np.ndarray) -> None:
     """Keep the `width` units of each feed-forward layer that add most to the residual stream.
 
     A unit adds a = silu(gate) * up times its column of the down matrix: its score is mean |a| over
-    the tokens times that column's norm. The kept units stay in their order.
-
-    Args:
-        model: A transformers model of the Llama family; changed in place.
-        width: Units to keep, at most the layer's width.
-        tokens: Ids that the scores are computed on, (B, L).
+    the tokens, (B, L), times that column's norm. The kept units stay in their order. The model, of
+    transformers' Llama family, is changed in place.
     """
     mlps: list[Any] = [m for m in model.modules() if hasattr(m, "gate_proj")]
     sums: dict[nn.Module, torch.Tensor] = {mlp: torch.zeros(mlp.down_proj.in_features) for mlp in mlps}

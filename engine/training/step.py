@@ -28,12 +28,10 @@ class Phase(NamedTuple):
 
     name: str
     role: str
-    """`target` or `drafter`; a drafter is distilled from the finished target."""
+    """`target`, or `drafter`, which is distilled from the finished target."""
     steps: int
     rows: int
-    """Sequences in a step."""
     length: int
-    """Tokens in a sequence."""
     rate: float
     """Learning rate after the warm-up."""
     position: int
@@ -99,7 +97,7 @@ class Losses(NamedTuple):
     total: torch.Tensor
     """The minimised loss, a scalar."""
     tokens: float
-    """Cross-entropy to the text's tokens."""
+    """Cross-entropy to the text."""
     divergence: float | None
     """KL(p || q) from the target; None for the target itself."""
     places: tuple[float, ...] = ()
@@ -149,11 +147,6 @@ _PATIENCE = timedelta(days=7)
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of `auto`, `cpu` or `cuda`.
-
-    Raises:
-        UsageError: torch has no CUDA device.
-    """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, but torch finds no CUDA device; use cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -162,7 +155,7 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Return the dtype of `auto`, `fp32` or `bf16`.
 
-    `auto` is bf16 where matrix units compute it: on CUDA and on CPUs with AMX.
+    Matrix units compute bf16 on CUDA and on CPUs with AMX: there `auto` chooses it.
     """
     if precision == "auto":
         amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
@@ -171,14 +164,7 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 class Execution:
-    """The device, the precision and the processes of a training.
-
-    Args:
-        options: The settings.
-
-    Raises:
-        UsageError: The device is missing, or this process has trained on another one.
-    """
+    """The device, the precision and the processes of a training."""
 
     def __init__(self, options: Recipe) -> None:
         device = pick_device(options.device)
@@ -214,16 +200,11 @@ class Execution:
 
     @contextmanager
     def autocast(self) -> Generator[None]:
-        """Compute the block's matrix products in `dtype`."""
         with self._accelerator.autocast(AutocastKwargs(enabled=self.dtype == torch.bfloat16)):
             yield
 
     def parts(self, rows: int) -> list[slice]:
-        """Return the parts of a batch that this process computes, one after the other.
-
-        Raises:
-            UsageError: The rows cannot be divided into equal parts.
-        """
+        """Return the equal parts of a batch that this process computes, one after the other."""
         accelerator = self._accelerator
         steps, count = accelerator.gradient_accumulation_steps, accelerator.num_processes
         if rows % (steps * count):
@@ -243,11 +224,7 @@ class Execution:
         rows: int,
         rate: float,
     ) -> Losses:
-        """Update the model once; return the mean losses of the batch.
-
-        Raises:
-            UsageError: The loss is not a finite number.
-        """
+        """Update the model once; return the mean losses of the batch."""
         computed = list[Losses]()
         for part in self.parts(rows):
             with self.autocast():

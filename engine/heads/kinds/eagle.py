@@ -67,7 +67,6 @@ def _matches(names: Collection[str]) -> bool:
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Read the tensor names of EAGLE or of speculators."""
     names = {
         re.sub(r"^fusion_fc\.", "fc.", re.sub(r"^transformer\.", "layers.0.", name)): name for name in shapes
     }
@@ -92,7 +91,6 @@ def load(
     keeps: tuple[int, ...] = (-1,),
     masks: Sequence[Tensor | None] = (None, None),
 ) -> LayeredHead:
-    """Return the head to draft with; `masks` are the embeddings and features of masks, (K, D)."""
     lm_head, columns = lent_lm_head(config, take, target)
     fc, (embedding, feature) = linear(take, "fc", bias=config.biased), masks
 
@@ -128,7 +126,6 @@ class EagleLayer(nn.Module):
 
 
 def _draft_by_token(layer: EagleLayer, texts: Texts, frozen: Frozen, count: int) -> Tensor:
-    """Return `count` drafts at each anchor, (A, count); each reads the states of those before."""
     drafts, states = list[Tensor](), list[Tensor]()
     for drafted in range(count):
         packed = pack(texts, drafted, within=False)
@@ -141,7 +138,6 @@ def _draft_by_token(layer: EagleLayer, texts: Texts, frozen: Frozen, count: int)
 
 
 def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return tensors for embeddings without the scale: `fc` takes it, and masks lose it."""
     scaled = dict(tensors)
     if "fc.weight" in scaled:
         embedded, features = scaled["fc.weight"].chunk(2, 1)

@@ -76,7 +76,6 @@ def _state_count(config: HeadConfig) -> int:
 
 
 def _for_target(config: HeadConfig, layers: int) -> HeadConfig:
-    """Number the states that the head reads, for a target with `layers` layers."""
     default = (2, layers // 2, layers - 3)
     if not config.features and list(default) != sorted(default):
         raise ModelError(
@@ -123,7 +122,6 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
 
 
 def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the eagle_config object that SpecForge and SGLang write."""
     nested = raw.get("eagle_config")
     return nested if isinstance(nested, dict) else {}
 

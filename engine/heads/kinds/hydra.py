@@ -110,9 +110,8 @@ class Hydra:
     def __call__(self, states: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after R nodes of one level, (R, N).
 
-        Args:
-            states: f_(n-1) of each node's prefix, (R, D), or (1, D) for all.
-            paths: Each node's tokens from x_n on; i + 1 of them for head i.
+        `states` are f_(n-1) of each node's prefix, (R, D), or (1, D) for all; `paths` are each
+        node's tokens from x_n on, i + 1 of them for head i.
         """
         i = len(paths[0]) - 1
         ids = torch.tensor([token for path in paths for token in path], device=self._embedding.device)
@@ -125,8 +124,6 @@ class Hydra:
         return _work(self._config, i + 1, i)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
-        """Call one head per level, over all nodes that get children."""
-
         def logits(trees: Sequence[Growing]) -> Sequence[Tensor]:
             paths = [_path(tree, node) for tree in trees for node in tree.frontier]
             counts = [len(tree.frontier) for tree in trees]
@@ -141,7 +138,6 @@ class Hydra:
 
 
 def _path(tree: Growing, node: int) -> list[int]:
-    """Return the tokens from the prefix's last one to a node."""
     path, nodes = list[int](), tree.nodes
     while node >= 0:
         path.insert(0, nodes[node].id)
@@ -152,7 +148,6 @@ def _path(tree: Growing, node: int) -> list[int]:
 def first_state(
     first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Tensor], z: Tensor
 ) -> Tensor:
-    """Return a head's state after its first layer, (..., D), for z of (..., (i + 2) D)."""
     return connection(z) + functional.silu(first(z))
 
 
@@ -193,7 +188,6 @@ def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
 
 
 def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return the tensors with the columns that read embeddings times the scale."""
     scaled = dict(tensors)
     for name, tensor in tensors.items():
         if name.startswith("hydra_mlp.") and name.endswith(".weight"):

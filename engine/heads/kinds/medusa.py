@@ -115,8 +115,6 @@ class Medusa:
         return _work(self._config, count, 0)._replace(outputs=count * states)
 
     def draft(self, forwards: HeadForwards) -> LevelLogits:
-        """Call all heads once, for the states of all prefixes."""
-
         def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
             count, states = max(tree.levels for tree in trees), forwards.target_states(trees)
             work = self.work(count, len(trees))
@@ -126,7 +124,7 @@ class Medusa:
 
 
 def _block(width: int) -> nn.Module:
-    """Return a block to train, which begins as the identity."""
+    """Begins as the identity."""
     block = nn.Linear(width, width)
     nn.init.zeros_(block.weight)
     nn.init.zeros_(block.bias)
@@ -134,7 +132,6 @@ def _block(width: int) -> nn.Module:
 
 
 def _trainable(width: int, heads: int) -> TrainableHead:
-    """Return heads to train, with one block each, then the target's LM head or their own."""
     module = nn.ModuleList(nn.ModuleList([_block(width)]) for _ in range(heads))
 
     def own(i: int) -> Tensor | None:

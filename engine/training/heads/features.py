@@ -38,11 +38,8 @@ def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
 class Batches:
     """Texts with their features, in batches that depend on the seed and the step only.
 
-    Args:
-        corpus: The texts.
-        features: The target's feature at each token, (N, D).
-        embedding: E, (V, D), on the device to train on.
-        length: Most tokens of a text that are used.
+    `features` are the target's at each token, (N, D); `embedding` is E, (V, D), on the device to
+    train on; `length` is the most tokens of a text that are used.
     """
 
     def __init__(self, corpus: Corpus, features: Tensor, embedding: Tensor, length: int) -> None:
@@ -60,7 +57,6 @@ class Batches:
             )
 
     def steps(self, epochs: int, count: int) -> int:
-        """Return the steps, of `count` texts each, that some epochs take."""
         return -(-epochs * len(self.learned) // count)
 
     def batch(self, step: int, count: int, share: float, seed: int, rows: slice = slice(None)) -> Texts:
@@ -74,7 +70,6 @@ class Batches:
         return self._texts(chosen[rows], drawn[rows])
 
     def tokens(self, count: int, seed: int) -> int:
-        """Return the tokens of the first `count` texts; a repeated text counts each time."""
         return int(self._lengths(self._chosen(0, count, seed)).sum())
 
     def held(self, count: int, limit: int) -> Iterator[Texts]:
@@ -84,7 +79,6 @@ class Batches:
             yield self._texts(chosen, [np.arange(1, n - 1) for n in self._lengths(chosen)])
 
     def _texts(self, chosen: np.ndarray, anchors: Sequence[np.ndarray]) -> Texts:
-        """Return texts with those of the anchors whose drafts begin in the answer."""
         begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         indices = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
@@ -126,10 +120,8 @@ def stored_features(
 ) -> Tensor:
     """Return the target's features of a text, (N, D) bfloat16; those `folder` lacks are written.
 
-    Raises:
-        RunCancelled: `cancel` was set; complete files are kept.
-        UsageError: The folder holds the features of another text or target.
-        ModelError: A file is broken.
+    RunCancelled if `cancel` was set: complete files are kept. A UsageError if the folder holds the
+    features of another text or target, a ModelError if a file is broken.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origin, decoder, parts = _origin(corpus, target), None, list[Tensor]()
@@ -147,7 +139,6 @@ def stored_features(
 def _write(
     path: Path, corpus: Corpus, texts: range, decoder: Decoder, origin: str, cancel: threading.Event
 ) -> None:
-    """Write one file of features; the file appears whole."""
     parts = list[Tensor]()
     for first in range(texts.start, texts.stop, _AT_ONCE):
         if cancel.is_set():
@@ -163,12 +154,6 @@ def _write(
 
 
 def _open(path: Path, origin: str) -> Any:
-    """Return an open file of features.
-
-    Raises:
-        UsageError: It holds the features of another text or target.
-        ModelError: It is broken.
-    """
     try:
         file = safe_open(path, "pt")
         found = (file.metadata() or {}).get("origin")

@@ -11,7 +11,6 @@ PLOT = "curves.svg"
 
 
 def training_curves(out: Path) -> str:
-    """Return the curves of a head's training: its loss, and the acceptance rate by place."""
     losses, measured = read_log(out / LOG), read_log(out / MEASURED)
     size = max(1, len(losses) // 100)
     means = [

@@ -70,10 +70,8 @@ class Start(NamedTuple):
 def compare(options: HeadOptions, config: HeadConfig) -> Start | None:
     """Compare the tensors of `options.start` with those of a new head; None without a start.
 
-    Raises:
-        UsageError: The trained head is for another target, none of its tensors fits, or some do not
-            and `options.start_partial` is false.
-        ModelError: The trained head is broken.
+    Raises a UsageError if the trained head is for another target, if none of its tensors fits, or
+    if some do not and `options.start_partial` is false.
     """
     if options.start is None:
         return None
@@ -120,15 +118,9 @@ _SAMPLE = 100_000
 def train_head(options: HeadOptions, **control: Unpack[Control]) -> Path:
     """Train a drafting head and write it to `out`.
 
-    Returns:
-        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
-        both as `curves.svg`, and, unless text was given, `written.safetensors`. The target's
-        features are beside the text.
-
-    Raises:
-        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
-        RunCancelled: `cancel` was set; the training can be resumed.
-        ModelError: A model, the text or the checkpoint is broken.
+    `out` then has the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl`
+    and both as `curves.svg`, and, unless text was given, `written.safetensors`. The target's
+    features are beside the text. RunCancelled means that `cancel` was set; it can be resumed.
     """
     target, shape = options.target, check(options)
     training, out = Training(options, **control), options.out
@@ -171,7 +163,6 @@ def train_head(options: HeadOptions, **control: Unpack[Control]) -> Path:
 def _begin(
     options: HeadOptions, shape: ModelShape, features: Tensor, frozen: Frozen, training: Training
 ) -> tuple[TrainableHead, HeadConfig, dict[str, Any]]:
-    """Return the untrained head, its config, and facts about the head that it begins from."""
     level = float(features.float().square().mean().sqrt())
     scale = level / float(frozen.embedding.square().mean().sqrt())
     head = build_head(options.kind, shape, options.size, options.seed, scale, level)
@@ -184,13 +175,7 @@ def _begin(
 
 
 def check(options: HeadOptions) -> ModelShape:
-    """Check the settings against the target; return the target's shape.
-
-    Raises:
-        UsageError: A setting exceeds the target's context or vocabulary, `start` does not fit, or
-            there is no text to write from.
-        ModelError: The target or `start` is missing or broken.
-    """
+    """Check the settings against the target, and return the target's shape."""
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     shape.check_llama(options.target)
     check_lengths(options, shape.context, "the target")
@@ -208,15 +193,10 @@ def check(options: HeadOptions) -> ModelShape:
 def build_head(
     kind: str, shape: ModelShape, size: int, seed: int, scale: float = 1.0, level: float = 1.0
 ) -> TrainableHead:
-    """Return an untrained head; its weights are a function of the seed.
+    """Return an untrained head of `size` heads or masks; its weights are a function of the seed.
 
-    Args:
-        kind: A trainable kind, one of `HEAD_DEFAULTS`.
-        shape: Shape of the target.
-        size: Number of heads or masks.
-        seed: Fixes the weights.
-        scale: Factor of the embeddings in training, which makes them as large as features.
-        level: Root mean square of the features.
+    `scale` is the factor of the embeddings in training, which makes them as large as features;
+    `level` is the root mean square of the features.
     """
     build = KINDS[kind].trainable
     assert build is not None, "the options allow trainable kinds only"
@@ -251,7 +231,6 @@ def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadCo
 
 
 def _text(options: HeadOptions, training: Training) -> Path:
-    """Return the file of the target's own text: given, stored in `out`, or written now."""
     path = options.text or options.out / WRITTEN
     if options.text is None and not path.is_file():
         write_text(path, Pair.of(options.target), options, training)
@@ -259,8 +238,6 @@ def _text(options: HeadOptions, training: Training) -> Path:
 
 
 def _features(text: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
-    """Return the target's features of the text: stored beside it, or computed now."""
-
     def report(done: int) -> None:
         training.progress(Progress("features", done, len(corpus.ids), nan))
 
@@ -293,11 +270,7 @@ class Vocabulary(NamedTuple):
 
 
 def most_frequent(corpus: Corpus, count: int, vocab: int) -> Vocabulary:
-    """Return the `count` most frequent tokens of the answers; among equals, lower ids first.
-
-    Raises:
-        UsageError: The target has fewer tokens.
-    """
+    """Return the `count` most frequent tokens of the answers; among equals, lower ids first."""
     check_range("vocabulary", count, 1, vocab)
     counts = np.bincount(_answers(corpus), minlength=vocab)
     chosen = np.sort(np.argsort(-counts, kind="stable")[:count])
@@ -323,24 +296,11 @@ def shorten_head(
     int8: bool = False,
     keep: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Write a head that drafts the most frequent tokens of its target's answers only.
+    """Write a head that drafts the `vocabulary` most frequent tokens of its target's answers only.
 
-    Args:
-        head: The head's directory.
-        target: Directory of its target.
-        out: New folder for the result.
-        text: File of text that the target wrote; not read if all tokens stay.
-        vocabulary: N; 0 for all tokens of the target.
-        int8: Store matrices as int8, except those to `keep`, which stay in bf16.
-        keep: Names of matrices.
-
-    Returns:
-        Number of tokens, of how many, and their share of the answers; empty if all tokens stay.
-
-    Raises:
-        UsageError: A setting is wrong, `out` is in use, the head is for another target or has its
-            own LM head, or the text is another target's.
-        ModelError: The head or the text is broken.
+    `vocabulary` is 0 for all tokens: then `text` is not read. `int8` stores matrices as int8,
+    except those to `keep`, which stay in bf16. Returns the number of tokens, of how many, and their
+    share of the answers; empty if all tokens stay. A head with an LM head of its own is refused.
     """
     check_empty(out)
     config, tensors = read_head(head, target)
