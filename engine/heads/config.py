@@ -33,7 +33,6 @@ LAYER_FIELDS = (
     "rope_parameters",
     "max_position_embeddings",
 )
-"""Fields of a head's `shape`."""
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -67,7 +66,7 @@ class HeadConfig:
     -1 the final normed state. Empty for an eagle3 head with the default three
     (`Kind.for_target`)."""
     tokenizer: str | None = None
-    """SHA-256 of the target's tokens by id (`tokenizer_digest`)."""
+    """SHA-256 of the target's tokens by id (`tokenizer_digest`); None if unknown."""
     shape: dict[str, Any] = field(default_factory=dict[str, Any])
     """Sizes of the decoder layer, named as in a transformers config; empty for medusa and hydra."""
     target: str = ""
@@ -78,7 +77,6 @@ class HeadConfig:
     biased: bool = False
     """Whether `fc`, or a hydra's own LM head, has a bias."""
     qkv_bias: bool = False
-    """Whether the layer's queries, keys and values have biases."""
     draft_vocab: int = 0
     """N, the number of the target's tokens that the head drafts; 0 for all of them."""
     own_embedding: bool = False

@@ -11,6 +11,7 @@ A head drafts for several sequences at once: each of its forwards has the rows o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -21,7 +22,6 @@ from engine.model.weights import identity
 from engine.types import Prefix, Tree
 
 Take = Callable[[str], Tensor]
-"""Returns a head's tensor by name."""
 
 
 class Columns:
@@ -84,7 +84,9 @@ class Growing(Protocol):
     def nodes(self) -> Sequence[Node]: ...
 
     @property
-    def frontier(self) -> Sequence[int]: ...
+    def frontier(self) -> Sequence[int]:
+        """The R nodes of the last level that get children; -1 is the prefix's last token."""
+        ...
 
     def level(self) -> Tree:
         """Return the frontier as rows of the next forward, (tokens, parents' rows in the tree)."""
@@ -127,16 +129,13 @@ class HeadForwards(Protocol):
         ...
 
 
-class Head(Protocol):
+@dataclass(frozen=True, slots=True)
+class Head:
     """A loaded head, beside its target."""
 
-    @property
-    def columns(self) -> Columns: ...
-
-    @property
-    def keeps(self) -> tuple[int, ...]: ...
-
-    @property
-    def layer(self) -> HeadLayer | None: ...
-
-    def draft(self, forwards: HeadForwards, /) -> LevelLogits: ...
+    columns: Columns
+    draft: Callable[[HeadForwards], LevelLogits]
+    """Returns the function that computes the logits of a draft, level by level."""
+    layer: HeadLayer | None = None
+    keeps: tuple[int, ...] = ()
+    """Hidden states of its layer that are kept, because the next level reads them."""

@@ -33,10 +33,7 @@ class HeadFile:
     target: Path
 
     def check_split(self) -> None:
-        """Check that the head can draft on the last device of a target that is split by layers.
-
-        There only the last state is computed.
-        """
+        """Check that the head reads only the last state, which a target's last stage has."""
         if self.config.features != (-1,):
             raise UsageError(
                 f"the head {self.path} reads the target's states {list(self.config.features)}, and this target is "

@@ -20,7 +20,7 @@ class PublishedForm(NamedTuple):
     """How checkpoints of a kind are published."""
 
     matches: Callable[[Collection[str]], bool]
-    """Whether a checkpoint with these tensor names is of the kind."""
+    """(names of tensors) -> whether a checkpoint is of the kind."""
     read: Callable[[Path, Mapping[str, Any], TensorShapes], Published]
     """(path for errors, config.json, shapes of the tensors) -> the head; raises ModelError."""
 
@@ -37,7 +37,6 @@ class Kind:
     """Raises ModelError."""
     tensors: Callable[[HeadConfig], TensorShapes]
     load: Callable[[HeadConfig, Take, Decoder], Head]
-    """(config, tensors, target) -> the head that drafts."""
     work: Callable[[HeadConfig, int, int], Work]
     """(config, levels of the draft, number of the draft's forward from 0) -> the forward's work for
     one sequence. A prefill is a first forward."""

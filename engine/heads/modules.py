@@ -10,7 +10,6 @@ exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Columns, Growing, HeadForwards, HeadLayer, LevelLogits, Take
+from engine.heads.drafting import Columns, Growing, HeadForwards, LevelLogits, Take
 from engine.heads.published import Published
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -67,10 +66,7 @@ def own_lm_heads(config: HeadConfig, take: Take, names: Iterable[str]) -> tuple[
 
 
 def check_ids(path: Path, weights: Checkpoint, head: Published) -> None:
-    """Check that d2t maps every draft token to a different token of the target.
-
-    A ModelError if not, or if `t2d` marks other tokens.
-    """
+    """Check that d2t maps every draft token to another token of the target, as `t2d` marks them."""
     if not head.config.draft_vocab:
         return
     cpu, vocab = torch.device("cpu"), head.config.vocab_size
@@ -167,16 +163,6 @@ def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
         return x
     numbers = numbers.to(x.device)
     return torch.where((numbers == 0)[:, None], x, vectors[(numbers - 1).clamp(min=0)])
-
-
-@dataclass(frozen=True, slots=True)
-class LayeredHead:
-    """A head that drafts with one decoder layer."""
-
-    columns: Columns
-    layer: HeadLayer
-    draft: Callable[[HeadForwards], LevelLogits]
-    keeps: tuple[int, ...] = ()
 
 
 def draft_with_states(forwards: HeadForwards) -> LevelLogits:

@@ -65,10 +65,7 @@ def is_redundant(name: str) -> bool:
 
 
 def layer_config(path: Path, raw: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the `LAYER_FIELDS` and the vocab_size of an EAGLE head's decoder layer.
-
-    A ModelError if a size is missing or wrong, or the head has more than one layer.
-    """
+    """Return the `LAYER_FIELDS` and the vocab_size of an EAGLE head's one decoder layer."""
     file, sizes = path / "config.json", raw.get("transformer_layer_config", raw)
     if not isinstance(sizes, dict):
         raise ModelError(f"{file}: transformer_layer_config is {reprlib.repr(sizes)}; it must be an object")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from engine.checkpoints.load import load
 from engine.heads.drafting import Columns
-from engine.types import Prefix
+from engine.heads.files import check_head
+from engine.heads.find import load_head
+from engine.layout import Packing
+from engine.types import Prefix, Sampling
 from engine.worker.head_forwards import PackedForwards
 from engine.worker.host import Host
-from engine.worker.jobs import Grown
+from engine.worker.jobs import Begin, Grown, Load, Prefill
 from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
@@ -19,6 +25,25 @@ LEVELS = (0, 0, 1, 1, 1)
 """The level of each node."""
 FRONTIERS = ([-1], [0, 1], [3, 4])
 """Parents of each level's nodes."""
+
+
+def new_host(
+    target: Path,
+    head: Path,
+    prefixes: Sequence[Prefix],
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    *,
+    static: bool = False,
+    capacity: int = 64,
+) -> Host:
+    """Return a worker with a target and a head, after the target's prefill of the prefixes."""
+    host = Host("worker")
+    host.handle(Load("target", partial(load, str(target), static=static)))
+    host.handle(Load("head", partial(load_head, str(head)), beside="target"))
+    features = check_head(head, target).features or (-1,)
+    host.handle(Begin(sampling, len(prefixes), capacity, tiny.VOCAB, Packing(), 1, features=features))
+    host.handle(Prefill("target", tuple(prefixes)))
+    return host
 
 
 class Tree:
