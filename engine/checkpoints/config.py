@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST_CONFIG = 1 << 20
-"""Most bytes of a config.json."""
 _LLAMA = {
     "vocab_size": int,
     "hidden_size": int,

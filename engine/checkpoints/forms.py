@@ -33,7 +33,7 @@ def model_name(path: str) -> str:
 
 
 def _name_of(folder: PurePath) -> str:
-    """Also in a bundled pair and in the hub's cache."""
+    """Return the name of a target's folder, also in a bundled pair and in the hub's cache."""
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.parent.name if folder.name == "target" else folder.name

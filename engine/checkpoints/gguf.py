@@ -27,10 +27,7 @@ SHARD = 2 * 2**30
 
 
 def converted(file: Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
-    """Return the model directory of a GGUF file; convert the file if it is not in the cache.
-
-    Setting `cancel` raises RunCancelled.
-    """
+    """Return the model directory of a GGUF file, converted first if it is not in the cache."""
     if (folder := cached(file)) is None:
         folder = _folder(file)
         convert(file, folder, progress, cancel)
@@ -83,7 +80,7 @@ def convert(
 
 
 def _folder(file: Path) -> Path:
-    """It depends on the file's path, size and time."""
+    """Return the directory of a file's conversion, by the file's path, size and time."""
     try:
         status = file.stat()
     except OSError as error:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Architecture in GGUF -> architecture in transformers. Mistral models are `llama` files."""
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-"""Supported block types."""
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
 """Block types that keep their dtype; all others become float32."""
 LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))

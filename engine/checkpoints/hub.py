@@ -33,7 +33,6 @@ GRACE = 3.0
 ADVICE = "check the network, or give a directory"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MOST_INDEX = 64 * 2**20
-"""Most bytes of an index of shards."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")

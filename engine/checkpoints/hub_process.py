@@ -145,10 +145,7 @@ def fetch(model: str, say: Say) -> None:
 
 
 def confine(*folders: str) -> None:
-    """Allow this process to write only below these folders.
-
-    The library builds file names from headers that the hub sends.
-    """
+    """Let this process write below these folders only: file names come from the hub's headers."""
     roots = tuple(os.path.realpath(folder) for folder in folders)
 
     def check(path: Any) -> None:

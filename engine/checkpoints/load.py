@@ -89,10 +89,7 @@ def _load_shard(
 
 
 def load_reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a model of transformers, from local files only, on the CPU and in evaluation mode.
-
-    transformers would read matrices of int8 without their scales.
-    """
+    """Return a transformers model of local files; it would read int8 without the scales."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # takes a second
 
     checkpoint = Checkpoint(directory)

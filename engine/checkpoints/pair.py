@@ -32,7 +32,6 @@ class Pair:
     target_path: Path
     drafter_path: Path | None
     tokenizer: Any
-    """Of transformers."""
     vocab_size: int
     """The smallest vocabulary size of the models, which may be padded.
 
@@ -40,7 +39,6 @@ class Pair:
     context: int
     """The smallest context length of the models, in positions."""
     eos: tuple[int, ...]
-    """Token ids that end the target's text."""
     heads_path: Path | None = None
     """Directory of the bundled drafting heads, with one directory per kind."""
     further: tuple[Path, ...] = ()
@@ -140,10 +138,7 @@ class Pair:
         return path is not None and reads_rows_of(self.target_path, path)
 
     def encode(self, text: str) -> list[int]:
-        """Return the prompt ids of a text: as one user message with a chat template, else plain.
-
-        Names of special tokens in the text are ordinary text.
-        """
+        """Return the prompt ids of a text, in which names of special tokens are ordinary text."""
         if self.tokenizer.chat_template:
             return self.encode_chat([{"role": "user", "content": text}])
         return self._ids(_checked(text), split_special_tokens=True, add_special_tokens=True)

@@ -14,7 +14,6 @@ class Progress:
     file: str = ""
     """Empty until the hub has listed the files."""
     done: int = 0
-    """Bytes received or written."""
     total: int = 0
     """0 until the hub has listed the files."""
     work: str = "Downloading"

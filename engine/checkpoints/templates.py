@@ -29,7 +29,6 @@ MEMORY = 512 << 20
 ADDED = 100_000
 """Most characters of a text beyond two copies of each message."""
 LONGEST = 1 << 18
-"""Most characters of a template."""
 _PATIENCE = 30
 """Most seconds to wait for a reply, for example of a suspended process."""
 

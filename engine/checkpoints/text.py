@@ -94,7 +94,7 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Each character of a token encodes a byte, as in GPT-2, Llama 3 and Qwen."""
+    """Return whether each character of a token is a byte, as in GPT-2, Llama 3 and Qwen."""
     return isinstance(tokenizer.backend_tokenizer.decoder, ByteLevel)
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST_SETTINGS = 1 << 24
-"""Most bytes of a tokenizer_config.json."""
 _MOST_GROWTH = 64
 """Most times that normalization may multiply the length of a text."""
 _FOREIGN = ("auto_map", "gguf_file", "vocab", "merges", "tokenizer_object", "fast_tokenizer_files")
@@ -67,10 +66,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _growth(normalizer: Any) -> int:
-    """Return the most times that a normalizer can multiply the length of a text.
-
-    At least the number of its parts, so that a long list counts, too.
-    """
+    """Return the most times that a normalizer multiplies a text's length, at least its parts."""
     state = parse_json(normalizer.__getstate__()) if normalizer is not None else {}
     parts, times = [state], 1
     for part in parts:

@@ -144,6 +144,7 @@ def ranked(q: Tensor, count: int) -> list[Top]:
 
 
 def _first_of(values: Tensor, count: int) -> list[tuple[int, float]]:
+    """Return (index, value) of the largest values, and of the first ones equal to the last."""
     least = values.topk(count).values[-1]
     larger, equal = (values > least).nonzero()[:, 0], (values == least).nonzero()[:count, 0]
     indices = torch.cat([larger, equal])

@@ -80,10 +80,7 @@ class Window:
         return tuple(ids[1:]), tuple(parents[1:])
 
     def move(self, best: Sequence[int]) -> list[Gram]:
-        """Add the next level and return the new n-grams, one per column.
-
-        `best` is the model's most probable token after the prefix and after each row of `tree`.
-        """
+        """Add the best token after the prefix and each row as a level; return the new n-grams."""
         width, self.seen = len(self.levels[0]), ()
         if not width:
             return []

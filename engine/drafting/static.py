@@ -13,11 +13,9 @@ from engine.errors import UsageError, one_line
 from engine.files import parse_json, read_text
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
-"""The bundled trees; each file is a tree."""
 MOST_NODES = 64
 """Nodes per tree; the target's forward has one row more."""
 _LONGEST = 1 << 20
-"""Bytes per tree file."""
 
 
 def trees() -> list[str]:

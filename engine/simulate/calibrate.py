@@ -109,7 +109,6 @@ class Calibration:
     hop: Times
     """Round trip of an empty job to a worker process."""
     sample: Times
-    """Judging `DRAFTS` drafted tokens."""
     link_gb_s: float
     """Speed of a copy in memory, 10^9 bytes per second."""
 

@@ -23,7 +23,6 @@ from engine.trace.events import Device
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 _LONGEST = 1 << 22
-"""Most bytes of a profile's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,6 @@ class Profile:
     title: str
     source: str
     default: str
-    """Key of the pair that runs use."""
     gpus: tuple[str, ...]
     devices: tuple[Device, ...]
     """The device of each model; empty if the method places the models."""
@@ -106,7 +104,6 @@ class Profile:
     """Those that have a speed, by key."""
     pairs: Mapping[str, Pair]
     latencies: Mapping[str, Latency]
-    """By the pair's key."""
 
     @classmethod
     def load(cls, name: str) -> Profile:

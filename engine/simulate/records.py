@@ -57,7 +57,7 @@ def record(kind: type[Record], table: Table, where: str) -> Record:
 
 @cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """A file has many records of a few kinds."""
+    """Return a dataclass's types, cached: a file has many records of a few kinds."""
     return get_type_hints(kind)
 
 

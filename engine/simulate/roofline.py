@@ -52,7 +52,6 @@ from engine.heads.work import Work
 Axis = tuple[float, ...]
 MOST_POINTS = 10_000
 MOST_ROWS = 1 << 27
-"""Largest value on an axis."""
 _SHORTEST, _LONGEST = 1e-3, 1e9
 """Microseconds of a forward."""
 
@@ -62,7 +61,6 @@ class Grid:
     """Microseconds of a forward at every combination of three ascending axes."""
 
     rows: Axis
-    """Per sequence."""
     contexts: Axis
     batches: Axis
     times: Mapping[tuple[float, float, float], float] = field(hash=False)
