@@ -291,10 +291,7 @@ def _report_download(progress: Download) -> None:
 
 
 def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> bool:
-    """Train with a progress bar; Ctrl-C stops the training with a checkpoint.
-
-    Returns whether this is the main process, which writes the results.
-    """
+    """Train until the end or Ctrl-C; return whether this is the main process, which writes."""
     import torch
     from accelerate import PartialState
 

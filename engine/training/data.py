@@ -150,10 +150,7 @@ def find_sources(data: Path) -> dict[str, Path]:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Yield the documents of one file, read in pieces; empty documents are left out.
-
-    Raises a UsageError for a file that is missing, not xz, cut short or not UTF-8.
-    """
+    """Yield the documents of an xz file that are not empty, read in pieces."""
     rest = ""
     try:
         with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
@@ -173,10 +170,7 @@ def is_held_out(document: str, share: float) -> bool:
 
 
 def read_mixture(text: str, sources: Iterable[str]) -> dict[str, int]:
-    """Return the repetitions of each source: the defaults, then `NAME=N,NAME=N`.
-
-    Raises a UsageError for malformed text, an unknown source, or if no source is left.
-    """
+    """Return the repetitions of each source: the defaults, then `NAME=N,NAME=N`."""
     mixture = {name: SOURCES.get(name, UNKNOWN).repeat for name in sources}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, count = item.partition("=")

@@ -70,7 +70,6 @@ class State:
 
     phase: int = 0
     step: int = 0
-    """Finished steps of the phase."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     tokenizer: bool = False
     """Whether the tokenizer is trained, or for `train distil` the pair's models are copied."""

@@ -130,7 +130,6 @@ class Cost(NamedTuple):
     target: Timing
     drafter: Timing
     rows: Timing
-    """`ROWS` rows of the target in one forward."""
     context: int
     repeats: int
     load: float
@@ -159,10 +158,7 @@ def measure_cost(loaded: LoadedPair, context: int = 128, repeats: int = 300) -> 
 
 
 def timed_forward(model: Decoder, rows: int, context: int) -> Callable[[], float]:
-    """Return a function that times `rows` rows after `context` cached ones.
-
-    It returns the seconds of this thread's processor time; torch must use one thread.
-    """
+    """Return a function that takes `rows` rows' seconds of this thread's processor time."""
     cache = model.new_cache(1, context + rows)
     model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
     job, want = Rows.chain(0, np.ones(rows, dtype=np.int64), context), np.arange(rows)

@@ -189,7 +189,7 @@ class DistilOptions(Recipe):
     """Settings of `distil_drafter`; with the defaults, one CPU core needs half an hour."""
 
     pair: Path = Path()
-    """Folder of the pair whose drafter is trained further, with `target` and `drafter` in it."""
+    """With `target` and `drafter` in it."""
     text: Path | None = None
     """File of text that the same target wrote in an earlier training; None: write it now."""
 
@@ -286,10 +286,8 @@ class CardSettings:
     data: Path | None = None
     """Corpus whose held-out documents are measured; None: no losses and no chats."""
     prompts: tuple[Path, ...] = ()
-    """JSONL files of prompts that were never trained on."""
     fixed: Path = PROMPTS
     count: int = 80
-    """Prompts from each file."""
     chats: int = 10
     """Held-out chats from each source."""
     new_tokens: int = 64

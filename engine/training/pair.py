@@ -30,19 +30,7 @@ from engine.checkpoints.load import load_reference
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.shape import ModelShape
-from engine.training.data import (
-    BOS,
-    EOS,
-    PAD,
-    USER,
-    Corpus,
-    Mixed,
-    Stream,
-    find_sources,
-    read_mixture,
-    train_tokenizer,
-    training_documents,
-)
+from engine.training import data
 from engine.training.loop import Control, Training, read_facts, write_facts
 from engine.training.options import DistilOptions, PairOptions, Shape
 from engine.training.step import Phase, pick_device, plan, text_losses
@@ -57,27 +45,27 @@ _CALIBRATION = 8192
 
 def train_pair(options: PairOptions, **control: Unpack[Control]) -> Path:
     """Train a pair; write `target`, `drafter` and `loss.jsonl`, every step's loss, to `out`."""
-    sources = find_sources(options.data)
-    mixture = read_mixture(options.weights, sources)
+    sources = data.find_sources(options.data)
+    mixture = data.read_mixture(options.weights, sources)
     training = Training(options, **control)
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
             training.begin("tokenizer")
-            documents = training_documents(sources, mixture, options.held_out)
-            tokenizer = train_tokenizer(documents, options.vocabulary, options.context)
+            documents = data.training_documents(sources, mixture, options.held_out)
+            tokenizer = data.train_tokenizer(documents, options.vocabulary, options.context)
             for role in ROLES:
                 tokenizer.save_pretrained(options.out / role)
             training.state.tokenizer = True
             training.save()
     tokenizer = AutoTokenizer.from_pretrained(options.out / "target")
     corpus = training.read_corpus(sources, mixture, tokenizer)
-    _run_phases(options, training, Stream(corpus, options.seed), len(tokenizer))
+    _run_phases(options, training, data.Stream(corpus, options.seed), len(tokenizer))
     if training.is_main:
         write_facts(options.out, _pair_facts(options, training, mixture))
     return options.out
 
 
-def _run_phases(options: PairOptions, training: Training, stream: Stream, vocabulary: int) -> None:
+def _run_phases(options: PairOptions, training: Training, stream: data.Stream, vocabulary: int) -> None:
     """Run the remaining phases; save each model after its last phase."""
     phases, state = plan(options), training.state
     model: Any = None
@@ -122,8 +110,8 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
     `written.safetensors`. RunCancelled means that `cancel` was set; the training can be resumed.
     """
     pair = _checked_pair(options)
-    sources = find_sources(options.data)
-    mixture = read_mixture(options.weights, sources)
+    sources = data.find_sources(options.data)
+    mixture = data.read_mixture(options.weights, sources)
     training, out = Training(options, **control), options.out
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
@@ -133,13 +121,13 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
             training.save()
         corpus = training.read_corpus(sources, mixture, pair.tokenizer)
         written = _written(options, corpus, training)
-    stream = Stream(corpus, options.seed)
+    stream = data.Stream(corpus, options.seed)
     model = load_reference(out / "drafter")
     if options.feed_forward:
         prune(model, options.feed_forward, stream.batch(0, _CALIBRATION // 256, 256)[0])
     rows = (options.batch, options.sequence)
     phase = Phase("distil", "drafter", options.steps, *rows, options.learning_rate, 0)
-    mixed = Mixed(Stream(written, options.seed), stream, options.share)
+    mixed = data.Mixed(data.Stream(written, options.seed), stream, options.share)
     model, teacher = model.to(training.device), _teacher(training, out)
     training.fit(phase, model, text_losses(mixed, phase, model, teacher, options.token_loss))
     if training.is_main:
@@ -170,7 +158,7 @@ def _shape(folder: Path) -> ModelShape:
     return ModelShape.of(read_config(folder), folder / "config.json")
 
 
-def _written(options: DistilOptions, corpus: Corpus, training: Training) -> Corpus:
+def _written(options: DistilOptions, corpus: data.Corpus, training: Training) -> data.Corpus:
     """Return the target's own text: stored in `out`, given, or written now."""
     path, folder = options.out / FILE, options.out / "target"
     if not path.is_file() and options.text is not None:
@@ -182,7 +170,7 @@ def _written(options: DistilOptions, corpus: Corpus, training: Training) -> Corp
 
 
 def _distil_facts(
-    options: DistilOptions, phase: dict[str, Any], mixture: dict[str, int], written: Corpus
+    options: DistilOptions, phase: dict[str, Any], mixture: dict[str, int], written: data.Corpus
 ) -> dict[str, Any]:
     facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
     cut = f"cut from {before} to {options.feed_forward} units in each feed-forward layer and "
@@ -212,14 +200,16 @@ def new_model(shape: Shape, vocabulary: int, context: int, seed: int) -> Any:
         num_key_value_heads=shape.heads,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
+        pad_token_id=data.PAD,
+        bos_token_id=data.BOS,
+        eos_token_id=data.EOS,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=[EOS, USER])
+    model.generation_config = GenerationConfig(
+        pad_token_id=data.PAD, bos_token_id=data.BOS, eos_token_id=[data.EOS, data.USER]
+    )
     return model
 
 

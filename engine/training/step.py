@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from statistics import mean
 from typing import Any, NamedTuple
@@ -33,7 +33,6 @@ class Phase(NamedTuple):
     rows: int
     length: int
     rate: float
-    """Learning rate after the warm-up."""
     position: int
     """Index of its first token in the stream: each phase continues where the previous one ended."""
 
@@ -95,9 +94,7 @@ class Losses(NamedTuple):
     """Losses of one batch in nats per token."""
 
     total: torch.Tensor
-    """The minimised loss, a scalar."""
     tokens: float
-    """Cross-entropy to the text."""
     divergence: float | None
     """KL(p || q) from the target; None for the target itself."""
     places: tuple[float, ...] = ()
@@ -153,10 +150,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of `auto`, `fp32` or `bf16`.
-
-    Matrix units compute bf16 on CUDA and on CPUs with AMX: there `auto` chooses it.
-    """
+    """Return the dtype of a precision; `auto` is bf16 where matrix units compute it."""
     if precision == "auto":
         amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
         precision = "bf16" if device.type == "cuda" or amx else "fp32"
@@ -187,21 +181,14 @@ class Execution:
         """Whether this process writes files, logs and progress."""
         return self._accelerator.is_main_process
 
-    @contextmanager
-    def main_first(self) -> Generator[None]:
+    def main_first(self) -> AbstractContextManager[None]:
         """Run the block in the main process, then in all others."""
-        with self._accelerator.main_process_first():
-            yield
+        return self._accelerator.main_process_first()
 
     def any_process(self, condition: bool) -> bool:
         if self._accelerator.num_processes == 1:
             return condition
         return bool(self._average(torch.tensor(float(condition), device=self.device)))
-
-    @contextmanager
-    def autocast(self) -> Generator[None]:
-        with self._accelerator.autocast(AutocastKwargs(enabled=self.dtype == torch.bfloat16)):
-            yield
 
     def parts(self, rows: int) -> list[slice]:
         """Return the equal parts of a batch that this process computes, one after the other."""
@@ -225,9 +212,9 @@ class Execution:
         rate: float,
     ) -> Losses:
         """Update the model once; return the mean losses of the batch."""
-        computed = list[Losses]()
+        computed, precision = list[Losses](), AutocastKwargs(enabled=self.dtype == torch.bfloat16)
         for part in self.parts(rows):
-            with self.autocast():
+            with self._accelerator.autocast(precision):
                 losses = losses_of(part)
             if not torch.isfinite(losses.total):
                 raise UsageError(f"the loss is {losses.total.item():g}; lower learning_rate from {rate:g}")

@@ -28,25 +28,14 @@ from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
-from engine.training.data import (
-    CHAT_TEMPLATE,
-    ROLES,
-    Corpus,
-    find_sources,
-    narrow,
-    read_mixture,
-    split_chat,
-    training_documents,
-)
+from engine.training import data
 from engine.training.loop import Progress, Training
 from engine.training.options import DistilOptions, HeadOptions
 
 SLOTS = 128
-"""Most answers written at once."""
 CACHE_BYTES = 2 << 30
 """Most bytes of keys and values; fewer answers are written at once where this limit is reached."""
 _PREFILLED = 8
-"""Prompts of one prefill."""
 
 
 @dataclass(slots=True)
@@ -55,9 +44,8 @@ class Text:
 
     ids: list[int]
     answer: int
-    """Index of the answer's first token."""
     number: int = 0
-    """The prompt's; answers to even numbers are greedy, the others drawn at temperature 1."""
+    """Number of the prompt; answers to even ones are greedy, the others drawn at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +56,6 @@ class Written:
     unfinished: list[Text]
     """One for each slot."""
     steps: int
-    """Tokens written in each slot."""
 
     @property
     def tokens(self) -> int:
@@ -184,7 +171,7 @@ def check_lengths(options: DistilOptions | HeadOptions, context: int, known_by: 
             )
 
 
-def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) -> Iterator[np.ndarray]:
+def cut_prompts(corpus: data.Corpus, assistant: int | None, longest: int, seed: int) -> Iterator[np.ndarray]:
     """Yield prompts without end: documents of the corpus's mixture in random order, cut short.
 
     `assistant` is the id of the marker before an answer of a chat; None if the tokenizer has none.
@@ -214,11 +201,11 @@ def chat_prompts(pair: Pair, documents: Iterable[str], longest: int, seed: int) 
     Only chats that begin with the user are used, and prompts of at most `longest` tokens. A corpus
     without chats is refused at once, before a model is loaded.
     """
-    pieces = map(split_chat, documents)
-    turns = [p[1].strip() for p in pieces if len(p) > 2 and (p[0], p[2]) == ROLES[:2] and p[1].strip()]
+    pieces = map(data.split_chat, documents)
+    turns = [p[1].strip() for p in pieces if len(p) > 2 and (p[0], p[2]) == data.ROLES[:2] and p[1].strip()]
     if not turns:
         raise UsageError(
-            f"no document of the corpus is a chat that begins with {ROLES[0]}; the chat template of {pair.name} "
+            f"no document of the corpus is a chat that begins with {data.ROLES[0]}; the chat template of {pair.name} "
             "needs such chats: give it other text"
         )
     return _encoded(pair, turns, longest, seed)
@@ -239,18 +226,18 @@ def _encoded(pair: Pair, turns: list[str], longest: int, seed: int) -> Iterator[
 
 
 def _prompts(
-    pair: Pair, options: DistilOptions | HeadOptions, training: Training, corpus: Corpus | None
+    pair: Pair, options: DistilOptions | HeadOptions, training: Training, corpus: data.Corpus | None
 ) -> tuple[Iterator[np.ndarray], int]:
     remaining, seed = pair.context - options.answer, options.seed
-    sources = find_sources(options.data)
-    mixture = read_mixture(options.weights, sources)
-    if pair.tokenizer.chat_template not in (None, CHAT_TEMPLATE):
+    sources = data.find_sources(options.data)
+    mixture = data.read_mixture(options.weights, sources)
+    if pair.tokenizer.chat_template not in (None, data.CHAT_TEMPLATE):
         longest = min(LONGEST_PROMPT, remaining)
-        documents = training_documents(sources, mixture, options.held_out)
+        documents = data.training_documents(sources, mixture, options.held_out)
         return chat_prompts(pair, documents, longest, seed), longest
     longest = min(LONGEST_CUT, remaining)
     corpus = corpus or training.read_corpus(sources, mixture, pair.tokenizer)
-    assistant = pair.tokenizer.get_added_vocab().get(ROLES[1])
+    assistant = pair.tokenizer.get_added_vocab().get(data.ROLES[1])
     return cut_prompts(corpus, assistant, longest, seed), longest
 
 
@@ -259,7 +246,7 @@ def write_text(
     pair: Pair,
     options: DistilOptions | HeadOptions,
     training: Training,
-    corpus: Corpus | None = None,
+    corpus: data.Corpus | None = None,
 ) -> None:
     """Let a pair's target write `options.written` tokens, and store them in the file `path`.
 
@@ -315,7 +302,7 @@ def save_part(path: Path, written: Written, target: Path) -> None:
 def save_text(path: Path, texts: Sequence[Text], target: Path, **more: np.ndarray) -> None:
     """Store a target's text, and `more` tensors; the file appears whole."""
     starts = np.cumsum([0, *(len(text.ids) for text in texts)], dtype=np.int64)
-    ids = narrow(np.concatenate([np.array(text.ids, dtype=np.int32) for text in texts]))
+    ids = data.narrow(np.concatenate([np.array(text.ids, dtype=np.int32) for text in texts]))
     answers = starts[:-1] + np.array([text.answer for text in texts])
     part = path.with_suffix(".part")
     tensors = {"ids": ids, "starts": starts, "answers": answers, **more}
@@ -323,14 +310,11 @@ def save_text(path: Path, texts: Sequence[Text], target: Path, **more: np.ndarra
     os.replace(part, path)
 
 
-def read_text(path: Path, target: Path) -> Corpus:
-    """Return stored text as a corpus; each answer is once in an epoch.
-
-    In files without `answers` all tokens count. A UsageError if another target wrote it.
-    """
+def read_text(path: Path, target: Path) -> data.Corpus:
+    """Return stored text as a corpus, each answer once in an epoch; without `answers` all count."""
     tensors = _read(path, target)
     ids, starts = tensors["ids"], tensors["starts"]
-    return Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64), tensors.get("answers"))
+    return data.Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64), tensors.get("answers"))
 
 
 def read_part(path: Path, target: Path) -> Written:

@@ -23,8 +23,7 @@ from engine.training.card import table
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
 from engine.training.heads.losses import DraftAcceptance, acceptance
-from engine.training.heads.plot import PLOT
-from engine.training.heads.train import build_head, read_frozen
+from engine.training.heads.train import PLOT, build_head, read_frozen
 from engine.training.loop import read_facts
 from engine.training.measure import LoadedPair, prompt_sets
 from engine.training.options import HEAD_DEFAULTS, CardSettings
@@ -42,7 +41,6 @@ class Answers(NamedTuple):
     texts: tuple[Texts, ...]
     """One answered prompt each; the anchors are the tokens of the answer."""
     drafter: DraftAcceptance
-    """Acceptance of the pair's drafter, drafting `DRAFTS` tokens."""
 
 
 class MeasuredHead(NamedTuple):
@@ -52,11 +50,10 @@ class MeasuredHead(NamedTuple):
     parameters: int
     bytes: int
     facts: dict[str, Any]
-    """Of its training; empty if unknown."""
+    """Facts of its training; empty if unknown."""
     accepted: dict[str, DraftAcceptance]
-    """Acceptance by name of the set of prompts."""
+    """By name of the set of prompts."""
     drawn: bool
-    """Whether its folder has the curves."""
 
 
 def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:

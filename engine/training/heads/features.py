@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engine.heads.trainable import Texts
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.training.data import Corpus
+from engine.training.loop import Progress, Training
 from engine.training.target_text import fingerprint
 
 HELD_OUT = 50
@@ -109,29 +111,22 @@ _AT_ONCE = 16
 _NAME = "features"
 
 
-def stored_features(
-    folder: Path,
-    corpus: Corpus,
-    target: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    report: Callable[[int], None],
-    cancel: threading.Event,
-) -> Tensor:
+def stored_features(folder: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
     """Return the target's features of a text, (N, D) bfloat16; those `folder` lacks are written.
 
-    RunCancelled if `cancel` was set: complete files are kept. A UsageError if the folder holds the
-    features of another text or target, a ModelError if a file is broken.
+    A cancelled training keeps complete files. A UsageError if the folder holds the features of
+    another text or target, a ModelError if a file is broken.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origin, decoder, parts = _origin(corpus, target), None, list[Tensor]()
     for first in range(0, len(corpus.repeats), TEXTS):
         path = folder / f"{first // TEXTS:06d}.safetensors"
         if not path.is_file():
-            decoder = decoder or load(target, device, dtype)
+            decoder = decoder or load(target, training.device, training.dtype)
             texts = range(first, min(first + TEXTS, len(corpus.repeats)))
-            _write(path, corpus, texts, decoder, origin, cancel)
-            report(int(corpus.starts[texts.stop]))
+            _write(path, corpus, texts, decoder, origin, training.cancel)
+            done = int(corpus.starts[texts.stop])
+            training.progress(Progress("features", done, len(corpus.ids), nan))
         parts.append(_open(path, origin).get_tensor(_NAME))
     return torch.cat(parts)
 
