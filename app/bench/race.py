@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 
-from engine.checkpoints.load import load_reference
+from engine.checkpoints.loader import load_reference
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 

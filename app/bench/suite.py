@@ -14,7 +14,7 @@ import engine
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
 from app.bench.race import Race
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.model.similarity import Similarity, similarity
 from engine.trace.trace import Trace

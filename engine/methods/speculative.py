@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.plan import best_tree
+from engine.drafting.planner import best_tree
 from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
 from engine.methods.registry import Situation, method, setting

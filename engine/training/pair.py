@@ -26,7 +26,7 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load_reference
+from engine.checkpoints.loader import load_reference
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.shape import ModelShape

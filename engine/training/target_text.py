@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.decoder import Decoder

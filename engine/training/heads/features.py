@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.heads.trainable import Texts
 from engine.model.decoder import Decoder

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine.checkpoints import gguf
 from engine.checkpoints.gguf import converted
 from engine.checkpoints.gguf_file import KINDS
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.progress import Progress
 from engine.errors import ModelError
 from engine.model.slots import Rows

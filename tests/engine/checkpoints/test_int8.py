@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.checkpoints.checkpoint import Checkpoint, pack
-from engine.checkpoints.load import load, load_reference
+from engine.checkpoints.loader import load, load_reference
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig
 from engine.heads.files import check_head, read_head, write_head

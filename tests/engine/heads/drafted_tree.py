@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.heads.drafting import Columns
 from engine.heads.files import check_head
 from engine.heads.find import load_head

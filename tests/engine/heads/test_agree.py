@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.heads.files import read_head, write_head
 from engine.heads.trainable import Frozen, Texts, TrainableHead, pack
 from engine.model.shape import ModelShape

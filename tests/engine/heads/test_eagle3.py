@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import engine
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head, read_head

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig
 from engine.heads.drafting import Columns

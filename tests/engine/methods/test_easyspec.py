@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import engine
-from engine.drafting.plan import Plan
+from engine.drafting.planner import Plan
 from engine.drafting.tree import Wide
 from engine.errors import UsageError
 from engine.methods import find

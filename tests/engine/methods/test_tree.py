@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import engine
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.placement import Placement
-from engine.drafting.plan import Plan
+from engine.drafting.planner import Plan
 from engine.drafting.tree import Wide
 from engine.layout import Layout, Packing
 from engine.methods import find

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.training.data import Corpus, Mixed, Stream
 from engine.training.loop import Progress, read_log

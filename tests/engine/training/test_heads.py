@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import RunCancelled, UsageError
 from engine.heads.files import read_head
 from engine.heads.kinds import KINDS

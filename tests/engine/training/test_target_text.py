@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import RunCancelled, UsageError
 from engine.heads.trainable import Learned

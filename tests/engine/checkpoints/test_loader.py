@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError
 from engine.model.slots import Rows
 from tests.engine.model.tiny import reference, save

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 
 from engine.drafting.pace import Probe
-from engine.drafting.plan import LONGEST, best_dynamic, best_parallel, best_tree, best_wide, likeliest
+from engine.drafting.planner import LONGEST, best_dynamic, best_parallel, best_tree, best_wide, likeliest
 from engine.drafting.static import MOST_NODES, spelled, tree
 from engine.drafting.tree import Ranks
 from engine.errors import UsageError
