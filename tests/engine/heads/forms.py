@@ -83,33 +83,12 @@ def store(
     return folder
 
 
-def reference_medusa(t: Mapping[str, Tensor], f: Tensor, prefix: str = "") -> list[Tensor]:
-    logits, i = list[Tensor](), 0
-    while f"{prefix}{i}.0.linear.weight" in t:
-        x, j = f, 0
-        while f"{prefix}{i}.{j}.linear.weight" in t:
-            x = x + silu(t[f"{prefix}{i}.{j}.linear.weight"] @ x + t[f"{prefix}{i}.{j}.linear.bias"])
-            j += 1
-        logits.append(t[f"{prefix}{i}.{j}.weight"] @ x)
-        i += 1
-    return logits
-
-
-def reference_hydra(t: Mapping[str, Tensor], numbers: tuple[int, ...], i: int, z: Tensor) -> Tensor:
-    first = f"hydra_mlp.{i}.{numbers[0]}"
-    x = t[f"{first}.res_connection.weight"] @ z + t[f"{first}.res_connection.bias"]
-    x = x + silu(t[f"{first}.linear.weight"] @ z + t[f"{first}.linear.bias"])
-    for m in numbers[1:]:
-        x = x + silu(t[f"hydra_mlp.{i}.{m}.linear.weight"] @ x + t[f"hydra_mlp.{i}.{m}.linear.bias"])
-    return t[f"hydra_lm_head.{i}.1.weight"] @ x + t[f"hydra_lm_head.{i}.1.bias"]
-
-
 def normed(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
 def reference_layer(
-    t: Mapping[str, Tensor], layer: str, read: Tensor, x: Tensor, heads: int = HEADS, kv: int = KV
+    t: Mapping[str, Tensor], layer: str, read: Tensor, x: Tensor, heads: int, kv: int
 ) -> Tensor:
     """Return a decoder layer's output, (n, D): rows one by one, in complex numbers.
 
@@ -136,9 +115,3 @@ def reference_layer(
     y = normed(x, t[f"{layer}.post_attention_layernorm.weight"])
     gate, up, down = (t[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T
-
-
-def reference_eagle(t: Mapping[str, Tensor], fc: str, layer: str, e: Tensor, f: Tensor) -> Tensor:
-    """Return EAGLE's states for e and f, (n, D)."""
-    x = torch.cat((e, f), 1) @ t[f"{fc}.weight"].T + t.get(f"{fc}.bias", torch.zeros(D))
-    return reference_layer(t, layer, x, x)
