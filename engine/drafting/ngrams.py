@@ -1,7 +1,7 @@
 """Drafts from n-grams: a look-ahead window generates them, and a pool keeps them.
 
 Source: lookahead decoding (Fu et al. 2024, arXiv:2402.02057), section 3 and algorithm 2. Besides
-the judged draft, every forward has a window of `level - 1` levels with `columns` guessed tokens
+the verified draft, every forward has a window of `level - 1` levels with `columns` guessed tokens
 each: (0, 0) is the prefix's last token, the parent of (0, j) is (0, j - 1), and the parent of
 (l, j) is (l - 1, j). The model's tokens after the last level are the next level. The columns of all
 levels are then n-grams, and the first level is dropped: the next one takes its place, which begins

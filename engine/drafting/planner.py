@@ -4,8 +4,8 @@ Source: Sequoia (Chen et al. 2024, arXiv:2402.12374), the choice of a tree from 
 rank and from the time of a verification; here the rates depend on the level, too, and the time of
 drafting counts. With independent rates the best tree of n nodes holds the n most probable paths.
 
-A round drafts, verifies and emits the accepted tokens and one token of the target. Plain decoding
-emits one token per one-row forward.
+A round drafts, verifies and emits the accepted tokens and one token of the target. Autoregressive
+decoding emits one token per one-row forward.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from engine.types import Sampling
 
@@ -59,50 +59,6 @@ class LevelPlan(NamedTuple):
     @property
     def onward_count(self) -> int:
         return min(self.onward, sum(self.counts)) if isinstance(self.onward, int) else len(self.onward)
-
-
-class TreeShape(Protocol):
-    """How a tree grows."""
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def parents(self) -> int:
-        """The largest number of nodes with children, including the prefix's last token."""
-        ...
-
-    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return the number of children of each of the R nodes `above` in a sampled tree.
-
-        `support`, (R,), are the tokens of positive q after each node: an upper limit.
-        """
-        ...
-
-    @property
-    def children(self) -> int: ...
-
-    def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
-        """Return the children in a tree that is a function of the prefix.
-
-        `tops` are the most probable tokens after each node, falling; one row may serve all nodes.
-        """
-        ...
-
-    def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the indices of a level's nodes that get children, rising."""
-        ...
-
-    def plans(self, levels: int) -> tuple[LevelPlan, ...]:
-        """Return the first levels; none if the places of their nodes are not known beforehand."""
-        ...
-
-    def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return the indices of the grown tree's nodes that are kept, rising.
-
-        `paths` has the `path` of each node, parents before children.
-        """
-        ...
 
 
 def root(sampling: Sampling, sampled: bool) -> Node:
@@ -257,6 +213,21 @@ class Dynamic:
     def kept(self, paths: Sequence[float]) -> list[int]:
         """Return the most probable paths; a node's parent is at least as probable and is kept."""
         return _first(self.total, paths)
+
+
+TreeShape: TypeAlias = Wide | Static | Dynamic
+"""How a tree grows, at most `depth` levels.
+
+- `parents`: the most nodes with children, the prefix's last token included; `children`: the most
+  children of a node.
+- `counts`: children of each of the R nodes `above` in a sampled tree; `support`, (R,), are the
+  tokens of positive q after each node, an upper limit.
+- `best`: the children in a tree that is a function of the prefix; `tops` are the most probable
+  tokens after each node, falling; one row may serve all nodes.
+- `onward`: the indices of a level's nodes that get children, rising.
+- `plans`: the first levels; none if the places of their nodes are not known beforehand.
+- `kept`: the indices of the grown tree's nodes that are kept, rising; `paths` has the `path` of
+  each node, parents before children."""
 
 
 def _first(count: int, values: Sequence[float]) -> list[int]:

@@ -97,7 +97,7 @@ def test_what_is_copied(text, documents, options, ids, source):
     assert find(text, documents, **options) == (ids, source and CopySource(*source))
 
 
-def test_a_draft_is_the_copy_cut_to_the_room():
+def test_a_draft_is_the_copy_cut_to_the_remaining_tokens():
     copier = Copier(match=2, copy=7)
     text = array([1, 2, 3, 4, 5, 6, 1, 2])
     draft = copier.draft(text, 3)

@@ -94,7 +94,7 @@ def test_siblings_are_drawn_without_replacement_each_with_its_own_number():
     assert [n.path for n in nodes] == [0, -1, -2, -3]
 
 
-def test_q_is_warped_before_the_draw():
+def test_logits_processors_make_q_before_the_draw():
     top = level([[0.4, 0.3, 0.2, 0.1]], [root(ONE, True)], 4, True, Sampling(1.0, top_k=2))
     assert sorted(n.token for n in top) == [0, 1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 import engine
@@ -23,7 +21,7 @@ from engine.heads.work import Work
 from engine.types import Limits, Prefix, Sampling
 from engine.worker.jobs import Prefill
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to
-from tests.engine.heads.forms import normed, reference_layer
+from tests.engine.heads.forms import normed, reference_layer, store
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 
@@ -97,13 +95,6 @@ def with_ids(tensors: dict[str, Tensor], seed: int = 3) -> dict[str, Tensor]:
     marks = torch.zeros(V, dtype=torch.bool)
     marks[known] = True
     return tensors | {"d2t": known - torch.arange(n), "t2d": marks}
-
-
-def store(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def reference(

@@ -223,7 +223,7 @@ class TestRecorded:
             recorded_pair(trace)
 
 
-def test_one_certain_token_survives_every_warp():
+def test_one_certain_token_survives_all_logits_processors():
     from engine.sampling.draws import process_logits
 
     model, _ = scripted_pair(lambda _: 2, lambda _: 2, vocab_size=5)

@@ -73,7 +73,7 @@ def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown
     head, sampling = make_head(tmp_path / "head", kind, target), WAYS[way]
     static, eager = (Drafter(target, head, sampling, static=s) for s in (True, False))
     shapes = [TREE, CHAIN, *DYNAMIC, TREE] if sampling.greedy else [TREE, CHAIN, TREE]
-    for shape in shapes:  # the last time in a growth that has held other rows
+    for shape in shapes:  # the last time in buffers that have held other rows
         assert_equal(*(d.grow(shape, sampled=not sampling.greedy) for d in (static, eager)))
         assert static.slab == pytest.approx(eager.slab, abs=1e-6)
     assert len(grown) == len(shapes)
