@@ -310,7 +310,7 @@ class Verdict(Judgement):
     sequence: int
     draft: Draft
     mode: str = "verify"
-    """plain, verify, pre-verify or post-verify: see `engine.run.scores.mode_of`."""
+    """plain, verify, pre-verify or post-verify: see `engine.run.models`."""
     span: int = -1
 
     @property

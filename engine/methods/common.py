@@ -184,5 +184,5 @@ async def decode_copies(run: Run, copier: Copier) -> None:
     A round without a match is one plain target forward.
     """
     while not run.done:
-        draft = copier.draft(run.x.tokens, run.room)
+        draft = copier.draft(run.x.tokens, run.remaining)
         run.commit(await run.target.verify(run.x, draft))

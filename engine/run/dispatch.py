@@ -32,9 +32,7 @@ class Submission:
     def __init__(
         self, dispatcher: Dispatcher, worker: Worker, role: str, sequence: int, ticket: Ticket
     ) -> None:
-        self.worker = worker
-        self.role = role
-        self.sequence = sequence
+        self.worker, self.role, self.sequence = worker, role, sequence
         self.step = dispatcher.step
         """The round that submitted it."""
         self.spans = range(0)
@@ -64,13 +62,11 @@ class Submission:
             raise
 
     def stop(self) -> None:
-        """Ask the worker to stop; the spans are emitted as cancelled when the reply arrives."""
         self._stopped = True
         self._ticket.stop()
         self.record_when_over()
 
     def record_when_over(self) -> None:
-        """Emit the spans now, or when the reply arrives."""
         if self.reply.done():
             self.record()
         else:
@@ -124,11 +120,7 @@ class Dispatcher:
     def submit(self, worker: Worker, role: str, job: Job, spans: range = range(0)) -> Submission:
         """Submit a job, then emit the pending events of earlier rounds: the worker is busy now.
 
-        Args:
-            worker: The worker that does the job.
-            role: `target` or `drafter`, for the spans.
-            job: The job.
-            spans: Ids of its spans.
+        `role` and the ids `spans` are those of its spans.
         """
         self._check()
         submission = Submission(self, worker, role, _sequence(job), worker.submit(job))
@@ -137,10 +129,6 @@ class Dispatcher:
         submission.reply.add_done_callback(lambda reply: self._in_flight.pop(reply, None))
         self.emitter.flush()
         return submission
-
-    async def call(self, worker: Worker, role: str, job: Job, spans: range) -> Reply:
-        """Submit a job, wait for its reply and emit its spans; for the arguments see `submit`."""
-        return await self.submit(worker, role, job, spans).result()
 
     def keep(self, submission: Submission) -> Submission:
         """Remember a job whose spans are emitted later; `settle` emits them at the latest."""
@@ -219,7 +207,6 @@ class Dispatcher:
                 self._emit(Part(number, at.kind, at.layer, at.start, at.end))
 
     def _emit_chunks(self, work: Submission, forward: Span, lane: int) -> Span:
-        """Emit a prefill span for each part of a prompt in a forward; return the forward's rest."""
         each, chunks = work.worker.lanes(work.role), work.chunks
         for chunk, first in zip(chunks, work.spans[-each * len(chunks) :: each], strict=True):
             rows, sequence = len(chunk.prefix) - chunk.start, chunk.prefix.sequence
@@ -230,6 +217,6 @@ class Dispatcher:
 
 
 def _sequence(job: Job) -> int:
-    """Return the sequence that a job works on; -1 for several, 0 for a job without prefixes."""
+    # -1 for several, 0 for a job without prefixes
     prefixes: Sequence[Prefix] = getattr(job, "prefixes", ())
     return prefixes[0].sequence if len(prefixes) == 1 else -1 if prefixes else 0

@@ -1,6 +1,6 @@
-"""Several sequences at once: requests that arrive while others decode, and lockstep batches.
+"""Requests that arrive while others decode.
 
-Requests: continuous batching with chunked prefill. A request waits for a free KV slot. Then its
+Continuous batching with chunked prefill. A request waits for a free KV slot. Then its
 prompt is cached in chunks, each in the forward that verifies the drafts of the others
 (Sarathi-Serve, arXiv:2403.02310). The logits of the prompt's last token give the first token, as in
 vLLM. Then its sequence decodes: the method's own coroutine, which sees a run of this sequence
@@ -14,22 +14,17 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.bounds import MOST_SEQUENCES
-from engine.drafting.tree import Wide
 from engine.errors import UsageError, shown
 from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
-from engine.run.batching import Gathering
 from engine.run.dispatch import Dispatcher
 from engine.run.run import Run
-from engine.types import Draft, Prefix, Verdict, check_range
+from engine.types import Draft, Prefix, check_range
 from engine.worker.jobs import Chunk
-
-if TYPE_CHECKING:
-    from engine.drafting.tree import TreeShape
 
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""
@@ -70,18 +65,18 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     """Return a method's layout with the batch of a load.
 
     Raises:
-        UsageError: The sequences cannot go in step, the method pads, or the number of arrivals is
-            not that of the prompts.
+        UsageError: The sequences cannot go in lockstep, the method pads, or there are not as many
+            arrivals as prompts.
     """
     if isinstance(layout.arrangement, Pipelined):
         raise UsageError(
             f"{method} cannot run under load in a pipeline, whose drafter moves between devices with one sequence: "
             "choose another placement"
         )
-    if not _goes_in_step(layout):
+    if not _in_lockstep(layout):
         raise UsageError(
             f"{method} cannot run under load: it starts and stops forwards of one sequence at any time, and sequences "
-            "share forwards only if they go in step; choose another method"
+            "share forwards only if they go in lockstep; choose another method"
         )
     if layout.packing != Packing():
         raise UsageError(f"{method} cannot pad under load; leave unpad_inputs and unpad_kv on")
@@ -90,13 +85,90 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     return replace(layout, batch=load.batch)
 
 
-def _goes_in_step(layout: Layout) -> bool:
-    """Return whether drafter and target take turns, or the method itself lets them go in step."""
+def _in_lockstep(layout: Layout) -> bool:
     match layout.arrangement:
         case Separate(targets, drafters, turns):
-            return targets == 1 and (turns or not drafters or layout.in_step)
+            return targets == 1 and (turns or not drafters or layout.lockstep)
         case models:
-            return isinstance(models, LayerParallel) or layout.in_step
+            return isinstance(models, LayerParallel) or layout.lockstep
+
+
+class _Call(NamedTuple):
+    """A call of a model for some sequences."""
+
+    role: str
+    """`target`, `drafter`, or `scores` and `judge`, the parts of a target's call that overlaps."""
+    start: Callable[..., Awaitable[list[Any]]]
+    """(*columns, *options) -> one result for each sequence."""
+    columns: tuple[Sequence[Any], ...]
+    """Arguments with one entry for each sequence; the first are the prefixes."""
+    options: tuple[Any, ...]
+    results: asyncio.Future[list[Any]]
+
+
+class Gathering:
+    """Continuous batching: merges the pending calls of all sequences into one batched call.
+
+    Each sequence waits in one call at most.
+    """
+
+    def __init__(self) -> None:
+        self.decoding = 0
+        """Sequences that will make a call, or end."""
+        self._calls = list[_Call]()
+        self._begun = list[_Call]()
+        """Calls whose sequences go on."""
+        self._changed = asyncio.Event()
+
+    async def join(
+        self,
+        role: str,
+        start: Callable[..., Awaitable[list[Any]]],
+        columns: tuple[Sequence[Any], ...],
+        *options: Any,
+    ) -> list[Any]:
+        """Wait until the call has been made together with others; return its own results."""
+        call = _Call(role, start, columns, options, asyncio.get_running_loop().create_future())
+        self._calls.append(call)
+        self._changed.set()
+        return await call.results
+
+    def begin(
+        self, role: str, start: Callable[..., Awaitable[list[Any]]], columns: tuple[Sequence[Any], ...]
+    ) -> None:
+        """Let the call be made together with others, without waiting for it."""
+        results: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._begun.append(_Call(role, start, columns, (), results))
+
+    def end(self) -> None:
+        self.decoding -= 1
+        self._changed.set()
+
+    async def complete(self) -> None:
+        """Wait until each decoding sequence waits in a call, or ended."""
+        while len(self._calls) < self.decoding:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def waits(self, role: str) -> bool:
+        return any(call.role == role for call in (*self._calls, *self._begun))
+
+    async def make(self, role: str, **more: Any) -> None:
+        """Make the calls of a role, equal ones as one; `more` are arguments of the first."""
+        taken = [call for call in (*self._calls, *self._begun) if call.role == role]
+        self._calls = [call for call in self._calls if call.role != role]
+        self._begun = [call for call in self._begun if call.role != role]
+        while taken:
+            start, options = taken[0].start, taken[0].options
+            same = [call for call in taken if (call.start, call.options) == (start, options)]
+            taken = [call for call in taken if (call.start, call.options) != (start, options)]
+            columns = zip(*(call.columns for call in same), strict=True)
+            joined = [[entry for part in parts for entry in part] for parts in columns]
+            found, more = await start(*joined, *options, **more), {}
+            for call in same:
+                count = len(call.columns[0])
+                call.results.set_result(found[:count])
+                found = found[count:]
 
 
 class _Part(NamedTuple):
@@ -253,68 +325,3 @@ class Serving:
 
     def _prompt(self, number: int) -> int:
         return self._run.sequence(number).prompt_length
-
-
-class Batch:
-    """Up to `size` sequences at once, in the run's order; the first ones are prefilled.
-
-    Args:
-        run: The run.
-        size: Sequences decoded at once; at least 1.
-        dynamic: Whether a waiting sequence takes a finished one's place at once (EMS-SD, section
-            4.4 and limitation 1); otherwise a whole batch ends before the next one begins.
-        feed_finished: Whether the target's forwards have a row for each sequence that ended, until
-            others take the places. Its result is dropped.
-    """
-
-    def __init__(self, run: Run, size: int, *, dynamic: bool = False, feed_finished: bool = False) -> None:
-        self._run = run
-        self._size = size
-        self._dynamic = dynamic
-        self._feed_finished = feed_finished
-        self._sequences = {sequence.x.sequence: sequence for sequence in run.sequences}
-        self._active = list(run.sequences[:size])
-        self._waiting = list(run.sequences[size:])
-        self._ended: list[int] = []
-
-    @property
-    def active(self) -> int:
-        return len(self._active)
-
-    @property
-    def xs(self) -> list[Prefix]:
-        return [sequence.x for sequence in self._active]
-
-    def room(self, prefix: Prefix) -> int:
-        """Return how many tokens the output can still take after a prefix."""
-        return self._sequences[prefix.sequence].room(prefix)
-
-    async def propose(self, gamma: int) -> list[Draft]:
-        return await self._run.drafter.draft_each(self.xs, Wide(1, gamma), chain=True)
-
-    async def grow(self, shape: TreeShape) -> list[Draft]:
-        return await self._run.drafter.draft_each(self.xs, shape)
-
-    async def verify(self, drafts: Sequence[Draft]) -> list[Verdict]:
-        """Judge one draft for each sequence, all in one target forward."""
-        finished = [self._sequences[number].x for number in self._ended] if self._feed_finished else []
-        empty = [Draft.empty() for _ in finished]
-        verdicts = await self._run.target.verify_each([*self.xs, *finished], [*drafts, *empty])
-        return verdicts[: len(drafts)]
-
-    def commit(self, verdicts: Sequence[Verdict]) -> None:
-        """Commit a round; sequences that end with it leave."""
-        self._run.commit(*verdicts)
-        self._ended += [sequence.x.sequence for sequence in self._active if sequence.done]
-        self._active = [sequence for sequence in self._active if not sequence.done]
-
-    async def admit(self) -> None:
-        """Prefill waiting sequences in the KV slots of finished ones, until the batch is full."""
-        free = self._size - len(self._active)
-        if not self._waiting or not free or (self._active and not self._dynamic):
-            return
-        joining, self._waiting = self._waiting[:free], self._waiting[free:]
-        await self._run.retire(self._ended)
-        await self._run.prefill([sequence.x.sequence for sequence in joining])
-        self._active += joining
-        self._ended = []
