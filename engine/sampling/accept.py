@@ -25,18 +25,8 @@ from typing import NamedTuple, cast
 from torch import Tensor
 
 from engine.sampling.draws import Draws, Key
-from engine.sampling.rows import TargetRows, WholeRows, check_rows
-from engine.types import (
-    Draft,
-    DraftToken,
-    Judged,
-    Judgement,
-    Origin,
-    Outcome,
-    Rule,
-    Sampling,
-    Typical,
-)
+from engine.sampling.rows import TargetRows, check_rows
+from engine.types import Draft, DraftToken, Judged, Judgement, Origin, Outcome, Rule, Sampling, Typical
 
 
 def judge(
@@ -75,7 +65,7 @@ def judge(
     """
     children = _children(draft)
     needed = check_rows(len(logits), draft, bonus)
-    rows = WholeRows(logits[:needed], sampling) if isinstance(logits, Tensor) else logits
+    rows = TargetRows(logits[:needed], sampling) if isinstance(logits, Tensor) else logits
     walk = _Walk(rows, draft.tokens, q_row, draws, typical)
     judged, path, node = list[Judged](), list[int](), -1
     while children[node + 1] or bonus:
