@@ -36,11 +36,9 @@ class ModelError(SpecScopeError):
 class OutOfMemory(SpecScopeError):  # noqa: N818 - as torch's error
     """The memory of a device is too small; the message says what is free and what would fit.
 
-    Args:
-        message: The message.
-        budget: Bytes of KV caches that would have left room; 0 if they are not the reason.
-        row: Bytes of one token in these caches.
-        exact: Whether a number takes more than two bytes.
+    `budget` are bytes of KV caches that would have left space, 0 if they are not the reason; `row`
+    are the bytes of one token in these caches; `exact` is whether a number takes more than two
+    bytes.
     """
 
     def __init__(self, message: str, budget: int = 0, row: int = 0, *, exact: bool = False) -> None:

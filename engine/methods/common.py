@@ -34,7 +34,6 @@ PROBE = Static(
 
 
 def chain_drafts() -> Any:
-    """Declare the setting `drafts` of a method that drafts chains."""
     return setting(
         "sampled",
         "How the drafter picks tokens when the temperature is above 0.",
@@ -43,7 +42,6 @@ def chain_drafts() -> Any:
 
 
 def tree_drafts() -> Any:
-    """Declare the setting `drafts` of a method that drafts trees."""
     return setting(
         "sampled",
         "How the drafter picks tokens when the temperature is above 0: "
@@ -53,7 +51,6 @@ def tree_drafts() -> Any:
 
 
 def static_tree(paper: str) -> Any:
-    """Declare the setting `tree`: a name, a file, paths, or `auto`; `paper` is the usual tree."""
     return setting(
         AUTO,
         "Static tree: eagle, medusa, the path of a file that ends in .toml, paths such as "
@@ -64,7 +61,6 @@ def static_tree(paper: str) -> Any:
 
 
 def tree_heads() -> Any:
-    """Declare the setting `heads`: how many of a head's levels draft."""
     return setting(
         0,
         "Heads that draft, one level of the tree each; 0 uses as many as the tree has levels.",
@@ -75,7 +71,6 @@ def tree_heads() -> Any:
 
 
 def tree_masks() -> Any:
-    """Declare the setting `masks`: ParallelSpec's K."""
     return setting(
         0,
         "K, mask tokens: the tree is cut to K + 1 levels; 0 uses as many as the tree needs.",
@@ -112,7 +107,6 @@ def window_rows(level: int, window: int) -> int:
 
 
 def head_layout(kind: str) -> Layout:
-    """Return the layout of a method whose head drafts on the target's device."""
     return Layout(Separate(drafters=0), head=kind)
 
 
@@ -135,14 +129,8 @@ def planned_tree(tree: str, paper: str, levels: int, situation: Situation, **set
 def plan_heads(cfg: Any, situation: Situation, head: str, paper: str) -> Any:
     """Choose the tree, and the number of heads that draft: by default one per level of the tree.
 
-    Args:
-        cfg: A Config with `tree` and `heads`.
-        situation: Facts about the cluster.
-        head: Kind of the drafting head.
-        paper: The tree where nothing is planned.
-
-    Raises:
-        UsageError: The drafting head is missing or has fewer levels, or the tree is wrong.
+    `cfg` has `tree` and `heads`; `paper` is the tree where nothing is planned. UsageError if the
+    drafting head is missing or has fewer levels, or the tree is wrong.
     """
     levels = situation.head_levels(head)
     tree = planned_tree(cfg.tree, paper, min(cfg.heads or levels, levels), situation)

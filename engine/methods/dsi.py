@@ -77,12 +77,7 @@ def servers(lookahead: int, c: float) -> int:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose the smallest feasible lookahead, and no more servers than it needs for each drafter.
-
-    Raises:
-        UsageError: The cluster lacks drafters, devices or servers, the drafters have no common
-            rule, or the lookahead asked for needs more servers than there are.
-    """
+    """Choose the smallest feasible lookahead, and no more servers than each drafter needs."""
     if cfg.drafters > 1:
         _check_drafters(cfg, situation)
     free = max(1, situation.servers[cfg.drafters])
@@ -101,9 +96,6 @@ def _planned_lookahead(lookahead: int, sp: int, free: int, c: float) -> int:
     """Return the lookahead asked for, or the smallest that `sp` servers verify without a queue.
 
     If no lookahead avoids a queue, 0 becomes the smallest one that keeps up with the drafter.
-
-    Raises:
-        UsageError: The lookahead asked for does not keep up with the drafter.
     """
     least = max(1, ceil(c / sp - 1e-9))
     if not lookahead:
@@ -118,7 +110,6 @@ def _planned_lookahead(lookahead: int, sp: int, free: int, c: float) -> int:
 
 
 def _check_drafters(cfg: Config, situation: Situation) -> None:
-    """Raise UsageError unless several drafters can race: by rule 2, and with a device for each."""
     if cfg.acceptance != "match":
         raise UsageError(
             f"acceptance is {cfg.acceptance}; with {cfg.drafters} drafters it must be match: they have no common q"
@@ -171,11 +162,9 @@ class _Verification:
     job: Task[Any] | None = None
 
     def covers(self, position: int) -> bool:
-        """Return whether a row decides this position."""
         return position <= self.start + len(self.ids)
 
     def ids_from(self, position: int) -> tuple[int, ...]:
-        """Return the scored tokens from this position on."""
         return self.ids[position - self.start :]
 
 
@@ -211,7 +200,6 @@ class Turn:
         self.judging: _Judging | None = None
 
     async def play(self) -> None:
-        """Draft, verify and commit until the turn ends; then preempt all work under way."""
         async with self.race:
             for line in self.lines:
                 self.start_draft(line)
@@ -246,7 +234,6 @@ class Turn:
     # Verifications: which line next, on which server.
 
     def start_verifications(self) -> None:
-        """Start verifications until no line needs one or no server is free."""
         while (line := self.line_to_verify()) and (server := self.take_server()):
             scores = server.score(self.run.x, line.draft)
             verification = _Verification(scores, len(self.run.x), line.draft.ids)
@@ -304,7 +291,6 @@ class Turn:
             self.race.start(_next_verdict(self.judging))
 
     def commit(self, judging: _Judging, verdict: Verdict) -> bool:
-        """Commit a verdict; return whether the turn is over."""
         self.judging = None
         self.run.commit(verdict)
         if self.run.done or verdict.own is not None:
@@ -313,14 +299,11 @@ class Turn:
         return False
 
     def candidates(self, scored: tuple[int, ...]) -> tuple[Draft, bool]:
-        """Gather the tokens of all lines that a verification decides.
+        """Gather the tokens of all lines that a verification of `scored` tokens decides.
 
-        Args:
-            scored: The tokens that the verification scored, from the next position on.
-
-        Returns:
-            The scored tokens as a chain, then the lines' other tokens as leaves beside it and after
-            it; and whether leaves exist. Of equal tokens the first line's counts (line 9).
+        The scored tokens, from the next position on, are a chain, then the lines' other tokens are
+        leaves beside it and after it; also return whether leaves exist. Of equal tokens the first
+        line's counts (line 9).
         """
         drafts = [(line.draft.tokens, _common(line.draft.ids, scored)) for line in self.lines]
         chain, leaves = list[DraftToken](), list[DraftToken]()
@@ -337,11 +320,8 @@ class Turn:
     def stop_contradicted(self, accepted: tuple[int, ...], position: int) -> None:
         """Stop all verifications and drafts that the accepted tokens contradict (line 8).
 
-        Their drafters join the longest line that agrees (line 10).
-
-        Args:
-            accepted: The tokens just accepted; at least one line agrees with them.
-            position: Position of the first of them.
+        At least one line agrees with them. The drafters of others join the longest that does (line
+        10). `position` is that of the first accepted token.
         """
         for verification in (*self.running, *self.finished):
             ids = verification.ids_from(position)

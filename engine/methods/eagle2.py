@@ -72,11 +72,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Check the head, and choose the settings that are 0.
-
-    Raises:
-        UsageError: The head is missing, or does not fit the target.
-    """
     situation.head_levels(HEAD)
     asked = {name: getattr(cfg, name) for name in PAPER}
     if all(asked.values()):

@@ -72,12 +72,7 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Use all devices for 0, up to the layer-parallel size.
-
-    Raises:
-        UsageError: The drafter has fewer layers than the size, or the cluster has fewer devices
-            than asked for.
-    """
+    """Use all devices for 0, up to the layer-parallel size."""
     if 0 < situation.depth < cfg.size:
         raise UsageError(
             f"size is {cfg.size}; with a drafter of {situation.depth} layers it must be at least 1 and at most "
@@ -90,7 +85,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
 
 
 def _planned_gamma(cfg: Config, situation: Situation) -> int:
-    """Return the draft length with the most predicted tokens per second, or the usual one."""
     most = MOST_NODES // cfg.width
     probe = {**asdict(cfg), "gamma": min(LONGEST, most)}
     chosen = situation.planned(probe, partial(best_wide, width=cfg.width))

@@ -92,7 +92,6 @@ class Batch:
         return [sequence.x for sequence in self._active]
 
     def remaining(self, prefix: Prefix) -> int:
-        """Return how many tokens the output can still take after a prefix."""
         return self._sequences[prefix.sequence].remaining(prefix)
 
     async def propose(self, gamma: int) -> list[Draft]:
@@ -131,7 +130,6 @@ Propose = Callable[[], Awaitable[list[Draft]]]
 
 
 def _drafted(batch: Batch, cfg: Config) -> Propose:
-    """Let the drafter draft a chain or a tree for each sequence."""
     if cfg.width == 1:
         return lambda: batch.propose(cfg.gamma)
     shape = Wide(cfg.width, cfg.gamma)

@@ -86,7 +86,6 @@ async def _draft(run: Run, cfg: Config, lookahead: Lookahead) -> Draft:
 
 
 def _ngrams(tokens: Gram, level: int) -> list[Gram]:
-    """Return all n-grams of length `level` of a sequence."""
     return [tokens[i : i + level] for i in range(len(tokens) - level + 1)]
 
 

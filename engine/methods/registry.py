@@ -95,11 +95,7 @@ class Setting:
         return self.type is str and not self.choices
 
     def parse(self, value: Any) -> Any:
-        """Convert a value to the field's type and check it.
-
-        Raises:
-            UsageError: The value has another type or is out of range.
-        """
+        """Convert a value to the field's type and check it; UsageError if it does not fit."""
         value = self._convert(value)
         if self.choices and value not in self.choices:
             raise UsageError(f"{self.name} is {shown(value)}; choose one of {', '.join(self.choices)}")
@@ -182,11 +178,7 @@ class Method:
         return not any(getattr(cfg, s.name) in s.lossy for s in self.settings())
 
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """Make a Config; fields that are not given have their defaults.
-
-        Raises:
-            UsageError: A field is unknown, has the wrong type or is out of range.
-        """
+        """Make a Config, with defaults for what is not given; UsageError if a value is wrong."""
         settings = {s.name: s for s in self.settings()}
         for name in values:
             if name not in settings:
@@ -238,11 +230,6 @@ def method(
 
 
 def find(key: str) -> Method:
-    """Return the method with this key.
-
-    Raises:
-        UsageError: The key is unknown; the message lists the keys.
-    """
     if key not in METHODS:
         raise UsageError(f"there is no method {shown(key)}; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[key]

@@ -55,7 +55,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose width and depth where they are 0."""
     if cfg.width and cfg.depth:
         return cfg
     probe = {**asdict(cfg), **_within(cfg, PLANNED)}

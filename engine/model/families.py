@@ -59,11 +59,7 @@ class Family:
     """Ends of names of stored tensors without weights."""
 
     def check(self, config: Any, path: Path) -> None:
-        """Check the options that only one value is supported of.
-
-        Raises:
-            ModelError: An option has another value.
-        """
+        """Raise ModelError if an option has another value than its only supported one."""
         for name, value in self.needs.items():
             value = getattr(config, value) if isinstance(value, str) else value
             given = getattr(config, name, value)
@@ -97,7 +93,6 @@ class Family:
 
 
 def family_of(name: Any, path: Path) -> Family:
-    """Return the family of an architecture."""
     if isinstance(name, str) and name in FAMILIES:
         return FAMILIES[name]
     known = f"supported are {', '.join(FAMILIES)}"

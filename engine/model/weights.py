@@ -37,11 +37,7 @@ _ROWS = 256
 
 
 def packed_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> x W' with a packed copy of W; None if torch has neither library.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-    """
+    """Return x -> x W' with a packed copy of W, fp32 on a CPU; None if torch has no library."""
     if torch.backends.mkl.is_available() and (is_intel() or not torch.backends.mkldnn.is_available()):
         return MklProduct(weight)
     return OneDnnProduct(weight) if torch.backends.mkldnn.is_available() else None
@@ -124,7 +120,6 @@ class Linear:
         return self.transposed.t().index_select(0, indices)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W' + b, (T, out), for x of (T, in)."""
         if self._product is not None:
             output = self._product(x).to(x.dtype)
             return output if self.bias is None else output.add_(self.bias)
@@ -161,7 +156,6 @@ def _product(weight: Tensor, bits: int, rotated: bool) -> Callable[[Tensor], Ten
 
 
 def large(weight: Tensor) -> bool:
-    """Return whether a layout of its own is worth a matrix's copy."""
     return weight.nbytes >= PACKED_FROM
 
 
@@ -196,7 +190,6 @@ class LayerNorm:
 
 
 def norm_of(shape: ModelShape, take: Callable[[str], Tensor], name: str) -> Norm | LayerNorm:
-    """Return a model's norm by its name, without its kind."""
     weight = take(f"{name}.weight")
     return LayerNorm(weight, take(f"{name}.bias"), shape.eps) if shape.layer_norm else Norm(weight, shape.eps)
 
@@ -244,7 +237,6 @@ class Layer:
         bits: int = 0,
         rotated: bool = False,
     ) -> Layer:
-        """Collect the weights of layer `number`."""
         prefix, linear = f"model.layers.{number}.", partial(Linear, bits=bits, rotated=rotated)
 
         def pairs(x: Tensor) -> Tensor:

@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """A job at its worker. `record` emits its spans, once.
-
-    Args:
-        dispatcher: Emits the spans.
-        worker: The worker that does the job.
-        role: `target` or `drafter`, for the spans.
-        sequence: The sequence it works on, for the spans; -1 for several.
-        ticket: The worker's promise of a reply.
-    """
+    """A job at its worker; -1 is the sequence of a job for several."""
 
     def __init__(
         self, dispatcher: Dispatcher, worker: Worker, role: str, sequence: int, ticket: Ticket
@@ -48,13 +40,11 @@ class Submission:
         self._stopped = False
 
     async def result(self) -> Reply:
-        """Return the reply and emit the spans; if the caller is cancelled, stop the job."""
         await self.wait()
         self.record()
         return self.reply.result()
 
     async def wait(self) -> None:
-        """Wait until the job is over; if the caller is cancelled, stop the job."""
         try:
             await asyncio.shield(self.reply)
         except asyncio.CancelledError:
@@ -73,7 +63,6 @@ class Submission:
             self.reply.add_done_callback(lambda _: self.record())
 
     def record(self) -> None:
-        """Emit the spans unless that is done or the job failed; the job must be over."""
         failed = self.reply.cancelled() or self.reply.exception() is not None
         if self.recorded or failed:
             return
@@ -136,7 +125,6 @@ class Dispatcher:
         return submission
 
     def busy(self, worker: Worker) -> bool:
-        """Whether a worker has a job of this run, stopped jobs included."""
         return any(submission.worker is worker for submission in self._in_flight.values())
 
     def forget(self, submission: Submission, scores: int) -> None:
@@ -158,11 +146,8 @@ class Dispatcher:
     async def settle(self, patience: float | None = None) -> WorkerDied | None:
         """Stop the jobs in flight, wait until the workers are free, and emit the pending events.
 
-        Args:
-            patience: Seconds after which workers that have not answered are killed; None waits.
-
-        Returns:
-            The error of a worker that died meanwhile, if one did.
+        Workers that have not answered after `patience` seconds are killed; None waits. Returns the
+        error of a worker that died meanwhile, if one did.
         """
         for submission in self._unrecorded:
             if not submission.recorded and not submission.reply.done():
@@ -183,7 +168,6 @@ class Dispatcher:
         return next((error for error in errors if isinstance(error, WorkerDied)), None)
 
     def emit_spans(self, submission: Submission, reply: Reply, outcome: str) -> None:
-        """Emit one span per stamp, and the parts of fuzzy forwards."""
         work, devices = submission, submission.worker.devices
         for number, stamp in zip(work.spans, reply.stamps, strict=False):
             device, kind = devices[stamp.lane].name, cast("SpanKind", stamp.kind)

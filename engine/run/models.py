@@ -125,7 +125,6 @@ class Model:
         return await self._batched(self.role, self._draft, columns, job)
 
     async def _draft(self, prefixes: Sequence[Prefix], depths: Sequence[int], job: Propose) -> list[Draft]:
-        """Lease rows of q, call the worker, and number the drafted tokens."""
         emitter = self._dispatcher.emitter
         remaining = [self._sequences[p.sequence].remaining(p) for p in prefixes]
         levels = tuple(max(0, min(one)) for one in zip(depths, remaining, strict=True))
@@ -181,7 +180,6 @@ class Model:
         ]
 
     def _confirmed(self, prefix: Prefix, judgement: Judgement, span: int) -> Draft:
-        """Return the tokens that the drafter's own greedy decoding confirmed, as a chain."""
         kept = [j for j in judgement.judged if j.outcome not in ("rejected", "discarded")]
         tokens = (DraftToken(j.token, i - 1, None, j.p, j.top_p, span) for i, j in enumerate(kept))
         drafted = self._dispatcher.emitter.drafted
@@ -265,7 +263,6 @@ class Model:
     def _start_scores(
         self, parts: Sequence[Scores], drafts: Sequence[Draft], chunks: tuple[Chunk, ...] = ()
     ) -> Submission:
-        """Start a forward of all drafts, and of parts of prompts; the logits stay on the device."""
         # the numbers of the logits are as unique as span ids
         spans = self._dispatcher.span_ids(max(self.lanes * (1 + len(chunks)), len(parts)))
         rows = tuple((draft.ids, draft.parents) for draft in drafts)
@@ -291,7 +288,6 @@ class Model:
         skips: Sequence[int],
         modes: Sequence[str],
     ) -> list[Verdict]:
-        """Judge all drafts in one job; without load it waits on the device for the forward."""
         jobs = tuple(map(_judge_job, (part.number for part in parts), drafts, bonuses, skips))
         usual = [_mode_of(d.depth, p.rows - skip) for p, d, skip in zip(parts, drafts, skips, strict=True)]
         if self._gathering is None:
@@ -339,7 +335,6 @@ class Model:
         self._cached |= {p.sequence: p.tokens[:-1] for p in prefixes}
 
     async def cache(self, chunks: tuple[Chunk, ...]) -> None:
-        """Cache parts of prompts in one forward of the target."""
         await self._verify((), (), (), (), chunks)
 
     async def retire(self, sequences: Sequence[int]) -> None:
@@ -378,7 +373,6 @@ class Scores:
         """The span that scored it: the forward's, or that of its prompt's last part."""
 
     def __await__(self) -> Generator[None, None, Scores]:
-        """Wait for the forward; if the caller is cancelled, stop it."""
         assert self.forward is not None, "the forward has started"
         yield from self.forward.wait().__await__()
         return self
@@ -406,7 +400,6 @@ def _record(parts: Sequence[Scores], modes: Sequence[str]) -> None:
 
 
 def _chunk_spans(chunks: Sequence[Chunk], spans: Sequence[int], lanes: int) -> dict[int, int]:
-    """Return the span of each sequence's part of a prompt: the last ids of a forward."""
     own = spans[-lanes * len(chunks) :: lanes] if chunks else ()
     return {chunk.prefix.sequence: span for chunk, span in zip(chunks, own, strict=True)}
 
@@ -426,7 +419,6 @@ def _rows_of(draft: Draft, window: Tree) -> Tree:
 
 
 def _mode_of(judged: int, scored: int) -> str:
-    """Return a round's mode from the draft tokens that were judged and those that were scored."""
     if judged == 0:
         return "plain"
     if judged <= scored:

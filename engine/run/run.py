@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 
 
 class Sequence:
-    """A prompt and the tokens committed after it; only here EOS, stop strings and limits end it.
+    """A prompt, at least one token, and the tokens committed after it.
 
-    Args:
-        number: Its number in the run.
-        prompt: Token ids, at least one.
-        limits: When it ends.
-        decoder: Decodes the output token by token.
+    Only here EOS, stop strings and limits end it.
     """
 
     def __init__(self, number: int, prompt: Seq[int], limits: Limits, decoder: IncrementalText) -> None:
@@ -50,11 +46,9 @@ class Sequence:
         return bool(self.reason)
 
     def remaining(self, prefix: Prefix) -> int:
-        """Return how many tokens the output can still take after a prefix of this sequence."""
         return self.prompt_length + self._limits.max_new_tokens - len(prefix)
 
     def push(self, token: int) -> str:
-        """Append a token, apply the stop rule, and return the text that it adds."""
         self.x = self.x + (token,)  # noqa: RUF005 - a Prefix, not a tuple
         is_eos = token in self._limits.eos
         added = self._withheld + ("" if is_eos else self._decoder.push(token))
@@ -138,7 +132,6 @@ class Run:
 
     @property
     def remaining(self) -> int:
-        """Tokens that the output of the (first) sequence can still take."""
         return self.sequences[0].remaining(self.x)
 
     @property
@@ -158,7 +151,6 @@ class Run:
         return Race()
 
     def document(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a reference document, and record it."""
         tokens = self._encode(text)
         if self._counts_rounds or tokens not in self._documents:
             self._dispatcher.emitter.document(len(self._documents), tokens)
@@ -178,7 +170,6 @@ class Run:
         return view
 
     async def start(self, n: int) -> None:
-        """Prefill the first n sequences and begin round 1."""
         await self.prefill(range(n))
         self._dispatcher.step = 1
 
@@ -249,7 +240,6 @@ class Race:
         self._finished: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start work; the iteration yields its result."""
         task = asyncio.ensure_future(work)
         self._running[task] = None
         task.add_done_callback(self._finish)

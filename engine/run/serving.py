@@ -57,16 +57,14 @@ class Load:
         return [round(1e6 * time) * 1000 for time in self.arrivals]
 
     def facts(self) -> dict[str, Any]:
-        """Return the load for a run's header: `arrivals` in nanoseconds, `batch` and `chunk`."""
         return {"arrivals": self.times, "batch": self.batch, "chunk": self.chunk}
 
 
 def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     """Return a method's layout with the batch of a load.
 
-    Raises:
-        UsageError: The sequences cannot go in lockstep, the method pads, or there are not as many
-            arrivals as prompts.
+    UsageError if the sequences cannot go in lockstep, the method pads, or there are not as many
+    arrivals as prompts.
     """
     if isinstance(layout.arrangement, Pipelined):
         raise UsageError(
@@ -180,17 +178,11 @@ class _Part(NamedTuple):
 
 
 class Serving:
-    """Serves the requests of a run.
+    """Serves the requests of a run, whose models make their calls through `gathering`.
 
-    Args:
-        run: The run; its models make their calls through `gathering`.
-        load: When its sequences arrive, and how many decode at once.
-        decode: The method: (run of one sequence) -> until it is done.
-        gathering: The calls of the sequences that decode.
-        dispatcher: Its step counts the rounds.
-        clock: Returns nanoseconds since the run's start.
-        scored: Whether the method drafts while its earlier drafts are scored: first tokens are then
-            judged with these scores.
+    Each round is one step of the dispatcher. `clock` returns nanoseconds since the run's start.
+    `scored` is whether the method drafts while its earlier drafts are scored: first tokens are then
+    judged with these scores.
     """
 
     def __init__(
@@ -283,11 +275,7 @@ class Serving:
     async def _draft(self, parts: list[_Part]) -> list[_Part]:
         """Draft for all sequences that decode; score their earlier drafts meanwhile, if they ask.
 
-        Args:
-            parts: Parts of prompts, cached with such scores.
-
-        Returns:
-            The parts that are left.
+        Parts of prompts are cached with such scores; the parts that are left are returned.
         """
         gathering = self._gathering
         while (scores := gathering.waits("scores")) or gathering.waits("drafter"):
@@ -311,7 +299,6 @@ class Serving:
             work.create_task(model.prefill(prefixes))
 
     def _next_parts(self) -> list[_Part]:
-        """Return the parts of prompts for one forward, in the order of the requests."""
         left, parts = self._load.chunk, list[_Part]()
         for number, cached in self._cached.items():
             count = min(left, self._prompt(number) - cached)

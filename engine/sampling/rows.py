@@ -99,11 +99,7 @@ class TargetRows:
 
 
 def check_rows(count: int, draft: Draft, bonus: bool) -> int:
-    """Return how many rows a judgement of this draft may read.
-
-    Raises:
-        ValueError: There are fewer.
-    """
+    """Return how many rows a judgement of this draft may read; ValueError if there are fewer."""
     rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
     if count < rows:
         raise ValueError(f"{count} rows of logits were given; judging this draft needs {rows}")
@@ -132,9 +128,7 @@ class Case(NamedTuple):
 def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
     """Read the rows of all cases, with one copy to the host.
 
-    Raises:
-        ValueError: Rows of a case are missing.
-        ModelError: The logits are not finite.
+    ValueError if rows of a case are missing, ModelError if the logits are not finite.
     """
     for case in cases:
         check_rows(len(case.logits), case.draft, case.bonus)
@@ -163,11 +157,8 @@ def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
 class _Table:
     """R rows on their device, and the numbers of them that judging reads, on the host.
 
-    Args:
-        logits: (R, V).
-        sampling: The logits processors of p; at temperature 0, p is the plain softmax.
-        drafted: (row, token) of the D drafted tokens.
-        numbers: Row -> the number in [0, 1) of the target's own draw after it.
+    `drafted` are (row, token) of the D drafted tokens; `numbers` maps a row to the number in [0, 1)
+    of the target's own draw after it. At temperature 0, p is the plain softmax.
     """
 
     def __init__(

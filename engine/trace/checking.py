@@ -21,8 +21,7 @@ _LOW, _HIGH = -(2**63), 2**63 - 1
 def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
     """Check the fields of events of one kind: types, finite numbers, valid Unicode.
 
-    Raises:
-        ValueError: A field has a value of another type; the message names both.
+    ValueError if a field has a value of another type; the message names both.
     """
     if not events:
         return
@@ -62,7 +61,6 @@ def _fit(values: Sequence[Any], hint: Any) -> bool:
 
 
 def _fit_union(values: Sequence[Any], hints: Sequence[Any]) -> bool:
-    """Return whether all values have the one type of an optional hint, or are None."""
     (hint,) = (h for h in hints if h is not NoneType)
     return _fit([value for value in values if value is not None], hint)
 

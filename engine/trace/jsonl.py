@@ -27,11 +27,7 @@ def to_json(event: Event) -> str:
 
 
 def from_json(line: str) -> Event:
-    """Return the event of one JSONL line.
-
-    Raises:
-        ValueError: The line is not JSON, or its kind, schema or fields are unknown.
-    """
+    """Return the event of one line; ValueError if its kind, schema or fields are unknown."""
     row = _parse(line)
     tag = row.pop("event", None) if isinstance(row, dict) else None
     kind = _TYPES.get(tag) if isinstance(tag, str) else None
@@ -59,7 +55,6 @@ def _parse(line: str) -> Any:
 
 
 def _check_names(kind: type[Any], name: str, row: dict[str, Any]) -> None:
-    """Raise ValueError if a row has a field that its kind lacks."""
     if unknown := sorted(set(row) - {f.name for f in fields(kind)}):
         first = unknown[0] if unknown[0].isidentifier() and len(unknown[0]) <= 60 else shown(unknown[0])
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -67,11 +62,6 @@ def _check_names(kind: type[Any], name: str, row: dict[str, Any]) -> None:
 
 
 def _devices(rows: Any) -> tuple[Device, ...]:
-    """Return the devices of a header.
-
-    Raises:
-        ValueError: The value is not a list of devices.
-    """
     if not isinstance(rows, list):
         raise ValueError(f"devices of a header is {shown(rows)}")
     devices = list[Device]()
@@ -97,11 +87,7 @@ def write_jsonl(trace: Trace, file: IO[str]) -> None:
 
 
 def read_jsonl(lines: Iterable[str]) -> Trace:
-    """Read one trace; without a footer it is incomplete.
-
-    Raises:
-        ValueError: A line is not an event of this format; the message names the line.
-    """
+    """Read one trace; without a footer it is incomplete. ValueError names a line without event."""
 
     def parse() -> Iterator[Event]:
         for number, line in enumerate(lines, 1):

@@ -68,11 +68,7 @@ class Trace:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Trace:
-        """Return the trace of these events.
-
-        Raises:
-            ValueError: The first event is not the header, or there is a second header.
-        """
+        """Return the trace of these events; ValueError unless they begin with the only header."""
         stream = iter(events)
         first = next(stream, None)
         if not isinstance(first, Header):
@@ -105,10 +101,7 @@ class Trace:
     def new_footer(self, status: Status, error: str = "", reasons: tuple[str, ...] = ()) -> Footer:
         """Return a footer: the committed texts, and the end of the last span or commit.
 
-        Args:
-            status: How the run ended.
-            error: Why it failed, in one line.
-            reasons: Per sequence eos, stop, length or empty; all empty unless given.
+        `reasons` are per sequence eos, stop, length or empty; all empty unless given.
         """
         parts: list[list[str]] = [[] for _ in self.header.prompts]
         for commit in self.commits:
