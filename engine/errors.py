@@ -1,15 +1,6 @@
 """Every error that SpecScope raises on purpose. A message is one line with advice.
 
-SpecScopeError
-├── UsageError          a setting or an input is wrong (exit code 2)
-│   └── PairError       target and drafter do not fit each other
-├── ModelError          a model directory is missing, broken or of an unknown kind
-├── OutOfMemory         a device's memory is too small for a model or a run
-├── WorkerDied          a worker ended in the middle of a run
-├── RunCancelled        the user stopped the run
-├── Deadlock            in virtual time, every task waits and no timer is set
-└── StoreError          the trace database cannot be used
-    └── StoreMissing    it does not exist, and was opened for reading only
+Usage errors have exit code 2.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
-from engine.run.dispatch import Dispatcher
+from engine.run.dispatch import Dispatcher, Gathering
 from engine.run.run import Run, Sequence
-from engine.run.serving import Gathering, Load, Serving
+from engine.run.serving import Load, Serving
 from engine.runtimes.process import ProcessWorker
 from engine.runtimes.ray.worker import RayWorker
 from engine.runtimes.virtual import VirtualLoop

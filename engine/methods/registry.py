@@ -201,9 +201,10 @@ def method(
 ) -> Callable[[Decode], Decode]:
     """Register the decorated coroutine as the method of its file; one method per file.
 
-    For the arguments see `Method`; `layout` is by default one device for each model in `uses`.
+    For the arguments see `Method`. By default the models in `uses` take turns, each on a device of
+    its own.
     """
-    device_per_model = Layout(Separate(drafters=int("drafter" in uses)))
+    in_turns = Layout(Separate(turns=True) if "drafter" in uses else Separate(drafters=0))
 
     def register(decode: Decode) -> Decode:
         key = decode.__module__.rpartition(".")[2]
@@ -219,7 +220,7 @@ def method(
             baseline,
             config,
             decode,
-            layout or (lambda _: device_per_model),
+            layout or (lambda _: in_turns),
             batched,
             plain or {},
             plan or (lambda cfg, _: cfg),

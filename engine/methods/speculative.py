@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.drafting.plan import best_tree
-from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
@@ -51,7 +50,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
     source="Leviathan et al. 2023, algorithm 1",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     while not run.done:

@@ -15,7 +15,6 @@ from functools import partial
 from engine.drafting.plan import best_wide
 from engine.drafting.static import MOST_NODES
 from engine.drafting.tree import Wide
-from engine.layout import Layout, Separate
 from engine.methods.common import check_nodes, decode_trees, tree_drafts
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
@@ -75,7 +74,6 @@ def _within(cfg: Config, usual: Mapping[str, int]) -> dict[str, int]:
     source="SpecInfer (2024), as in EasySpec",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     await decode_trees(run, Wide(cfg.width, cfg.depth), sampled=cfg.drafts == "sampled")

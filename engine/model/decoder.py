@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
     from engine.model.fuzzy import Fuzzy
-    from engine.model.static import StaticSteps
 
     MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
@@ -105,8 +104,8 @@ class Decoder:
         self._frequencies = torch.tensor(list(tables))[:, None]
         self.rotations = self._rotations(0)
         """Both rotations, or the only one, of each position, (R, P, 1, head_dim / 2) complex."""
-        self.steps: StaticSteps | None = None
-        """Runs forwards of few rows in fixed shapes, if set."""
+        self.steps: Any = None
+        """Runs forwards of few rows in fixed shapes, if set (`engine.model.static.StaticSteps`)."""
 
     def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:
         if self.is_first or (self.is_last and self.shape.tied):

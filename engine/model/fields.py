@@ -85,30 +85,11 @@ FACTORS = ("short_factor", "long_factor")
 """Lists of factors of a rotation's frequencies."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "ffn_dim",
-    "word_embed_proj_dim",
-    "n_embd",
-    "n_layer",
-    "n_head",
-    "n_positions",
-    "layer_norm_epsilon",
-    "query_pre_attn_scalar",
-    "hidden_activation",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_local_base_freq",
-    "sliding_window_pattern",
-    "no_rope_layer_interval",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "attention_multiplier",
-    "logits_scaling",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("ffn_dim", "word_embed_proj_dim", "n_embd", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"),
+    *("query_pre_attn_scalar", "hidden_activation", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_theta", "rope_local_base_freq", "sliding_window_pattern", "no_rope_layer_interval"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
 )
 """Fields that may be missing but not null."""
 ROPE_NEEDS = {

@@ -39,8 +39,8 @@ _ROWS = 256
 def packed_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
     """Return x -> x W' with a packed copy of W, fp32 on a CPU; None if torch has no library."""
     if torch.backends.mkl.is_available() and (is_intel() or not torch.backends.mkldnn.is_available()):
-        return MklProduct(weight)
-    return OneDnnProduct(weight) if torch.backends.mkldnn.is_available() else None
+        return _mkl_product(weight)
+    return _onednn_product(weight) if torch.backends.mkldnn.is_available() else None
 
 
 @cache
@@ -54,26 +54,16 @@ def is_intel() -> bool:
     return vendor.endswith("GenuineIntel")
 
 
-class MklProduct:
-    """x W' with W in MKL's packed layout."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
-        # The product reads the shape of W only: an expanded scalar holds no memory.
-        self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, None, len(x))
+def _mkl_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
+    # The product reads the shape of W only: an expanded scalar holds no memory.
+    shape_of = weight.new_empty((1, 1)).expand(weight.shape)
+    return lambda x: torch.ops.mkl._mkl_linear(x, packed, shape_of, None, len(x))
 
 
-class OneDnnProduct:
-    """x W' with W in oneDNN's packed layout."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+def _onednn_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 PACKED_FROM = 1 << 20

@@ -2,7 +2,7 @@
 
 Logits stay on the target's worker and are judged there. `verify` scores and judges in one job;
 `score` starts a forward whose logits may be judged several times. Under load, calls of several
-sequences become one (`engine.run.serving.Gathering`): one forward scores their drafts, beside
+sequences become one (`engine.run.dispatch.Gathering`): one forward scores their drafts, beside
 their next drafts, and its logits are judged together, once, when all of these drafts are done.
 """
 
@@ -21,9 +21,7 @@ from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, 
 from engine.worker.jobs import PREFILL_ROWS, Export, Import, Judge, JudgeAll, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
-    from engine.run.dispatch import Dispatcher, Submission
-    from engine.run.run import Sequence as Decoded
-    from engine.run.serving import Gathering
+    from engine.run.dispatch import Dispatcher, Gathering, Submission
     from engine.worker.jobs import Chunk, Grown, Job, Reply
     from engine.worker.shared import Slab
     from engine.worker.worker import Worker
@@ -37,7 +35,7 @@ class Model:
         worker: The worker that holds the model.
         name: The model's name on its worker: `target`, `drafter`, or the name of a drafting head.
         role: `target` or `drafter`, for the spans.
-        sequences: The run's sequences: drafts end where the output does.
+        remaining: Returns how many tokens the output can still take after a prefix.
         slab: Rows of q for sampled drafts; None for a target and in a greedy run.
         gathering: Under load: makes the drafts and verifications of several sequences in one.
     """
@@ -48,13 +46,13 @@ class Model:
         worker: Worker,
         name: str,
         role: str,
-        sequences: Sequence[Decoded],
+        remaining: Callable[[Prefix], int],
         slab: Slab | None = None,
         gathering: Gathering | None = None,
     ) -> None:
         self.worker, self.name, self.role = worker, name, role
         self._dispatcher = dispatcher
-        self._sequences = sequences
+        self._remaining = remaining
         self._slab = slab
         self._gathering = gathering
         self._cached: dict[int, np.ndarray] = {}
@@ -126,8 +124,7 @@ class Model:
 
     async def _draft(self, prefixes: Sequence[Prefix], depths: Sequence[int], job: Propose) -> list[Draft]:
         emitter = self._dispatcher.emitter
-        remaining = [self._sequences[p.sequence].remaining(p) for p in prefixes]
-        levels = tuple(max(0, min(one)) for one in zip(depths, remaining, strict=True))
+        levels = tuple(max(0, min(n, self._remaining(p))) for n, p in zip(depths, prefixes, strict=True))
         shape = Wide(1, max(levels, default=0)) if job.chain else job.shape
         slab, parents = self._slab if job.sampled else None, 0 if job.chain else shape.parents
         leases = [slab.lease((parents or n) if n else 0) if slab else None for n in levels]

@@ -18,8 +18,7 @@ from engine.types import Draft, Limits, Prefix, Verdict
 if TYPE_CHECKING:
     from engine.checkpoints.text import IncrementalText
     from engine.drafting.ngrams import Lookahead
-    from engine.run.dispatch import Dispatcher
-    from engine.run.serving import Gathering
+    from engine.run.dispatch import Dispatcher, Gathering
     from engine.worker.shared import Slab
     from engine.worker.worker import Worker
 
@@ -103,13 +102,17 @@ class Run:
         readers: Collection[str] = (),
     ) -> None:
         self.sequences = sequences
+
+        def remaining(prefix: Prefix) -> int:
+            return sequences[prefix.sequence].remaining(prefix)
+
         self.targets = [
-            Model(dispatcher, worker, "target", "target", sequences, gathering=gathering)
+            Model(dispatcher, worker, "target", "target", remaining, gathering=gathering)
             for worker in workers.get("target", ())
         ]
         """The target servers."""
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", sequences, slabs.get(worker.name), gathering)
+            Model(dispatcher, worker, name, "drafter", remaining, slabs.get(worker.name), gathering)
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
         """Most methods use the first."""

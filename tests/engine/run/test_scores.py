@@ -36,7 +36,7 @@ def test_logits_are_dropped_when_their_forward_ends_and_not_before():
         worker, rows = SlowWorker(), []
         emitter = TraceEmitter(rows.append, str)
         dispatcher = Dispatcher(rows.append, emitter, origin=0, check=lambda: None)
-        scores = Model(dispatcher, worker, "target", "target", ()).score(
+        scores = Model(dispatcher, worker, "target", "target", len).score(
             Prefix(0, np.arange(3)), Draft.empty()
         )
         del scores
