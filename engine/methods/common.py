@@ -19,6 +19,10 @@ from engine.types import check_range
 MOST_LEVELS = 32
 """Levels of a static tree that heads may be asked for."""
 AUTO = "auto"
+GAMMA = 5
+"""Draft length where nothing is planned."""
+LONGEST = 8
+"""Draft length of runs that measure acceptance rates, and the longest planned one."""
 PROBE = Static(
     (
         *((0,), (1,), (2,), (3,), (4,), (5,)),
@@ -39,6 +43,17 @@ def chain_drafts() -> Any:
         "How the drafter picks tokens when the temperature is above 0.",
         choices=("sampled", "greedy"),
     )
+
+
+def planned(doc: str, high: int, paper: int | None = None) -> Any:
+    """Declare a whole number that is planned where it is 0, else at least 1."""
+    return setting(0, doc, low=1, high=high, auto="planned", paper=paper)
+
+
+def draft_length(unit: str) -> Any:
+    """Declare the setting `gamma`, in tokens or levels."""
+    doc = f"Draft length: {unit} drafted before each verification; 0 plans it from measured cost, and is "
+    return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA)
 
 
 def tree_drafts() -> Any:

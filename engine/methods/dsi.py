@@ -20,6 +20,7 @@ from typing import Any
 
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
+from engine.methods.common import planned
 from engine.methods.registry import Situation, method, setting
 from engine.run.models import Model, Scores
 from engine.run.run import Run
@@ -32,19 +33,13 @@ MOST_LOOKAHEAD = 64
 class Config:
     """Settings of DSI."""
 
-    lookahead: int = setting(
-        0,
+    lookahead: int = planned(
         "Tokens drafted for each verification; 0 is the smallest number for which the servers suffice.",
-        low=1,
         high=MOST_LOOKAHEAD,
-        auto="planned",
     )
-    sp: int = setting(
-        0,
+    sp: int = planned(
         "Speculation parallelism: target servers; 0 uses as many as the lookahead needs, if the cluster has them.",
-        low=1,
         high=64,
-        auto="planned",
     )
     drafters: int = setting(
         1,

@@ -20,6 +20,7 @@ from math import ceil
 from engine.drafting.copy import Copier
 from engine.drafting.plan import best_parallel
 from engine.layout import Colocated, Layout, Pipelined, Separate
+from engine.methods.common import planned
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
 from engine.types import Draft, Prefix
@@ -32,13 +33,10 @@ MEASURED = 8
 class Config:
     """Settings of PEARL."""
 
-    gamma: int = setting(
-        0,
+    gamma: int = planned(
         "Window size: tokens drafted in one go; 0 plans it from measured cost and acceptance, and is "
         "round(c), the paper's best choice, where nothing is planned.",
-        low=1,
         high=32,
-        auto="planned",
     )
     pre_verify: bool = setting(
         True,

@@ -159,9 +159,7 @@ class Method:
     Config: type
     decode: Decode
     layout: Callable[[Any], Layout]
-    """Config -> the workers that the method needs."""
     batched: bool
-    """Whether one run decodes several prompts at once."""
     plain: Mapping[str, Any]
     """For a method for batches: settings with which it drafts nothing, the baseline of a batch."""
     plan: Callable[[Any, Situation], Any]

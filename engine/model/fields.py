@@ -15,12 +15,10 @@ from engine.errors import ModelError, plain_name
 
 MOST_LAYERS = 1024
 MOST_TOKENS = 1 << 22
-"""Most entries of a vocabulary."""
 MOST_POSITIONS = 1 << 27
 LONGEST_VOCABULARY = 1 << 26
 """Most bytes of a tokenizer file."""
 MOST_ENDS = 64
-"""Most token ids that end a text."""
 WHOLE = {
     "vocab_size": (1, MOST_TOKENS),
     "hidden_size": (1, 1 << 17),

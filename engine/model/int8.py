@@ -36,7 +36,6 @@ _READERS = {
 }
 """Matrices that read a norm's output, and the norm."""
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
-"""Matrices that write to the hidden state."""
 
 
 @cache

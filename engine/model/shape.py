@@ -118,9 +118,7 @@ def _rotation(
 
 
 EMBEDDING = "model.embed_tokens.weight"
-"""Our name of the embeddings."""
 POSITIONS = "model.embed_positions.weight"
-"""Our name of the table of learned positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,6 @@ class ModelShape:
     mlp_bias: bool
     tied: bool
     windows: tuple[int | None, ...]
-    """Sliding window of each layer in positions; None for all positions."""
     frequencies: tuple[float, ...]
     """Rotary frequencies in radians per position, (head_dim / 2,); 0 for pairs not rotated."""
     rope_scale: float
@@ -159,17 +156,14 @@ class ModelShape:
     final_norm: bool = True
     """Whether the LM head reads normed states; False in EAGLE's layer."""
     family: str = "LlamaForCausalLM"
-    """The architecture, a key of `FAMILIES`."""
     layer_norm: bool = False
     """Whether norms subtract the mean and have biases; otherwise they are RMS norms."""
     gated: bool = True
     """Whether the MLP multiplies two products; otherwise it has one."""
     activation: str = "silu"
-    """One of `ACTIVATIONS`."""
     learned_positions: bool = False
     """Whether a vector for each position is added to the embeddings, without a rotation."""
     post_norms: bool = False
-    """Whether norms follow attention and MLP, too."""
     embed_scale: float = 1.0
     """Factor of the embeddings, not of a tied LM head."""
     residual_scale: float = 1.0

@@ -190,7 +190,6 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), partial(functional.gelu, approximate="tanh")),
 }
-"""The activations by name (`engine.model.families.ACTIVATIONS`)."""
 
 
 def identity(x: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ class Submission:
     ) -> None:
         self.worker, self.role, self.sequence = worker, role, sequence
         self.step = dispatcher.step
-        """The round that submitted it."""
         self.spans = range(0)
         """Span ids, one per stamp of the reply."""
         self.chunks: Sequence[Chunk] = ()

@@ -110,12 +110,10 @@ class Run:
             Model(dispatcher, worker, "target", "target", remaining, gathering=gathering)
             for worker in workers.get("target", ())
         ]
-        """The target servers."""
         self.drafters = [
             Model(dispatcher, worker, name, "drafter", remaining, slabs.get(worker.name), gathering)
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
-        """Most methods use the first."""
         self._readers = [drafter for drafter in self.drafters if drafter.name in readers]
         self._dispatcher = dispatcher
         self._clock = clock

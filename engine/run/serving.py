@@ -41,7 +41,6 @@ class Load:
     batch: int = 8
     """Sequences decoded at once, and KV slots."""
     chunk: int = CHUNK
-    """Prompt tokens that a forward caches at most."""
 
     def __post_init__(self) -> None:
         check_range("batch", self.batch, 1, MOST_SEQUENCES)

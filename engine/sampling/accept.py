@@ -227,7 +227,6 @@ class _Chosen(NamedTuple):
     """Nodes of a draft that typical acceptance chose."""
 
     path: frozenset[int]
-    """The accepted path."""
     enough: frozenset[int]
     """All nodes whose path is probable enough."""
 

@@ -122,7 +122,6 @@ class Case(NamedTuple):
     draws: Draws
     bonus: bool = True
     typical: bool = False
-    """Whether it is judged by typical acceptance."""
 
 
 def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
