@@ -24,11 +24,6 @@ NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
 """Often allows fewer tokens than a level's width: the trees of a round differ in size."""
 
 
-@pytest.fixture(scope="module")
-def threads(bundled):
-    return bundled("local-thread")
-
-
 def alone(cluster, prompts, sampling: Sampling, new: int) -> list[Trace]:
     """Run `tree` for each prompt, with the draws of its sequence in a batch."""
     shape = {"width": TREES["width"], "depth": TREES["gamma"]}

@@ -14,7 +14,6 @@ import engine
 from engine.checkpoints.load import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.placement import Placement
-from engine.drafting.plan import Plan
 from engine.drafting.tree import Wide
 from engine.layout import Layout, Packing
 from engine.methods import find
@@ -27,12 +26,10 @@ from engine.worker.drafting import Drafting, draft
 from engine.worker.forwards import NO_DRAFT, Forwards
 from engine.worker.jobs import Grown, Propose, Stamp
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.situations import situation
 from tests.engine.worker.harness import Flat, Racks, TestCluster
 
 PROMPT = [1, 2, 3]
 SAMPLE_US, COMMUNICATE_US = 30, 20
-METHOD = find("tree")
 
 
 class Ranked(Scripted):
@@ -288,33 +285,3 @@ def test_sampled_trees_are_judged_by_the_ratio_rule_sibling_after_sibling(tiny):
 
 def test_drafter_and_target_take_turns_on_shared_gpus():
     assert find("tree").layout(None).arrangement.turns
-
-
-@pytest.mark.parametrize(
-    ("asked", "planned", "measured"),
-    [
-        ({}, (2, 3), (4, 6)),
-        ({"depth": 12}, (2, 12), (4, 12)),
-        ({"depth": 32}, (2, 32), (2, 32)),
-        ({"width": 16}, (2, 3), (16, 4)),
-        ({"width": 3, "depth": 7}, (3, 7), None),
-    ],
-)
-def test_width_and_depth_are_planned_where_they_are_0(asked, planned, measured):
-    seen = list[dict[str, int]]()
-
-    def plan(settings, best):
-        seen.append(settings)
-        return Plan(3, 6, 2.0, 1.5, width=2)
-
-    cfg = METHOD.plan(METHOD.configure(asked), situation(planned=plan))
-    assert (cfg.width, cfg.depth) == planned
-    assert [(probe["width"], probe["depth"]) for probe in seen] == ([measured] if measured else [])
-
-
-@pytest.mark.parametrize(
-    ("asked", "usual"), [({}, (4, 5)), ({"width": 16}, (16, 4)), ({"depth": 20}, (3, 20))]
-)
-def test_where_nothing_is_planned_width_and_depth_are_the_usual_ones(asked, usual):
-    cfg = METHOD.plan(METHOD.configure(asked), situation())
-    assert (cfg.width, cfg.depth) == usual
