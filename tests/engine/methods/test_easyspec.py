@@ -11,7 +11,7 @@ from engine.drafting.tree import Wide
 from engine.errors import UsageError
 from engine.methods import find
 from engine.sampling.draws import Draws, process_logits
-from engine.types import Draft, Limits, Sampling
+from engine.types import Draft, Limits
 from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
@@ -80,21 +80,6 @@ def test_judging_a_fuzzy_draft_by_the_exact_q_is_detected():
 
 
 # Real models.
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=3)])
-def test_size_1_gives_the_trace_rows_of_speculative(threads, sampling):
-    def rows(method: str, **config: object):
-        trace = threads.run(
-            method, "Tell me a story.", config={"gamma": 4, **config}, sampling=sampling, limits=Limits(28)
-        )
-        times = {"time": 0, "span": 0, "draft_span": 0, "verify_span": 0}
-        return [
-            replace(row, **{name: 0 for name in times if hasattr(row, name)})
-            for row in (*trace.rounds, *trace.commits, *trace.decisions)
-        ]
-
-    assert rows("easyspec", size=1) == rows("speculative")
 
 
 @pytest.mark.parametrize("devices", [1, 2])

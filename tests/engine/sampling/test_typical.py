@@ -26,16 +26,8 @@ RULES = [PAPER, Typical(0.3, 0.9), Typical(0.0, 0.0), Typical(1.0, 1.0), Typical
 
 
 def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
-    return judge(
-        logits,
-        draft,
-        lambda _: None,
-        position=10,
-        sampling=sampling,
-        draws=draws or Fixed(),
-        typical=typical,
-        **more,
-    )
+    more |= {"position": 10, "sampling": sampling, "draws": draws or Fixed(), "typical": typical}
+    return judge(logits, draft, lambda _: None, **more)
 
 
 def tree(*nodes: tuple[int, int]) -> Draft:
