@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from app.service import Service
-    from traces.bins import Line
     from traces.store import Store
     from traces.view.aligned import AlignedPart, PartRow, RowView
-    from traces.windows import Extent
+    from traces.windows import Extent, Line
 
 LONG = 1000
 """Most spans of runs whose whole document is made at once, in about 0.15 s."""

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
-    from traces.papers.report import Summary, chosen
+    from traces.papers.summary import Summary, chosen
 
     papers = chosen(args.paper)
     if args.output is not None:

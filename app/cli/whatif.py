@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(result: WhatIf, *, stored: bool) -> None:
-    from traces.acceptance import acceptance
+    from traces.view.figures import acceptance
     from traces.view.settings import config_text, models_text, shown_config
     from traces.whatif.result import rows, sentences
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from app.render import charts
 from app.render.charts import curve
 from app.render.html import badge, table, text
-from traces.acceptance import acceptance
 from traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
+from traces.view.figures import acceptance
 from traces.whatif.result import rows, sentences
 
 if TYPE_CHECKING:
