@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from app.cli.common import note
 from app.pairs import NAMES
 from engine.checkpoints.catalog import CATALOG, opening, stored_heads
 from engine.errors import UsageError
@@ -46,7 +46,7 @@ def equipped(
     if left_out and set(configs) - set(left_out) == {BASELINE} != {*configs}:
         raise UsageError(next(iter(left_out.values())))
     for reason in left_out.values():
-        print(f"specscope: left out: {reason}", file=sys.stderr)
+        note(f"left out: {reason}")
     return [key for key in configs if key not in left_out], left_out
 
 

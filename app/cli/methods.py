@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import add_json, print_json
+from app.cli.common import answer
+from app.cli.options import JSON, add_options
 from engine.methods import METHODS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
+    add_options(parser, JSON)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,12 +39,10 @@ def run(args: argparse.Namespace) -> int:
         }
         for m in METHODS.values()
     ]
-    if args.json:
-        print_json({"methods": rows})
-        return 0
-    for row in rows:
-        print(f"{row['key']:20} {row['summary']}")
-        for s in row["settings"]:
-            default = s["default"] if s["default"] != "" else '""'
-            print(f"{'':22}{s['name']} = {default}: {s['doc']}")
-    return 0
+    lines = list[str]()
+    for method in METHODS.values():
+        lines.append(f"{method.key:20} {method.summary}")
+        for s in method.settings():
+            default = s.default if s.default != "" else '""'
+            lines.append(f"{'':22}{s.name} = {default}: {s.doc}")
+    return answer(args, {"methods": rows}, lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import app.cli.load
+from app.cli import common
 from app.loaded import poisson, read_arrivals
 from engine.errors import UsageError
 from tests.app.commands import call
@@ -79,8 +79,8 @@ def test_ctrl_c_shows_what_is_finished(capsys, db, monkeypatch):
         done.append(args)
         return recorded(*args)
 
-    recorded = app.cli.load.recorded
-    monkeypatch.setattr(app.cli.load, "recorded", interrupted)
+    recorded = common.recorded
+    monkeypatch.setattr(common, "recorded", interrupted)
     code, out, err = call(capsys, *LOAD, *db)
     assert code == 130
     assert "stopped before the end" in out
