@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -13,8 +12,8 @@ from app.render.analysis import LONGEST, acceptance_table, chart, difference, wh
 from app.render.history import name_of
 from app.render.html import alert, note
 from app.routes import find_traces, store_of
-from app.tabs.plan import check_profile
-from app.tabs.wiring import QUIET, Update, build_viewer, viewed
+from app.tabs.requests import check_profile
+from app.tabs.wiring import CHARTS, QUIET, Update, build_viewer, plain_html, viewed
 from engine.errors import SpecScopeError, UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
@@ -31,11 +30,6 @@ OWN = "The run's own"
 MOST_C = 1000
 """Largest c of the chart; the slider ends at the run's own c, or at `USUAL_C`."""
 USUAL_C = 40
-CHARTS = "SpecScopeApp.charts(element, watch);"
-
-
-_html = partial(gr.HTML, apply_default_css=False)
-"""HTML without Gradio's styles for text, which draw borders around every table."""
 
 
 class Analysis:
@@ -50,10 +44,10 @@ class Analysis:
             self._build_chart()
         with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
             gr.HTML("<h2>Difference</h2>")
-            self.diff = _html(js_on_load=CHARTS)
+            self.diff = plain_html(js_on_load=CHARTS)
         with gr.Column(elem_id="acceptance", elem_classes="app-card") as self.third:
             gr.HTML("<h2>Acceptance by definition</h2>")
-            self.acceptance = _html()
+            self.acceptance = plain_html()
         self.cards = [self.card, self.second, self.third]
         self.sliders = [self.rate, self.gamma, self.c]
         self.shown = [
@@ -77,8 +71,8 @@ class Analysis:
             self.replay = gr.Button(
                 "Replay", variant="primary", size="sm", min_width=0, elem_id="whatif-replay"
             )
-        self.message = _html(elem_id="whatif-message")
-        self.result = _html(elem_id="whatif-result")
+        self.message = plain_html(elem_id="whatif-message")
+        self.result = plain_html(elem_id="whatif-result")
         self.viewer = build_viewer("whatif-viewer")
         self.kept = gr.Textbox("", visible=False)
         """Ids of the shown replay and its plain decoding."""
@@ -106,7 +100,7 @@ class Analysis:
                 label="drafter speed, c",
                 info="Median verification / median draft forward, as in Figures; without drafts, the cluster's.",
             )
-        self.chart = _html(elem_id="whatif-chart", js_on_load=CHARTS)
+        self.chart = plain_html(elem_id="whatif-chart", js_on_load=CHARTS)
 
     def _connect(self) -> None:
         for slider in self.sliders:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app import pairs
 from app.loaded import batch_sizes, parse_arrivals, poisson
 from app.runs import RunRequest
-from app.tabs.plan import MOST_PASSES, VIRTUAL, check_profile, lines_of
+from app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
 from engine.bounds import check_prompt
 from engine.checkpoints.forms import FORMS
 from engine.errors import UsageError, shown
@@ -145,7 +145,6 @@ def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) ->
     check_range("the number of runs, two for each cell, prompt and pass,", runs, 0, MOST_RUNS)
     tokens = _whole("tokens", given.tokens, MOST_TOKENS)
     check_range("the number of prompts", len(prompts), 1, MOST_PROMPTS)
-    _check_prompts(prompts)
     request = _request(given.models, [given.method], prompts, tokens, given.profile, given.pair)
     return SweepWork(plan, Decoder(request, service, stop, batched=method.batched), points)
 
@@ -193,7 +192,6 @@ def load_plan(given: LoadSettings) -> LoadPlan:
     tokens = _whole("new tokens", given.tokens, MOST_LOAD_TOKENS)
     arrivals = _arrivals(given)
     known = lines_of(given.prompts) or json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
-    _check_prompts(known)
     limits = {"TTFT": float(given.ttft_ms or 0), "TPOT": float(given.tpot_ms or 0)}
     for name, limit in limits.items():
         check_range(f"the limit of {name} in ms", limit, 0, MOST_MS, exclusive=True)
@@ -235,6 +233,8 @@ def _request(
     models: str, methods: Sequence[str], prompts: Sequence[str], tokens: int, profile: str, profile_pair: str
 ) -> RunRequest:
     """Return what all runs of an experiment share; refuse what models or cluster cannot run."""
+    for prompt in prompts:
+        check_prompt(prompt)
     if models not in pairs.NAMES:
         raise UsageError(f"there are no models {shown(models)}; choose one of {', '.join(pairs.NAMES)}")
     for method in (METHODS[key] for key in methods):
@@ -251,11 +251,6 @@ def _request(
     return RunRequest(
         method=methods[0], prompt=first, further=tuple(further), limits=Limits(tokens), pair=models, **place
     )
-
-
-def _check_prompts(prompts: Sequence[str]) -> None:
-    for prompt in prompts:
-        check_prompt(prompt)
 
 
 def _check_drafters(plan: Sweep) -> None:

@@ -15,7 +15,7 @@ from app.ray import RUNTIME, Ray
 from app.render.html import note
 from app.tabs.library import absent_note
 from app.tabs.picker import build_picker
-from app.tabs.plan import MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
+from app.tabs.requests import MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
 from app.tabs.wiring import QUIET, Update
 from engine.checkpoints.forms import FORMS, form_title
 from engine.errors import UsageError

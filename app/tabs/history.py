@@ -12,7 +12,7 @@ from app.render.history import opened, runs_table
 from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
 from app.tabs.analysis import Analysis
-from app.tabs.plan import MOST_PASSES
+from app.tabs.requests import MOST_PASSES
 from app.tabs.wiring import QUIET, Update, build_viewer, viewed
 from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError

@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from app import pairs
-from app.tabs.plan import MOST_METHODS
+from app.tabs.requests import MOST_METHODS
 from engine.methods import BASELINE, METHODS, Method, Setting
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts"

@@ -20,8 +20,8 @@ from app.tabs.chat import Chat, conversation
 from app.tabs.form import Composer, Form, build_settings, offer_script
 from app.tabs.library import Library, absent_note
 from app.tabs.picker import value_of
-from app.tabs.plan import MOST_RUNS, FormError, blame, make_requests, passes_of
 from app.tabs.races import Streams, running, stored
+from app.tabs.requests import MOST_RUNS, FormError, blame, make_requests, passes_of
 from app.tabs.streaming import Frame, frames
 from app.tabs.wiring import QUIET, Update, build_demo, build_viewer, viewed
 from engine.checkpoints.forms import is_form

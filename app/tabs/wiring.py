@@ -8,17 +8,34 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 import gradio as gr
+
+from app.render.html import alert
+from engine.errors import SpecScopeError
 
 Update = dict[Any, Any]
 """New values by component; other components stay unchanged."""
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Settings of an event: no spinner, no public endpoint."""
+
+
+CHARTS = "SpecScopeApp.charts(element, watch);"
+plain_html = partial(gr.HTML, apply_default_css=False)
+"""HTML without Gradio's styles for text, which draw borders around every table."""
+
+
+class State(NamedTuple):
+    """What the page shows of long work."""
+
+    name: str
+    """Of the work, which a Stop button ends."""
+    message: str
+    result: str
 
 
 class Stops:
@@ -27,12 +44,16 @@ class Stops:
     def __init__(self) -> None:
         self._events: dict[str, threading.Event] = {}
 
-    @contextmanager
-    def work(self) -> Iterator[tuple[str, threading.Event]]:
+    def states(self, work: Callable[[threading.Event], Generator[tuple[str, str]]]) -> Iterator[State]:
+        """Yield what the page shows of work, from its (message, result); an error is an alert."""
         name, stop = uuid.uuid4().hex, threading.Event()
         self._events[name] = stop
         try:
-            yield name, stop
+            with closing(work(stop)) as steps:
+                for message, result in steps:
+                    yield State(name, message, result)
+        except SpecScopeError as error:
+            yield State(name, alert(str(error)), "")
         finally:
             del self._events[name]
 
@@ -45,13 +66,13 @@ class Stops:
         self,
         start: gr.Button,
         stop: gr.Button,
-        run: Callable[..., Iterable[tuple[Any, ...]]],
+        run: Callable[..., Iterator[State]],
         given: list[gr.components.Component],
         shown: list[gr.components.Component],
     ) -> None:
         """Let `start` run the work and `stop`, which is off until then, end it.
 
-        `run` yields the values of `shown`; the first value is the work's name.
+        `shown` has the places of the values of a State.
         """
 
         @wraps(run)

@@ -9,7 +9,7 @@ import pytest
 
 from app.service import Service
 from app.tabs.experiments import AT_ONCE, HERE, RATE, TIMES, LoadSettings, load_plan, servable
-from app.tabs.load import LoadTab
+from app.tabs.lab import LoadTab
 from engine.errors import UsageError
 from traces.requests import load_of
 

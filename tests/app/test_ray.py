@@ -11,8 +11,8 @@ import pytest
 from app.ray import Ray
 from app.tabs import playground
 from app.tabs.form import Form, build_settings
-from app.tabs.plan import FormError, make_requests
 from app.tabs.playground import Playground
+from app.tabs.requests import FormError, make_requests
 from engine.cluster import ray_cluster, ray_connect
 from engine.errors import SpecScopeError, WorkerDied
 from tests.app.commands import call

@@ -11,7 +11,7 @@ import pytest
 
 from app.cli import common
 from app.main import main
-from app.tabs.plan import FormError, make_requests
+from app.tabs.requests import FormError, make_requests
 from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS, PER_TOKEN
 from engine.checkpoints.pair import Pair
 from engine.cluster.prompts import encode, ids_of
