@@ -52,7 +52,6 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _marked(button: str, clock: str = "") -> str:
-    """Return the line that says that what follows is an example."""
     source = badge(clock) if clock else ""
     line = text(
         f"A finished example with the settings above. {button} runs it here, and then its traces open."

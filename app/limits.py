@@ -149,5 +149,4 @@ class BoundedConnection(H11Protocol):
 
 
 def _unread(connection: Any) -> int:
-    """Return the bytes of answers that a client has not taken."""
     return connection.transport.get_write_buffer_size()

@@ -10,10 +10,10 @@ import gradio as gr
 
 from app.guard import report_failure
 from app.pairs import TOY
+from app.papers import build_papers
 from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
 from app.tabs.lab import Lab, LoadTab
-from app.tabs.papers import build_papers
 from app.tabs.playground import Playground
 from app.tabs.wiring import QUIET, Update
 from engine.errors import UsageError

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"
-PAPERS = f"{PREFIX}/papers.html"
 MAX_COMPARED = 8
 MAX_PASSES = 9
 MAX_TURNS = 12

@@ -98,7 +98,6 @@ class LiveRun:
         return self._log.since(cursor)
 
     def trace(self) -> Trace | None:
-        """Return the trace so far; None before its header."""
         events, _ = self._log.since(0)
         if not events:
             return None
@@ -117,7 +116,6 @@ class LiveRun:
         return trace
 
     def _footer(self, trace: Trace) -> Footer:
-        """Return the trace's footer, or make one if the engine wrote none."""
         status = "cancelled" if self.state == "cancelled" else "failed"
         if trace.footer is None:
             return trace.new_footer(status, self.error)
@@ -193,7 +191,6 @@ class Lane:
         return "~".join(run.run_id for run in self.runs if run.run_id)
 
     def trace(self) -> Trace | None:
-        """Return the trace of the median pass; None before the first header."""
         found = [trace for run in self.runs if (trace := run.trace()) is not None]
         return median_first(found)[0] if found else None
 

@@ -111,7 +111,6 @@ class Windows:
 
 
 def _ns(ms: float, size: Extent) -> int:
-    """Return ns since the run's start, within the run."""
     return max(size.start, min(size.end, size.begin + round(ms * 1e6)))
 
 
@@ -133,7 +132,6 @@ class _Stored:
         return round((ns - self.size.begin) / 1e6, 3)
 
     def row(self, view: RowView, first: int, shown: int) -> PartRow:
-        """Return the run's tokens beside those of the reference run."""
         if view["reason"]:
             return {**view, "length": 0, "before": 0.0, "tokens": []}
         sequence = view["sequence"]

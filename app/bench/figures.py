@@ -74,7 +74,6 @@ class Figure:
         return statistics.median(self.values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return median, min, max, runs and unit, then the details."""
         return {
             "median": self.median,
             "min": min(self.values),

@@ -119,7 +119,6 @@ def _figure(race: Race, name: str, *, ours: bool) -> Figure:
 
 
 def lines(figures: Mapping[str, Figure]) -> list[str]:
-    """Return the ratios and what they do not compare, as lines of text."""
     text = list[str]()
     for name, figure in figures.items():
         ratio, share = (figure.detail[key] for key in (f"over_{BASELINE}", "equal_texts"))

@@ -82,7 +82,6 @@ class Race:
         return {name: _quotients(self.tokens[name], seconds) for name, seconds in self.seconds.items()}
 
     def ratio(self, one: str, other: str) -> tuple[float, ...]:
-        """Return speed of `one` / speed of `other`, for each round."""
         return tuple(_quotients(self.speeds[one], self.speeds[other]))
 
     def speed(self, name: str) -> float:
@@ -92,7 +91,6 @@ class Race:
         return max(self._contestants if names is None else names, key=self.speed)
 
     def same(self, *names: str) -> bool:
-        """Whether contestants wrote the same ids for every prompt."""
         first, *others = (self._written[name] for name in names)
         return all(other == first for other in others)
 

@@ -126,7 +126,6 @@ def _add(
     seed: int,
     tokens: int,
 ) -> None:
-    """Record one run, predict the other one, and run that."""
     options: dict[str, Any] = {
         "sampling": Sampling(temperature=c.temperature, seed=seed),
         "limits": Limits(tokens),

@@ -105,7 +105,6 @@ def report(
     args: argparse.Namespace,
     facts: Mapping[str, Any],
 ) -> None:
-    """Print figures, the bars that they meet or miss, and facts, as a table or as JSON."""
     from engine.environment import environment
 
     found = judged(measured, bars)
@@ -153,7 +152,6 @@ def _check_models(args: argparse.Namespace, part: str) -> None:
 
 
 def _rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> list[PromptRow]:
-    """Return the prompts of the named file, or `limit` of the usual one."""
     if limit is not None and not args.limit:
         args.limit = None if args.prompt_file else limit
     chosen = argparse.Namespace(prompt=None, prompt_file=args.prompt_file or usual, limit=args.limit)

@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(trace: Trace, form: str, table: Any, file: IO[str]) -> None:
-    """Write a trace in a format; `table` is for CSV only."""
     from traces.export.perfetto import write_perfetto
     from traces.export.tables import write_csv
     from traces.imports.modelopt import profile_of

@@ -166,7 +166,6 @@ def chart(result: Mapping[str, Any]) -> str:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """Return chart and table as a page of its own, which loads nothing."""
     from app.render.charts import app_page
     from app.render.html import scrolling, table, text
 

@@ -225,7 +225,6 @@ def _pairs(profile: str) -> list[tuple[str, str]]:
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """Return `gamma=6, pre_verify=off` as settings."""
     settings: dict[str, str] = {}
     for part in filter(None, map(str.strip, str(text or "").split(","))):
         name, equals, value = part.partition("=")

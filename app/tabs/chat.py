@@ -79,11 +79,9 @@ class Chat:
         return tuple(filter(None, (*(turn.shown for turn in self.past), self.shown)))
 
     def started(self, runs: tuple[str, ...], race: str = "") -> Chat:
-        """Return a copy with the tickets and the race of the current turn's runs."""
         return replace(self, runs=runs, answers=(), shown=(), race=race)
 
     def answered(self, answers: tuple[tuple[str, str], ...], shown: tuple[str, ...] = ()) -> Chat:
-        """Return a copy with the current turn's answers and the names of its runs."""
         return replace(self, answers=answers, shown=shown)
 
 

@@ -126,7 +126,6 @@ class History:
         return gr.skip() if query == place.get("query") else self.refresh(query)
 
     def turn_page(self, query: str, place: Place, event: gr.EventData) -> Update:
-        """Show another page and keep the selection."""
         return self.refresh(query, _place(query, max(0, int(event.offset)), _read(place)[1]))
 
     def pick(self, place: Place, event: gr.EventData) -> Update:
@@ -148,7 +147,6 @@ class History:
         }
 
     def list_again(self, query: str, place: Place) -> Update:
-        """Return from an open run to the list."""
         return {
             **self.refresh(query, place),
             self.listing: gr.update(visible=True),
@@ -163,7 +161,6 @@ class History:
         return self.show([str(event.run)])
 
     def open_group(self, event: gr.EventData) -> Update:
-        """Open the run of a row with the other runs of its comparison."""
         try:
             store = self._store()
             runs = store.group(str(event.run))[: MAX_COMPARED * MOST_PASSES]

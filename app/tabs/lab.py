@@ -231,7 +231,6 @@ def _row(**more: Any) -> gr.Row:
 
 
 def _build_cluster(profile: str, pair: str) -> tuple[gr.Dropdown, gr.Dropdown]:
-    """Add the choice of a cluster or this machine, and that of the cluster's pairs."""
     clusters = [(Profile.load(name).title, name) for name in profiles()]
     where = gr.Dropdown([*clusters, ("This machine, measured", HERE)], value=profile, label="Cluster")
     offered = pairs_of(profile)

@@ -83,7 +83,6 @@ class Shelf:
         self.really.click(self.delete, None, changed, **once)
 
     async def download(self) -> AsyncIterator[Update]:
-        """Download the model, show the progress, and choose the model when it is here."""
         try:
             run = self._service().start(RunRequest(method="", prompt="", pair=self.entry.name))
         except SpecScopeError as error:
@@ -95,7 +94,6 @@ class Shelf:
             yield {self._models: self.entry.name, self._notice: ""}
 
     async def follow(self) -> AsyncIterator[Update]:
-        """Show the state of the model, and the progress of a download that began earlier."""
         if (run := self._service().download_of(self.entry.name)) is None:
             yield self.state()
             return
@@ -103,7 +101,6 @@ class Shelf:
             yield update
 
     async def _watch(self, run: LiveRun) -> AsyncIterator[Update]:
-        """Show the progress of a download, and its result."""
         before = ""
         while run.state == "downloading" or (run.state == "queued" and not run.position):
             line = model_line(self.entry, run.progress, busy=True)
@@ -124,7 +121,6 @@ class Shelf:
         self._service().stop_download(self.entry.name)
 
     def delete(self) -> Update:
-        """Delete the model and choose the toy."""
         try:
             size = self._service().remove(self.entry.name)
         except SpecScopeError as error:

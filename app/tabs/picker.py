@@ -44,7 +44,6 @@ def build_picker(pair: str) -> gr.HTML:
 
 
 def value_of(pair: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Return a value of the picker; a row is a method and its settings."""
     return json.dumps(
         {"pair": pair, "chosen": [{"method": method, "config": config} for method, config in rows]}
     )

@@ -150,7 +150,6 @@ class Playground:
             yield self.blank() if moved else {self.kept: gr.skip()}
 
     def _ended(self, chat: Chat) -> Update:
-        """Show a race that has ended."""
         return {
             **self.blank(),
             self.chat: chat.to_json(),
@@ -248,7 +247,6 @@ class Playground:
                 run.cancel()
 
     async def forget(self, talk: Any) -> AsyncIterator[Update]:
-        """Start a new conversation."""
         self.stop_runs(talk)
         yield {**self.blank(), self.kept: json.dumps(Chat().to_json())}
 

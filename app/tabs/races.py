@@ -46,7 +46,6 @@ def _race(lanes: list[Lane]) -> str:
 
 
 def _message(prompt: Prompt) -> str:
-    """Return the message that a prompt ends with."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 

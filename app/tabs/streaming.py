@@ -114,7 +114,6 @@ class LivePane:
 
 
 def token(commit: Commit) -> str:
-    """Return a committed token, marked with its origin."""
     ink = commit.text.lstrip()
     space = commit.text[: len(commit.text) - len(ink)]
     return (

@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-import pytest
-
 from app.bench import cuda
 from app.cli import bench
-from engine.errors import UsageError
 
 
 def run_bench(*argv: str) -> int:
@@ -41,8 +38,3 @@ def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
         assert result[f"chain_gain_{size.name}"]["same_tokens"] == 1
     assert 0 < result["orchestration_toy"]["median"] < 1
     assert 0 < result["orchestration"]["median"] < 1
-
-
-def test_one_part_of_the_bench_at_a_time():
-    with pytest.raises(UsageError, match="--cuda and --whatif exclude each other"):
-        run_bench("--whatif", "--cuda")

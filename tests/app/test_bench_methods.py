@@ -90,43 +90,6 @@ def test_the_best_head_and_the_best_copier_have_figures_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (("--methods", "llma"), "--methods llma needs --pair or --target"),
-        (("--limit", "3"), "--limit needs --pair or --target"),
-        (("--runtime", "ray"), "--runtime needs --pair or --target"),
-        (("--address", "auto"), "--address needs --pair or --target"),
-        (
-            ("--pair", "bundled", "--runtime", "virtual"),
-            "--runtime virtual computes times; the bench measures",
-        ),
-        (("--pair", "bundled", "--address", "auto"), "the runtime is local-process; use the runtime ray"),
-        (("--head", "x"), "--head needs --pair or --target"),
-        (("--pair", "bundled", "--whatif"), "--whatif needs no other models; leave out --pair"),
-        (
-            ("--pair", "bundled", "--drafters", "--methods", "llma"),
-            "--methods llma does not go with --drafters",
-        ),
-        (
-            ("--pair", "bundled", "--drafters", "--head", "x"),
-            "--head does not go with --drafters; leave it out",
-        ),
-        (("--drafters", "--drafter", "x"), "--drafter needs --pair or --target"),
-        (("--pair", "bundled", "--noise"), "--noise needs --drafters"),
-        (("--peers",), "--peers needs --pair or --target, a model with a GGUF file"),
-        (("--pair", "bundled", "--peers", "--runtime", "ray"), "--runtime does not go with --peers"),
-        (("--drafters", "--peers"), "--drafters and --peers exclude each other"),
-        (("--pair", "bundled", "--methods", "nothing"), "there is no method 'nothing'"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_before_anything_is_loaded(given, why):
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    with pytest.raises(UsageError, match=why):
-        bench.run(parser.parse_args(given))
-
-
-@pytest.mark.parametrize(
     ("given", "place"),
     [
         ((), ("local-process", None)),

@@ -30,4 +30,3 @@ def test_the_command_prints_the_classes(capsys, monkeypatch):
     (row,) = json.loads(capsys.readouterr().out)["classes"]
     assert row == found[0].to_dict()
     assert (row["mean"], row["mean_absolute"], row["least"], row["most"]) == (-0.05, 0.15, -0.2, 0.1)
-    assert main(["bench", "--whatif", "--cuda"]) == 2

@@ -242,12 +242,3 @@ def test_short_answers_have_a_warning(capsys, db):
     assert err.count("The answer has 31 tokens") == 1
     _, out, err = call(capsys, *words, "--max-new-tokens", "32", "--json")
     assert (json.loads(out)["short_answers"], err) == (None, "")
-
-
-@pytest.mark.parametrize(("repeat", "place"), [("0", []), ("10", []), ("2", VIRTUAL)])
-def test_a_number_of_passes_that_makes_no_sense_is_refused(capsys, db, repeat, place):
-    code, _, err = call(
-        capsys, "compare", "--methods", "pearl", "--prompt", "Hi", "--repeat", repeat, *place, *db
-    )
-    assert code == 2
-    assert f"--repeat is {repeat}; " in err

@@ -111,7 +111,6 @@ def test_stop_ends_a_run_on_the_cluster_and_keeps_the_connection(page, opener) -
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--address", HEAD], 2, f"--address '{HEAD}' needs --ray; give both or neither"),
         (["--ray", "--address", "ray://host:1"], 2, "address is 'ray://host:1'; give host:port"),
         (["--ray", "--address", "127.0.0.1:1"], 1, "no Ray cluster answers at 127.0.0.1:1; start its head"),
     ],
