@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
-from app.bench.race import Race, Transformers, quiet
+from app.bench.speed import Race, Transformers, quiet
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
 

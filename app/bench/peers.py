@@ -15,7 +15,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
-from app.bench.race import Race
+from app.bench.speed import Race
 from engine.checkpoints import catalog
 from engine.errors import ModelError, UsageError, one_line
 from engine.methods import BASELINE

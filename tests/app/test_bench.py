@@ -15,7 +15,7 @@ import torch
 import engine
 from app.bench import speed, suite
 from app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
-from app.bench.race import Race, Transformers, quiet
+from app.bench.speed import Race, Transformers, quiet
 from app.cli import bench
 from engine.checkpoints.pair import Pair
 from engine.types import Limits
@@ -99,7 +99,7 @@ def test_a_race_compares_the_texts_of_contestants():
     race = track.race({"a": same[0], "b": same[1], "c": other}, [(1,), (2,)]).run(1, 1.0)
     assert race.same("a", "b")
     assert not race.same("a", "b", "c")
-    assert not speed._ratio(race, "a", "c").valid
+    assert not suite.ratio(race, "a", "c").valid
 
 
 def test_the_quick_plans_prompts_are_the_first_of_the_full_plan():

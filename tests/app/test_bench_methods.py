@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from app.bench.methods import COPYING, Comparison, figures
-from app.bench.race import Race
+from app.bench.speed import Race
 from app.cli import bench
 from engine.errors import UsageError
 from engine.trace.trace import Trace
