@@ -100,9 +100,8 @@ def run_address(runs: Sequence[str]) -> str:
 
 def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:
     turns = ";".join(",".join(map(quote, turn)) for turn in earlier[-MAX_TURNS:])
-    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}" + (
-        f"&amp;earlier={turns}" if turns else ""
-    )
+    more = f"&amp;earlier={turns}" if turns else ""
+    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}{more}"
 
 
 def export_address(run: str, form: str) -> str:
@@ -116,11 +115,8 @@ def build_router(service: Service) -> APIRouter:
     def file(name: str) -> Response:
         if name not in FILES:
             return _refusal(UsageError(f"there is no file {name!r}"))
-        return Response(
-            _file(name)[0],
-            media_type=FILES[name][1],
-            headers={"Cache-Control": "public, max-age=31536000, immutable"},
-        )
+        kept = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return Response(_file(name)[0], media_type=FILES[name][1], headers=kept)
 
     windows = Windows(service)
 
@@ -162,10 +158,8 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/report.html")
     def report(runs: str, redact_prompt: bool = False, earlier: str = "") -> Response:
         try:
-            before = [
-                median_of(find_passes(service, turn)) for turn in earlier.split(";")[:MAX_TURNS] if turn
-            ]
-            now = median_of(find_passes(service, runs))
+            turns = [turn for turn in earlier.split(";")[:MAX_TURNS] if turn]
+            *before, now = [median_of(find_passes(service, turn)) for turn in (*turns, runs)]
             page = render_report(*now, earlier=before, redact_prompt=redact_prompt)
         except SpecScopeError as error:
             return _refusal(error)
@@ -237,7 +231,6 @@ FRESH = {"Cache-Control": "no-store"}
 
 
 def find_traces(service: Service, names: str) -> list[Trace]:
-    """Return one trace for each run of `find_passes`: the median pass."""
     return median_of(find_passes(service, names))[0]
 
 
@@ -288,11 +281,6 @@ def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str
 def _download(text: str, media: str, name: str) -> Response:
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
     plain = "".join(c if c.isascii() else "_" for c in safe)  # for clients that read ASCII only
-    return Response(
-        text.encode("utf-8", "replace"),
-        media_type=media,
-        headers={
-            **FRESH,
-            "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe)}",
-        },
-    )
+    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe)}"
+    headers = {**FRESH, "Content-Disposition": disposition}
+    return Response(text.encode("utf-8", "replace"), media_type=media, headers=headers)

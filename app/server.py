@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import gradio_import  # noqa: F401 - imports Gradio in half the time
-from app.guard import Boundary, KnownRoutes, LateJoins, Login, SameOrigin
+from app.guard import Boundary, LateJoins, Login, Refusals
 from app.limits import BoundedConnection, SmallBodies
 from app.page import build_page
 from app.pairs import TOY, opening
@@ -83,8 +84,7 @@ def build_app(
 
 def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
     # The last wrapper sees a request first. Middleware inside the app would miss its failures.
-    guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
-    guarded = SameOrigin(KnownRoutes(LateJoins(guarded)))
+    guarded: ASGIApp = Refusals(LateJoins(SmallBodies(app, unlimited=IMPORT)))
     guarded = Login(guarded, credentials=auth) if auth is not None else guarded
     guarded = TrustedHostMiddleware(guarded, allowed_hosts=host_names(host), www_redirect=False)
     return Boundary(guarded)
@@ -125,7 +125,7 @@ def serve(
             app = build_app(service, host=host, auth=auth, pair=pair, ray=ray)
 
             def ready(line: str) -> None:
-                (announce or _print)(line)
+                (announce or partial(print, flush=True))(line)
                 # Load the models while the user types; the import of torch alone takes seconds.
                 started.start(RunRequest(method="", prompt="", pair=pair or opening()))
 
@@ -188,11 +188,7 @@ def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
 
 def _is_unicode(text: str) -> bool:
     """Return False for a command-line text with bytes that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text == text.encode(errors="replace").decode()
 
 
 def bind(host: str, port: int | None) -> socket.socket:
@@ -246,11 +242,6 @@ class _Server(uvicorn.Server):
                 self._ready()
             except Exception as error:  # noqa: BLE001 - `_run` raises it
                 self.failure, self.should_exit = error, True
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 SCRIPT = b"<script"

@@ -45,9 +45,8 @@ def gguf_of(model: str, folder: Path, progress: Any = None) -> Path:
         return Path(model).expanduser()
     if model in catalog.CATALOG:
         return catalog.gguf_file(model, folder, progress)
-    raise UsageError(
-        f"{model} has no GGUF file; give --pair {' or '.join(catalog.CATALOG)}, or --target X.gguf"
-    )
+    names = " or ".join(catalog.CATALOG)
+    raise UsageError(f"{model} has no GGUF file; give --pair {names}, or --target X.gguf")
 
 
 class Llama:
@@ -79,9 +78,8 @@ class Llama:
         greedy = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
         wanted = {"n_predict": self._new_tokens, "return_tokens": True, "cache_prompt": False}
         content = json.dumps({"prompt": list(ids), **greedy, **wanted}).encode()
-        request = Request(
-            f"{self._server.listening_address}/completion", content, {"Content-Type": "application/json"}
-        )
+        address = f"{self._server.listening_address}/completion"
+        request = Request(address, content, {"Content-Type": "application/json"})
         try:
             with build_opener(ProxyHandler({})).open(request) as answer:
                 return json.load(answer)["tokens"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.bench.figures import BARS, Bar, Figure, judged
 from app.cli import common, options
-from app.cli.prompts import PromptRow, prompts_of
+from app.cli.inputs import PromptRow, prompts_of
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods
-    from app.cli.chosen import able, method_keys
+    from app.cli.inputs import able, method_keys
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
@@ -187,7 +187,7 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
     """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods, peers
-    from app.cli.chosen import able
+    from app.cli.inputs import able
     from app.cli.status import DownloadBar
 
     peers.llama_cpp()

@@ -18,8 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from app.cli import common, options
-from app.cli.chosen import able, equipped, method_keys
-from app.cli.prompts import PromptRow, prompt_for, prompts_of
+from app.cli.inputs import PromptRow, able, equipped, method_keys, prompt_for, prompts_of
 from engine.bounds import check_prompt
 from engine.errors import UsageError
 from engine.methods import BASELINE, find

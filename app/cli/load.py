@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.cli import common, options
-from app.cli.chosen import able, equipped, method_keys
-from app.cli.prompts import MAX_PROMPT_FILE, PromptRow, prompt_for, prompts_of
+from app.cli.inputs import MAX_PROMPT_FILE, PromptRow, able, equipped, method_keys, prompt_for, prompts_of
 from app.loaded import COLUMNS, TITLES, batch_sizes, poisson, read_arrivals, verdicts
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
@@ -166,8 +165,7 @@ def chart(result: Mapping[str, Any]) -> str:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    from app.render.charts import app_page
-    from app.render.html import scrolling, table, text
+    from app.render.html import app_page, scrolling, table, text
 
     head = ["method", "batch", *(title for title, _, _ in COLUMNS)]
     rows = [

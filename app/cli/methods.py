@@ -8,6 +8,8 @@ from app.cli.common import answer
 from app.cli.options import JSON, add_options
 from engine.methods import METHODS
 
+FIELDS = ("name", "type", "default", "doc", "low", "high", "choices", "auto", "lossy")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, JSON)
@@ -23,18 +25,7 @@ def run(args: argparse.Namespace) -> int:
             "lossless": m.lossless(m.Config()),
             "head": m.layout(m.Config()).head or None,
             "settings": [
-                {
-                    "name": s.name,
-                    "type": s.type.__name__,
-                    "default": s.default,
-                    "doc": s.doc,
-                    "low": s.low,
-                    "high": s.high,
-                    "choices": list(s.choices),
-                    "auto": s.auto,
-                    "lossy": list(s.lossy),
-                }
-                for s in m.settings()
+                {name: getattr(s, name) for name in FIELDS} | {"type": s.type.__name__} for s in m.settings()
             ],
         }
         for m in METHODS.values()

@@ -11,8 +11,7 @@ import uuid
 from typing import Any
 
 from app.cli import common, options
-from app.cli.chosen import lacking
-from app.cli.prompts import checked_prompts
+from app.cli.inputs import checked_prompts, lacking
 from engine.errors import UsageError
 from engine.methods import find
 from engine.trace.trace import Trace

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common, options
-from app.cli.chosen import lacking
-from app.cli.prompts import checked_prompts
+from app.cli.inputs import checked_prompts, lacking
 from engine.errors import UsageError, shown
 from engine.methods import find
 
@@ -143,39 +142,30 @@ def _scripted(args: argparse.Namespace) -> Runner:
 def _decoder(
     args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
 ) -> Runner:
+    """Return a runner whose models are open with one drafter at a time."""
+    from traces.lab.axes import USUAL
+
     limits, sampling = options.limits_of(args), options.sampling_of(args, len(prompts))
-    opened, batched = stack.enter_context(_Opened(args)), find(plan.method).batched
-    opened.cluster(plan.setup(*plan.places[0]).drafter)
+    models, opened = stack.enter_context(contextlib.ExitStack()), dict[str, Any]()
+    batched = find(plan.method).batched
+
+    def cluster(drafter: str) -> Any:
+        if drafter not in opened:
+            models.close()
+            opened.clear()
+            named = {} if drafter == USUAL else {"drafter": [drafter]}
+            given = argparse.Namespace(**{**vars(args), **named})
+            opened[drafter] = models.enter_context(common.open_cluster(given))
+        return opened[drafter]
 
     def decode(job: Job) -> Any:
         mine = prompts if batched else [prompts[job.sample]]
         seeded = options.seeded(sampling, job.sample)
         given = {"config": job.config, "sampling": seeded, "limits": limits, "group": job.group}
-        return common.recorded(store, opened.cluster(job.drafter), job.method, mine, given)
+        return common.recorded(store, cluster(job.drafter), job.method, mine, given)
 
+    cluster(plan.setup(*plan.places[0]).drafter)
     return decode
-
-
-class _Opened(contextlib.AbstractContextManager["_Opened"]):
-    """The models of a sweep with one drafter at a time, which replaces that of the options."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args, self._stack = args, contextlib.ExitStack()
-        self._open: tuple[str, Any] | None = None
-
-    def cluster(self, drafter: str) -> Any:
-        """Return the cluster that drafts with a drafter; the one before it is closed."""
-        from traces.lab.axes import USUAL
-
-        if self._open is None or self._open[0] != drafter:
-            self._stack.close()
-            named = {} if drafter == USUAL else {"drafter": [drafter]}
-            args = argparse.Namespace(**{**vars(self._args), **named})
-            self._open = drafter, self._stack.enter_context(common.open_cluster(args))
-        return self._open[1]
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
 
 def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:

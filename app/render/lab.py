@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from app.loaded import COLUMNS, TITLES, verdicts
-from app.render import charts
-from app.render.html import badge, scrolling, table, text
+from app.render.html import app_page, badge, figure, line, scrolling, table, text
 from app.routes import run_address
 from engine.methods import METHODS
 from traces.lab.axes import value_text
@@ -108,27 +107,27 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
         named = plan.rows is not None and row is not None
         title = f"{plan.rows.title} {value_text(row)}" if named else METHODS[plan.method].title
         x, y = [c.column for c in mine], [c.mean for c in mine]
-        lines.append(charts.line(STYLES[i % len(STYLES)], title, x, y, mode=kind, error_y=bars))
+        lines.append(line(STYLES[i % len(STYLES)], title, x, y, mode=kind, error_y=bars))
     papers = [p for p in points if p.field == plan.columns.name and p.value is not None and p.speedup]
     if papers:
         x, y = [p.value or 0 for p in papers], [p.speedup or 0.0 for p in papers]
         sign = {"symbol": "diamond-open", "size": 9}
         hints = {"text": [p.label for p in papers], "hovertemplate": "%{text}<extra></extra>"}
-        lines.append(charts.line(PAPER, "papers", x, y, mode="markers", marker=sign, **hints))
+        lines.append(line(PAPER, "papers", x, y, mode="markers", marker=sign, **hints))
     axes = {
         "xaxis": {"title": {"text": plan.columns.title}, "tickvals": [*plan.columns.values]},
         "yaxis": {"rangemode": "tozero", "ticksuffix": "×"},
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}],
     }
     label = f"Speed-up over plain decoding by {plan.columns.title}, with the range of samples and passes"
-    return charts.chart(lines, label, 300, showlegend=True, **axes)
+    return figure(lines, label, 300, showlegend=True, **axes)
 
 
 def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
     """Return heat map and chart as a page of its own, which names the runs and needs no server."""
     axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
     body = sweep_result(plan, cells, points, drawn=True, links=False)
-    return charts.app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
+    return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 
 def sweep_progress(plan: Sweep, cells: Sequence[Cell]) -> str:
@@ -263,9 +262,9 @@ def _load_charts(result: Mapping[str, Any]) -> str:
             points = [(int(b), row[name]) for b, row in method["batches"].items() if row[name] is not None]
             x, y = [b for b, _ in points], [value for _, value in points]
             style = STYLES[i % len(STYLES)]
-            lines.append(charts.line(style, METHODS[key].title, x, y, mode="lines+markers"))
+            lines.append(line(style, METHODS[key].title, x, y, mode="lines+markers"))
         heading = title.format(clock="virtual" if result["virtual"] else "measured")
-        drawn = charts.chart(lines, f"{heading} by batch size", 230, showlegend=not found, **axes)
+        drawn = figure(lines, f"{heading} by batch size", 230, showlegend=not found, **axes)
         found.append(f"<figure><figcaption>{text(heading)}</figcaption>{drawn}</figure>")
     return f'<div class="app-load-charts">{"".join(found)}</div>'
 

@@ -13,7 +13,7 @@ from app.render.history import name_of
 from app.render.html import alert, note
 from app.routes import find_traces, store_of
 from app.tabs.requests import check_profile
-from app.tabs.wiring import CHARTS, QUIET, Update, build_viewer, plain_html, viewed
+from app.tabs.wiring import CHARTS, QUIET, SMALL, Update, build_viewer, plain_html, viewed
 from engine.errors import SpecScopeError, UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
@@ -65,20 +65,15 @@ class Analysis:
             self.profile = gr.Dropdown(profiles(), label="Cluster", value=profiles()[0])
             self.pair = gr.Dropdown([("Default", "")], value="", label="Modelled pair")
             self.devices = gr.Number(0, precision=0, minimum=0, maximum=1024, label="Devices (0: all)")
-            self.settings = gr.Textbox(
-                "", label="Settings", placeholder="gamma=6, pre_verify=off", max_lines=1
-            )
-            self.replay = gr.Button(
-                "Replay", variant="primary", size="sm", min_width=0, elem_id="whatif-replay"
-            )
+            hint = "gamma=6, pre_verify=off"
+            self.settings = gr.Textbox("", label="Settings", placeholder=hint, max_lines=1)
+            self.replay = gr.Button("Replay", variant="primary", elem_id="whatif-replay", **SMALL)
         self.message = plain_html(elem_id="whatif-message")
         self.result = plain_html(elem_id="whatif-result")
         self.viewer = build_viewer("whatif-viewer")
         self.kept = gr.Textbox("", visible=False)
         """Ids of the shown replay and its plain decoding."""
-        self.keep = gr.Button(
-            "Store the replay", size="sm", min_width=0, visible=False, elem_id="whatif-keep"
-        )
+        self.keep = gr.Button("Store the replay", visible=False, elem_id="whatif-keep", **SMALL)
 
     def _build_chart(self) -> None:
         gr.HTML(
@@ -92,14 +87,10 @@ class Analysis:
         with gr.Row(elem_classes="app-sliders"):
             self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance")
             self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma")
-            self.c = gr.Slider(
-                1,
-                USUAL_C,
-                4,
-                step=0.01,
-                label="drafter speed, c",
-                info="Median verification / median draft forward, as in Figures; without drafts, the cluster's.",
+            about = (
+                "Median verification / median draft forward, as in Figures; without drafts, the cluster's."
             )
+            self.c = gr.Slider(1, USUAL_C, 4, step=0.01, label="drafter speed, c", info=about)
         self.chart = plain_html(elem_id="whatif-chart", js_on_load=CHARTS)
 
     def _connect(self) -> None:
@@ -108,14 +99,8 @@ class Analysis:
         self.profile.input(pairs_of, self.profile, self.pair, **QUIET)
         wanted = [self.run, self.method, self.profile, self.pair, self.devices, self.settings]
         shown = [self.message, self.result, self.viewer, self.keep, self.kept]
-        gr.on(
-            [self.replay.click, self.settings.submit],
-            self.show_replay,
-            wanted,
-            shown,
-            show_progress="minimal",
-            api_visibility="private",
-        )
+        seen: dict[str, Any] = {**QUIET, "show_progress": "minimal"}
+        gr.on([self.replay.click, self.settings.submit], self.show_replay, wanted, shown, **seen)
         self.keep.click(self.store_replay, self.kept, [self.message, self.keep], **QUIET)
 
     def show(self, traces: Sequence[Trace]) -> Update:
@@ -176,10 +161,8 @@ class Analysis:
         try:
             check_profile(profile)
             (trace,) = find_traces(self.service(), str(run))
-            change = Change(
-                profile, str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings)
-            )
-            result = what_if(trace, change)
+            given = (str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings))
+            result = what_if(trace, Change(profile, *given))
         except SpecScopeError as error:
             return {
                 self.message: alert(str(error)),

@@ -29,7 +29,7 @@ from app.tabs.experiments import (
     sweep_work,
 )
 from app.tabs.requests import MOST_PASSES
-from app.tabs.wiring import CHARTS, QUIET, State, Stops, plain_html
+from app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, plain_html
 from engine.checkpoints.forms import FORMS
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import BASELINE, METHODS
@@ -52,7 +52,6 @@ _LOAD = (
     "slot, and its prompt joins the forwards of the others in chunks; the last one gives its first token. "
     "Plain decoding runs beside every method. Each run is stored, and opens from the table."
 )
-_SMALL: dict[str, Any] = {"size": "sm", "min_width": 0}
 RATES = "0.5, 0.6, 0.7, 0.8, 0.9"
 
 
@@ -244,8 +243,8 @@ def _build_models(name: str, label: str) -> gr.Dropdown:
 
 
 def _build_buttons(title: str, name: str) -> tuple[gr.Button, gr.Button]:
-    start = gr.Button(title, variant="primary", elem_id=f"{name}-start", **_SMALL)
-    return start, gr.Button("Stop", interactive=False, elem_id=f"{name}-stop", **_SMALL)
+    start = gr.Button(title, variant="primary", elem_id=f"{name}-start", **SMALL)
+    return start, gr.Button("Stop", interactive=False, elem_id=f"{name}-stop", **SMALL)
 
 
 def _result(plan: LoadPlan, cells: dict[str, dict[int, Trace]], warning: str = "") -> str:

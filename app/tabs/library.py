@@ -14,7 +14,7 @@ import gradio as gr
 from app.pairs import TOY, absent
 from app.render.html import alert, note, text
 from app.runs import RunRequest
-from app.tabs.wiring import QUIET, Update
+from app.tabs.wiring import QUIET, SMALL, Update
 from engine.checkpoints.catalog import CATALOG, installed
 from engine.checkpoints.progress import megabytes
 from engine.errors import SpecScopeError
@@ -48,27 +48,21 @@ class Shelf:
     """One model: its state, its buttons and their handlers."""
 
     def __init__(
-        self,
-        entry: Entry,
-        service: Callable[[], Service],
-        models: gr.components.Component,
-        notice: gr.HTML,
+        self, entry: Entry, service: Callable[[], Service], models: gr.components.Component, notice: gr.HTML
     ) -> None:
         self.entry, self._service = entry, service
         self._models, self._notice = models, notice
         here = installed(entry.name) is not None
-        small = {"size": "sm", "min_width": 0}
         with gr.Row(elem_classes="app-model"):
             self.line = gr.HTML(model_line(entry, here=here), elem_id=f"model-{entry.name}")
-            self.get = gr.Button("Get", visible=not here, elem_id=f"get-{entry.name}", **small)
-            self.cancel = gr.Button("Cancel", visible=False, elem_id=f"cancel-{entry.name}", **small)
-            self.remove = gr.Button("Remove", visible=here, elem_id=f"remove-{entry.name}", **small)
+            self.get = gr.Button("Get", visible=not here, elem_id=f"get-{entry.name}", **SMALL)
+            self.cancel = gr.Button("Cancel", visible=False, elem_id=f"cancel-{entry.name}", **SMALL)
+            self.remove = gr.Button("Remove", visible=here, elem_id=f"remove-{entry.name}", **SMALL)
         with gr.Row(visible=False, elem_classes="app-confirm") as self.confirm:
-            gr.HTML(
-                f"<p>Delete {entry.title} from this machine? To use it again, it must be downloaded again.</p>"
-            )
-            self.really = gr.Button("Delete", variant="stop", elem_id=f"really-{entry.name}", **small)
-            self.keep = gr.Button("Keep", elem_id=f"keep-{entry.name}", **small)
+            lost = "To use it again, it must be downloaded again."
+            gr.HTML(f"<p>Delete {entry.title} from this machine? {lost}</p>")
+            self.really = gr.Button("Delete", variant="stop", elem_id=f"really-{entry.name}", **SMALL)
+            self.keep = gr.Button("Keep", elem_id=f"keep-{entry.name}", **SMALL)
         self.message = gr.HTML(elem_id=f"message-{entry.name}")
         self.shown = [self.line, self.get, self.cancel, self.remove, self.confirm, self.message]
         self._connect()
@@ -106,12 +100,8 @@ class Shelf:
             line = model_line(self.entry, run.progress, busy=True)
             if line != before:
                 before = line
-                yield {
-                    self.line: line,
-                    self.get: gr.update(visible=False),
-                    self.cancel: gr.update(visible=True),
-                    self.message: "",
-                }
+                shown = {self.get: gr.update(visible=False), self.cancel: gr.update(visible=True)}
+                yield {self.line: line, self.message: "", **shown}
             await asyncio.sleep(TICK)
         results = {"failed": alert(run.error), "cancelled": note("The download was stopped.")}
         yield self.state(results.get(run.state, note("Downloaded.")))

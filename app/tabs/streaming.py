@@ -19,15 +19,8 @@ if TYPE_CHECKING:
     from app.runs import Lane, LiveRun
     from engine.trace.events import Event
 
-WORDS = {
-    "downloading": "downloading",
-    "queued": "queued",
-    "loading": "loading models",
-    "running": "running",
-    "done": "done",
-    "cancelled": "stopped",
-    "failed": "failed",
-}
+WORDS = {"loading": "loading models", "cancelled": "stopped"}
+"""The states whose name is no word for people."""
 REFUSED = "Not started; the reason is shown at the control to correct."
 KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
@@ -70,7 +63,7 @@ class LivePane:
                 self._planned = planned_text(event)
 
     def _render(self, state: str, position: int) -> str:
-        shown, progress = WORDS[state], self.run.progress
+        shown, progress = WORDS.get(state, state), self.run.progress
         if position:
             shown += f" · {ordinal(position)} in line"
         elif state == "downloading" and progress is not None and progress.file:

@@ -24,6 +24,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Settings of an event: no spinner, no public endpoint."""
 
 
+SMALL: dict[str, Any] = {"size": "sm", "min_width": 0}
 CHARTS = "SpecScopeApp.charts(element, watch);"
 plain_html = partial(gr.HTML, apply_default_css=False)
 """HTML without Gradio's styles for text, which draw borders around every table."""
@@ -91,14 +92,15 @@ TEMPLATE = '<div class="app-viewer-root"></div>'
 
 def build_viewer(elem_id: str) -> gr.HTML:
     """Return an empty viewer; its event `advised` names the run that the user wants to start."""
-    return gr.HTML(
-        value=viewed(()),
-        html_template=TEMPLATE,
-        js_on_load="SpecScopeApp.viewer(element, props, watch, trigger, 'advised');",
-        apply_default_css=False,
-        elem_id=elem_id,
-        elem_classes="app-viewer",
-    )
+    script = "SpecScopeApp.viewer(element, props, watch, trigger, 'advised');"
+    named = {"elem_id": elem_id, "elem_classes": "app-viewer"}
+    return plain_html(viewed(()), html_template=TEMPLATE, js_on_load=script, **named)
+
+
+def build_hidden(elem_id: str, script: str) -> gr.HTML:
+    """Return an element that nobody sees, for a script of the page."""
+    hidden = "<span hidden></span>"
+    return plain_html("", html_template=hidden, js_on_load=script, elem_id=elem_id)
 
 
 def viewed(runs: Sequence[str], revision: int = 0, *, live: bool = False) -> str:
@@ -117,10 +119,5 @@ DEMO = (
 
 def build_demo() -> None:
     """Lay out the race; `demo.js` fetches its document (see `app.demo`)."""
-    gr.HTML(
-        value="",
-        html_template=DEMO,
-        js_on_load="SpecScopeDemo.mount(element, SpecScopeAddress.later());",
-        apply_default_css=False,
-        elem_id="demo",
-    )
+    script = "SpecScopeDemo.mount(element, SpecScopeAddress.later());"
+    plain_html("", html_template=DEMO, js_on_load=script, elem_id="demo")

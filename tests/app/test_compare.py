@@ -8,7 +8,7 @@ import re
 import pytest
 
 import engine
-from app.cli.chosen import able
+from app.cli.inputs import able
 from engine.checkpoints.catalog import PAIRS
 from engine.methods import METHODS
 from tests.app.commands import VIRTUAL, call
