@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import pytest
 
 from app.bench.methods import COPYING, Comparison, figures
 from app.bench.speed import Race
-from app.cli import bench
 from engine.errors import UsageError
 from engine.trace.trace import Trace
+from tests.app.commands import run_bench
 from tests.traces.samples import sample_trace
 from traces.waiting import decode_window
 
@@ -101,8 +100,6 @@ def test_the_pair_is_opened_where_the_options_say(given, place, monkeypatch):
         raise UsageError(f"opened {pair}: {(runtime, address)}")
 
     monkeypatch.setattr("engine.open", opened, raising=False)
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
     with pytest.raises(UsageError) as seen:
-        bench.run(parser.parse_args(["--pair", "bundled", *given]))
+        run_bench("--pair", "bundled", *given)
     assert str(seen.value) == f"opened bundled: {place}"

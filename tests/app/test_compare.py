@@ -195,29 +195,15 @@ def test_passes_alternate_and_the_median_is_shown_with_the_spread(capsys, db):
         low, high = figures["spread"]
         assert low <= figures["tokens_per_second"] <= high
     with Store(db[1], readonly=True) as store:
-        assert [run.header.method for run in reversed(store.runs()[0])] == [
-            "autoregressive",
-            "prompt_lookup",
-            "prompt_lookup",
-            "autoregressive",
-            "autoregressive",
-            "prompt_lookup",
-        ]
+        plain, copying = "autoregressive", "prompt_lookup"
+        order = [plain, copying, copying, plain, plain, copying]
+        assert [run.header.method for run in reversed(store.runs()[0])] == order
 
 
 def test_of_two_passes_every_speed_is_the_mean(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"text": "Hi", "category": "a"}\n{"text": "Why?", "category": "b"}', encoding="utf-8")
-    words = [
-        "--prompt-file",
-        str(file),
-        "--max-new-tokens",
-        "6",
-        "--repeat",
-        "2",
-        "--runtime",
-        "local-thread",
-    ]
+    words = f"--prompt-file {file} --max-new-tokens 6 --repeat 2 --runtime local-thread".split()
     code, out, _ = call(capsys, "compare", "--methods", "prompt_lookup", *words, *db, "--json")
     result = json.loads(out)
     with Store(db[1], readonly=True) as store:

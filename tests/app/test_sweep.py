@@ -48,17 +48,7 @@ def test_a_sweep_over_rates_has_cells_stored_runs_points_and_a_page(capsys, db, 
 def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "Hi"}\n{"prompt": "A story"}\n')
-    words = [
-        "sweep",
-        "--method",
-        "tree",
-        "--over",
-        "width=2",
-        "--over",
-        "depth=1:2",
-        "--prompt-file",
-        str(file),
-    ]
+    words = f"sweep --method tree --over width=2 --over depth=1:2 --prompt-file {file}".split()
     code, out, _ = call(capsys, *words, *CLUSTER, *db)
     assert code == 0
     first, head, *rows = out.splitlines()

@@ -21,28 +21,13 @@ from tests.security.odd import BOUNDED, one_line, returns_or_refuses, spoiled
 
 torch.set_num_threads(1)
 WEIGHTS = "model.safetensors"
-NAMES = (
-    *("0.0.linear.weight", "9999999999.0.linear.weight", "0.9999999999.linear.weight", "٣.0.linear.weight"),
-    *("1" * 5000 + ".0.linear.weight", "hydra_mlp.0.1.linear.weight", "hydra_mlp.99.1.linear.weight"),
-    *(
-        "hydra_lm_head.0.weight",
-        "medusa_head.0.0.linear.weight",
-        "medusa_head.x",
-        "fc.weight",
-        "fusion_fc.weight",
-    ),
-    *(
-        "midlayer.x",
-        "d2t",
-        "t2d",
-        "lm_head.weight",
-        "layers.1.x",
-        "x\ny",
-        "\x1b[2J",
-        "prefix_embeding_layer\n",
-        "",
-    ),
+HYDRA = "hydra_mlp.0.1.linear.weight hydra_mlp.99.1.linear.weight hydra_lm_head.0.weight"
+MEDUSA = "0.0.linear.weight 9999999999.0.linear.weight 0.9999999999.linear.weight ٣.0.linear.weight"
+OTHERS = (
+    "medusa_head.0.0.linear.weight medusa_head.x fc.weight fusion_fc.weight midlayer.x d2t t2d lm_head.weight"
 )
+ODD = ("1" * 5000 + ".0.linear.weight", "layers.1.x", "x\ny", "\x1b[2J", "prefix_embeding_layer\n", "")
+NAMES = (*HYDRA.split(), *MEDUSA.split(), *OTHERS.split(), *ODD)
 
 
 @pytest.fixture(scope="module")
