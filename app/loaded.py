@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -40,6 +41,13 @@ TITLES = (
     ("tpot_p95_ms", "time per output token, p95 ms"),
 )
 """Figure and title of each chart."""
+
+
+BENCH = Path(__file__).parents[1] / "assets" / "prompts" / "bench.json"
+
+
+def bench_prompts() -> list[str]:
+    return json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
 
 
 def batch_sizes(text: str, name: str) -> list[int]:

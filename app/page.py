@@ -127,9 +127,9 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab") as lab_tab:
-                lab = Lab(lambda: service, pair)
+                lab = Lab(service, pair)
             with gr.Tab("Load", id="load-tab") as load_tab:
-                load = LoadTab(lambda: service)
+                load = LoadTab(service)
             with gr.Tab("Papers", id="papers-tab") as papers:
                 build_papers(papers)
             with gr.Tab("About", id="about") as about:

@@ -8,7 +8,6 @@ import ipaddress
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import gradio_import  # noqa: F401 - imports Gradio in half the time
 from app.guard import Boundary, LateJoins, Login, Refusals
 from app.limits import BoundedConnection, SmallBodies
+from app.main import handling
 from app.page import build_page
 from app.pairs import TOY, opening
 from app.render.theme import build_theme
@@ -35,10 +35,8 @@ from engine.types import check_range
 from traces.store import default_path
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
     from types import FrameType
-
-    from starlette.types import ASGIApp
 
     from app.ray import Ray
 
@@ -153,8 +151,7 @@ def _run(app: ASGIApp, listener: socket.socket, host: str, ready: Callable[[str]
         raise server.failure
 
 
-@contextlib.contextmanager
-def terminated_by_exit() -> Generator[None]:
+def terminated_by_exit() -> contextlib.AbstractContextManager[None]:
     """Turn SIGTERM into SystemExit(143), so that the service is closed.
 
     Uvicorn raises the signal again after it has stopped, which would end the process at once.
@@ -164,14 +161,7 @@ def terminated_by_exit() -> Generator[None]:
         del frame
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handling(signal.SIGTERM, leave)
 
 
 def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:

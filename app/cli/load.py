@@ -8,7 +8,6 @@ all requests arrive at once. Request i has seed S + i.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.cli import common, options
 from app.cli.inputs import MAX_PROMPT_FILE, PromptRow, able, equipped, method_keys, prompt_for, prompts_of
-from app.loaded import COLUMNS, TITLES, batch_sizes, poisson, read_arrivals, verdicts
+from app.loaded import COLUMNS, TITLES, batch_sizes, bench_prompts, poisson, read_arrivals, verdicts
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
 from engine.types import check_range
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 Requests: TypeAlias = list[tuple[float, Any]]
 """(seconds, prompt) of each request."""
-PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 REQUESTS = 16
 ARRIVING: options.Options = {
     "--rate": (float, "R", "requests per second, Poisson by --seed (all at once)"),
@@ -125,7 +123,7 @@ def _requests(args: argparse.Namespace) -> Requests:
 def _rows(args: argparse.Namespace) -> list[PromptRow]:
     if args.prompt is not None or args.prompt_file is not None:
         return prompts_of(args)
-    return list(map(PromptRow, json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"]))
+    return list(map(PromptRow, bench_prompts()))
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -35,7 +35,7 @@ USUAL_C = 40
 class Analysis:
     """The components and their event handlers."""
 
-    def __init__(self, service: Callable[[], Service]) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
         self.run = gr.Textbox("", visible=False)
         with gr.Column(elem_id="whatif", elem_classes="app-card", visible=False) as self.card:
@@ -160,7 +160,7 @@ class Analysis:
 
         try:
             check_profile(profile)
-            (trace,) = find_traces(self.service(), str(run))
+            (trace,) = find_traces(self.service, str(run))
             given = (str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings))
             result = what_if(trace, Change(profile, *given))
         except SpecScopeError as error:
@@ -170,7 +170,7 @@ class Analysis:
                 self.viewer: viewed(()),
                 self.keep: gr.update(visible=False),
             }
-        self.service().hold(result.traces)
+        self.service.hold(result.traces)
         ids = [t.header.run_id for t in result.traces]
         return {
             self.message: "",
@@ -182,8 +182,8 @@ class Analysis:
 
     def store_replay(self, kept: str) -> Update:
         try:
-            traces = find_traces(self.service(), str(kept))
-            store_of(self.service()).insert(*traces)
+            traces = find_traces(self.service, str(kept))
+            store_of(self.service).insert(*traces)
         except SpecScopeError as error:
             return {self.message: alert(str(error))}
         stored = f"Stored as {' and '.join(t.header.run_id for t in traces)}."

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app import pairs
-from app.loaded import batch_sizes, parse_arrivals, poisson
+from app.loaded import batch_sizes, bench_prompts, parse_arrivals, poisson
 from app.runs import RunRequest
 from app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
 from engine.bounds import check_prompt
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
     from traces.lab.sweep import Job, Runner
 
-BENCH = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 HERE = "here"
 """Value of the cluster for measured runs on this machine."""
 MODELS_ROW = "none"
@@ -146,27 +143,19 @@ def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) ->
     tokens = _whole("tokens", given.tokens, MOST_TOKENS)
     check_range("the number of prompts", len(prompts), 1, MOST_PROMPTS)
     request = _request(given.models, [given.method], prompts, tokens, given.profile, given.pair)
-    return SweepWork(plan, Decoder(request, service, stop, batched=method.batched), points)
+    messages = (request.prompt, *request.further)
 
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """A `Runner` that queues each job at the service and waits for its end."""
-
-    request: RunRequest
-    service: Service
-    stop: threading.Event
-    batched: bool
-
-    def __call__(self, job: Job) -> Trace:
-        prompts = (self.request.prompt, *self.request.further)
-        first, *further = prompts if self.batched else [prompts[job.sample]]
+    def decode(job: Job) -> Trace:
+        """Queue a job at the service, and wait for its end."""
+        first, *further = messages if method.batched else [messages[job.sample]]
         drafter = () if job.drafter == USUAL else (job.drafter,)
         asked = {"method": job.method, "config": job.config, "group": job.group, "drafter": drafter}
-        run = self.service.start(replace(self.request, prompt=first, further=tuple(further), **asked))
-        for _ in _waiting(run, self.stop):
+        run = service.start(replace(request, prompt=first, further=tuple(further), **asked))
+        for _ in _waiting(run, stop):
             pass
         return run.result()
+
+    return SweepWork(plan, decode, points)
 
 
 def servable() -> list[str]:
@@ -191,7 +180,7 @@ def load_plan(given: LoadSettings) -> LoadPlan:
     check_range("the number of batch sizes", len(sizes), 1, MOST_SIZES)
     tokens = _whole("new tokens", given.tokens, MOST_LOAD_TOKENS)
     arrivals = _arrivals(given)
-    known = lines_of(given.prompts) or json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
+    known = lines_of(given.prompts) or bench_prompts()
     limits = {"TTFT": float(given.ttft_ms or 0), "TPOT": float(given.tpot_ms or 0)}
     for name, limit in limits.items():
         check_range(f"the limit of {name} in ms", limit, 0, MOST_MS, exclusive=True)

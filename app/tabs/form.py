@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from app import pairs
+from app.loaded import bench_prompts
 from app.ray import RUNTIME, Ray
 from app.render.html import note
 from app.tabs.library import absent_note
@@ -22,7 +23,6 @@ from engine.methods import BASELINE, METHODS, Method, Setting
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
 
-PROMPTS = Path(__file__).parents[2] / "assets" / "prompts"
 TEMPLATE = '<div class="app-picker-root"></div>'
 """Constant, so that Gradio never renders it again."""
 GROUPS = ("No drafter", "Copying", "Many sequences", "Small drafter", "Heads")
@@ -64,7 +64,7 @@ def contents() -> dict[str, Any]:
             name: {"title": pairs.label(name), "reasons": pairs.reasons(name), "usual": pairs.usual(name)}
             for name in pairs.NAMES
         },
-        "samples": sample_prompts(),
+        "samples": bench_prompts(),
     }
 
 
@@ -127,10 +127,6 @@ def label_of(setting: Setting) -> str:
     return WORDS.get(setting.name, setting.name.replace("_", "-")) + (
         f" (0 = {setting.auto})" if setting.auto else ""
     )
-
-
-def sample_prompts() -> list[str]:
-    return json.loads((PROMPTS / "bench.json").read_text(encoding="utf-8"))["prompts"]
 
 
 RUNTIMES = (

@@ -42,7 +42,7 @@ class History:
             script = "SpecScopeApp.heading(element, watch);"
             self.heading = gr.HTML(elem_id="history-heading", js_on_load=script)
             self.viewer = build_viewer("history-viewer")
-            self.analysis = Analysis(lambda: self.service)
+            self.analysis = Analysis(service)
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -58,7 +58,7 @@ RATES = "0.5, 0.6, 0.7, 0.8, 0.9"
 class Lab:
     """The tab of sweeps: its components and their event handlers."""
 
-    def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
+    def __init__(self, service: Service, pair: str | None = None) -> None:
         self.service, self.stops = service, Stops()
         first = lab_settings()
         with gr.Column(elem_id="lab", elem_classes="app-card"):
@@ -129,14 +129,14 @@ class Lab:
         return self.stops.states(lambda stop: self._work(SweepSettings(*given), stop))
 
     def _work(self, given: SweepSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
-        work, cells, before = sweep_work(given, self.service(), stop), list[Cell](), read_load()
+        work, cells, before = sweep_work(given, self.service, stop), list[Cell](), read_load()
         plan = work.plan
         yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
         try:
             for cell in sweep(plan, work.run, stop):
                 cells.append(cell)
                 if plan.scripted:  # all other runs are stored
-                    self.service().hold([trace for passes in cell.traces for trace in passes])
+                    self.service.hold([trace for passes in cell.traces for trace in passes])
                 yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
         except SpecScopeError as error:
             yield alert(str(error)), sweep_result(plan, cells, work.points, drawn=True) if cells else ""
@@ -151,7 +151,7 @@ class Lab:
 class LoadTab:
     """The tab of requests under load: its components and their event handlers."""
 
-    def __init__(self, service: Callable[[], Service]) -> None:
+    def __init__(self, service: Service) -> None:
         self.service, self.stops = service, Stops()
         first = load_settings()
         with gr.Column(elem_id="load", elem_classes="app-card"):
@@ -211,7 +211,7 @@ class LoadTab:
         last = {cell.batch: cell for cell in plan.cells}.values()
         yield load_progress(plan, done), drawn
         try:
-            for cell, run, trace in serve(plan, self.service(), stop):
+            for cell, run, trace in serve(plan, self.service, stop):
                 if trace is not None:
                     done += 1
                     cells.setdefault(cell.method, {})[cell.batch] = trace

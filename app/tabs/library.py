@@ -6,7 +6,7 @@ Every button belongs to one model, so no handler takes a name or a path.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import gradio as gr
@@ -36,9 +36,7 @@ class Library:
     `notice` is the line at the prompt about a model that is not on this machine.
     """
 
-    def __init__(
-        self, service: Callable[[], Service], models: gr.components.Component, notice: gr.HTML
-    ) -> None:
+    def __init__(self, service: Service, models: gr.components.Component, notice: gr.HTML) -> None:
         here = any(installed(name) is not None for name in CATALOG)
         with gr.Accordion("Get or remove models", open=not here, elem_id="library", elem_classes="app-fold"):
             self.shelves = [Shelf(entry, service, models, notice) for entry in CATALOG.values()]
@@ -48,9 +46,9 @@ class Shelf:
     """One model: its state, its buttons and their handlers."""
 
     def __init__(
-        self, entry: Entry, service: Callable[[], Service], models: gr.components.Component, notice: gr.HTML
+        self, entry: Entry, service: Service, models: gr.components.Component, notice: gr.HTML
     ) -> None:
-        self.entry, self._service = entry, service
+        self.entry, self.service = entry, service
         self._models, self._notice = models, notice
         here = installed(entry.name) is not None
         with gr.Row(elem_classes="app-model"):
@@ -78,7 +76,7 @@ class Shelf:
 
     async def download(self) -> AsyncIterator[Update]:
         try:
-            run = self._service().start(RunRequest(method="", prompt="", pair=self.entry.name))
+            run = self.service.start(RunRequest(method="", prompt="", pair=self.entry.name))
         except SpecScopeError as error:
             yield self.state(alert(str(error)))
             return
@@ -88,7 +86,7 @@ class Shelf:
             yield {self._models: self.entry.name, self._notice: ""}
 
     async def follow(self) -> AsyncIterator[Update]:
-        if (run := self._service().download_of(self.entry.name)) is None:
+        if (run := self.service.download_of(self.entry.name)) is None:
             yield self.state()
             return
         async for update in self._watch(run):
@@ -108,11 +106,11 @@ class Shelf:
 
     def stop(self) -> None:
         """Stop the download; `_watch` then shows that it has ended."""
-        self._service().stop_download(self.entry.name)
+        self.service.stop_download(self.entry.name)
 
     def delete(self) -> Update:
         try:
-            size = self._service().remove(self.entry.name)
+            size = self.service.remove(self.entry.name)
         except SpecScopeError as error:
             return self.state(alert(str(error)))
         return {

@@ -48,7 +48,7 @@ class Playground:
         self.folded = plain_html(elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);")
         card = build_settings(self.form, pair or opening(), ray)
         with card:
-            self.library = Library(lambda: self.service, self.form.controls["models"], self.composer.notice)
+            self.library = Library(service, self.form.controls["models"], self.composer.notice)
         with gr.Column(elem_id="results", elem_classes="app-plain"):
             self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
             self.talk = gr.HTML(elem_id="conversation")

@@ -34,7 +34,7 @@ def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(t
 
 
 def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> None:
-    tabs[0].service = lambda: service
+    tabs[0].service = service
     stored = json.loads((examples.FOLDER / "lab.json").read_text())
     given = examples.lab_settings()._replace(values="3, 5", row_values="0.7")
     *_, last = tabs[0].run(*given)

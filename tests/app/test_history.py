@@ -29,12 +29,6 @@ def built():
         return History(None)
 
 
-@pytest.fixture
-def page(built, service):
-    built.service = service
-    return built
-
-
 def test_an_empty_history_has_an_empty_list(page) -> None:
     state = page.refresh()
     assert 'data-state="empty"' in state[page.table]

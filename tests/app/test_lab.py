@@ -30,12 +30,6 @@ def built():
         return Lab(None)
 
 
-@pytest.fixture
-def page(built, service):
-    built.service = lambda: service
-    return built
-
-
 def scripted(values: str, rates: str, tokens, seeds, method="speculative", profile=PROFILE, field="gamma"):
     return (method, field, values, ACCEPTANCE, rates, profile, "", tokens, seeds, "bundled", "", 1)
 

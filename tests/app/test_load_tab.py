@@ -40,7 +40,7 @@ def service():
 @pytest.fixture(scope="module")
 def page(service):
     with gr.Blocks():
-        return LoadTab(lambda: service)
+        return LoadTab(service)
 
 
 def test_every_method_is_served_with_every_batch_size_beside_plain_decoding(page, service):

@@ -28,12 +28,6 @@ def built():
         return Playground(None)
 
 
-@pytest.fixture
-def page(built, service):
-    built.service = service
-    return built
-
-
 def given(page, **changed) -> list:
     return [changed.get(name, control.value) for name, control in page.form.controls.items()]
 

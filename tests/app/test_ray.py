@@ -30,12 +30,6 @@ def built():
 
 
 @pytest.fixture
-def page(built, service):
-    built.service = service
-    return built
-
-
-@pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Ray | None]:
     """Serve nothing; return the Ray cluster of each call."""
     offered: list[Ray | None] = []
