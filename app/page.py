@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from app.guard import report_failure
 from app.pairs import TOY
 from app.papers import build_papers
+from app.ray import Ray
+from app.service import Service
 from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
 from app.tabs.lab import Lab, LoadTab
 from app.tabs.playground import Playground
 from app.tabs.wiring import QUIET, Update, build_hidden
 from engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.ray import Ray
-    from app.service import Service
 
 TITLE = """
 <header class="app-head">

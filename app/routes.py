@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -18,22 +18,20 @@ from app.demo import demo_document
 from app.guard import report_failure
 from app.limits import CLOSE
 from app.papers import papers_page
+from app.service import Service
 from app.windows import Windows
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.jsonl import write_jsonl
+from engine.trace.trace import Trace
 from traces.export.assets import page_asset, plotly_script, viewer_script, viewer_style
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imports.reading import read_traces
 from traces.race import median_first
+from traces.store import Store
 from traces.view.document import view_model
 from traces.view.packed import delta, packed
-
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.trace.trace import Trace
-    from traces.store import Store
 
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"

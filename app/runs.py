@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, PairError, RunCancelled, SpecScopeError, UsageError
 from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
@@ -16,7 +17,6 @@ from traces.live import LiveLog
 from traces.race import median_first
 
 if TYPE_CHECKING:
-    from engine.checkpoints.progress import Progress
     from engine.cluster.prompts import Prompt
 
 State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]

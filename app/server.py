@@ -8,10 +8,11 @@ import ipaddress
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import gradio as gr
 import uvicorn
@@ -26,6 +27,7 @@ from app.limits import BoundedConnection, SmallBodies
 from app.main import handling
 from app.page import build_page
 from app.pairs import TOY, opening
+from app.ray import Ray
 from app.render.theme import build_theme
 from app.routes import IMPORT, build_router, head, scripts
 from app.runs import RunRequest
@@ -33,12 +35,6 @@ from app.service import Service
 from engine.errors import UsageError
 from engine.types import check_range
 from traces.store import default_path
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
-
-    from app.ray import Ray
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.downloads import Downloads, Resolve
@@ -23,8 +24,6 @@ from engine.trace.trace import Trace
 from traces.store import Store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from engine.cluster.prompts import Prompt
 
 KEPT_RUNS = 64

@@ -10,16 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
 from app.bench.speed import Race, Transformers, quiet
+from engine import Cluster
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from engine import Cluster
 
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "categories.jsonl"
 """Two prompts of each category."""

@@ -10,18 +10,16 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
 from app.bench.speed import Race
+from engine import Cluster
 from engine.checkpoints import catalog
 from engine.errors import ModelError, UsageError, one_line
 from engine.methods import BASELINE
-
-if TYPE_CHECKING:
-    from engine import Cluster
 
 METHODS = (BASELINE, "speculative", "pearl")
 THREADS = (1, 2)

@@ -9,20 +9,18 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import transformers
 
+from app.bench.figures import Plan
+from engine import Cluster
 from engine.checkpoints.load import load_reference
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
+from engine.trace.trace import Trace
 from engine.types import Limits
-
-if TYPE_CHECKING:
-    from app.bench.figures import Plan
-    from engine import Cluster
-    from engine.trace.trace import Trace
 
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""

@@ -9,22 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 import engine
 from app.bench.figures import Figure, Note, Plan
 from app.bench.speed import Race, Transformers, decode, one_core, quiet
+from engine import Cluster
 from engine.checkpoints.load import load
 from engine.checkpoints.pair import Pair
 from engine.model.similarity import Similarity, similarity
 from engine.trace.trace import Trace
 from engine.training.measure import ROWS, LoadedPair, measure_cost
 from engine.types import Limits
-
-if TYPE_CHECKING:
-    from engine import Cluster
 
 Step = Callable[[], None]
 

@@ -15,15 +15,12 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from app.bench.figures import BARS, Bar, Figure, judged
+from app.bench.figures import BARS, Bar, Figure, Plan, judged
 from app.cli import common, options
 from app.cli.inputs import PromptRow, prompts_of
 from engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.bench.figures import Plan
 
 
 @contextlib.contextmanager

@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from app.cli.common import answer
 from app.cli.options import JSON, Options, add_options
 from app.cli.status import DownloadBar
+from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, RunCancelled
 from engine.types import check_range
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine.checkpoints.progress import Progress
-
 
 ACTIONS = ("list", "get", "path", "remove")
 PATIENCE: Options = {

@@ -6,14 +6,11 @@ import argparse
 import os
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from app.cli.common import note
 from app.cli.options import DATABASE, Options, add_options
+from app.ray import Ray
 from engine.errors import ModelError, UsageError, shown
-
-if TYPE_CHECKING:
-    from app.ray import Ray
 
 PATIENCE, LIMIT = 15.0, 300.0
 """Most seconds of `--get-model` without a new byte, and for all bytes."""

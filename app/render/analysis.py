@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from app.render.html import badge, curve, figure, table, text
+from engine.trace.trace import Trace
 from traces.acceptance import acceptance
 from traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
+from traces.diff import Diff, FirstDifference, Step, Waterfall
 from traces.whatif.result import rows, sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from engine.trace.trace import Trace
-    from traces.diff import Diff, FirstDifference, Step, Waterfall
     from traces.whatif.replay import WhatIf
 
 LONGEST = 16

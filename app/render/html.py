@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.trace.events import Header
 from traces.export.assets import file_page, page_asset, plotly_script
 from traces.view.figures import LOSSY
 from traces.view.settings import drafter_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from engine.trace.events import Header
 
 
 def text(value: Any) -> str:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from app.loaded import COLUMNS, TITLES, verdicts
 from app.render.html import app_page, badge, figure, line, scrolling, table, text
 from app.routes import run_address
+from app.runs import LiveRun
+from app.tabs.experiments import LoadCell, LoadPlan
 from engine.methods import METHODS
-from traces.lab.axes import value_text
-from traces.lab.sweep import best
+from traces.lab.axes import Value, value_text
+from traces.lab.points import Point
+from traces.lab.sweep import Cell, Sweep, best
 from traces.requests import requests
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from app.runs import LiveRun
-    from app.tabs.experiments import LoadCell, LoadPlan
-    from traces.lab.axes import Value
-    from traces.lab.points import Point
-    from traces.lab.sweep import Cell, Sweep
 
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from app import pairs
 from app.render.html import clock, text
 from app.routes import report_address, run_address
+from app.runs import Lane, LiveRun
 from engine.methods import METHODS
 from traces.view.settings import config_text
-
-if TYPE_CHECKING:
-    from app.runs import Lane, LiveRun
 
 Turns: TypeAlias = "Sequence[Sequence[str]]"
 """The names of the runs of each turn."""

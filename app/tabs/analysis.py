@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
@@ -12,18 +12,16 @@ from app.render.analysis import LONGEST, acceptance_table, chart, difference, wh
 from app.render.history import name_of
 from app.render.html import alert, note
 from app.routes import find_traces, store_of
+from app.service import Service
 from app.tabs.requests import check_profile
 from app.tabs.wiring import CHARTS, QUIET, SMALL, Update, build_viewer, plain_html, viewed
 from engine.errors import SpecScopeError, UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
+from engine.trace.trace import Trace
 from traces.diff import diff
 from traces.imported import is_timed
 from traces.metrics import measure
-
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.trace.trace import Trace
 
 OWN = "The run's own"
 """Choice of a method that keeps the recorded one."""

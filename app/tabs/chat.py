@@ -15,15 +15,13 @@ import gradio as gr
 from app.render.history import name_of
 from app.render.html import text
 from app.routes import MAX_COMPARED, find_traces
-from app.runs import lanes_of
+from app.runs import Lane, lanes_of
+from app.service import Service
 from app.windows import long_runs
 from traces.export.report import LONG, beginning
 from traces.race import grouped
 
 if TYPE_CHECKING:
-    from app.runs import Lane
-    from app.service import Service
-    from app.tabs.chat import Chat
     from engine.cluster.prompts import Prompt
 
 

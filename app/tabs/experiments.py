@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from app import pairs
 from app.loaded import batch_sizes, bench_prompts, parse_arrivals, poisson
-from app.runs import RunRequest
+from app.runs import LiveRun, RunRequest
+from app.service import Service
 from app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
 from engine.bounds import check_prompt
 from engine.checkpoints.forms import FORMS
@@ -17,18 +19,11 @@ from engine.errors import UsageError, shown
 from engine.methods import BASELINE, METHODS
 from engine.run.serving import CHUNK, Load, under_load
 from engine.simulate.profile import Profile
+from engine.trace.trace import Trace
 from engine.types import Limits, check_range
 from traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
 from traces.lab.points import Point, points_of
-from traces.lab.sweep import MOST_TOKENS, Scripted, Sweep
-
-if TYPE_CHECKING:
-    import threading
-
-    from app.runs import LiveRun
-    from app.service import Service
-    from engine.trace.trace import Trace
-    from traces.lab.sweep import Job, Runner
+from traces.lab.sweep import MOST_TOKENS, Job, Runner, Scripted, Sweep
 
 HERE = "here"
 """Value of the cluster for measured runs on this machine."""

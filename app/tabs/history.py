@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
+from app.service import Service
 from app.tabs.analysis import Analysis
 from app.tabs.requests import MOST_PASSES
 from app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
 from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError
+from engine.trace.events import Header
 from traces.race import grouped
-
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.trace.events import Header
-    from traces.store import Store
+from traces.store import Store
 
 PAGE_SIZE = 20
 Place = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
@@ -14,6 +14,7 @@ from app.examples import lab_example, lab_settings, load_example, load_settings
 from app.loaded import result_of
 from app.render.html import alert, note
 from app.render.lab import load_progress, load_result, sweep_progress, sweep_result
+from app.service import Service
 from app.tabs.experiments import (
     AT_ONCE,
     HERE,
@@ -32,15 +33,11 @@ from app.tabs.requests import MOST_PASSES
 from app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, plain_html
 from engine.checkpoints.forms import FORMS
 from engine.errors import SpecScopeError, UsageError
-from engine.methods import BASELINE, METHODS
+from engine.methods import BASELINE, METHODS, Setting
 from engine.simulate.profile import Profile, profiles
+from engine.trace.trace import Trace
 from traces.lab.axes import ACCEPTANCE, DRAFTER, USUAL, can_be_scripted, has_drafter, numeric, sweepable
 from traces.lab.sweep import Cell, sweep
-
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.methods import Setting
-    from engine.trace.trace import Trace
 
 _SWEEP = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import gradio as gr
 
 from app.pairs import TOY, absent
 from app.render.html import alert, note, text
-from app.runs import RunRequest
+from app.runs import LiveRun, RunRequest
+from app.service import Service
 from app.tabs.wiring import QUIET, SMALL, Update
-from engine.checkpoints.catalog import CATALOG, installed
-from engine.checkpoints.progress import megabytes
+from engine.checkpoints.catalog import CATALOG, Entry, installed
+from engine.checkpoints.progress import Progress, megabytes
 from engine.errors import SpecScopeError
-
-if TYPE_CHECKING:
-    from app.runs import LiveRun
-    from app.service import Service
-    from engine.checkpoints.catalog import Entry
-    from engine.checkpoints.progress import Progress
 
 TICK = 0.25
 """Seconds between two looks at a download."""

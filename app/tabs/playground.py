@@ -6,16 +6,18 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from app.busy import ProcessorTime, busy_since, read_load
 from app.pairs import TOY, opening
+from app.ray import Ray
 from app.render.html import alert
 from app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
 from app.routes import find_traces
-from app.runs import Lane
+from app.runs import Lane, LiveRun, RunRequest
+from app.service import Service
 from app.tabs.chat import Chat, Streams, conversation, running, stored
 from app.tabs.form import Composer, Form, build_settings, offer_script, value_of
 from app.tabs.library import Library, absent_note
@@ -26,11 +28,6 @@ from engine.checkpoints.forms import is_form
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE
 from traces.race import alternating
-
-if TYPE_CHECKING:
-    from app.ray import Ray
-    from app.runs import LiveRun, RunRequest
-    from app.service import Service
 
 
 class Playground:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from app.render.html import badge, clock, drafter, lossy, text
+from app.runs import Lane, LiveRun
 from engine.methods import METHODS
-from engine.trace.events import Commit, Header
+from engine.trace.events import Commit, Event, Header
 from traces.view.settings import config_text, planned_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from app.runs import Lane, LiveRun
-    from engine.trace.events import Event
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
 """The states whose name is no word for people."""
