@@ -11,9 +11,9 @@ import torch
 
 from engine.checkpoints.load import load
 from engine.checkpoints.pair import Pair
-from engine.cluster.memory import Memory, part_of
+from engine.cluster.memory import Memory, Part
 from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits, pipeline_assignments
+from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, parts_of, pipeline_assignments
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.runtimes.process import ProcessWorker, Setup
@@ -33,7 +33,6 @@ class LocalDevices:
     """Layers of each device of a target that is split by layers; empty for a target that is not."""
     memory: Memory = field(default_factory=Memory)
     where: str = "this machine has"
-    """For messages about the number of devices."""
 
     @property
     def ways(self) -> int:
@@ -116,7 +115,6 @@ class LocalDevices:
         return Assignment(name, devices, members, split=True, layers=self.spans)
 
     def _pipelined(self, stages: int) -> dict[str, list[Assignment]]:
-        """Return PEARL's pipeline for a target that memory has split already."""
         if stages != self.ways:
             raise UsageError(
                 f"stages is {stages}; memory has split the target over {self.ways} devices: leave stages at 0"
@@ -148,33 +146,23 @@ class LocalDevices:
         return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
-        """Return the number of devices; if the target is split, the number of its own.
-
-        A drafter that is split by tensors shares no layers: 1.
-        """
+        """Return the devices of a split target, else all; 1 if the drafter is split by tensors."""
         if self.options.drafter_tp > 1:
             return 1
         return self.ways if self.ways > 1 else len(self.devices)
 
     def depth(self) -> int:
-        """Return 0: times are measured."""
         return 0
 
     def stage_limits(self) -> StageLimits:
         """Return two stages as usual: the fewest, because every further stage costs a transfer."""
         return StageLimits(len(self.spans) or 2, len(self.devices))
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
-        parts, loaded = ([part_of(self.pair, self.dtype, *part) for part in each] for each in (loads, held))
-        self.memory.check(parts, loaded, self.dtype)
+    def parts(self, models: Sequence[ModelPart]) -> list[Part]:
+        return parts_of(self.pair, self.options, models)
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Do nothing: the operating system shares devices out."""
-
-    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:
-        memory, limited = self.memory, self.memory.is_limited(device)
-        parts = [part_of(self.pair, self.dtype, *part) for part in held] if limited else []
-        return Free(memory.name(device), memory.free(device, parts), limited)
 
     def start_worker(self, assignment: Assignment) -> Worker:
         device, threads = assignment.devices[0], self.options.threads
@@ -203,11 +191,7 @@ def ranks_of(devices: tuple[Device, ...]) -> Assignment:
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
-    """Return this machine's devices of a kind: `cpu`, `cuda`, or `auto` for its GPUs if it has any.
-
-    Raises:
-        UsageError: The kind is unknown, or this machine has no such device.
-    """
+    """Return this machine's devices of a kind (UsageError: it has none); `auto` prefers GPUs."""
     gpus = torch.cuda.device_count()
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
@@ -221,20 +205,11 @@ def devices_of(device: str) -> tuple[Device, ...]:
 
 
 def base_layout(pair: Pair) -> Layout:
-    """Return the layout that `engine.open` loads: the target, and a drafter if the pair has one."""
     return Layout(Separate(drafters=int(pair.drafter_path is not None)))
 
 
 def loader_of(pair: Pair, model: str, device: Device, options: Options, place: str = "") -> Loader:
-    """Return a function that loads a model of a pair.
-
-    Args:
-        pair: The pair.
-        model: The worker's name for the model.
-        device: The device.
-        options: Dtype and forwards.
-        place: The device's name for torch; default: its own.
-    """
+    """Return a function that loads a model of a pair; `place` is torch's name of the device."""
     return partial(
         load,
         str(pair.models[model]),

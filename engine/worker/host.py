@@ -10,7 +10,8 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -31,10 +32,9 @@ from engine.sampling.accept import judge
 from engine.sampling.draws import Draws, argmax
 from engine.sampling.rows import Case, read
 from engine.types import DraftToken, Judgement, Prefix, Sampling
-from engine.worker.drafting import Drafting, draft
+from engine.worker.drafting import Drafting, draft, prefill
 from engine.worker.exchange import Exchange, ProcessRanks
 from engine.worker.forwards import NO_DRAFT, Forwards
-from engine.worker.head_forwards import prefill
 from engine.worker.jobs import (
     PREFILL_ROWS,
     Begin,
@@ -83,21 +83,20 @@ def _parts(prefixes: Sequence[Prefix], cached: Sequence[int]) -> Iterator[list[P
         yield [Prefix(p.sequence, p.tokens[: start + PREFILL_ROWS]) for p, start in growing]
 
 
-def _discard(row: int, q: torch.Tensor) -> None:
-    """Do not write a row of q."""
+def _discard(row: int, q: torch.Tensor) -> None: ...
 
 
 class Host:
     """Models, their KV slots, and the scores kept for judging.
 
-    Args:
-        name: The worker's name. It writes the slab of q with this name and reads all others.
+    It writes the slab of q with its name and reads all others.
     """
 
     def __init__(self, name: str) -> None:
         self.forwards = Forwards()
         self._name = name
-        self._slabs: dict[str, np.ndarray] = {}
+        self.slabs: dict[str, np.ndarray] = {}
+        """Rows of q by drafting worker, (R, V) float32."""
         self._exchanges: dict[str, Exchange] = {}
         self._groups: dict[str, Ranks] = {}
         self._ranks: dict[str, Ranks] = {}
@@ -107,11 +106,7 @@ class Host:
         self._run = Begin(self._sampling, 0, 0, 0, Packing())
         self._vocab_size = 0
 
-    def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
-        self._slabs = dict(slabs)
-
     def ready(self, job: Job) -> bool:
-        """Return whether the job can run now: a judge needs its scores."""
         return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
@@ -143,7 +138,7 @@ class Host:
             case Load():
                 value = self._load(job)
             case Connect():
-                value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
+                self.slabs, value = {n: attach(path, shape) for n, path, shape in job.slabs}, None
             case Join():
                 self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
                 value = None
@@ -206,7 +201,6 @@ class Host:
         return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
 
     def _draft_statically(self, name: str, decoder: Decoder) -> None:
-        """Let a decoder, or a head's layer, draft without a host between its forwards."""
         head = self.forwards.heads.get(name)
         if head is None:
             self.forwards.fused[name] = FusedDrafts(decoder)
@@ -278,12 +272,12 @@ class Host:
         return self._decide(job.judges, logits, job.prefixes, Sampling(), job.best)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
-        out = self._slabs[self._name][row]
+        out = self.slabs[self._name][row]
         out[: len(q)] = q.cpu().numpy()
         out[len(q) :] = 0
 
     def _q_row(self, token: DraftToken) -> torch.Tensor | None:
-        return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
+        return None if token.q is None else torch.from_numpy(self.slabs[token.q.slab][token.q.row])
 
     def _judge(
         self,
@@ -308,16 +302,9 @@ class Host:
         sampling: Sampling,
         best: bool,
     ) -> tuple[Judgement, ...]:
-        """Judge the drafts of several sequences.
+        """Judge the drafts of several sequences by their logits, (R, V) each.
 
         Rows in the host's memory are read number by number, those of a GPU ahead, all at once.
-
-        Args:
-            jobs: One per sequence.
-            logits: Each sequence's rows, (R, V).
-            prefixes: The tokens before row 0.
-            sampling: The logits processors of p.
-            best: Whether judgements include the best token after every row.
         """
         cases = [
             Case(
@@ -350,6 +337,18 @@ class Host:
         return tuple(judgements)
 
 
+def outcome(handle: Callable[[], Reply]) -> Reply | SpecScopeError:
+    """Return a job's reply or its error; one that nobody expected ends the run, not the worker."""
+    try:
+        return handle()
+    except SpecScopeError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - see above
+        found = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
+        found.add_note(traceback.format_exc())  # the message stays one line
+        return found
+
+
 def export_rows(forwards: Forwards, job: Export, stamps: list[Stamp]) -> bytes:
     """Return the KV rows of a prefix from `job.start` on, without its last token's."""
     (prefix,) = job.prefixes
@@ -371,11 +370,7 @@ def import_rows(forwards: Forwards, job: Import, stamps: list[Stamp]) -> None:
 
 
 def _cached_rows(forwards: Forwards, model: str, prefix: Prefix, count: int) -> np.ndarray:
-    """Return the indices of a prefix's first `count` rows in its slot, (count,) int64.
-
-    Raises:
-        SpecScopeError: A row is not cached.
-    """
+    """Return the indices of a prefix's first `count` rows in its slot, (count,) int64."""
     path = forwards.cache(model).match(forwards.slot(prefix.sequence), prefix.tokens, count)
     if len(path) < count:
         raise SpecScopeError(

@@ -8,7 +8,7 @@ import torch
 
 from engine.heads.drafting import Columns
 from engine.types import Prefix
-from engine.worker.head_forwards import PackedForwards
+from engine.worker.drafting import PackedForwards
 from engine.worker.host import Host
 from engine.worker.jobs import Grown
 from tests.engine.model import tiny

@@ -46,7 +46,7 @@ class Drafter:
         self.slab = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
         self.host.handle(Load("target", partial(load, str(target), static=static)))
         self.host.handle(Load("head", partial(load_head, str(head)), beside="target"))
-        self.host.connect({"worker": self.slab})
+        self.host.slabs = {"worker": self.slab}
         features = check_head(head, target).features or (-1,)
         begin = Begin(sampling, len(PREFIXES), capacity, tiny.VOCAB, Packing(), 1, features=features)
         self.host.handle(begin)

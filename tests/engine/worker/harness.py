@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from engine.checkpoints.pair import Pair
+from engine.cluster.memory import Memory, Part
 from engine.cluster.placement import Placement
 from engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.cluster.session import Cluster
@@ -100,6 +101,7 @@ class Racks:
     latency: Flat
     devices: int = 64
     processors: dict[str, Processor] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         match layout.arrangement:
@@ -126,8 +128,8 @@ class Racks:
     def reserve(self, assigned) -> None:
         pass
 
-    def check_memory(self, loads, held) -> None:
-        pass
+    def parts(self, models) -> list[Part]:
+        return []
 
     def servers(self, drafters: int) -> int:
         return self.devices - drafters
@@ -143,9 +145,6 @@ class Racks:
 
     def stage_limits(self) -> StageLimits:
         return StageLimits(2, self.devices)
-
-    def free(self, device: Device, held) -> None:
-        return None
 
     def start_worker(self, assignment: Assignment) -> VirtualWorker:
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
