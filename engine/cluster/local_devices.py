@@ -13,7 +13,16 @@ from engine.checkpoints.load import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.memory import Memory, Part
 from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, parts_of, pipeline_assignments
+from engine.cluster.pool import (
+    Assignment,
+    Loader,
+    ModelPart,
+    StageLimits,
+    joined,
+    parts_of,
+    pipeline_assignments,
+    single,
+)
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.runtimes.process import ProcessWorker, Setup
@@ -61,33 +70,24 @@ class LocalDevices:
             case Colocated():
                 device = self.devices[min(1, len(self.devices) - 1)]
                 drafter = Assignment(f"{device.name}/drafter", (device,))
-                return {"drafter": [drafter], "target": [Assignment(device.name, (device,))]}
+                return {"drafter": [drafter], "target": [single(device)]}
             case LayerParallel(ranks):
                 return self._layer_parallel(ranks)
             case Pipelined(stages) if self.spans:
                 return self._pipelined(stages)
             case Pipelined(stages):
-                return pipeline_assignments(self._single(), stages)
+                return pipeline_assignments([*map(single, self.devices)], stages)
             case Separate(targets, drafters):
                 return self._separate(targets, drafters)
 
-    def _single(self) -> list[Assignment]:
-        return [Assignment(device.name, (device,)) for device in self.devices]
-
     def _separate(self, targets: int, drafters: int) -> dict[str, list[Assignment]]:
         tp, drafter_tp, devices = self.ways, self.options.drafter_tp, self.devices
-        needed = targets * tp + drafters * drafter_tp
         if targets == 1 and drafters <= 1 and tp + drafter_tp > len(devices):
             return self._shared(drafters)
-        if needed > len(devices):
-            raise UsageError(
-                f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices; {self.where} "
-                f"{len(devices)} ({devices[0].label} to {devices[-1].label}): ask for fewer, "
-                "or use a virtual profile"
-            )
-        first = max(drafter_tp, drafters * drafter_tp)
-        if first + targets * tp > len(devices):
-            first = len(devices) - targets * tp
+        needed = targets * tp + drafters * drafter_tp
+        asked = f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices"
+        self._check_number(needed, asked)
+        first = min(max(1, drafters) * drafter_tp, len(devices) - targets * tp)
         return {
             "drafter": [ranks_of(devices[i * drafter_tp :][:drafter_tp]) for i in range(drafters)],
             "target": [self._target(devices[first + i * tp :][:tp]) for i in range(targets)],
@@ -110,9 +110,7 @@ class LocalDevices:
     def _target(self, devices: tuple[Device, ...]) -> Assignment:
         if len(self.spans) < 2:
             return ranks_of(devices)
-        members = tuple(Assignment(device.name, (device,)) for device in devices)
-        name = f"{members[0].name}..{members[-1].name}/pipeline"
-        return Assignment(name, devices, members, split=True, layers=self.spans)
+        return joined([*map(single, devices)], "pipeline", split=True, layers=self.spans)
 
     def _pipelined(self, stages: int) -> dict[str, list[Assignment]]:
         if stages != self.ways:
@@ -130,14 +128,16 @@ class LocalDevices:
         if self.ways > 1:
             (target,) = self._separate(1, 0)["target"]
             return {"drafter": [_together(target.members[:ranks])], "target": [target]}
-        if ranks > len(self.devices):
-            raise UsageError(
-                f"{ranks} devices are to share the drafter's layers; {self.where} "
-                f"{len(self.devices)} ({self.devices[0].label} to {self.devices[-1].label}): "
-                "ask for fewer, or use a virtual profile"
-            )
-        members = tuple(self._single()[:ranks])
+        self._check_number(ranks, f"{ranks} devices are to share the drafter's layers")
+        members = [*map(single, self.devices[:ranks])]
         return {"drafter": [_together(members)], "target": [members[1]]}
+
+    def _check_number(self, needed: int, asked: str) -> None:
+        if needed > (count := len(self.devices)):
+            raise UsageError(
+                f"{asked}; {self.where} {count} ({self.devices[0].label} to "
+                f"{self.devices[-1].label}): ask for fewer, or use a virtual profile"
+            )
 
     def servers(self, drafters: int) -> int:
         return (len(self.devices) - drafters * self.options.drafter_tp) // self.ways
@@ -177,17 +177,14 @@ class LocalDevices:
         return loader_of(self.pair, model, assignment.devices[0], self.options)
 
 
-def _together(members: tuple[Assignment, ...]) -> Assignment:
-    devices = tuple(device for member in members for device in member.devices)
-    return Assignment("+".join(member.name for member in members), devices, members)
+def _together(members: Sequence[Assignment]) -> Assignment:
+    return joined(members, "")._replace(name="+".join(member.name for member in members))
 
 
 def ranks_of(devices: tuple[Device, ...]) -> Assignment:
-    members = tuple(Assignment(device.name, (device,)) for device in devices)
-    if len(members) == 1:
-        return members[0]
-    name = f"{members[0].name}..{members[-1].name}/ranks"
-    return Assignment(name, devices, members, sharded=True)
+    if len(devices) == 1:
+        return single(devices[0])
+    return joined([*map(single, devices)], "ranks", sharded=True)
 
 
 def devices_of(device: str) -> tuple[Device, ...]:

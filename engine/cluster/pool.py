@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -189,13 +189,18 @@ def pipeline_assignments(assignments: Sequence[Assignment], stages: int) -> dict
             f"the target is to be split over {stages} devices; there are {len(assignments)}: "
             "ask for fewer stages"
         )
-    members = tuple(assignments[:stages])
+    target = joined(assignments[:stages], "pipeline", split=True)
+    return {"drafter": [target.members[-1], target.members[0]], "target": [target]}
+
+
+def single(device: Device) -> Assignment:
+    return Assignment(device.name, (device,))
+
+
+def joined(members: Sequence[Assignment], kind: str, **how: Any) -> Assignment:
+    """Return several workers that work as one."""
     devices = tuple(device for member in members for device in member.devices)
-    name = f"{members[0].name}..{members[-1].name}/pipeline"
-    return {
-        "drafter": [members[-1], members[0]],
-        "target": [Assignment(name, devices, members, split=True)],
-    }
+    return Assignment(f"{members[0].name}..{members[-1].name}/{kind}", devices, tuple(members), **how)
 
 
 def drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:

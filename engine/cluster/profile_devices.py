@@ -12,7 +12,7 @@ from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import loader_of
 from engine.cluster.memory import Memory, Part
 from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments
+from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments, single
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.model.language import LanguageModel
@@ -101,8 +101,7 @@ class ProfileDevices:
 
     def _assignments(self, first: int, count: int, width: int) -> list[Assignment]:
         starts = range(first, first + count * width, width)
-        devices = [_device(self.profile.gpus[start : start + width]) for start in starts]
-        return [Assignment(device.name, (device,)) for device in devices]
+        return [single(_device(self.profile.gpus[start : start + width])) for start in starts]
 
     def servers(self, drafters: int) -> int:
         free = len(self.profile.gpus) - drafters * self._drafter_gpus

@@ -148,18 +148,11 @@ class Cluster:
             entry, cancel = find(method), cancel or threading.Event()
             cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
             ids = self._encode(entry, prompts, limits, several=entry.batched or load is not None)
-            given = cfg
-            cfg, plan = self._planned(entry, cfg, sampling or Sampling(), cancel, measuring)
-            asked = {
-                "prompts": prompts,
-                "ids": ids,
-                "limits": limits,
-                "group": group,
-                "plan": plan,
-                "load": load,
-                "open": _open(entry, given, cfg),
-            }
-            request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
+            given, sampling = cfg, sampling or Sampling()
+            cfg, plan = self._planned(entry, cfg, sampling, cancel, measuring)
+            asked = {"prompts": prompts, "ids": ids, "sampling": sampling, "limits": limits, "group": group}
+            asked |= {"plan": plan, "load": load, "open": _open(entry, given, cfg)}
+            request = self._request(entry, cfg, **asked)
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:
                 learn(self._measurements.learned, trace, plan, self._measurements.verify)
@@ -243,8 +236,8 @@ class Cluster:
         def run(prompt: str, listener: Listener, over: threading.Event) -> Trace:
             ids = tuple(ids_of(self.pair, prompt)[-min(CONTEXT, int(context) - NEW_TOKENS) :])
             limits = self._with_eos(Limits(NEW_TOKENS))
-            asked = {"prompts": (ids,), "ids": (ids,), "limits": limits, "group": ""}
-            return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
+            asked = {"prompts": (ids,), "ids": (ids,), "sampling": Sampling(), "limits": limits, "group": ""}
+            return self._execute(self._request(entry, cfg, **asked), listener, over)
 
         heads = [self.head(kind).path] if kind else []
         return self._measurements.probe(entry.key, settings, heads, run, cancel, measuring)

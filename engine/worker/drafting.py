@@ -314,7 +314,7 @@ def _draft_fused(
     """
     fused, growing = forwards.fused[job.model], [tree for tree in trees if tree.grows]
     needs_host = job.stop_below or job.fuzzy > 1 or job.group or not (packed or job.chain)
-    if needs_host or not growing or forwards.packing != Packing():
+    if needs_host or not growing or forwards.run.packing != Packing():
         return False
     cache, sampled = forwards.cache(job.model), job.sampled and not drafting.sampling.greedy
     assert isinstance(cache, Cache), "it is a decoder's"

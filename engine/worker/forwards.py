@@ -26,8 +26,8 @@ from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel, never
 from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
-from engine.types import NO_TREE, Prefix, Tree
-from engine.worker.jobs import Stamp
+from engine.types import NO_TREE, Prefix, Sampling, Tree
+from engine.worker.jobs import Begin, Stamp
 
 NO_DRAFT = NO_TREE
 
@@ -49,10 +49,10 @@ class Forwards:
         """Of the models used since the last change of `size`."""
         self.size = (0, 0)
         """Slots of each cache, and rows of each slot."""
+        self.run = Begin(Sampling(), 0, 0, 0, Packing())
+        """The present run."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
-        self.packing = Packing()
-        self._seed = 0
         self._alignment = Alignment()
         self.heads: dict[str, Head] = {}
         """Drafting heads by name; a head's layer is in `models` under the same name."""
@@ -64,24 +64,18 @@ class Forwards:
         whose layer reads predicted states."""
         self.clock = Clock()
 
-    def begin(
-        self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = (), seed: int = 0
-    ) -> None:
-        """Empty all slots of `capacity` KV rows; make new caches if these are too few or too short.
-
-        `features` are the target's hidden states to keep for a drafting head (`Output.hidden`).
-        """
-        self._seed = seed
-        self._kept_states = self.kept_states(features)
-        if (size := next_size(self.size, slots, capacity)) != self.size:
+    def begin(self, run: Begin) -> None:
+        """Empty all slots; make new caches if these are too few or too short."""
+        self.run, self._alignment = run, Alignment()
+        self._kept_states = self.kept_states(run.features)
+        if (size := next_size(self.size, run.slots, run.capacity)) != self.size:
             self.size, self.caches = size, {}
-        self._slots, self._free = {}, list(range(slots))[::-1]
-        self.packing, self._alignment = packing, Alignment()
+        self._slots, self._free = {}, list(range(run.slots))[::-1]
         for name, cache in self.caches.items():
             if isinstance(cache, Cache) and not self._kept_states.get(name):
                 cache.features = None
-            cache.seed = seed
-            for slot in range(slots):
+            cache.seed = run.sampling.seed
+            for slot in range(run.slots):
                 cache.reset(slot)
 
     def clear(self) -> None:
@@ -99,7 +93,7 @@ class Forwards:
     def cache(self, model: str) -> Slots:
         if model not in self.caches:
             self.caches[model] = self.models[model].new_cache(*self.size)
-            self.caches[model].seed = self._seed
+            self.caches[model].seed = self.run.sampling.seed
             for sequence, slot in self._slots.items():
                 self.caches[model].reset(slot, sequence)
         return self.caches[model]
@@ -237,7 +231,7 @@ class Forwards:
         if hidden and isinstance(cache, Cache):
             states = [out.hidden[layer] for layer in hidden]
             cache.store_features(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
-        if not self.packing.unpad_inputs:
+        if not self.run.packing.unpad_inputs:
             for block in blocks:  # drop padding rows: a tree's next level counts true rows only
                 cache.truncate(block.slot, block.cached + len(block.rows))
         stamp = Stamp(kind, start, self.clock.mark(), len(rows), context, batch=len(blocks))
@@ -273,12 +267,12 @@ class Forwards:
         """Return the packed rows, the indices of rows that need logits, and the context length."""
         context = sum(block.cached for block in blocks)
         cache.pad(0)
-        if not self.packing.unpad_kv:
+        if not self.run.packing.unpad_kv:
             length = self._alignment.length({block.sequence: block.cached for block in blocks})
             cache.pad(length, max(len(block.rows) for block in blocks))
             context = length * len(blocks)
         counts = [len(block.rows) for block in blocks]
-        if not self.packing.unpad_inputs:
+        if not self.run.packing.unpad_inputs:
             counts = [max(counts)] * len(blocks)
         rows = [padded(block.rows, count) for block, count in zip(blocks, counts, strict=True)]
         want, first = list[np.ndarray](), 0

@@ -13,14 +13,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from engine.errors import RunCancelled, SpecScopeError
 from engine.heads.drafting import Head
-from engine.layout import Packing
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder
 from engine.model.fused import FusedDrafts
@@ -102,9 +101,6 @@ class Host:
         self._ranks: dict[str, Ranks] = {}
         """The ranks of each model that is split by tensors, and of the heads beside it."""
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
-        self._sampling = Sampling()
-        self._run = Begin(self._sampling, 0, 0, 0, Packing())
-        self._vocab_size = 0
 
     def ready(self, job: Job) -> bool:
         return not isinstance(job, Judge) or job.scores in self._scores
@@ -118,14 +114,14 @@ class Host:
         try:
             return self._handle(job, stopped)
         except (MemoryError, RuntimeError) as error:
-            shortage = out_of_memory(error, self._name, job, self.forwards, self._run)
+            shortage = out_of_memory(error, self._name, job, self.forwards)
             if shortage is None:
                 raise
             self._scores.clear()
             raise shortage from None
 
     def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
-        stamps: list[Stamp] = []
+        stamps, value = list[Stamp](), cast("Any", None)
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
 
@@ -138,19 +134,17 @@ class Host:
             case Load():
                 value = self._load(job)
             case Connect():
-                self.slabs, value = {n: attach(path, shape) for n, path, shape in job.slabs}, None
+                self.slabs = {name: attach(path, shape) for name, path, shape in job.slabs}
             case Join():
                 self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
-                value = None
             case Link():
                 self._groups[job.group] = ProcessRanks(job.path, job.rank, job.ways, job.backend)
-                value = None
             case Begin():
-                value = self._begin(job)
+                self._begin(job)
             case Room():
                 value = taken(self.forwards, job)
             case Retire():
-                value = self.forwards.retire(job.sequence)
+                self.forwards.retire(job.sequence)
             case Prefill():
                 value = self._prefill(job, stamps, stops)
             case Propose():
@@ -158,7 +152,7 @@ class Host:
             case Export():
                 value = export_rows(self.forwards, job, stamps)
             case Import():
-                value = import_rows(self.forwards, job, stamps)
+                import_rows(self.forwards, job, stamps)
             case Score():
                 value = self._score(job, stamps)
             case Judge():
@@ -169,7 +163,7 @@ class Host:
                 logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
                 value = self._judge(job.judges, logits, prefixes, stamps)
             case Drop():
-                value = self._scores.pop(job.scores, None) and None
+                self._scores.pop(job.scores, None)
             case Measure():
                 model = job.model if job.stage is None else job.stage.of(job.model)
                 value = measure(self.forwards.models[model], job, stopped, agree)
@@ -208,16 +202,14 @@ class Host:
             self.forwards.fused[name] = FusedDrafts(decoder, head.keeps, head.columns.tokens)
 
     def _begin(self, job: Begin) -> None:
-        self._sampling, self._run = job.sampling, job
-        self._vocab_size = job.vocab_size
         self._scores.clear()
-        self.forwards.begin(job.slots, job.capacity, job.packing, job.features, job.sampling.seed)
+        self.forwards.begin(job)
         for exchange in self._exchanges.values():
             exchange.begin(job.run)
 
     def _draws(self, sequence: int) -> Draws:
         """Return a sequence's draws: as in a run of its prompt alone with seed + sequence."""
-        return Draws(self._sampling.seed + sequence, 0)
+        return Draws(self.forwards.run.sampling.seed + sequence, 0)
 
     def _prefill(self, job: Prefill, stamps: list[Stamp], stopped: Callable[[], bool]) -> bytes | None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
@@ -229,27 +221,17 @@ class Host:
             parts = _parts(prefixes, cached) if stage_io is None else [prefixes]
             with contextlib.suppress(RunCancelled):
                 for part in parts:
-                    self.forwards.extend(
-                        model,
-                        part,
-                        [NO_DRAFT] * len(part),
-                        stamps,
-                        "prefill",
-                        logits=False,
-                        stage_io=stage_io,
-                        stopped=stopped,
-                    )
+                    rows = model, part, [NO_DRAFT] * len(part), stamps, "prefill"
+                    self.forwards.extend(*rows, logits=False, stage_io=stage_io, stopped=stopped)
         return stage_io.outgoing if stage_io else None
 
     def _drafting(self, job: Propose) -> Drafting:
-        partners, ranks = (
-            self._exchanges[job.group] if job.group else SingleDevice(),
-            self._ranks.get(job.model),
-        )
+        partners = self._exchanges[job.group] if job.group else SingleDevice()
+        ranks, run = self._ranks.get(job.model), self.forwards.run
         # all workers of a group draft the same; judges read the leader's q
         leads = partners.rank == 0 and (ranks is None or ranks.rank == 0)
         write = self._write if leads else _discard
-        return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
+        return Drafting(run.sampling, self._draws, run.vocab_size, write, partners)
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
@@ -268,7 +250,7 @@ class Host:
             return None
         if not job.greedy:
             return self._judge(job.judges, logits, job.prefixes, stamps, best=job.best)
-        logits = [rows[:, : self._vocab_size] for rows in logits]
+        logits = [rows[:, : self.forwards.run.vocab_size] for rows in logits]
         return self._decide(job.judges, logits, job.prefixes, Sampling(), job.best)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
@@ -289,7 +271,7 @@ class Host:
         best: bool = False,
     ) -> tuple[Judgement, ...]:
         start = self.forwards.clock.mark()
-        judgements = self._decide(jobs, logits, prefixes, self._sampling, best)
+        judgements = self._decide(jobs, logits, prefixes, self.forwards.run.sampling, best)
         judged = sum(len(job.draft) for job in jobs)
         stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
         return judgements
@@ -307,15 +289,8 @@ class Host:
         Rows in the host's memory are read number by number, those of a GPU ahead, all at once.
         """
         cases = [
-            Case(
-                rows[job.skip :],
-                job.draft,
-                len(x) + job.skip,
-                self._draws(x.sequence),
-                job.bonus,
-                job.typical is not None,
-            )
-            for job, rows, x in zip(jobs, logits, prefixes, strict=True)
+            Case(rows[j.skip :], j.draft, len(x) + j.skip, self._draws(x.sequence), j.bonus, bool(j.typical))
+            for j, rows, x in zip(jobs, logits, prefixes, strict=True)
         ]
         packed = read(cases, sampling) if logits[0].is_cuda else None
         judgements = [

@@ -16,7 +16,7 @@ from engine.checkpoints.progress import megabytes
 from engine.errors import OutOfMemory
 from engine.model.cache import Cache
 from engine.worker.forwards import Forwards, next_size
-from engine.worker.jobs import Begin, Job, Load, Room, Taken
+from engine.worker.jobs import Job, Load, Room, Taken
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder with the limit of a container's memory, if it has one."""
@@ -83,20 +83,18 @@ _ASKED = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTPE]iB)")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-def out_of_memory(
-    error: Exception, name: str, job: Job, forwards: Forwards, begin: Begin
-) -> OutOfMemory | None:
+def out_of_memory(error: Exception, name: str, job: Job, forwards: Forwards) -> OutOfMemory | None:
     """Return the error of a worker that has no memory for a job, and free its KV caches.
 
-    None if the error that ended the job is of another kind. `begin` is the present run.
+    None if the error that ended the job is of another kind.
     """
     if not _is_shortage(error):
         return None
     asked, free = _asked(str(error)), _free()
     model = str(getattr(job, "model", "target"))
     names = tuple({*forwards.caches, model} & {*forwards.models})
-    found = taken(forwards, Room(begin, names))
-    whole = begin.slots * (begin.capacity + 1) * found.row
+    run, found = forwards.run, taken(forwards, Room(forwards.run, names))
+    whole = run.slots * (run.capacity + 1) * found.row
     lacking = (asked - free if asked > free else asked) if asked else whole // 2
     what = f"loading the {model}" if isinstance(job, Load) else f"a forward of the {model}"
     amount = f"{megabytes(asked)} more were asked for, " if asked else ""
