@@ -289,9 +289,10 @@ class Placement:
 def _run_here_or_apart(run: Callable[[Work], Any], work: Work) -> Any:
     """Return `run(work)`; where a loop runs in this thread already, from a thread of its own.
 
-    An event loop cannot start inside another one. The caller waits for the thread.
-    KeyboardInterrupt cancels the work and is raised when it has ended. A cancellation of the
-    caller's task, which `asyncio.run` makes of the first Ctrl-C, cancels the work, too.
+    An event loop cannot start inside another one. KeyboardInterrupt and other errors raised in the
+    caller cancel the work, as does a cancellation of the caller's task, which `asyncio.run` makes
+    of the first Ctrl-C. The caller always waits for the thread, also after a second Ctrl-C: the
+    next run needs the same workers.
     """
     if asyncio._get_running_loop() is None:
         return run(work)
@@ -305,14 +306,20 @@ def _run_here_or_apart(run: Callable[[Work], Any], work: Work) -> Any:
 
     caller = asyncio.current_task()
     before = caller.cancelling() if caller else 0
-    with futures.ThreadPoolExecutor(1, "specscope-loop") as thread:  # leaving the block waits for the thread
+    raised: BaseException | None = None
+    asked = False
+    with futures.ThreadPoolExecutor(1, "specscope-loop") as thread:
         ended = thread.submit(run, noted())
-        try:
-            while not ended.done() and (caller is None or caller.cancelling() == before):
+        while not ended.done():
+            try:
+                unwanted = raised is not None or (caller is not None and caller.cancelling() > before)
+                if unwanted and started.done() and not asked:
+                    asked = True
+                    with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                        started.result()()
                 futures.wait([ended], POLL_S)
-        finally:
-            futures.wait([started, ended], return_when=futures.FIRST_COMPLETED)
-            if not ended.done():
-                with contextlib.suppress(RuntimeError):  # its loop was closed meanwhile
-                    started.result()()
-        return ended.result()
+            except BaseException as error:  # noqa: BLE001 - raised below, once the work has ended
+                raised = error
+    if raised is not None:
+        raise raised
+    return ended.result()

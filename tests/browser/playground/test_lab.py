@@ -14,7 +14,7 @@ def choose(card: Locator, name: str, option: str) -> None:
     card.page.get_by_role("option", name=option).first.click()
 
 
-def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(page: Page) -> None:
+def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(page: Page, window) -> None:
     """The first sweep has 60 cells of 512 tokens, so that it cannot end before Stop is pressed."""
     page.get_by_role("tab", name="Lab").click()
     card, message = page.locator("#lab"), page.locator("#lab-message")
@@ -54,6 +54,7 @@ def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(p
     assert_looks(page, "#lab")
     assert_chart_follows_the_theme(page)
     reach(page, cells.first)
+    window.settle()
     page.keyboard.press("Enter")
     page.locator("#history-viewer .ss-pane").nth(1).wait_for()
     expect(page.locator("#history-viewer .ss-pane")).to_have_count(2)

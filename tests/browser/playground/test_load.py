@@ -9,7 +9,7 @@ from tests.browser.playground.steps import fill
 from tests.browser.playground.test_lab import reach
 
 
-def test_a_series_is_stopped_and_another_is_started_and_opened_by_keys(page: Page) -> None:
+def test_a_series_is_stopped_and_another_is_started_and_opened_by_keys(page: Page, window) -> None:
     page.get_by_role("tab", name="Load").click()
     card, message = page.locator("#load"), page.locator("#load-message")
     rows = page.locator("#load-result tbody tr")
@@ -37,6 +37,7 @@ def test_a_series_is_stopped_and_another_is_started_and_opened_by_keys(page: Pag
     assert_looks(page, "#load")
 
     reach(page, rows.first.get_by_role("link"))
+    window.settle()
     page.keyboard.press("Enter")
     page.locator("#history-viewer .ss-pane").wait_for()
     expect(page.locator("#history-viewer")).to_contain_text("requests that wait")

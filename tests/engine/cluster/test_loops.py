@@ -64,15 +64,17 @@ def test_a_run_on_a_running_loop_has_the_usual_text(host, place):
     assert host(lambda: decoded(place)) == (text, "done", True, True)
 
 
+@pytest.mark.parametrize("presses", [1, 4])
 @pytest.mark.parametrize("host", HOSTS)
-def test_ctrl_c_cancels_a_run_on_a_running_loop(host):
+def test_ctrl_c_cancels_a_run_on_a_running_loop(host, presses):
     seen, later = [], []
 
     def listen(event):
         seen.append(event)
-        if sum(isinstance(e, Commit) for e in seen) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
+        if isinstance(event, Commit) and sum(isinstance(e, Commit) for e in seen) == 2:
+            for _ in range(presses):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.3)
 
     def cell():
         with engine.open("bundled", runtime="local-thread", device="cpu") as cluster:
