@@ -15,7 +15,7 @@ from engine.cluster.placement import Placement
 from engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.cluster.session import Cluster
 from engine.drafting.tree import Wide
-from engine.errors import UsageError
+from engine.errors import UsageError, WorkerDied
 from engine.heads.work import Work
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.model.fuzzy import PartTime
@@ -24,7 +24,8 @@ from engine.runtimes.virtual import Processor, VirtualLoop, VirtualWorker
 from engine.simulate.oracle import Scripted
 from engine.trace.events import Device
 from engine.types import Limits, Prefix, drafter_key
-from engine.worker.jobs import Propose
+from engine.worker.jobs import Job, Preparation, Propose, Reply, Stamp
+from engine.worker.worker import Ticket
 
 NextToken = Callable[[np.ndarray], int]
 
@@ -155,6 +156,32 @@ class Racks:
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         return lambda **_: self.models[model]
+
+
+class AnsweredWorker:
+    """A stand-in for a worker on one device; the test answers its jobs."""
+
+    def __init__(self, name: str, value: object = None) -> None:
+        self.name, self.devices = name, (Device(name, "", name, name.partition(":")[0]),)
+        self.value = value
+        """The answer to jobs between runs."""
+        self.prepared, self.jobs = list[Preparation](), list[Job]()
+        self.replies = list[asyncio.Future[Reply]]()
+
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
+        self.prepared.append(job)
+        return lambda: Reply(self.value, ())
+
+    def submit(self, job: Job) -> Ticket:
+        self.jobs.append(job)
+        self.replies.append(asyncio.get_running_loop().create_future())
+        return Ticket(self.replies[-1], lambda: None)
+
+    def answer(self, value: object = None, kind: str = "verify") -> None:
+        self.replies[-1].set_result(Reply(value, (Stamp(kind, 0, 1, 1, 0),)))
+
+    def kill(self, why: str) -> None:
+        self.replies[-1].set_exception(WorkerDied(f"{self.name} {why}"))
 
 
 def _assignment(name: str, number: int) -> Assignment:
