@@ -6,8 +6,8 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.errors import shown
-from engine.trace.checking import check_types
 from engine.trace.events import OTHERS, Header, Span
+from engine.trace.jsonl import check_types
 from traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:

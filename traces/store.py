@@ -12,8 +12,8 @@ from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
-from engine.trace.checking import check_types
 from engine.trace.events import Device, Footer, Header, Status
+from engine.trace.jsonl import check_types
 from engine.trace.trace import Trace
 from traces import database, listing, recorder, schema, windows
 from traces.checks import check

@@ -11,7 +11,6 @@ import gradio as gr
 import pytest
 
 from app.render.analysis import LONGEST, chart, difference
-from app.service import Service
 from app.tabs.analysis import OWN, USUAL_C, Analysis, draw, pairs_of, settings_of
 from engine.errors import UsageError
 from tests.traces.samples import sample_trace
@@ -26,13 +25,7 @@ from traces.metrics import measure
 def built():
     """The components, which all tests share."""
     with gr.Blocks():
-        return Analysis(lambda: pytest.fail("no service"))
-
-
-@pytest.fixture
-def page(built: Analysis, service: Service) -> Analysis:
-    built.service = lambda: service
-    return built
+        return Analysis(None)
 
 
 def test_one_run_has_a_what_if_with_its_own_settings_and_no_difference(page):

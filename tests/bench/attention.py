@@ -24,12 +24,10 @@ from torch import Tensor
 from app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, Size
 from app.bench.figures import Figure, Note
 from app.bench.speed import one_core
-from engine.model.attention import SlotAttention
+from engine.model.attention import PaddedAttention, SlotAttention
 from engine.model.cache import Cache
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.model.static import Size as StepSize
-from engine.model.static import StaticAttention
 from tests.bench import script
 
 SHORTEST, LONGEST = 64, 2048
@@ -135,12 +133,12 @@ class Ragged:
     def masked(self) -> None:
         """Call once for each layer, over the longest cache."""
         case, longest = self._case, LONGEST
-        size = StepSize(0, case.sequences, case.rows, longest, False, ())
         visible = np.zeros((case.sequences, case.rows, longest), dtype=bool)
         for slot in range(case.sequences):
             length = self._cache.length(slot)
             visible[slot, :, :length] = self._cache.ancestor_mask(slot, length - case.rows)
-        attention = StaticAttention(self._cache, self._buffers, size, self._indices)
+        slots = range(case.sequences)
+        attention = PaddedAttention(self._cache, self._buffers, slots, longest, self._indices)
         attention.mask({None: torch.from_numpy(visible).to(self._cache.tensor.device)})
         for layer in range(self._shape.layers):
             attention.run(layer, None)

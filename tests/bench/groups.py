@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import engine
 from app.bench import speed
 from app.bench.figures import FULL, QUICK, Figure, Note, Plan
-from app.bench.race import Generate, Race
+from app.bench.speed import Generate, Race
 from engine.checkpoints.pair import Pair
 from engine.drafting.static import tree
 from engine.errors import UsageError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import engine
 from app.bench import speed
 from app.bench.figures import FULL, QUICK, Figure, Note, Plan
-from app.bench.race import Race
+from app.bench.speed import Race
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.simulate.profile import Profile

@@ -21,7 +21,7 @@ from typing import Any
 import engine
 from engine.cluster.session import Cluster
 from engine.drafting.pace import Probe, in_turns, overlapped, plain_seconds, with_servers
-from engine.drafting.plan import best_wide
+from engine.drafting.planner import best_wide
 from engine.errors import UsageError
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.bench.figures import Bar, Figure, Note
-from app.cli import common
+from app.cli import options as shared
 from app.cli.bench import progress, report
 
 Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mapping[str, Any]]]
@@ -18,7 +18,7 @@ Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mappi
 def options(doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    common.add_json(parser)
+    shared.add_options(parser, shared.JSON)
     return parser
 
 

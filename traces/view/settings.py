@@ -56,7 +56,7 @@ def models_text(header: Header) -> str:
 
 
 class _Planned(NamedTuple):
-    """The facts of `engine.drafting.plan.Plan`."""
+    """The facts of `engine.drafting.planner.Plan`."""
 
     nodes: int
     levels: int
