@@ -25,7 +25,7 @@ from engine.drafting.planner import LONGEST
 from engine.model.slots import Rows
 from engine.training.measure import LoadedPair
 from engine.types import Sampling
-from tests.app.test_bench_cuda import run_bench
+from tests.app.commands import run_bench
 from traces.closed_forms import pearl_speedup, speculative_speedup
 
 PROMPTS = ("Tell me a story about a whale.", "Hi!", "Why is the sky blue?")
