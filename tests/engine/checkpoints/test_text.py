@@ -17,18 +17,8 @@ TOKENIZER = Pair.find("bundled").tokenizer
 def sentencepiece():
     """Return a tokenizer like Llama 2's: U+2581 for spaces, bytes for unknown characters."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
-    words += [
-        "\u2581",
-        "\u2581hello",
-        "\u2581world",
-        "hel",
-        "lo",
-        "\u2581\u2581",
-        "é",
-        "\u2581naïve",
-        "\ufffd",
-        "!",
-    ]
+    words += ["\u2581", "\u2581hello", "\u2581world", "hel", "lo"]
+    words += ["\u2581\u2581", "é", "\u2581naïve", "\ufffd", "!"]
     vocab = {word: i for i, word in enumerate(words)}
     backend = Tokenizer(
         models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True)

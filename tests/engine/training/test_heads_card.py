@@ -29,20 +29,12 @@ def pair(trained: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) 
     """The toy pair with two heads."""
     folder = tmp_path_factory.mktemp("pair") / "toy"
     shutil.copytree(trained, folder)
-    text = None
+    shared = {"data": corpus, "target": trained / "target", "target_name": trained.name}
+    sizes, text = HEAD | {"steps": 10, "checkpoint_every": 5}, None
     for kind in ("eagle", "parallelspec_medusa"):
-        options = HeadOptions.of(
-            kind,
-            data=corpus,
-            out=folder / "heads" / kind,
-            target=trained / "target",
-            target_name=trained.name,
-            text=text,
-            steps=10,
-            checkpoint_every=5,
-            **HEAD,
-        )
-        text = train_head(options) / "written.safetensors" if text is None else train_head(options) and text
+        options = HeadOptions.of(kind, out=folder / "heads" / kind, text=text, **shared, **sizes)
+        out = train_head(options)
+        text = text or out / "written.safetensors"
     return folder
 
 
