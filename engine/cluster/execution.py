@@ -17,7 +17,7 @@ from engine.cluster.occupancy import OtherPrograms, Sampler
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.ray_devices import NodeMeter
-from engine.drafting.plan import Plan
+from engine.drafting.planner import Plan
 from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout

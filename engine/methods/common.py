@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.drafting.copy import Copier
-from engine.drafting.plan import best_tree
+from engine.drafting.planner import best_tree
 from engine.drafting.static import MOST_NODES, spelled, within
 from engine.drafting.static import tree as tree_of
 from engine.drafting.tree import Static, TreeShape

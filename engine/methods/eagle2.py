@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.drafting.plan import best_dynamic
+from engine.drafting.planner import best_dynamic
 from engine.drafting.static import MOST_NODES
 from engine.drafting.tree import Dynamic
 from engine.errors import UsageError

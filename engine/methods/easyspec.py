@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafting.plan import best_wide
+from engine.drafting.planner import best_wide
 from engine.drafting.static import MOST_NODES
 from engine.drafting.tree import Wide
 from engine.errors import UsageError

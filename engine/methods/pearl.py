@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from engine.drafting.copy import Copier
-from engine.drafting.plan import best_parallel
+from engine.drafting.planner import best_parallel
 from engine.layout import Colocated, Layout, Pipelined, Separate
 from engine.methods.common import planned
 from engine.methods.registry import Situation, method, setting

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from engine.drafting.plan import Best, Plan
+from engine.drafting.planner import Best, Plan
 from engine.errors import UsageError, shown
 from engine.layout import Layout, Separate
 from engine.run.run import Run

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.plan import best_tree
+from engine.drafting.planner import best_tree
 from engine.methods.common import GAMMA, LONGEST, chain_drafts, draft_length
 from engine.methods.registry import Situation, method
 from engine.run.run import Run

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafting.plan import best_wide
+from engine.drafting.planner import best_wide
 from engine.drafting.static import MOST_NODES
 from engine.drafting.tree import Wide
 from engine.methods.common import check_nodes, decode_trees, planned, tree_drafts

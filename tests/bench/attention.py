@@ -52,7 +52,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as `8x6`, or `8x21_tree`."""
         return f"{self.sequences}x{self.rows}" + "_tree" * self.tree
 
     def parents(self) -> list[int]:
@@ -105,7 +104,6 @@ class Ragged:
         self._buffers.queries.div_(self._shape.head_dim**0.5)
 
     def times(self, repeats: int) -> dict[str, Figure]:
-        """Return the milliseconds of each way; one with another result than `loop` is not valid."""
         expected, figures = self._output(self.loop), dict[str, Figure]()
         for name, way in self.ways().items():
             error = float((self._output(way) - expected).abs().max())
@@ -116,7 +114,6 @@ class Ragged:
         return figures
 
     def ways(self) -> dict[str, Callable[[], None]]:
-        """Return the ways that exist on this device, by name."""
         ways = {"loop": self.loop, "masked": self.masked}
         varlen = _varlen_attn() if self._cache.tensor.is_cuda and not self._case.tree else None
         if varlen is not None:
@@ -195,7 +192,6 @@ class VariableLengths:
         self._lengths = self._numbers(lengths)
 
     def run(self) -> None:
-        """Call once for each layer."""
         new = self._buffers.kv.transpose(0, 1)
         for kv in self._kv:
             kv[self._places] = new
@@ -218,7 +214,6 @@ class VariableLengths:
 
 
 def lines(figures: dict[str, Figure], fastest: dict[str, str]) -> list[str]:
-    """Return a line for each case: the fastest way, and the times of the others over its own."""
     found = list[str]()
     for case, best in fastest.items():
         times = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.pool import StageLimits
 from engine.errors import SpecScopeError, UsageError

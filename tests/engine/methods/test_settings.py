@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.drafting.plan import Plan
+from engine.drafting.planner import Plan
 from engine.errors import UsageError
 from engine.methods import METHODS, Setting, Situation, find
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import engine
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.placement import Placement
 from engine.drafting.tree import Wide
