@@ -59,55 +59,40 @@ def int4_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
     if not fits_int4(weight.shape):
         return None
     if weight.device.type == "cuda":
-        return CudaProduct(weight) if weight.dtype == torch.bfloat16 else None
-    return ArmProduct(weight) if platform.machine() in ("aarch64", "arm64") else X86Product(weight)
+        return cuda_product(weight) if weight.dtype == torch.bfloat16 else None
+    return arm_product(weight) if platform.machine() in ("aarch64", "arm64") else x86_product(weight)
 
 
-class X86Product:
-    """x W' with W in int4 and x rounded to bf16, in torch's kernels for AVX2 and AVX-512."""
-
-    def __init__(self, weight: Tensor) -> None:
-        q, scale, zero = quantised(weight)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
-        self._scale_and_zero = torch.stack([scale.t(), zero.t()], 2).bfloat16()
-        self._product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x.bfloat16(), self._packed, GROUP, self._scale_and_zero)
+def x86_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Round x to bf16, in torch's kernels for AVX2 and AVX-512."""
+    q, scale, zero = quantised(weight)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q, 1)
+    scale_and_zero = torch.stack([scale.t(), zero.t()], 2).bfloat16()
+    product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    return lambda x: product(x.bfloat16(), packed, GROUP, scale_and_zero)
 
 
-class ArmProduct:
-    """x W' with W in int4 and each row of x rounded to int8, in torch's kernels for Arm.
+def arm_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Round each row of x to int8, in torch's kernels for Arm.
 
     These kernels have no zeros: only groups of Q4_0 keep their values.
     """
-
-    def __init__(self, weight: Tensor) -> None:
-        groups = weight.float().unflatten(1, (-1, GROUP))
-        low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
-        scale = torch.where(high > -low, high, low) / -8
-        q = _on_grid(groups, scale, torch.zeros_like(scale)).flatten(1).to(torch.uint8)
-        bytes_of_two = q[:, 1::2] << 4 | q[:, ::2]
-        self._sizes = (weight.shape[1], weight.shape[0])
-        scales = scale.squeeze(2).contiguous()
-        self._packed = torch.ops.aten._dyn_quant_pack_4bit_weight(
-            bytes_of_two, scales, None, GROUP, *self._sizes
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self._packed, GROUP, *self._sizes)
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+    scale = torch.where(high > -low, high, low) / -8
+    q = _on_grid(groups, scale, torch.zeros_like(scale)).flatten(1).to(torch.uint8)
+    bytes_of_two = q[:, 1::2] << 4 | q[:, ::2]
+    sizes, scales = (weight.shape[1], weight.shape[0]), scale.squeeze(2).contiguous()
+    packed = torch.ops.aten._dyn_quant_pack_4bit_weight(bytes_of_two, scales, None, GROUP, *sizes)
+    return lambda x: torch.ops.aten._dyn_quant_matmul_4bit(x.float(), packed, GROUP, *sizes)
 
 
-class CudaProduct:
-    """x W' with W and x in bf16 on CUDA, W in int4, in torch's tensor-core kernel."""
-
-    def __init__(self, weight: Tensor) -> None:
-        q, scale, zero = quantised(weight)
-        bytes_of_two = (q[:, ::2] << 4 | q[:, 1::2]).to(torch.uint8)
-        # A warp reads 8, 4 or 2 tiles at once, of which a row must have a whole number.
-        tiles = next(n for n in (8, 4, 2) if weight.shape[1] % (n * TILE) == 0)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack(bytes_of_two, tiles)
-        self._scale_and_zero = torch.stack([scale.t(), zero.t()], 2).bfloat16()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int4pack_mm(x, self._packed, GROUP, self._scale_and_zero)
+def cuda_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Multiply in torch's tensor-core kernel."""
+    q, scale, zero = quantised(weight)
+    bytes_of_two = (q[:, ::2] << 4 | q[:, 1::2]).to(torch.uint8)
+    # A warp reads 8, 4 or 2 tiles at once, of which a row must have a whole number.
+    tiles = next(n for n in (8, 4, 2) if weight.shape[1] % (n * TILE) == 0)
+    packed = torch.ops.aten._convert_weight_to_int4pack(bytes_of_two, tiles)
+    scale_and_zero = torch.stack([scale.t(), zero.t()], 2).bfloat16()
+    return lambda x: torch.ops.aten._weight_int4pack_mm(x, packed, GROUP, scale_and_zero)

@@ -136,8 +136,8 @@ def int8_product(weight: Tensor, *, rotated_inputs: bool = False) -> Callable[[T
     W is (out, in) in fp32 on a CPU; `rotated_inputs`: x is rotated already (see above).
     """
     if has_fbgemm():
-        return FbgemmProduct(weight, rotates=not rotated_inputs)
-    return WeightOnlyProduct(weight) if weight.shape[1] % MULTIPLE == 0 else None
+        return fbgemm_product(weight, rotates=not rotated_inputs)
+    return weight_only_product(weight) if weight.shape[1] % MULTIPLE == 0 else None
 
 
 @cache
@@ -152,56 +152,50 @@ def fbgemm_steps() -> int:
     return LARGEST if exact else PAIRED_STEPS
 
 
-class FbgemmProduct:
-    """x W' with W and x in int8, for x86; a row's result does not depend on the other rows.
+def fbgemm_product(weight: Tensor, *, rotates: bool) -> Callable[[Tensor], Tensor]:
+    """Round x, too, for x86; a row's result does not depend on the other rows.
 
     `rotates` is whether x and W are rotated first: (x R) (W R)' = x W' (see above).
     """
+    outputs, steps = len(weight), fbgemm_steps()
+    weight = rotated_blocks(weight) if rotates else weight
+    scale = (weight.abs().amax(1).clamp_(min=SMALLEST) / steps).double()
+    with _fbgemm():
+        zero = torch.zeros(outputs, dtype=torch.long)
+        packed = torch.ops.quantized.linear_prepack(
+            torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8), None
+        )
+    multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
-    def __init__(self, weight: Tensor, *, rotates: bool) -> None:
-        self._outputs, self._rotates = len(weight), rotates
-        weight = rotated_blocks(weight) if rotates else weight
-        self._steps = steps = fbgemm_steps()
-        scale = (weight.abs().amax(1).clamp_(min=SMALLEST) / steps).double()
-        zero = torch.zeros(len(weight), dtype=torch.long)
-        with _fbgemm():
-            rows = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
-            self._packed = torch.ops.quantized.linear_prepack(rows, None)
-        self._product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-
-    def __call__(self, x: Tensor) -> Tensor:
+    def product(x: Tensor) -> Tensor:
         if not len(x):
-            return x.new_empty((0, self._outputs))
-        x = rotated_blocks(x) if self._rotates else x
+            return x.new_empty((0, outputs))
+        x = rotated_blocks(x) if rotates else x
         if len(x) == 1:
-            largest = max(float(x.abs().max()), SMALLEST)
-            return self._product(x, largest / self._steps, self._steps, self._packed)
+            most = max(float(x.abs().max()), SMALLEST)
+            return multiply(x, most / steps, steps, packed)
         rows = x.abs().amax(1, keepdim=True).clamp_(min=SMALLEST)
-        return self._product(x / rows, 1 / self._steps, self._steps, self._packed).mul_(rows)
+        return multiply(x / rows, 1 / steps, steps, packed).mul_(rows)
+
+    return product
 
 
-class RefinedProduct:
-    """x W' by a product that rounds; each row's largest outputs are computed again from W."""
+def refined_product(product: Callable[[Tensor], Tensor], weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a product that rounds, with each row's largest outputs computed again from W."""
+    count = min(REFINED, len(weight))
 
-    def __init__(self, product: Callable[[Tensor], Tensor], weight: Tensor) -> None:
-        self._product, self._weight = product, weight
-        self._count = min(REFINED, len(weight))
+    def refined(x: Tensor) -> Tensor:
+        output = product(x)
+        _, columns = largest(output, count)
+        return output.scatter_(1, columns, torch.bmm(weight[columns], x.unsqueeze(2)).squeeze(2))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        output = self._product(x)
-        _, columns = largest(output, self._count)
-        rows = self._weight[columns]
-        return output.scatter_(1, columns, torch.bmm(rows, x.unsqueeze(2)).squeeze(2))
+    return refined
 
 
-class WeightOnlyProduct:
-    """x W' with W in int8 and x rounded to bf16, for processors without FBGEMM."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._matrix, self._scale = quantised(weight)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int8pack_mm(x.bfloat16(), self._matrix, self._scale).float()
+def weight_only_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Round x to bf16, for processors without FBGEMM."""
+    matrix, scale = quantised(weight)
+    return lambda x: torch.ops.aten._weight_int8pack_mm(x.bfloat16(), matrix, scale).float()
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.model.int4 import int4_product
-from engine.model.int8 import RefinedProduct, int8_product
+from engine.model.int8 import int8_product, refined_product
 from engine.model.shape import ModelShape
 
 _ROWS = 256
@@ -94,7 +94,7 @@ class Linear:
     ) -> None:
         self._product = _product(weight, bits, rotated)
         if self._product is not None and bits and keep:
-            self._product = RefinedProduct(self._product, weight)
+            self._product = refined_product(self._product, weight)
         self.bias = bias
         self.transposed = weight.t()
         """W', (in, out); empty if a product has its own copy, and W is not kept."""

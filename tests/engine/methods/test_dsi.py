@@ -26,18 +26,18 @@ def target_token(path) -> int:
     return (int(path[-1]) * 7 + len(path)) % 500 + 10
 
 
-def pair(right: list[bool]):
-    """Return a target and a drafter that is right at output position i if right[i]."""
+def drafter(right: list[bool], wrong: int = 5):
+    """Return a drafter that is right at output position i if right[i], else drafts `wrong`."""
 
     def draft(path) -> int:
         position = len(path) - len(PROMPT)
-        return target_token(path) if position < len(right) and right[position] else 5
+        return target_token(path) if position < len(right) and right[position] else wrong
 
-    return target_token, draft
+    return draft
 
 
 def open_cluster(right: list[bool], drafter_us: int, preempts: bool = True) -> TestCluster:
-    return scripted_cluster(*pair(right), Flat(T, drafter_us, preempts=preempts))
+    return scripted_cluster(target_token, drafter(right), Flat(T, drafter_us, preempts=preempts))
 
 
 def run(cluster: TestCluster, method: str, new: int, **config: object) -> Trace:
@@ -172,7 +172,7 @@ def test_more_servers_than_the_cluster_has_are_refused():
 
 
 def test_a_drafter_that_is_always_right_never_waits_for_a_verdict():
-    with scripted_cluster(*pair([True] * 40), Flat(T, T // 4, sample_us=T // 2)) as cluster:
+    with scripted_cluster(target_token, drafter([True] * 40), Flat(T, T // 4, sample_us=T // 2)) as cluster:
         trace = run(cluster, "dsi", 40, lookahead=2, sp=4)
     drafts = [s for s in trace.spans if s.kind == "draft"]
     gaps = [later.start - earlier.end for earlier, later in pairwise(drafts)]

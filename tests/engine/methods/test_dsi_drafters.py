@@ -25,20 +25,10 @@ from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, speeds, target_token, times
+from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, drafter, run, speeds, target_token, times
 from tests.engine.worker.harness import Flat, scripted_cluster
 
 D = T // 4
-
-
-def drafter(right: list[bool], wrong: int):
-    """Return a drafter that is right at output position i if right[i], else drafts `wrong`."""
-
-    def draft(path) -> int:
-        position = len(path) - len(PROMPT)
-        return target_token(path) if position < len(right) and right[position] else wrong
-
-    return draft
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model import int4
-from engine.model.int4 import GROUP, ArmProduct, CudaProduct, X86Product, fits_int4, int4_product, quantised
+from engine.model.int4 import (
+    GROUP,
+    arm_product,
+    cuda_product,
+    fits_int4,
+    int4_product,
+    quantised,
+    x86_product,
+)
 
 OUT, IN = 48, 96
 BF16 = 2.0**-8
@@ -55,7 +63,7 @@ def test_weights_on_a_grid_of_16_steps_come_back(symmetric: bool) -> None:
     torch.testing.assert_close(exact.flatten(1), weight, rtol=0, atol=1e-6)
     # Scale and zero are rounded to bf16, and so are the products.
     bound = BF16 * (8 * scale + (minimum + 8 * scale) * (not symmetric))
-    held = matrix_of(X86Product(weight)).unflatten(1, (-1, GROUP))
+    held = matrix_of(x86_product(weight)).unflatten(1, (-1, GROUP))
     assert bool(((held - weight.unflatten(1, (-1, GROUP))).abs() <= bound + BF16 * held.abs()).all())
     assert float((bound / scale).quantile(0.9)) < 0.25, "half a step would be rounding to int4 again"
 
@@ -82,7 +90,7 @@ def test_other_weights_are_rounded_within_half_a_step_and_equal_ones_are_kept() 
     assert not error[6, 0].any()
 
 
-@pytest.mark.parametrize("product", [X86Product, ArmProduct])
+@pytest.mark.parametrize("product", [x86_product, arm_product])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_products_of_processors_are_near_the_exact_one(
@@ -100,7 +108,7 @@ def test_products_of_processors_are_near_the_exact_one(
 
 def test_arms_product_keeps_weights_of_q4_0() -> None:
     weight, scale, _ = grid(symmetric=True)
-    held = matrix_of(ArmProduct(weight)).unflatten(1, (-1, GROUP))
+    held = matrix_of(arm_product(weight)).unflatten(1, (-1, GROUP))
     # The rows of x have 8 bits: a one is read as 127 / 128 or so.
     bound = BF16 * 16 * scale
     assert bool(((held - weight.unflatten(1, (-1, GROUP))).abs() <= bound).all())
@@ -128,7 +136,7 @@ class Recorded(TorchDispatchMode):
 )
 def test_cudas_kernel_gets_the_shapes_that_it_takes(width: int, tiles: int) -> None:
     with torch.device("meta"), Recorded() as recorded:
-        product = CudaProduct(torch.empty(OUT, width, dtype=torch.bfloat16))
+        product = cuda_product(torch.empty(OUT, width, dtype=torch.bfloat16))
         y = product(torch.empty(5, width, dtype=torch.bfloat16))
     assert (tuple(y.shape), y.dtype) == ((5, OUT), torch.bfloat16)
     assert width % (tiles * 16) == 0, "the kernel refuses other widths"
@@ -151,18 +159,20 @@ def test_two_weights_share_a_byte_on_cuda_with_the_first_one_above(monkeypatch: 
     monkeypatch.setattr(
         torch.ops.aten, "_convert_weight_to_int4pack", lambda matrix, _: packs.append(matrix) or matrix
     )
-    CudaProduct(weight)
+    cuda_product(weight)
     q = quantised(weight)[0]
     assert torch.equal(packs[0] >> 4, q[:, ::2].byte())
     assert torch.equal(packs[0] & 15, q[:, 1::2].byte())
 
 
 @pytest.mark.parametrize(
-    ("machine", "kind"), [("x86_64", X86Product), ("arm64", ArmProduct), ("aarch64", ArmProduct)]
+    ("machine", "kind"), [("x86_64", x86_product), ("arm64", arm_product), ("aarch64", arm_product)]
 )
-def test_the_processor_chooses_the_product(machine: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_chooses_the_product(machine, kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int4.platform, "machine", lambda: machine)
-    assert type(int4_product(torch.randn(OUT, IN))) is kind
+    weight = torch.randn(OUT, IN)
+    assert torch.equal(matrix_of(int4_product(weight)), matrix_of(kind(weight)))
+    assert not torch.equal(matrix_of(x86_product(weight)), matrix_of(arm_product(weight)))
 
 
 @pytest.mark.parametrize("size", [(40, 96), (48, 80), (48, 16)])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.model import int8, weights
-from engine.model.int8 import PAIRED_STEPS, REFINED, FbgemmProduct, WeightOnlyProduct, has_fbgemm
+from engine.model.int8 import PAIRED_STEPS, REFINED, fbgemm_product, has_fbgemm, weight_only_product
 from engine.model.weights import Linear
 
 
@@ -106,10 +106,10 @@ def test_the_largest_sums_do_not_overflow(exact: bool, monkeypatch: pytest.Monke
     if not exact:  # a processor whose instructions add pairs in 16 bits
         monkeypatch.setattr(int8, "fbgemm_steps", lambda: PAIRED_STEPS)
     weight, x = torch.ones(8, 64), torch.ones(2, 64)
-    got = FbgemmProduct(weight, rotates=False)(x)
+    got = fbgemm_product(weight, rotates=False)(x)
     torch.testing.assert_close(got, torch.full((2, 8), 64.0), rtol=0.01, atol=0)
 
 
 def test_processors_without_fbgemm_round_the_matrix_only() -> None:
     weight, x = torch.randn(96, 128), torch.randn(5, 128)
-    assert error(WeightOnlyProduct(weight)(x), x @ weight.t()) < 0.02
+    assert error(weight_only_product(weight)(x), x @ weight.t()) < 0.02

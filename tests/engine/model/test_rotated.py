@@ -9,7 +9,7 @@ import torch
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.config import read_config
 from engine.model.decoder import Decoder
-from engine.model.int8 import FbgemmProduct, can_rotate, rotated, rotated_blocks, rotated_model
+from engine.model.int8 import can_rotate, fbgemm_product, rotated, rotated_blocks, rotated_model
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
 from tests.engine.model import tiny
@@ -74,6 +74,6 @@ def test_a_row_with_one_large_value_loses_less_when_it_is_rotated():
     exact = x @ weight.t()
 
     def error(*, rotates):
-        return float((FbgemmProduct(weight, rotates=rotates)(x) - exact).square().mean())
+        return float((fbgemm_product(weight, rotates=rotates)(x) - exact).square().mean())
 
     assert error(rotates=True) < error(rotates=False) / 3
