@@ -149,7 +149,7 @@ class Execution:
             recording.sequences,
             self.workers.by_model,
             self.workers.drafters,
-            {} if self.begin.sampling.greedy else self.workers.slabs,
+            {} if self.begin.sampling.greedy else self.workers.q_buffers,
             dispatcher,
             clock=recording.clock,
             encode=self.pair.encode_text,
@@ -178,7 +178,7 @@ class Execution:
 
         dispatcher.step = 1
         parts = (run, request.load, decode, gathering, dispatcher, self.recording.clock)
-        await Serving(*parts, scored=request.layout.in_step).serve()
+        await Serving(*parts, scored=request.layout.lockstep).serve()
 
     def _seconds_to_settle(
         self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None

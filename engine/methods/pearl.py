@@ -80,7 +80,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
 def layout(cfg: Config) -> Layout:
     if cfg.placement == "pipeline":
         return Layout(Pipelined(max(2, cfg.stages)))
-    return Layout(Colocated() if cfg.placement == "co-located" else Separate(), in_step=True)
+    return Layout(Colocated() if cfg.placement == "co-located" else Separate(), lockstep=True)
 
 
 @method(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
     from engine.worker.jobs import Chunk, Grown, Job, Reply
-    from engine.worker.shared import Slab
+    from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
 
 
@@ -32,7 +32,7 @@ class Model:
         name: The model's name on its worker: `target`, `drafter`, or the name of a drafting head.
         role: `target` or `drafter`, for the spans.
         sequences: The run's sequences: drafts end where the output does.
-        slab: Rows of q for sampled drafts; None for a target and in a greedy run.
+        q_buffer: Rows of q for sampled drafts; None for a target and in a greedy run.
         gathering: Under load: makes the drafts and verifications of several sequences in one.
     """
 
@@ -43,7 +43,7 @@ class Model:
         name: str,
         role: str,
         sequences: Sequence[Decoded],
-        slab: Slab | None = None,
+        q_buffer: QBuffer | None = None,
         gathering: Gathering | None = None,
     ) -> None:
         self.worker = worker
@@ -51,7 +51,7 @@ class Model:
         self.role = role
         self._dispatcher = dispatcher
         self._sequences = sequences
-        self._slab = slab
+        self._q_buffer = q_buffer
         self._gathering = gathering
         self._scorer = Scorer(dispatcher, worker, name, gathering)
         self._cached: dict[int, np.ndarray] = {}
@@ -133,8 +133,8 @@ class Model:
         emitter, rooms = self._dispatcher.emitter, [self._sequences[p.sequence].room(p) for p in prefixes]
         levels = tuple(max(0, min(one)) for one in zip(depths, rooms, strict=True))
         shape = Wide(1, max(levels, default=0)) if job.chain else job.shape
-        slab, parents = self._slab if job.sampled else None, 0 if job.chain else shape.parents
-        leases = [slab.lease((parents or n) if n else 0) if slab else None for n in levels]
+        q_buffer, parents = self._q_buffer if job.sampled else None, 0 if job.chain else shape.parents
+        leases = [q_buffer.lease((parents or n) if n else 0) if q_buffer else None for n in levels]
         spans = self._dispatcher.span_ids(max(levels, default=0) * self.lanes)
         if job.chain:
             self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}

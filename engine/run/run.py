@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.run.batching import Gathering
     from engine.run.dispatch import Dispatcher
     from engine.run.sequences import Sequence as Decoded
-    from engine.worker.shared import Slab
+    from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
 
 
@@ -28,7 +28,7 @@ class Run:
         sequences: The sequences to decode, at least one.
         workers: The workers of `target` and of `drafter`.
         drafters: The name of each drafting worker's model: a drafter, or a drafting head.
-        slabs: Rows of q for sampled drafts, by the drafting worker's name; none for a greedy run.
+        q_buffers: For sampled drafts, by the drafting worker's name; none for a greedy run.
         dispatcher: Submits the jobs.
         clock: Returns nanoseconds since the run's start.
         encode: Text -> token ids, without special ones.
@@ -41,7 +41,7 @@ class Run:
         sequences: Sequence[Decoded],
         workers: Mapping[str, Sequence[Worker]],
         drafters: Sequence[str],
-        slabs: Mapping[str, Slab],
+        q_buffers: Mapping[str, QBuffer],
         dispatcher: Dispatcher,
         *,
         clock: Callable[[], int],
@@ -56,7 +56,7 @@ class Run:
         ]
         """The target servers."""
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", sequences, slabs.get(worker.name), gathering)
+            Model(dispatcher, worker, name, "drafter", sequences, q_buffers.get(worker.name), gathering)
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
         """Most methods use the first."""

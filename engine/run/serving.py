@@ -78,7 +78,7 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
             f"{method} cannot run under load in a pipeline, whose drafter moves between devices with one sequence: "
             "choose another placement"
         )
-    if not _goes_in_step(layout):
+    if not _in_lockstep(layout):
         raise UsageError(
             f"{method} cannot run under load: it starts and stops forwards of one sequence at any time, and sequences "
             "share forwards only if they go in step; choose another method"
@@ -90,13 +90,13 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     return replace(layout, batch=load.batch)
 
 
-def _goes_in_step(layout: Layout) -> bool:
+def _in_lockstep(layout: Layout) -> bool:
     """Return whether drafter and target take turns, or the method itself lets them go in step."""
     match layout.arrangement:
         case Separate(targets, drafters, turns):
-            return targets == 1 and (turns or not drafters or layout.in_step)
+            return targets == 1 and (turns or not drafters or layout.lockstep)
         case models:
-            return isinstance(models, LayerParallel) or layout.in_step
+            return isinstance(models, LayerParallel) or layout.lockstep
 
 
 class _Part(NamedTuple):

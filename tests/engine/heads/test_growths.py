@@ -35,7 +35,7 @@ WAYS = {
     "top-p": Sampling(1.1, top_p=0.3, seed=5),
 }
 ROWS = 12
-"""Slab rows per prefix."""
+"""Q buffer rows per prefix."""
 
 
 class Drafter:
@@ -43,10 +43,10 @@ class Drafter:
 
     def __init__(self, target: Path, head: Path, sampling: Sampling, *, static: bool, capacity: int = 64):
         self.host = Host("worker")
-        self.slab = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
+        self.q = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
         self.host.handle(Load("target", partial(load, str(target), static=static)))
         self.host.handle(Load("head", partial(load_head, str(head)), beside="target"))
-        self.host.slabs = {"worker": self.slab}
+        self.host.q_buffers = {"worker": self.q}
         features = check_head(head, target).features or (-1,)
         begin = Begin(sampling, len(PREFIXES), capacity, tiny.VOCAB, Packing(), 1, features=features)
         self.host.handle(begin)
@@ -86,7 +86,7 @@ def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown
     shapes = [TREE, CHAIN, *DYNAMIC, TREE] if sampling.greedy else [TREE, CHAIN, TREE]
     for shape in shapes:  # the last time in a growth that has held other rows
         assert_equal(*(d.grow(shape, sampled=not sampling.greedy) for d in (static, eager)))
-        assert static.slab == pytest.approx(eager.slab, abs=1e-6)
+        assert static.q == pytest.approx(eager.q, abs=1e-6)
     assert len(grown) == len(shapes)
 
 
