@@ -32,7 +32,6 @@ def plan() -> dict[str, Any]:
 
 
 def files() -> list[Path]:
-    """Return the trace files in the order of the panes."""
     return [FOLDER / f"{i}-{run['method']}.jsonl.gz" for i, run in enumerate(plan()["runs"])]
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from app.loaded import result_of
 from app.render.html import badge, text
-from app.render.lab import result
-from app.render.load import shown
+from app.render.lab import load_result, sweep_result
 from app.tabs.experiments import LoadSettings, SweepSettings, load_plan, serve
 from engine.methods import METHODS
 from traces.lab.axes import axis
@@ -40,12 +39,12 @@ def lab_example() -> str:
     plan = _plan(given)
     cells = [Cell(row, column, tuple(map(tuple, speeds)), ()) for row, column, speeds in found["cells"]]
     points = points_of(plan, given.profile, given.pair)
-    return _marked("Sweep", found["clock"]) + result(plan, cells, points, drawn=True, links=False)
+    return _marked("Sweep", found["clock"]) + sweep_result(plan, cells, points, drawn=True, links=False)
 
 
 def load_example() -> str:
     """Return verdicts, charts and table of the Load tab's example; its runs cannot be opened."""
-    return _marked("Serve") + shown(_read("load")["result"], links=False)
+    return _marked("Serve") + load_result(_read("load")["result"], links=False)
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -53,7 +52,6 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _marked(button: str, clock: str = "") -> str:
-    """Return the line that says that what follows is an example."""
     source = badge(clock) if clock else ""
     line = text(
         f"A finished example with the settings above. {button} runs it here, and then its traces open."

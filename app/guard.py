@@ -122,21 +122,25 @@ class LateJoins:
         await self.app(scope, receive, send_late)
 
 
-class KnownRoutes:
-    """Refuse every path that the page does not use.
+class Refusals:
+    """Refuse paths that the page does not use, and requests from other sites.
 
     Gradio also has routes for files, for calls that bypass the queue, for components' methods, for
-    proxying other servers and for statistics; none of them can be reached.
+    proxying other servers and for statistics; none of them can be reached. Another port of this
+    machine is another site. Links from other sites work: they open a page, which the other site
+    cannot read.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _known(scope["method"], scope["path"]):
-            await PlainTextResponse("there is no such address", status_code=404)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+        answer = self.app
+        if scope["type"] == "http" and not _own(scope["method"], Headers(scope=scope)):
+            answer = PlainTextResponse("requests from other sites are refused", status_code=403)
+        elif scope["type"] == "http" and not _known(scope["method"], scope["path"]):
+            answer = PlainTextResponse("there is no such address", status_code=404)
+        await answer(scope, receive, send)
 
 
 def _known(method: str, path: str) -> bool:
@@ -145,23 +149,6 @@ def _known(method: str, path: str) -> bool:
     if method not in READING:
         return method == "POST" and path in WRITTEN
     return any(path == known or (known != "/" == known[-1] and path.startswith(known)) for known in READ)
-
-
-class SameOrigin:
-    """Refuse requests from other sites; another port of this machine is another site.
-
-    Links from other sites work: they open a page, which the other site cannot read.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _own(scope["method"], Headers(scope=scope)):
-            answer = PlainTextResponse("requests from other sites are refused", status_code=403)
-            await answer(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
 
 
 def _own(method: str, headers: Headers) -> bool:
@@ -207,24 +194,24 @@ class Login:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        header = Headers(scope=scope).get("authorization")
-        if header is None:
-            await _refuse("a login is needed", 401, ASK)(scope, receive, send)
-            return
-        address, known = _address(scope), self._has_cookie(scope)
-        wait = 0 if known else self._guesses.wait(address)
+        header, address, known = (
+            Headers(scope=scope).get("authorization"),
+            _address(scope),
+            self._knows(scope),
+        )
+        wait = 0 if known or header is None else self._guesses.wait(address)
         if wait > 0:
             seconds = str(math.ceil(wait))
-            answer = _refuse(
-                f"too many wrong logins; try again in {seconds} s", 429, {"Retry-After": seconds}
-            )
-            await answer(scope, receive, send)
-        elif not self._matches(header):
-            self._guesses.add(address)
-            await _refuse("a login is needed", 401, ASK)(scope, receive, send)
+            text = f"too many wrong logins; try again in {seconds} s"
+            answer: ASGIApp = PlainTextResponse(text, status_code=429, headers={"Retry-After": seconds})
+        elif header is None or not self._matches(header):
+            if header is not None:
+                self._guesses.add(address)
+            answer = PlainTextResponse("a login is needed", status_code=401, headers=ASK)
         else:
             self._guesses.forget(address)
-            await self.app(scope, receive, send if known else self._with_cookie(send))
+            answer, send = self.app, send if known else self._with_cookie(send)
+        await answer(scope, receive, send)
 
     def _matches(self, header: str) -> bool:
         kind, _, encoded = header.partition(" ")
@@ -235,7 +222,7 @@ class Login:
         except ValueError:
             return False
 
-    def _has_cookie(self, scope: Scope) -> bool:
+    def _knows(self, scope: Scope) -> bool:
         cookie = HTTPConnection(scope).cookies.get(COOKIE, "")
         return secrets.compare_digest(cookie.encode("utf-8", "replace"), self._token.encode())
 
@@ -293,7 +280,3 @@ def _address(scope: Scope) -> str:
             return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
         address = mapped or address
     return "loopback" if address.is_loopback else str(address)
-
-
-def _refuse(text: str, status: int, headers: dict[str, str]) -> PlainTextResponse:
-    return PlainTextResponse(text, status_code=status, headers=headers)

@@ -89,7 +89,7 @@ class BoundedConnection(H11Protocol):
     It is closed, too, if too many connections are open or too many bytes are not taken.
     """
 
-    _timer: asyncio.TimerHandle | None = None
+    _head: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -103,13 +103,12 @@ class BoundedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._stop_timer()
-        elif self._timer is None:
+            self._head = _stopped(self._head)
+        elif self._head is None:
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._stop_sending()
+        self._head, self._sending = _stopped(self._head), _stopped(self._sending)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -121,11 +120,14 @@ class BoundedConnection(H11Protocol):
             self._expect_progress()
 
     def resume_writing(self) -> None:
-        self._stop_sending()
+        self._sending = _stopped(self._sending)
         super().resume_writing()
 
+    def _expect_head(self) -> None:
+        self._head = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
     def _expect_progress(self) -> None:
-        self._stop_sending()
+        _stopped(self._sending)
         self._sending = self.loop.call_later(SEND_SECONDS, self._check_progress, _unread(self))
 
     def _check_progress(self, before: int) -> None:
@@ -134,20 +136,11 @@ class BoundedConnection(H11Protocol):
         else:
             self._expect_progress()
 
-    def _stop_sending(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
 
-    def _expect_head(self) -> None:
-        self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+def _stopped(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 def _unread(connection: Any) -> int:
-    """Return the bytes of answers that a client has not taken."""
     return connection.transport.get_write_buffer_size()

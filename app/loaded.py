@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from engine.bounds import MOST_SEQUENCES
 from engine.errors import UsageError, shown
 from engine.files import parse_json, read_text
 from engine.methods import BASELINE
+from engine.trace.trace import Trace
 from engine.types import check_range
 from traces.requests import figures, load_of, stops_paying
 from traces.view.settings import models_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from engine.trace.trace import Trace
 
 COLUMNS = (
     ("tokens/s", "tokens_per_second", ".1f"),
@@ -40,6 +38,13 @@ TITLES = (
     ("tpot_p95_ms", "time per output token, p95 ms"),
 )
 """Figure and title of each chart."""
+
+
+BENCH = Path(__file__).parents[1] / "assets" / "prompts" / "bench.json"
+
+
+def bench_prompts() -> list[str]:
+    return json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
 
 
 def batch_sizes(text: str, name: str) -> list[int]:

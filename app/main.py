@@ -6,13 +6,25 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 
 @contextmanager
-def ended_at_once() -> Generator[None]:
+def handling(number: int, handler: Callable[[int, FrameType | None], object]) -> Generator[None]:
+    """Handle a signal meanwhile, in the main thread only: Python sets no handlers elsewhere."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def ended_at_once() -> AbstractContextManager[None]:
     """End the process at Ctrl-C with one line; for imports, where an exception is a traceback."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -20,16 +32,9 @@ def ended_at_once() -> Generator[None]:
         os.write(2, b"specscope: stopped\n")
         os._exit(128 + number)
 
-    before = signal.getsignal(signal.SIGINT)
-    main = threading.current_thread() is threading.main_thread()
-    if not main or before is not signal.default_int_handler:  # ignored, or another program's
-        yield
-        return
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another program's
+        return nullcontext()
+    return handling(signal.SIGINT, stop)
 
 
 @contextmanager
@@ -44,14 +49,8 @@ def terminable() -> Generator[list[int]]:
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # Python sets signal handlers in the main thread only
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with handling(signal.SIGTERM, stop):
         yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

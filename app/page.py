@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from app.guard import report_failure
 from app.pairs import TOY
+from app.papers import build_papers
+from app.ray import Ray
+from app.service import Service
 from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
-from app.tabs.lab import Lab
-from app.tabs.load import LoadTab
-from app.tabs.papers import build_papers
+from app.tabs.lab import Lab, LoadTab
 from app.tabs.playground import Playground
-from app.tabs.wiring import QUIET, Update
+from app.tabs.wiring import QUIET, Update, build_hidden
 from engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.ray import Ray
-    from app.service import Service
 
 TITLE = """
 <header class="app-head">
@@ -31,13 +28,7 @@ TITLE = """
 </header>
 """
 MALFORMED = "this call has another form than the page's own; reload the page"
-TABS = {
-    "history": "history",
-    "lab": "lab-tab",
-    "load": "load-tab",
-    "papers": "papers-tab",
-    "about": "about",
-}
+TABS = {"history": "history", "lab": "lab-tab", "load": "load-tab", "papers": "papers-tab", "about": "about"}
 """Ids of the tabs by their name in an address; the Playground's address has none."""
 MAX_DEPTH = 16
 """Most levels of lists and objects in a handler's input. The page itself sends four."""
@@ -134,9 +125,9 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             with gr.Tab("History", id="history") as history_tab:
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab") as lab_tab:
-                lab = Lab(lambda: service, pair)
+                lab = Lab(service, pair)
             with gr.Tab("Load", id="load-tab") as load_tab:
-                load = LoadTab(lambda: service)
+                load = LoadTab(service)
             with gr.Tab("Papers", id="papers-tab") as papers:
                 build_papers(papers)
             with gr.Tab("About", id="about") as about:
@@ -163,13 +154,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
 
         linked = page.load(follow_link, None, opened, **QUIET)
         linked.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
-        router = gr.HTML(
-            "",
-            html_template="<span hidden></span>",
-            js_on_load="SpecScopeAddress.follow(trigger, 'moved');",
-            apply_default_css=False,
-            elem_id="router",
-        )
+        router = build_hidden("router", "SpecScopeAddress.follow(trigger, 'moved');")
 
         async def move(event: gr.EventData) -> AsyncIterator[Update]:
             """Show what the page showed at an earlier address."""
@@ -186,14 +171,8 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                     yield update
 
         places = list(dict.fromkeys([*opened, *history.left, *playground.changed]))
-        moved = router.moved(
-            playground.streams.pointed(move),
-            None,
-            places,
-            concurrency_limit=None,
-            trigger_mode="multiple",
-            **QUIET,
-        )
+        every: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "multiple", **QUIET}
+        moved = router.moved(playground.streams.pointed(move), None, places, **every)
         moved.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

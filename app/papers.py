@@ -1,4 +1,4 @@
-"""The comparison with the papers in the playground: a page, and a tab's content, computed once."""
+"""The Papers tab and its page: every row of the papers beside ours, computed once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,40 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import gradio as gr
+
+from app.render.html import note
+from app.tabs.wiring import QUIET
+
 if TYPE_CHECKING:
     from traces.papers.rows import Paper, Row
 
+ADDRESS = "/specscope/papers.html"
+_FILE = f'<p class="app-note"><a href="{ADDRESS}" target="_blank" rel="noopener">The same as one page</a></p>'
 KEYS: tuple[str, ...] = ()
 """Papers that are shown; all if empty."""
 _LOCK = Lock()
+
+
+def build_papers(tab: gr.Tab) -> None:
+    """Lay out the tab, which is filled when it is first opened."""
+    with gr.Column(elem_id="papers", elem_classes="app-plain"):
+        shown = gr.Checkbox(False, visible=False)
+        status = gr.HTML(apply_default_css=False, elem_id="papers-status")
+        content = gr.HTML(apply_default_css=False)
+    tab.select(fill, shown, [shown, status, content], **QUIET)
+
+
+def fill(shown: bool) -> Iterator[tuple[object, object, object]]:
+    """Yield the progress, then the content; nothing if the page has it."""
+    from traces.papers.page import render_body
+
+    if shown:
+        yield gr.skip(), gr.skip(), gr.skip()
+        return
+    for line in computing():
+        yield False, note(line), gr.skip()
+    yield True, _FILE, render_body(*_all())
 
 
 def papers_page() -> bytes:
@@ -23,16 +51,9 @@ def papers_page() -> bytes:
     return render_page(papers, rows).encode()
 
 
-def papers_body() -> str:
-    """Return the page's content; the first call takes some seconds."""
-    from traces.papers.page import render_body
-
-    return render_body(*_all())
-
-
 def computing() -> Iterator[str]:
     """Compute the papers' rows one paper after the other, and name each one before it."""
-    from traces.papers.report import chosen
+    from traces.papers.summary import chosen
 
     papers = chosen(KEYS)
     for number, paper in enumerate(papers, 1):
@@ -41,7 +62,7 @@ def computing() -> Iterator[str]:
 
 
 def _all() -> tuple[list[Paper], list[Row]]:
-    from traces.papers.report import chosen
+    from traces.papers.summary import chosen
 
     papers = chosen(KEYS)
     return papers, [row for paper in papers for row in _rows(paper.key)]
@@ -54,6 +75,6 @@ def _rows(key: str) -> tuple[Row, ...]:
 
 @cache
 def _computed(key: str) -> tuple[Row, ...]:
-    from traces.papers.report import PAPERS
+    from traces.papers.summary import PAPERS
 
     return tuple(PAPERS[key].rows())

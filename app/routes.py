@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -18,26 +18,23 @@ from app.demo import demo_document
 from app.guard import report_failure
 from app.limits import CLOSE
 from app.papers import papers_page
+from app.service import Service
 from app.windows import Windows
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
 from engine.trace.jsonl import write_jsonl
+from engine.trace.trace import Trace
 from traces.export.assets import page_asset, plotly_script, viewer_script, viewer_style
 from traces.export.perfetto import write_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imports.reading import read_traces
 from traces.race import median_first
+from traces.store import Store
 from traces.view.document import view_model
 from traces.view.packed import delta, packed
 
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.trace.trace import Trace
-    from traces.store import Store
-
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"
-PAPERS = f"{PREFIX}/papers.html"
 MAX_COMPARED = 8
 MAX_PASSES = 9
 MAX_TURNS = 12
@@ -101,9 +98,8 @@ def run_address(runs: Sequence[str]) -> str:
 
 def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:
     turns = ";".join(",".join(map(quote, turn)) for turn in earlier[-MAX_TURNS:])
-    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}" + (
-        f"&amp;earlier={turns}" if turns else ""
-    )
+    more = f"&amp;earlier={turns}" if turns else ""
+    return f"{PREFIX}/report.html?runs={','.join(map(quote, runs))}{more}"
 
 
 def export_address(run: str, form: str) -> str:
@@ -117,11 +113,8 @@ def build_router(service: Service) -> APIRouter:
     def file(name: str) -> Response:
         if name not in FILES:
             return _refusal(UsageError(f"there is no file {name!r}"))
-        return Response(
-            _file(name)[0],
-            media_type=FILES[name][1],
-            headers={"Cache-Control": "public, max-age=31536000, immutable"},
-        )
+        kept = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return Response(_file(name)[0], media_type=FILES[name][1], headers=kept)
 
     windows = Windows(service)
 
@@ -163,10 +156,8 @@ def build_router(service: Service) -> APIRouter:
     @router.get("/report.html")
     def report(runs: str, redact_prompt: bool = False, earlier: str = "") -> Response:
         try:
-            before = [
-                median_of(find_passes(service, turn)) for turn in earlier.split(";")[:MAX_TURNS] if turn
-            ]
-            now = median_of(find_passes(service, runs))
+            turns = [turn for turn in earlier.split(";")[:MAX_TURNS] if turn]
+            *before, now = [median_of(find_passes(service, turn)) for turn in (*turns, runs)]
             page = render_report(*now, earlier=before, redact_prompt=redact_prompt)
         except SpecScopeError as error:
             return _refusal(error)
@@ -238,7 +229,6 @@ FRESH = {"Cache-Control": "no-store"}
 
 
 def find_traces(service: Service, names: str) -> list[Trace]:
-    """Return one trace for each run of `find_passes`: the median pass."""
     return median_of(find_passes(service, names))[0]
 
 
@@ -289,11 +279,6 @@ def _refusal(error: SpecScopeError, status: int = 404, headers: Mapping[str, str
 def _download(text: str, media: str, name: str) -> Response:
     safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
     plain = "".join(c if c.isascii() else "_" for c in safe)  # for clients that read ASCII only
-    return Response(
-        text.encode("utf-8", "replace"),
-        media_type=media,
-        headers={
-            **FRESH,
-            "Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe)}",
-        },
-    )
+    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe)}"
+    headers = {**FRESH, "Content-Disposition": disposition}
+    return Response(text.encode("utf-8", "replace"), media_type=media, headers=headers)

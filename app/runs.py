@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, PairError, RunCancelled, SpecScopeError, UsageError
 from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
@@ -16,7 +17,6 @@ from traces.live import LiveLog
 from traces.race import median_first
 
 if TYPE_CHECKING:
-    from engine.checkpoints.progress import Progress
     from engine.cluster.prompts import Prompt
 
 State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]
@@ -98,7 +98,6 @@ class LiveRun:
         return self._log.since(cursor)
 
     def trace(self) -> Trace | None:
-        """Return the trace so far; None before its header."""
         events, _ = self._log.since(0)
         if not events:
             return None
@@ -117,7 +116,6 @@ class LiveRun:
         return trace
 
     def _footer(self, trace: Trace) -> Footer:
-        """Return the trace's footer, or make one if the engine wrote none."""
         status = "cancelled" if self.state == "cancelled" else "failed"
         if trace.footer is None:
             return trace.new_footer(status, self.error)
@@ -193,7 +191,6 @@ class Lane:
         return "~".join(run.run_id for run in self.runs if run.run_id)
 
     def trace(self) -> Trace | None:
-        """Return the trace of the median pass; None before the first header."""
         found = [trace for run in self.runs if (trace := run.trace()) is not None]
         return median_first(found)[0] if found else None
 

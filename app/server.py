@@ -8,10 +8,11 @@ import ipaddress
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import gradio as gr
 import uvicorn
@@ -21,10 +22,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import gradio_import  # noqa: F401 - imports Gradio in half the time
-from app.guard import Boundary, KnownRoutes, LateJoins, Login, SameOrigin
+from app.guard import Boundary, LateJoins, Login, Refusals
 from app.limits import BoundedConnection, SmallBodies
+from app.main import handling
 from app.page import build_page
 from app.pairs import TOY, opening
+from app.ray import Ray
 from app.render.theme import build_theme
 from app.routes import IMPORT, build_router, head, scripts
 from app.runs import RunRequest
@@ -32,14 +35,6 @@ from app.service import Service
 from engine.errors import UsageError
 from engine.types import check_range
 from traces.store import default_path
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from types import FrameType
-
-    from starlette.types import ASGIApp
-
-    from app.ray import Ray
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
@@ -83,8 +78,7 @@ def build_app(
 
 def protect(app: ASGIApp, host: str, auth: str | None) -> ASGIApp:
     # The last wrapper sees a request first. Middleware inside the app would miss its failures.
-    guarded: ASGIApp = SmallBodies(app, unlimited=IMPORT)
-    guarded = SameOrigin(KnownRoutes(LateJoins(guarded)))
+    guarded: ASGIApp = Refusals(LateJoins(SmallBodies(app, unlimited=IMPORT)))
     guarded = Login(guarded, credentials=auth) if auth is not None else guarded
     guarded = TrustedHostMiddleware(guarded, allowed_hosts=host_names(host), www_redirect=False)
     return Boundary(guarded)
@@ -125,7 +119,7 @@ def serve(
             app = build_app(service, host=host, auth=auth, pair=pair, ray=ray)
 
             def ready(line: str) -> None:
-                (announce or _print)(line)
+                (announce or partial(print, flush=True))(line)
                 # Load the models while the user types; the import of torch alone takes seconds.
                 started.start(RunRequest(method="", prompt="", pair=pair or opening()))
 
@@ -153,8 +147,7 @@ def _run(app: ASGIApp, listener: socket.socket, host: str, ready: Callable[[str]
         raise server.failure
 
 
-@contextlib.contextmanager
-def terminated_by_exit() -> Generator[None]:
+def terminated_by_exit() -> contextlib.AbstractContextManager[None]:
     """Turn SIGTERM into SystemExit(143), so that the service is closed.
 
     Uvicorn raises the signal again after it has stopped, which would end the process at once.
@@ -164,14 +157,7 @@ def terminated_by_exit() -> Generator[None]:
         del frame
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return handling(signal.SIGTERM, leave)
 
 
 def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
@@ -188,11 +174,7 @@ def check_exposure(host: str, auth: str | None, unsafe: bool) -> None:
 
 def _is_unicode(text: str) -> bool:
     """Return False for a command-line text with bytes that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text == text.encode(errors="replace").decode()
 
 
 def bind(host: str, port: int | None) -> socket.socket:
@@ -246,11 +228,6 @@ class _Server(uvicorn.Server):
                 self._ready()
             except Exception as error:  # noqa: BLE001 - `_run` raises it
                 self.failure, self.should_exit = error, True
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 SCRIPT = b"<script"

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.downloads import Downloads, Resolve
@@ -23,8 +24,6 @@ from engine.trace.trace import Trace
 from traces.store import Store
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from engine.cluster.prompts import Prompt
 
 KEPT_RUNS = 64
@@ -111,9 +110,8 @@ class Service:
             run.cancel()
 
     def _waiting_for(self, name: str) -> list[LiveRun]:
-        return [
-            run for run in self._runs.values() if run.state == "downloading" and name in run.request.models
-        ]
+        downloading = (run for run in self._runs.values() if run.state == "downloading")
+        return [run for run in downloading if name in run.request.models]
 
     def remove(self, name: str) -> int:
         """Delete a model of the catalog; return its size in bytes.
@@ -133,9 +131,8 @@ class Service:
 
     def find(self, ticket: str) -> LiveRun | None:
         with self._changed:
-            return self._runs.get(ticket) or next(
-                (r for r in self._runs.values() if r.run_id == ticket), None
-            )
+            same = (run for run in self._runs.values() if run.run_id == ticket)
+            return self._runs.get(ticket) or next(same, None)
 
     def race(self, group: str) -> list[LiveRun]:
         with self._changed:
@@ -226,18 +223,9 @@ class Service:
                 if record is not None:
                     record(event)
 
-            trace = cluster.run(
-                request.method,
-                request.prompt,
-                *request.further,
-                config=request.config,
-                sampling=request.sampling,
-                limits=request.limits,
-                listener=listen,
-                cancel=run.stopped,
-                group=request.group,
-                **more,
-            )
+            same = {name: getattr(request, name) for name in ("config", "sampling", "limits", "group")}
+            prompts, watched = (request.prompt, *request.further), {"listener": listen, "cancel": run.stopped}
+            trace = cluster.run(request.method, *prompts, **same, **watched, **more)
         run.end("cancelled" if trace.status == "cancelled" else "done")
 
     def _cluster_for(self, request: RunRequest) -> Cluster:

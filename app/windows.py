@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from app.service import Service
 from engine.errors import UsageError, shown
-from traces.view.aligned import Output, aligned_rows, aligned_tokens
+from traces.store import Store
+from traces.view.aligned import AlignedPart, Output, PartRow, RowView, aligned_rows, aligned_tokens
 from traces.view.packed import packed, packed_run
 from traces.view.part import bins_view, part_document, part_sections
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from app.service import Service
-    from traces.bins import Line
-    from traces.store import Store
-    from traces.view.aligned import AlignedPart, PartRow, RowView
-    from traces.windows import Extent
+from traces.windows import Extent, Line
 
 LONG = 1000
 """Most spans of runs whose whole document is made at once, in about 0.15 s."""
@@ -111,7 +106,6 @@ class Windows:
 
 
 def _ns(ms: float, size: Extent) -> int:
-    """Return ns since the run's start, within the run."""
     return max(size.start, min(size.end, size.begin + round(ms * 1e6)))
 
 
@@ -133,7 +127,6 @@ class _Stored:
         return round((ns - self.size.begin) / 1e6, 3)
 
     def row(self, view: RowView, first: int, shown: int) -> PartRow:
-        """Return the run's tokens beside those of the reference run."""
         if view["reason"]:
             return {**view, "length": 0, "before": 0.0, "tokens": []}
         sequence = view["sequence"]

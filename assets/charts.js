@@ -1,4 +1,4 @@
-// Charts: draws the figures that app/render/charts.py writes. Used by the page and by the file of a sweep.
+// Charts: draws the figures that app/render/html.py writes. Used by the page and by the file of a sweep.
 "use strict";
 
 window.SpecScopeCharts = {

@@ -11,11 +11,10 @@ import time
 import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,16 +37,13 @@ from traces import waiting
 
 NOT_ON_A_GPU = "not run on a GPU: small shapes on one CPU core"
 PROMPT = "Tell me a story about a fox who lost its hat."
-
-
 CACHED = 512
 """Cached rows before each timed forward."""
 DRAFTS = 5
 """Drafted tokens, and forwards of a drafter beside one verification of DRAFTS + 1 rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(NamedTuple):
     """A Llama shape."""
 
     name: str
@@ -136,13 +132,9 @@ def colocated(target: Timed, drafter: Timed, repeats: int) -> tuple[Figure, floa
 def orchestration(device: str, round_s: float) -> dict[str, Figure]:
     """Return which share of `speculative`'s rounds is outside spans of models.
 
-    The time outside of them is that of rounds of the bundled pair, a toy. It is a share of the
-    toy's rounds, and of rounds whose models take as long as those of the shapes.
-
-    Args:
-        device: Where the toy runs. On a GPU the toy's figure has the host's waits for the device
-            per round, drafting and judging.
-        round_s: The models' part of a round of the shapes, in seconds.
+    The time outside of them is that of rounds of the bundled pair, a toy, on the device. It is a
+    share of the toy's rounds, and of rounds whose models take `round_s` seconds, as the shapes'. On
+    a GPU the toy's figure has the host's waits for the device per round, drafting and judging.
     """
     shares, hosts, waits = list[float](), list[float](), list[float]()
     with engine.open("bundled", runtime="local-thread", device=device, forward="static") as cluster:
@@ -223,31 +215,34 @@ class Timed:
         chain = Rows.chain(0, np.ones(rows, dtype=np.int64), CACHED)
         return self.decoder.forward(self._cache, chain, np.arange(rows)).logits.argmax(-1).tolist()
 
-    def static(self, rows: int) -> list[int]:
+    @contextlib.contextmanager
+    def _static_steps(self) -> Generator[None]:
         self.decoder.steps = self._static
         try:
-            return self.forward(rows)
+            yield
         finally:
             self.decoder.steps = None
+
+    def static(self, rows: int) -> list[int]:
+        with self._static_steps():
+            return self.forward(rows)
 
     def drafts(self) -> list[int]:
         """Draft DRAFTS tokens by static forwards of one row; the host reads each token."""
         token, tokens = 1, list[int]()
         self._cache.keep(0, np.arange(CACHED))
-        self.decoder.steps = self._static
-        for step in range(DRAFTS):
-            row = Rows.chain(0, [token], CACHED + step)
-            token = self.decoder.forward(self._cache, row, np.arange(1)).logits.argmax(-1).item()
-            tokens.append(int(token))
-        self.decoder.steps = None
+        with self._static_steps():
+            for step in range(DRAFTS):
+                row = Rows.chain(0, [token], CACHED + step)
+                token = int(self.decoder.forward(self._cache, row, np.arange(1)).logits.argmax(-1).item())
+                tokens.append(token)
         return tokens
 
     def chain(self) -> list[int]:
         """Draft the same tokens in one step after the first forward (`engine.model.fused`)."""
         self._cache.keep(0, np.arange(CACHED))
-        self.decoder.steps = self._static
-        first = self.decoder.forward(self._cache, Rows.chain(0, [1], CACHED), np.arange(1)).logits
-        self.decoder.steps = None
+        with self._static_steps():
+            first = self.decoder.forward(self._cache, Rows.chain(0, [1], CACHED), np.arange(1)).logits
         plans, given = Wide(1, DRAFTS).plans(DRAFTS), Given([0], first, [])
         found = self._fused.draft(self._cache, plans, given, Sampling(), self._clock, argmax=True)
         self._clock.read()

@@ -7,7 +7,7 @@ on one core, those of a drafter in turns with the target's.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -22,11 +22,11 @@ from app.bench.figures import Note
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.config import read_config
 from engine.checkpoints.forms import FORMS, split_form
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.checkpoints.sizes import model_size
 from engine.drafting.pace import Curve, Probe
-from engine.drafting.plan import LONGEST, Plan, best_parallel, best_tree
+from engine.drafting.planner import LONGEST, Plan, best_parallel, best_tree
 from engine.model.decoder import Decoder
 from engine.model.int4 import GROUP
 from engine.model.shape import ModelShape
@@ -188,9 +188,8 @@ class Report:
         ]
         for row in self.rows:
             times = f"{row.bytes / 1e6:>8.1f}{row.times.least:>8.2f}{row.times.median:>8.2f}{row.c:>6.2f}"
-            shares = (
-                f"{row.agreement.agreement:>8.3f}{row.agreement.overlap:>9.3f}{row.agreement.positions:>11}"
-            )
+            found = row.agreement
+            shares = f"{found.agreement:>8.3f}{found.overlap:>9.3f}{found.positions:>11}"
             plans = ", ".join(f"{p.speedup:.2f} ({p.levels})" for p in (row.speculative, row.pearl))
             text.append(f"{row.name:16}{times}{shares}  {plans}")
         return text
@@ -212,7 +211,7 @@ def measure(pair: Pair, prompts: Sequence[Sequence[int]], size: Size, note: Note
             note("")
         if noise:
             del target
-            rows += _noisy(pair, prompts, size, rows, verify, note)
+            rows += _noisy(pair, prompts, size.new_tokens, rows, verify, note)
     return Report(pair.name, _bytes(pair.target_path), verify, len(prompts), tuple(rows))
 
 
@@ -227,13 +226,7 @@ def drafters_of(pair: Pair) -> dict[str, Path]:
 
 
 def _row(
-    name: str,
-    path: Path,
-    pair: Pair,
-    target: Decoder,
-    written: Sequence[Answer],
-    verify: Curve,
-    size: Size,
+    name: str, path: Path, pair: Pair, target: Decoder, written: Sequence[Answer], verify: Curve, size: Size
 ) -> Row:
     drafter = load(path, name="drafter")
     forwards = [timed_forward(model, 1, CONTEXT) for model in (target, drafter)]
@@ -245,17 +238,12 @@ def _row(
 
 
 def _noisy(
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
-    size: Size,
-    rows: Sequence[Row],
-    verify: Curve,
-    note: Note,
+    pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int, rows: list[Row], verify: Curve, note: Note
 ) -> list[Row]:
     note("answers of the target with noise")
     target, noisy = load_noisy(pair.target_path), list[Row]()
-    written = answers(target, pair, prompts, size.new_tokens)
-    timed: Mapping[str, Row] = {row.drafter: row for row in rows}
+    written = answers(target, pair, prompts, new_tokens)
+    timed = {row.drafter: row for row in rows}
     for form, bits in reversed(FORMS.items()):
         note(f"{form}, noise")
         found = agreement(target, load_noisy(pair.target_path, bits), pair, written)
@@ -289,15 +277,7 @@ def _bytes(path: Path) -> int:
 
 
 def load_noisy(directory: Path, bits: int = 0) -> Decoder:
-    """Return a model with noise on the matrices of its layers, the same in every call.
-
-    Args:
-        directory: The model's directory.
-        bits: Bits to which the matrices with noise are rounded; 0 keeps them.
-
-    Raises:
-        ModelError: The directory, its config or its weights are missing or broken.
-    """
+    """Return a model with noise on its layers' matrices, always the same, rounded to `bits`."""
     shape = ModelShape.of(read_config(directory), directory / "config.json")
     checkpoint, cpu = Checkpoint(directory, shape=shape), torch.device("cpu")
     checkpoint.check(shape.tensors())
@@ -313,9 +293,7 @@ def load_noisy(directory: Path, bits: int = 0) -> Decoder:
 def with_noise(matrix: Tensor, key: str) -> Tensor:
     """Return a matrix (out, in) plus uniform noise of one step of a group's grid of 16 steps.
 
-    Args:
-        matrix: The matrix; one whose rows are no groups of 32 is returned unchanged.
-        key: Its name, from which the noise follows.
+    The noise follows from the key. A matrix whose rows are no groups of 32 is returned unchanged.
     """
     if matrix.shape[1] % GROUP:
         return matrix

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "bench.json"
+from app.loaded import bench_prompts
+
 Note = Callable[[str], None]
 """Called with the name of each measurement as it begins, and with "" after every round."""
 
@@ -38,7 +37,7 @@ class Plan:
     batch_rounds: int = 3
 
     def questions(self) -> list[str]:
-        return json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"][: self.prompts]
+        return bench_prompts()[: self.prompts]
 
 
 QUICK = Plan(
@@ -74,7 +73,6 @@ class Figure:
         return statistics.median(self.values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return median, min, max, runs and unit, then the details."""
         return {
             "median": self.median,
             "min": min(self.values),

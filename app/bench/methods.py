@@ -10,16 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
-from app.bench.race import Race, Transformers, quiet
+from app.bench.speed import Race, Transformers, quiet
+from engine import Cluster
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from engine import Cluster
 
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "categories.jsonl"
 """Two prompts of each category."""
@@ -82,9 +79,8 @@ class Comparison:
 
     def _speed(self, key: str, number: int) -> float:
         races = self.races.values()
-        return sum(race.tokens[key][number] for race in races) / sum(
-            race.seconds[key][number] for race in races
-        )
+        tokens = sum(race.tokens[key][number] for race in races)
+        return tokens / sum(race.seconds[key][number] for race in races)
 
     def _decoding_speed(self, key: str, number: int) -> float:
         from traces.metrics import measure as metrics
@@ -118,13 +114,9 @@ def measure(cluster: Cluster, prompts: Prompts, keys: Sequence[str], plan: Plan,
 
 
 def figures(comparison: Comparison) -> dict[str, Figure]:
-    """Return the figures of a comparison.
+    """Return each method's figures, with and without prefill, and the best head's and copier's.
 
-    Returns:
-        `METHOD_over_autoregressive` of each method, and `METHOD_over_autoregressive_after_prefill`,
-        which leaves the time to the first tokens out; `best_head_over_autoregressive`, the best
-        method with a drafting head; `copying_over_autoregressive`, the best method without a
-        drafter or head on the prompts of the category `COPYING`.
+    The best copier is the method without a drafter or head on the prompts of `COPYING`.
     """
     keys = [key for key in comparison.traces if key != BASELINE]
     rows = {f"{key}_over_{BASELINE}": comparison.overall(key) for key in keys}

@@ -10,18 +10,16 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
 from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
-from app.bench.race import Race
+from app.bench.speed import Race
+from engine import Cluster
 from engine.checkpoints import catalog
 from engine.errors import ModelError, UsageError, one_line
 from engine.methods import BASELINE
-
-if TYPE_CHECKING:
-    from engine import Cluster
 
 METHODS = (BASELINE, "speculative", "pearl")
 THREADS = (1, 2)
@@ -45,9 +43,8 @@ def gguf_of(model: str, folder: Path, progress: Any = None) -> Path:
         return Path(model).expanduser()
     if model in catalog.CATALOG:
         return catalog.gguf_file(model, folder, progress)
-    raise UsageError(
-        f"{model} has no GGUF file; give --pair {' or '.join(catalog.CATALOG)}, or --target X.gguf"
-    )
+    names = " or ".join(catalog.CATALOG)
+    raise UsageError(f"{model} has no GGUF file; give --pair {names}, or --target X.gguf")
 
 
 class Llama:
@@ -79,9 +76,8 @@ class Llama:
         greedy = {"temperature": 0, "samplers": ["top_k"], "top_k": 1}
         wanted = {"n_predict": self._new_tokens, "return_tokens": True, "cache_prompt": False}
         content = json.dumps({"prompt": list(ids), **greedy, **wanted}).encode()
-        request = Request(
-            f"{self._server.listening_address}/completion", content, {"Content-Type": "application/json"}
-        )
+        address = f"{self._server.listening_address}/completion"
+        request = Request(address, content, {"Content-Type": "application/json"})
         try:
             with build_opener(ProxyHandler({})).open(request) as answer:
                 return json.load(answer)["tokens"]
@@ -119,7 +115,6 @@ def _figure(race: Race, name: str, *, ours: bool) -> Figure:
 
 
 def lines(figures: Mapping[str, Figure]) -> list[str]:
-    """Return the ratios and what they do not compare, as lines of text."""
     text = list[str]()
     for name, figure in figures.items():
         ratio, share = (figure.detail[key] for key in (f"over_{BASELINE}", "equal_texts"))

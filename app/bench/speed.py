@@ -1,34 +1,166 @@
-"""Speed over transformers, and speed of PEARL over serial speculative decoding."""
+"""Races: contestants take turns on the same prompts, so that other load slows all equally."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
+import transformers
 
-import engine
-from app.bench.figures import Figure, Plan
-from app.bench.race import Generate, Race, Transformers, quiet
+from app.bench.figures import Plan
+from engine import Cluster
+from engine.checkpoints.loader import load_reference
 from engine.checkpoints.pair import Pair
+from engine.errors import UsageError
 from engine.trace.trace import Trace
 from engine.types import Limits
 
-if TYPE_CHECKING:
-    from engine import Cluster
-
-Step = Callable[[], None]
+Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
+"""Maps prompt ids to output ids."""
 
 
-class Gammas(NamedTuple):
-    """The best draft lengths on two worker processes."""
+class Race:
+    """Tokens per second of several contestants, round by round.
 
-    speculative: int
-    pearl: int
-    speeds: dict[str, dict[str, float]]
-    """Median tokens per second, by method and draft length."""
+    In a round every contestant decodes every prompt; the first contestant changes with each prompt.
+    Time is measured over the whole call, from prompt ids to output ids, with prefill and set-up.
+    """
+
+    def __init__(
+        self,
+        contestants: Mapping[str, Generate],
+        prompts: Sequence[Sequence[int]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.tokens: dict[str, list[int]] = {name: [] for name in contestants}
+        self.seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        self._contestants = dict(contestants)
+        self._prompts = prompts
+        self._clock = clock
+        self._written: dict[str, dict[int, list[int]]] = {name: {} for name in contestants}
+
+    def run(
+        self,
+        rounds: int,
+        seconds: float,
+        after_round: Callable[[], None] = lambda: None,
+        *,
+        least: int = 3,
+        warm_up: bool = True,
+    ) -> Race:
+        """Run `least` to `rounds` rounds; none begins after `seconds` once `least` are done."""
+        for generate in self._contestants.values() if warm_up else ():
+            generate(self._prompts[0])
+        begun = self._clock()
+        for done in range(rounds):
+            if done >= min(least, rounds) and self._clock() - begun > seconds:
+                break
+            self._round()
+            after_round()
+        return self
+
+    def _round(self) -> None:
+        names = list(self._contestants)
+        tokens, spent = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+        for number, prompt in enumerate(self._prompts):
+            first = (number + len(self.seconds[names[0]])) % len(names)
+            for name in names[first:] + names[:first]:
+                begun = self._clock()
+                ids = self._contestants[name](prompt)
+                spent[name] += self._clock() - begun
+                tokens[name] += len(ids)
+                self._written[name][number] = list(ids)
+        for name in names:
+            self.tokens[name].append(tokens[name])
+            self.seconds[name].append(spent[name])
+
+    @property
+    def speeds(self) -> dict[str, list[float]]:
+        """Tokens per second of each contestant, for each round."""
+        return {name: _quotients(self.tokens[name], seconds) for name, seconds in self.seconds.items()}
+
+    def ratio(self, one: str, other: str) -> tuple[float, ...]:
+        return tuple(_quotients(self.speeds[one], self.speeds[other]))
+
+    def speed(self, name: str) -> float:
+        return statistics.median(self.speeds[name])
+
+    def fastest(self, names: Iterable[str] | None = None) -> str:
+        return max(self._contestants if names is None else names, key=self.speed)
+
+    def same(self, *names: str) -> bool:
+        first, *others = (self._written[name] for name in names)
+        return all(other == first for other in others)
+
+    def written(self, name: str) -> list[list[int]]:
+        return [self._written[name][number] for number in range(len(self._prompts))]
+
+    def table(self) -> dict[str, float]:
+        return {name: round(self.speed(name), 1) for name in self._contestants}
+
+
+def _quotients(numerators: Iterable[float], denominators: Iterable[float]) -> list[float]:
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+class Transformers:
+    """A pair in transformers: fp32, on the CPU, from local files, else with defaults."""
+
+    def __init__(self, pair: Pair, new_tokens: int) -> None:
+        self._pair = pair
+        self._target = load_reference(pair.target_path)
+        self._new_tokens = new_tokens
+
+    def assisted(self, gamma: int | None = None) -> Generate:
+        """Return greedy assisted generation; without `gamma`, with transformers' defaults."""
+        drafter = self._drafter
+        settings = copy.deepcopy(self._settings)
+        if gamma is not None:
+            settings.num_assistant_tokens = gamma
+            settings.num_assistant_tokens_schedule = "constant"
+            settings.assistant_confidence_threshold = 0.0
+
+        def generate(ids: Sequence[int]) -> list[int]:
+            drafter.generation_config = settings
+            return self.generate(ids, assistant_model=drafter)
+
+        return generate
+
+    @cached_property
+    def _drafter(self) -> Any:
+        if self._pair.drafter_path is None:
+            raise UsageError(f"{self._pair.name} has no drafter; assisted generation needs one")
+        return load_reference(self._pair.drafter_path)
+
+    @cached_property
+    def _settings(self) -> Any:
+        return self._drafter.generation_config
+
+    def generate(self, ids: Sequence[int], **more: Any) -> list[int]:
+        prompt = torch.tensor([list(ids)])
+        greedy = {"do_sample": False, "max_new_tokens": self._new_tokens}
+        out = self._target.generate(prompt, attention_mask=torch.ones_like(prompt), **greedy, **more)
+        return out[0, prompt.shape[1] :].tolist()
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    level, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()
 
 
 def decode(
@@ -65,97 +197,3 @@ def one_core() -> Generator[str]:
             os.sched_setaffinity(0, cores)
     finally:
         torch.set_num_threads(threads)
-
-
-def sweep(workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, step: Step) -> Gammas:
-    tried = [("speculative", g) for g in plan.speculative_gammas]
-    tried += [("pearl", g) for g in plan.pearl_gammas]
-    contestants = {f"{method} {g}": decode(workers, plan, method, gamma=g) for method, g in tried}
-    race = Race(contestants, prompts).run(plan.sweep_rounds, plan.seconds, step)
-    speeds: dict[str, dict[str, float]] = {"speculative": {}, "pearl": {}}
-    for method, g in tried:
-        speeds[method][str(g)] = race.speed(f"{method} {g}")
-    best = {method: int(max(by_gamma, key=by_gamma.__getitem__)) for method, by_gamma in speeds.items()}
-    rounded = {m: {g: round(s, 1) for g, s in by_gamma.items()} for m, by_gamma in speeds.items()}
-    return Gammas(best["speculative"], best["pearl"], rounded)
-
-
-def over_transformers(
-    pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, gamma: int, step: Step
-) -> dict[str, Figure]:
-    """Compare with transformers, with all forwards in this process on one core."""
-    with (
-        quiet(),
-        one_core() as conditions,
-        engine.open(pair, runtime="local-thread", device="cpu") as ours,
-    ):
-        theirs = Transformers(pair, plan.new_tokens)
-        shared = {"conditions": f"{conditions}; prefill included on both sides"}
-        plain = Race(
-            {"autoregressive": decode(ours, plan, "autoregressive"), "generate": theirs.generate}, prompts
-        ).run(plan.rounds, plan.seconds, step)
-        traces: list[Trace] = []
-        assisted = Race(
-            {
-                "speculative": decode(ours, plan, "speculative", traces, gamma=gamma),
-                "assisted, defaults": theirs.assisted(),
-                "assisted, our gamma": theirs.assisted(gamma),
-            },
-            prompts,
-        ).run(plan.rounds, plan.seconds, step)
-    best = assisted.fastest(["assisted, defaults", "assisted, our gamma"])
-    return {
-        "autoregressive_over_generate": _ratio(plain, "autoregressive", "generate", **shared),
-        "speculative_over_assisted": _ratio(
-            assisted, "speculative", best, gamma=gamma, faster_baseline=best, **shared
-        ),
-        "acceptance_rate": _acceptance(traces[-len(prompts) :], gamma),
-    }
-
-
-def in_parallel(
-    pair: Pair, workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, gammas: Gammas, step: Step
-) -> dict[str, Figure]:
-    """Compare on two cores: PEARL, and speculative decoding with one or two cores per model."""
-    both = "speculative, two threads"
-    threads = torch.get_num_threads()
-    with engine.open(
-        pair, runtime="local-thread", device="cpu", threads=min(2, os.cpu_count() or 1)
-    ) as serial:
-        race = Race(
-            {
-                "speculative": decode(workers, plan, "speculative", gamma=gammas.speculative),
-                "pearl": decode(workers, plan, "pearl", gamma=gammas.pearl),
-                both: decode(serial, plan, "speculative", gamma=gammas.speculative),
-            },
-            prompts,
-        ).run(plan.rounds, plan.seconds, step)
-    torch.set_num_threads(threads)
-    chosen = {"gammas": {"speculative": gammas.speculative, "pearl": gammas.pearl}}
-    where = "two worker processes, a core each; prefill included on both sides"
-    return {
-        "pearl_over_speculative": _ratio(
-            race, "pearl", "speculative", **chosen, sweep=gammas.speeds, conditions=where
-        ),
-        "serial_two_threads": _ratio(
-            race, both, "speculative", **chosen, conditions=f"one process, two threads, against {where}"
-        ),
-        "pearl_over_two_threads": _ratio(
-            race, "pearl", both, **chosen, conditions=f"{where}, against one process, two threads"
-        ),
-    }
-
-
-def _ratio(race: Race, one: str, other: str, **detail: Any) -> Figure:
-    same = race.same(one, other)
-    detail = {"same_tokens": same, "tokens_per_second": race.table(), **detail}
-    return Figure(race.ratio(one, other), "ratio", same, detail)
-
-
-def _acceptance(traces: Sequence[Trace], gamma: int) -> Figure:
-    from traces.metrics import measure
-
-    rows = [measure(trace) for trace in traces]
-    rates = tuple(m.acceptance_rate for m in rows if m.acceptance_rate is not None)
-    tested = Figure(tuple(m.acceptance_rate_tested for m in rows if m.acceptance_rate_tested is not None), "")
-    return Figure(rates, "share of drafted tokens", detail={"gamma": gamma, "of_tested": tested.median})

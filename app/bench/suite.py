@@ -1,28 +1,39 @@
-"""All figures of the bench."""
+"""All figures of the bench: speed over transformers, PEARL over speculative decoding, batches."""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+
+import torch
 
 import engine
-from app.bench import speed
 from app.bench.figures import Figure, Note, Plan
-from app.bench.race import Race
-from engine.checkpoints.load import load
+from app.bench.speed import Race, Transformers, decode, one_core, quiet
+from engine import Cluster
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.model.similarity import Similarity, similarity
 from engine.trace.trace import Trace
 from engine.training.measure import ROWS, LoadedPair, measure_cost
 from engine.types import Limits
 
-if TYPE_CHECKING:
-    from engine import Cluster
+Step = Callable[[], None]
+
+
+class Gammas(NamedTuple):
+    """The best draft lengths on two worker processes."""
+
+    speculative: int
+    pearl: int
+    speeds: dict[str, dict[str, float]]
+    """Median tokens per second, by method and draft length."""
 
 
 def measure(plan: Plan, note: Note) -> dict[str, Figure]:
@@ -36,11 +47,11 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
     note("worker processes")
     with engine.open(pair, runtime="local-process", device="cpu") as workers:
         note("draft lengths")
-        gammas = speed.sweep(workers, prompts, plan, step)
+        gammas = sweep(workers, prompts, plan, step)
         note("against transformers")
-        figures = speed.over_transformers(pair, prompts, plan, gammas.speculative, step)
+        figures = over_transformers(pair, prompts, plan, gammas.speculative, step)
         note("PEARL against speculative")
-        figures |= speed.in_parallel(pair, workers, prompts, plan, gammas, step)
+        figures |= in_parallel(pair, workers, prompts, plan, gammas, step)
         note("EMS-SD in batches")
         figures |= batches(workers, plan, step)
     note("cost of a forward")
@@ -50,10 +61,91 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
     return figures
 
 
+def sweep(workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, step: Step) -> Gammas:
+    tried = [("speculative", g) for g in plan.speculative_gammas]
+    tried += [("pearl", g) for g in plan.pearl_gammas]
+    contestants = {f"{method} {g}": decode(workers, plan, method, gamma=g) for method, g in tried}
+    race = Race(contestants, prompts).run(plan.sweep_rounds, plan.seconds, step)
+    speeds: dict[str, dict[str, float]] = {"speculative": {}, "pearl": {}}
+    for method, g in tried:
+        speeds[method][str(g)] = race.speed(f"{method} {g}")
+    best = {method: int(max(by_gamma, key=by_gamma.__getitem__)) for method, by_gamma in speeds.items()}
+    rounded = {m: {g: round(s, 1) for g, s in by_gamma.items()} for m, by_gamma in speeds.items()}
+    return Gammas(best["speculative"], best["pearl"], rounded)
+
+
+def over_transformers(
+    pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, gamma: int, step: Step
+) -> dict[str, Figure]:
+    """Compare with transformers, with all forwards in this process on one core."""
+    traces: list[Trace] = []
+    thread = {"runtime": "local-thread", "device": "cpu"}
+    with quiet(), one_core() as conditions, engine.open(pair, **thread) as ours:
+        theirs = Transformers(pair, plan.new_tokens)
+        greedy = {"autoregressive": decode(ours, plan, "autoregressive"), "generate": theirs.generate}
+        plain = Race(greedy, prompts).run(plan.rounds, plan.seconds, step)
+        drafting = {
+            "speculative": decode(ours, plan, "speculative", traces, gamma=gamma),
+            "assisted, defaults": theirs.assisted(),
+            "assisted, our gamma": theirs.assisted(gamma),
+        }
+        assisted = Race(drafting, prompts).run(plan.rounds, plan.seconds, step)
+    shared = {"conditions": f"{conditions}; prefill included on both sides"}
+    best = assisted.fastest(["assisted, defaults", "assisted, our gamma"])
+    facts = {"gamma": gamma, "faster_baseline": best}
+    return {
+        "autoregressive_over_generate": ratio(plain, "autoregressive", "generate", **shared),
+        "speculative_over_assisted": ratio(assisted, "speculative", best, **facts, **shared),
+        "acceptance_rate": _acceptance(traces[-len(prompts) :], gamma),
+    }
+
+
+def in_parallel(
+    pair: Pair, workers: Cluster, prompts: Sequence[Sequence[int]], plan: Plan, gammas: Gammas, step: Step
+) -> dict[str, Figure]:
+    """Compare on two cores: PEARL, and speculative decoding with one or two cores per model."""
+    both = "speculative, two threads"
+    threads = torch.get_num_threads()
+    cores = min(2, os.cpu_count() or 1)
+    with engine.open(pair, runtime="local-thread", device="cpu", threads=cores) as serial:
+        contestants = {
+            "speculative": decode(workers, plan, "speculative", gamma=gammas.speculative),
+            "pearl": decode(workers, plan, "pearl", gamma=gammas.pearl),
+            both: decode(serial, plan, "speculative", gamma=gammas.speculative),
+        }
+        race = Race(contestants, prompts).run(plan.rounds, plan.seconds, step)
+    torch.set_num_threads(threads)
+    chosen = {"gammas": {"speculative": gammas.speculative, "pearl": gammas.pearl}}
+    where = "two worker processes, a core each; prefill included on both sides"
+    here, there = {"conditions": f"one process, two threads, against {where}"}, {"conditions": where}
+    other = {"conditions": f"{where}, against one process, two threads"}
+    swept = {"sweep": gammas.speeds, **there}
+    return {
+        "pearl_over_speculative": ratio(race, "pearl", "speculative", **chosen, **swept),
+        "serial_two_threads": ratio(race, both, "speculative", **chosen, **here),
+        "pearl_over_two_threads": ratio(race, "pearl", both, **chosen, **other),
+    }
+
+
+def ratio(race: Race, one: str, other: str, **detail: Any) -> Figure:
+    same = race.same(one, other)
+    detail = {"same_tokens": same, "tokens_per_second": race.table(), **detail}
+    return Figure(race.ratio(one, other), "ratio", same, detail)
+
+
+def _acceptance(traces: Sequence[Trace], gamma: int) -> Figure:
+    from traces.metrics import measure
+
+    rows = [measure(trace) for trace in traces]
+    rates = tuple(m.acceptance_rate for m in rows if m.acceptance_rate is not None)
+    tested = Figure(tuple(m.acceptance_rate_tested for m in rows if m.acceptance_rate_tested is not None), "")
+    return Figure(rates, "share of drafted tokens", detail={"gamma": gamma, "of_tested": tested.median})
+
+
 def costs(pair: Pair, plan: Plan) -> dict[str, Figure]:
     """Time forwards of one row by each model, and of several rows by the target."""
     loaded = LoadedPair.load(pair)
-    with speed.one_core():
+    with one_core():
         timings = [measure_cost(loaded, repeats=40) for _ in range(plan.repeats)]
     milliseconds = {
         "target_ms": statistics.median(cost.target.median for cost in timings),
@@ -102,7 +194,7 @@ def prompts_of(plan: Plan) -> list[str]:
     return [*prompts, *longer][: plan.batch_prompts]
 
 
-def batches(workers: Cluster, plan: Plan, step: Callable[[], None]) -> dict[str, Figure]:
+def batches(workers: Cluster, plan: Plan, step: Step) -> dict[str, Figure]:
     """Race EMS-SD over plain batches and over the padding vanilla method (its Tables 2 and 4)."""
     prompts = prompts_of(plan)
     figures: dict[str, Figure] = {}

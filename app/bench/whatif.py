@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 import engine
 from app.bench.figures import Note
 from engine.checkpoints.pair import Pair
+from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from traces.metrics import measure as metrics
-from traces.whatif.replay import Change, what_if
+from traces.whatif.replay import Change, WhatIf, what_if
 
 PROFILE, OTHER = ("pearl-4xA100", ""), ("pearl-3xA100", "codellama-7-34")
 PROMPTS = ("Tell me a story.", "How do I cook rice?", "Explain gravity.", "Describe a city.")
@@ -39,28 +40,17 @@ class Pairs:
 
 _S5, _S2, _P5 = ("speculative", {"gamma": 5}), ("speculative", {"gamma": 2}), ("pearl", {"gamma": 5})
 _DSI, _S1 = ("dsi", {"lookahead": 8}), ("speculative", {"gamma": 1})
+_PEARL, _DSI0 = ("pearl", {}), ("dsi", {})
 CLASSES = (
     Pairs("same settings, T 0", 0.0, ((_S5, _S5), (_P5, _P5), (_DSI, _DSI)), exact=True),
     Pairs("same settings, T 1", 1.0, ((_S5, _S5), (_P5, _P5), (_DSI, _DSI)), exact=True),
     Pairs("T 0, nothing drawn", 0.0, ((_P5, _S5), (_P5, _DSI), (_S5, _S2)), exact=True),
     Pairs("T 0, some drawn", 0.0, ((_S5, _P5), (_S1, _P5), (_S5, ("speculative", {"gamma": 8})))),
-    Pairs(
-        "T 1, same rule, other profile",
-        1.0,
-        ((_S5, _S5), (_P5, _P5), (_DSI, _DSI)),
-        elsewhere=True,
-        exact=True,
-    ),
+    Pairs("T 1, same rule, other profile", 1.0, ((_S5, _S5), (_P5, _P5), (_DSI, _DSI)), True, True),
     Pairs("T 1, other draft length or method", 1.0, ((_S5, _S2), (_S5, _P5), (_P5, _S5))),
     Pairs("T 1, other rule: ratio to match", 1.0, ((_S5, _DSI),)),
     Pairs("T 1, other rule: match to ratio", 1.0, ((_DSI, _S5),)),
-    Pairs(
-        "planned settings, other profile",
-        0.0,
-        ((("pearl", {}), ("pearl", {})), (("dsi", {}), ("dsi", {}))),
-        elsewhere=True,
-        exact=True,
-    ),
+    Pairs("planned settings, other profile", 0.0, ((_PEARL, _PEARL), (_DSI0, _DSI0)), True, True),
     Pairs("T 0, assisted constant", 0.0, ((_S5, ("assisted", {"schedule": "constant"})),)),
 )
 
@@ -86,13 +76,6 @@ class Error:
         return {"class": self.name, **counts, **{key: round(value, 4) for key, value in rounded.items()}}
 
 
-@dataclass
-class _Sum:
-    values: list[float] = field(default_factory=list[float])
-    decided: int = 0
-    drawn: int = 0
-
-
 def measure(
     texts: int, note: Note, classes: tuple[Pairs, ...] = CLASSES, tokens: int = TOKENS
 ) -> list[Error]:
@@ -101,47 +84,42 @@ def measure(
     The texts of a class are shared out among its pairs of settings; each has a seed and one of the
     prompts.
     """
-    pair, sums = replace(Pair.find(), eos=()), {c.name: _Sum() for c in classes}
+    pair, errors = replace(Pair.find(), eos=()), list[Error]()
     with _open(pair, *PROFILE) as here, _open(pair, *OTHER) as there:
         for c in classes:
             note(c.name)
             runs = min(texts, EXACT) if c.exact else -(-texts // len(c.sides))
+            values, decided, drawn = list[float](), 0, 0
             for recorded, predicted in c.sides:
                 for seed in range(runs):
-                    _add(sums[c.name], c, recorded, predicted, (here, there), seed, tokens)
+                    result, real = _replayed(c, recorded, predicted, (here, there), seed, tokens)
+                    values.append(_seconds(result.replay) / _seconds(real) - 1)
+                    decided, drawn = decided + result.decided, drawn + result.drawn
                     note("")
-    return [Error(name, tuple(s.values), s.decided, s.drawn) for name, s in sums.items()]
+            errors.append(Error(c.name, tuple(values), decided, drawn))
+    return errors
 
 
 def _open(pair: Pair, profile: str, profile_pair: str) -> engine.Cluster:
     return engine.open(pair, runtime="virtual", profile=profile, profile_pair=profile_pair or None)
 
 
-def _add(
-    found: _Sum,
-    c: Pairs,
-    recorded: Side,
-    predicted: Side,
-    clusters: tuple[engine.Cluster, engine.Cluster],
-    seed: int,
-    tokens: int,
-) -> None:
+def _replayed(
+    c: Pairs, recorded: Side, predicted: Side, clusters: tuple[Any, Any], seed: int, tokens: int
+) -> tuple[WhatIf, Trace]:
     """Record one run, predict the other one, and run that."""
-    options: dict[str, Any] = {
-        "sampling": Sampling(temperature=c.temperature, seed=seed),
-        "limits": Limits(tokens),
-    }
+    options = {"sampling": Sampling(c.temperature, seed=seed), "limits": Limits(tokens)}
     prompt, where = PROMPTS[seed % len(PROMPTS)], OTHER if c.elsewhere else PROFILE
     trace = clusters[0].run(recorded[0], prompt, config=recorded[1], **options)
     settings = {} if recorded == predicted else predicted[1]
     result = what_if(trace, Change(*where, method=predicted[0], config=settings))
-    real = clusters[c.elsewhere].run(predicted[0], prompt, config=predicted[1], **options)
-    ours, theirs = metrics(result.replay).decode_seconds, metrics(real).decode_seconds
-    assert ours is not None, "the replay decoded"
-    assert theirs, "the real run decoded"
-    found.values.append(ours / theirs - 1)
-    found.decided += result.decided
-    found.drawn += result.drawn
+    return result, clusters[c.elsewhere].run(predicted[0], prompt, config=predicted[1], **options)
+
+
+def _seconds(trace: Trace) -> float:
+    seconds = metrics(trace).decode_seconds
+    assert seconds, "the run decoded"
+    return seconds
 
 
 def lines(errors: list[Error]) -> list[str]:

@@ -1,45 +1,11 @@
 """One file per command: `add_arguments(parser)`, `run(args) -> exit code`, docstring = help."""
 
-from app.cli import (
-    bench,
-    calibrate,
-    compare,
-    completion,
-    diff,
-    export,
-    imports,
-    load,
-    methods,
-    models,
-    papers,
-    plan,
-    play,
-    report,
-    run,
-    runs,
-    sweep,
-    train,
-    whatif,
-)
+from importlib import import_module
 
-COMMANDS = {
-    "play": play,
-    "run": run,
-    "compare": compare,
-    "sweep": sweep,
-    "load": load,
-    "methods": methods,
-    "models": models,
-    "plan": plan,
-    "runs": runs,
-    "report": report,
-    "whatif": whatif,
-    "diff": diff,
-    "export": export,
-    "import": imports,
-    "train": train,
-    "calibrate": calibrate,
-    "bench": bench,
-    "papers": papers,
-    "completion": completion,
-}
+NAMES = (
+    *("play", "run", "compare", "sweep", "load", "methods", "models", "plan", "runs", "report", "whatif"),
+    *("diff", "export", "import", "train", "calibrate", "bench", "papers", "completion"),
+)
+FILES = {"import": "imports"}
+"""Files of commands whose name is a keyword of Python."""
+COMMANDS = {name: import_module(f"app.cli.{FILES.get(name, name)}") for name in NAMES}

@@ -15,15 +15,12 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from app.bench.figures import BARS, Bar, Figure, judged
-from app.cli import common
-from app.cli.prompts import PromptRow, prompts_of
+from app.bench.figures import BARS, Bar, Figure, Plan, judged
+from app.cli import common, options
+from app.cli.inputs import PromptRow, prompts_of
 from engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from app.bench.figures import Plan
 
 
 @contextlib.contextmanager
@@ -45,73 +42,31 @@ def progress() -> Generator[Callable[[str], None]]:
         yield note
 
 
+OPTIONS: options.Options = {
+    "--quick": (False, "", "fewer prompts and rounds: under five minutes"),
+    "--cuda": (False, "", "forwards only, over the time of reading the weights: ours and transformers'"),
+    "--drafters": (False, "", "drafters of one target only, also its own weights in fewer bits"),
+    "--noise": (False, "", "with --drafters: also for the target with noise on its weights"),
+    "--peers": (False, "", "with --pair or --target: decode beside llama.cpp only, from the same GGUF file"),
+    "--whatif": (False, "", "the error of `specscope whatif` only, beside real runs in virtual time"),
+    "--pair": (str, "NAME", "measure all methods of this pair: bundled, or a model of `specscope models`"),
+    "--target": (str, "PATH", "the same for a target, instead of --pair"),
+    "--drafter": (list, "PATH", "with --target: its drafter; repeatable"),
+    "--head": (list, "PATH", "with --pair or --target: a drafting head; repeatable"),
+    "--methods": (str, "A,B|all", "with --pair or --target: methods (all; --quick: those that have bars)"),
+    "--prompt-file": (Path, "F", "with --pair or --target: prompts by category, as for `specscope compare`"),
+    "--limit": (int, "N", "with --prompt-file: use N rows, taken evenly from its categories"),
+    "--runtime": (str, "NAME", "with --pair or --target: local-process, local-thread or ray (local-process)"),
+    "--address": (
+        str,
+        "HOST:PORT",
+        "with --runtime ray: head of a Ray cluster, or auto (this machine alone)",
+    ),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="fewer prompts and rounds: under five minutes")
-    parser.add_argument(
-        "--cuda",
-        action="store_true",
-        help="measure forwards only, over the time of reading the weights: static, eager and transformers'",
-    )
-    parser.add_argument(
-        "--drafters",
-        action="store_true",
-        help="measure drafters of one target only, among them its own weights in fewer bits: size, time, agreement",
-    )
-    parser.add_argument(
-        "--noise",
-        action="store_true",
-        help="with --drafters: also for the target with noise on its weights, which then lie on no grid",
-    )
-    parser.add_argument(
-        "--peers",
-        action="store_true",
-        help="with --pair or --target: decode beside llama.cpp only, with the same GGUF file",
-    )
-    parser.add_argument(
-        "--whatif",
-        action="store_true",
-        help="the error of `specscope whatif` only: predictions beside real runs in virtual time, by class",
-    )
-    parser.add_argument(
-        "--pair",
-        metavar="NAME",
-        help="measure all methods of this pair over autoregressive decoding: bundled, or a model of `specscope models`",
-    )
-    parser.add_argument("--target", metavar="PATH", help="the same for a target, instead of --pair")
-    parser.add_argument(
-        "--drafter", action="append", metavar="PATH", help="with --target: its drafter; repeatable"
-    )
-    parser.add_argument(
-        "--head", action="append", metavar="PATH", help="with --pair or --target: a drafting head; repeatable"
-    )
-    parser.add_argument(
-        "--methods",
-        metavar="A,B|all",
-        help="with --pair or --target: methods (all; with --quick those that have bars)",
-    )
-    parser.add_argument(
-        "--prompt-file",
-        type=Path,
-        metavar="F",
-        help="with --pair or --target: prompts by category, as for `specscope compare`",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="with --prompt-file: use N rows, taken evenly from its categories",
-    )
-    parser.add_argument(
-        "--runtime",
-        metavar="NAME",
-        help="with --pair or --target: local-process, local-thread or ray (local-process)",
-    )
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="with --runtime ray: head of a Ray cluster, or auto for the one this machine is in (this machine alone)",
-    )
-    common.add_json(parser)
+    options.add_options(parser, OPTIONS, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,25 +102,20 @@ def report(
     args: argparse.Namespace,
     facts: Mapping[str, Any],
 ) -> None:
-    """Print figures, the bars that they meet or miss, and facts, as a table or as JSON."""
     from engine.environment import environment
 
     found = judged(measured, bars)
     figures = {key: figure.to_dict() for key, figure in measured.items()}
     result = figures | {"bars": found, "quick": args.quick, "environment": environment(), **facts}
-    if args.json:
-        common.print_json(result)
-        return
-    pair, processor = f"{result.get('pair', 'bundled')} pair", result["environment"]["processor"]
-    conditions = (pair, "CPU fp32", result.get("runtime"), processor, f"{result['seconds']:.0f} s")
-    print(result.get("device") or " · ".join(filter(None, conditions)))
-    print(f"{'figure':30}{'median':>12}{'min':>12}{'max':>12}{'runs':>6}  {'bar':14}unit")
+    processor = result["environment"]["processor"]
+    conditions = (f"{result.get('pair', 'bundled')} pair", "CPU fp32", result.get("runtime"), processor)
+    lines = [result.get("device") or " · ".join([*filter(None, conditions), f"{result['seconds']:.0f} s"])]
+    lines.append(f"{'figure':30}{'median':>12}{'min':>12}{'max':>12}{'runs':>6}  {'bar':14}unit")
     for key, figure in figures.items():
         numbers = "".join(f"{_number(figure[name]):>12}" for name in ("median", "min", "max"))
         bar = f"{bars[key]} {'met' if found[key]['met'] else 'missed'}" if key in found else ""
-        print(f"{key:30}{numbers}{figure['runs']:>6}  {bar:14}{figure['unit']}")
-    for line in facts.get("lines", ()):
-        print(line)
+        lines.append(f"{key:30}{numbers}{figure['runs']:>6}  {bar:14}{figure['unit']}")
+    common.answer(args, result, [*lines, *facts.get("lines", ())])
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -199,18 +149,17 @@ def _check_models(args: argparse.Namespace, part: str) -> None:
 
 
 def _rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> list[PromptRow]:
-    """Return the prompts of the named file, or `limit` of the usual one."""
     if limit is not None and not args.limit:
         args.limit = None if args.prompt_file else limit
-    chosen = {"prompt": None, "prompt_file": args.prompt_file or usual, "limit": args.limit}
-    return prompts_of(argparse.Namespace(**chosen))
+    chosen = argparse.Namespace(prompt=None, prompt_file=args.prompt_file or usual, limit=args.limit)
+    return prompts_of(chosen)
 
 
 def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods
-    from app.cli.chosen import able, method_keys
+    from app.cli.inputs import able, method_keys
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
@@ -235,7 +184,7 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
     """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods, peers
-    from app.cli.chosen import able
+    from app.cli.inputs import able
     from app.cli.status import DownloadBar
 
     peers.llama_cpp()
@@ -271,11 +220,8 @@ def _drafters(args: argparse.Namespace) -> int:
     with progress() as note:
         size = drafters.QUICK if args.quick else drafters.FULL
         report = drafters.measure(pair, prompts, size, note, noise=args.noise)
-    if args.json:
-        common.print_json(report.to_dict() | {"quick": args.quick, "environment": environment()})
-    else:
-        print("\n".join(report.lines()))
-    return 0
+    facts = {"quick": args.quick, "environment": environment()}
+    return common.answer(args, report.to_dict() | facts, report.lines())
 
 
 def _whatif(args: argparse.Namespace) -> int:
@@ -283,11 +229,8 @@ def _whatif(args: argparse.Namespace) -> int:
 
     with progress() as note:
         errors = whatif.measure(6 if args.quick else 36, note)
-    if args.json:
-        common.print_json({"classes": [error.to_dict() for error in errors], "quick": args.quick})
-    else:
-        print("\n".join(whatif.lines(errors)))
-    return 0
+    classes = [error.to_dict() for error in errors]
+    return common.answer(args, {"classes": classes, "quick": args.quick}, whatif.lines(errors))
 
 
 def _number(value: float) -> str:

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common
+from app.cli import common, options
 from app.cli.status import DownloadBar
 from engine.errors import UsageError
-from engine.files import replacing
 
 if TYPE_CHECKING:
     from engine.simulate.calibrate import Calibration, Times
 
+OPTIONS: options.Options = options.PAIR | {
+    "--target": (str, "PATH", "directory or hub id of a target, instead of the pair"),
+    "--drafter": (str, "PATH", "directory or hub id of its drafter"),
+    "--device": options.DEVICES["--device"],
+    "-o --output": (Path("this-machine.toml"), "F.toml", "file to write (this-machine.toml)"),
+    "--quick": (False, "", "measure fewer batch sizes with fewer repeats"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--pair",
-        metavar="NAME",
-        help="bundled, a toy, or a model of `specscope models` (smollm2 if it is on this machine, else bundled)",
-    )
-    parser.add_argument(
-        "--target", metavar="PATH", help="directory or hub id of a target, instead of the pair"
-    )
-    parser.add_argument("--drafter", metavar="PATH", help="directory or hub id of its drafter")
-    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu or cuda (auto)")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("this-machine.toml"),
-        metavar="F.toml",
-        help="file to write (this-machine.toml)",
-    )
-    parser.add_argument("--quick", action="store_true", help="measure fewer batch sizes with fewer repeats")
-    common.add_json(parser)
+    options.add_options(parser, OPTIONS, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,27 +36,21 @@ def run(args: argparse.Namespace) -> int:
     from engine.simulate.profile import Profile, parse
 
     with DownloadBar() as bar:
-        pair = (
-            Pair.of(args.target, args.drafter, resolve=partial(resolve, progress=bar.show))
-            if args.target
-            else Pair.find(args.pair or opening())
-        )
-    calibration = calibrate(pair, QUICK if args.quick else FULL, args.device, _report_progress)
+        if args.target:
+            pair = Pair.of(args.target, args.drafter, resolve=partial(resolve, progress=bar.show))
+        else:
+            pair = Pair.find(args.pair or opening())
+    calibration = calibrate(pair, QUICK if args.quick else FULL, args.device, common.note)
     text = profile_text(calibration, args.output.stem)
     profile: Profile = parse(args.output.stem, text)  # check the text before writing it
-    with replacing(args.output) as file:
-        file.write(text)
-    if args.json:
-        common.print_json(_result(args.output, calibration, profile.latency().c))
-        return 0
-    print(calibration.pair.name)
-    print(f"{'forward':10} {'one row':>12} {'smallest':>12} {'largest':>12}")
+    common.write_output(args.output, text)
+    hop, sample, c = calibration.hop.median, calibration.sample.median, profile.latency().c
+    lines = [calibration.pair.name, f"{'forward':10} {'one row':>12} {'smallest':>12} {'largest':>12}"]
     for model, cells in calibration.forwards.items():
-        print(f"{model:10} " + " ".join(f"{us / 1e3:9.3f} ms" for us in cells[min(cells)]))
-    hop, sample = calibration.hop.median, calibration.sample.median
-    print(f"c {profile.latency().c:.2f}, hop {hop:.0f} us, judging {sample:.0f} us")
-    print(f"wrote {args.output}; use it with --profile {args.output}")
-    return 0
+        lines.append(f"{model:10} " + " ".join(f"{us / 1e3:9.3f} ms" for us in cells[min(cells)]))
+    lines.append(f"c {c:.2f}, hop {hop:.0f} us, judging {sample:.0f} us")
+    lines.append(f"wrote {args.output}; use it with --profile {args.output}")
+    return common.answer(args, _result(args.output, calibration, c), lines)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -80,10 +61,6 @@ def _check(args: argparse.Namespace) -> None:
     if args.output.suffix != ".toml" or not args.output.stem:
         raise UsageError(f"the output is {args.output}; a profile's name must end in .toml")
     common.check_output(args.output)
-
-
-def _report_progress(line: str) -> None:
-    print(f"specscope: {line}", file=sys.stderr)
 
 
 def _result(path: Path, calibration: Calibration, c: float) -> dict[str, Any]:

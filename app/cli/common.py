@@ -1,4 +1,4 @@
-"""Options, stores and JSON output, shared by the commands."""
+"""Stores, clusters, recorded runs and JSON output, shared by the commands."""
 
 from __future__ import annotations
 
@@ -6,27 +6,24 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli.clusters import is_measured
-from app.cli.status import Status
+from app.cli.options import is_measured
+from app.cli.status import DownloadBar, Status
 from engine.errors import StoreMissing, UsageError, shown
-from engine.types import Limits, Sampling
+from engine.files import replacing
+from engine.trace.events import Commit
 
 if TYPE_CHECKING:
     from app.busy import ProcessorTime
+    from engine.trace.trace import Trace
     from traces.store import Store
 
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_database(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--db", type=Path, metavar="FILE", help="trace database (default: the user's own)")
+SHORT = 32
+"""Tokens of an answer below which a speed-up says little about longer ones."""
 
 
 def open_store(args: argparse.Namespace) -> Store:
@@ -36,118 +33,103 @@ def open_store(args: argparse.Namespace) -> Store:
         return Store(args.db if args.db is not None else default_path())
 
 
-def open_stored(args: argparse.Namespace, runs: Sequence[str]) -> Store:
-    """Open the trace database read-only; without one the runs do not exist."""
+def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool = False) -> dict[str, Trace]:
+    """Return stored runs by id, `compared` with the other runs of their comparisons."""
     from traces.store import Store, default_path
 
-    path = args.db if args.db is not None else default_path()
     try:
-        return Store(path, readonly=True)
+        with Store(args.db if args.db is not None else default_path(), readonly=True) as store:
+            wanted = [other for name in names for other in (store.group(name) if compared else [name])]
+            return {name: store.load(name) for name in wanted}
     except StoreMissing as error:
-        raise UsageError(f"there is no run {', '.join(map(shown, runs[:3]))}: {error}") from None
+        raise UsageError(f"there is no run {', '.join(map(shown, names[:3]))}: {error}") from None
 
 
-def check_output(path: Path) -> None:
+def open_cluster(args: argparse.Namespace) -> Any:
+    """Open the cluster that the options describe; show downloads of its models on stderr."""
+    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
+    if runtime == "local-process" and args.device != "cuda":
+        from engine.runtimes.forks import warm_up
+
+        warm_up()  # it imports torch while this process does
+    with Status("loading the models") as status, DownloadBar(status.hide) as bar:
+        import engine
+
+        names = ("target", "drafter", "profile", "profile_pair", "tokens", "device", "forward", "dtype")
+        names += ("tp", "drafter_tp", "address", "memory", "head")
+        options = {name: getattr(args, name) for name in names}
+        return engine.open(args.pair, runtime=runtime, progress=bar.show, **options)
+
+
+def recorded(
+    store: Any,
+    cluster: Any,
+    method: str,
+    prompts: list[Any],
+    options: dict[str, Any],
+    part: str = "",
+    *,
+    stream: bool = False,
+) -> Trace:
+    """Run a method on prompts and store its events as they arrive; show the progress on stderr.
+
+    `options` go to `Cluster.run`; `part` names the run among several; `stream` prints the text.
+    """
+    title = " ".join(filter(None, [method, part]))
+    status, tokens = Status(title), count(1)
+
+    def show(text: str) -> None:
+        status.text = f"{title}: {next(tokens)} tokens"
+        if stream:
+            status.hide()
+            printable = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+            print("".join(printable), end="", flush=True)
+
+    def measuring() -> None:
+        from engine.cluster.probing import BUDGET_S, VERIFY_S
+
+        seconds = f"{BUDGET_S:.0f} to {BUDGET_S + VERIFY_S:.0f} s, once on this machine"
+        status.text = f"measuring {cluster.pair.name} for {title}: {seconds}; Ctrl-C stops it"
+        if not status.shown:
+            print(f"specscope: {status.text}", file=sys.stderr, flush=True)
+
+    begun = False
+    with store.listening() as record:
+
+        def listen(event: Any) -> None:
+            nonlocal begun
+            begun = True
+            record(event)
+            if isinstance(event, Commit):
+                show(event.text)
+
+        try:
+            with status:
+                return cluster.run(method, *prompts, listener=listen, measuring=measuring, **options)
+        finally:
+            if stream and begun:
+                print()
+
+
+def check_output(path: Path | None) -> None:
     """Refuse a path to which no file can be written, before the work for it begins."""
+    if path is None:
+        return
     if path.is_dir():
         raise UsageError(f"the output {path} is a folder; name a file")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"the folder of the output {path} does not exist; make it first")
 
 
-def add_methods(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--methods", required=True, metavar="A,B|all", help="keys separated by commas, or all"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="METHOD.FIELD=VALUE",
-        dest="fields",
-        help="a setting of a method; repeatable",
-    )
+def write_output(path: Path, content: str) -> int:
+    """Replace a file once the content is complete; return its size in bytes."""
+    with replacing(path) as file:
+        file.write(content)
+    return path.stat().st_size
 
 
-def add_settings(parser: argparse.ArgumentParser, about: str) -> None:
-    """Add `--set`, whose values `app.cli.run.parse_fields` reads; `about` is its help text."""
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields", help=about
-    )
-
-
-def add_generation(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    _add_prompts(parser, required=required)
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=128, metavar="N", help="generate at most N tokens (128)"
-    )
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the output before this text; repeatable",
-    )
-    _add_sampling(parser)
-
-
-def _add_prompts(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    source = parser.add_mutually_exclusive_group(required=required)
-    source.add_argument("--prompt", metavar="TEXT", help="one prompt")
-    source.add_argument(
-        "--prompt-file",
-        type=Path,
-        metavar="F",
-        help="a text file with one prompt, or .jsonl with turns, prompt, question or text in each row",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="use N rows of the prompt file, taken evenly from its categories",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="system prompt")
-
-
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (0)")
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="sample from the K most probable tokens; 0 = all (0)",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample from the most probable tokens with total probability P (1)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="S",
-        help="seed of all draws; prompt i of a file has seed S + i (0)",
-    )
-
-
-def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
-    """Return the sampling options, after checking the seeds of all prompts."""
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-    seeded(sampling, prompts - 1)
-    return sampling
-
-
-def seeded(sampling: Sampling, prompt: int) -> Sampling:
-    """Return the sampling of prompt i: seed + i, as for sequence i of a batch."""
-    return replace(sampling, seed=sampling.seed + prompt)
-
-
-def limits_of(args: argparse.Namespace) -> Limits:
-    return Limits(args.max_new_tokens, tuple(args.stop))
+def note(line: str) -> None:
+    print(f"specscope: {line}", file=sys.stderr, flush=True)
 
 
 def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
@@ -157,12 +139,8 @@ def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
     elsewhere = args.address is not None  # a cluster's workers are no children of this process
     warning = busy_since(before) if is_measured(args) and not elsewhere else ""
     if warning:
-        print(f"specscope: {warning}", file=sys.stderr)
+        note(warning)
     return warning
-
-
-SHORT = 32
-"""Tokens of an answer below which a speed-up says little about longer ones."""
 
 
 def short_warning(answers: Sequence[int]) -> str:
@@ -175,7 +153,7 @@ def short_warning(answers: Sequence[int]) -> str:
         f"{tokens} tokens, and a speed-up over fewer than {SHORT} depends on the first rounds; give a prompt with a "
         "longer answer, or raise --max-new-tokens"
     )
-    print(f"specscope: {warning}", file=sys.stderr)
+    note(warning)
     return warning
 
 
@@ -193,3 +171,13 @@ def clean(value: Any) -> Any:
 def print_json(value: Any) -> None:
     json.dump(clean(value), sys.stdout, ensure_ascii=False, indent=2)
     sys.stdout.write("\n")
+
+
+def answer(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> int:
+    """Print a value with --json, else lines of text; return the exit code of success."""
+    if args.json:
+        print_json(value)
+    else:
+        for line in lines:
+            print(line)
+    return 0

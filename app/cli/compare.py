@@ -13,42 +13,28 @@ import argparse
 import itertools
 import statistics
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from app.cli import clusters, common
-from app.cli.chosen import able, equipped, method_keys
-from app.cli.prompts import PromptRow, prompt_for, prompts_of
-from app.cli.run import parse_settings, recorded
+from app.cli import common, options
+from app.cli.inputs import PromptRow, able, equipped, method_keys, prompt_for, prompts_of
 from engine.bounds import check_prompt
 from engine.errors import UsageError
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from engine.trace.trace import Trace
-
 Traces: TypeAlias = dict[str, dict[int, Trace]]
 """The runs by name and by number of the first prompt."""
 MAX_PASSES = 9
+REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median (of two: mean), spread (1)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_methods(parser)
-    parser.add_argument(
-        "--repeat",
-        type=int,
-        default=1,
-        metavar="N",
-        help=f"passes, 1 to {MAX_PASSES}: every other one backwards; shows median (of two: mean) and spread (default: 1)",
-    )
-    common.add_generation(parser)
-    clusters.add_cluster(parser)
-    common.add_database(parser)
-    common.add_json(parser)
+    options.add_methods(parser)
+    options.add_options(parser, {"--repeat": REPEAT})
+    options.add_generation(parser)
+    options.add_run(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from traces.view.settings import models_text
 
     keys = method_keys(args.methods)
-    configs = parse_settings(args.fields, keys)
+    configs = options.parse_settings(args.fields, keys)
     _check_repeat(args)
     keys, left_out = equipped(args, configs)
-    limits, rows = common.limits_of(args), prompts_of(args)
-    sampling = common.sampling_of(args, len(rows))
-    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
+    limits, rows = options.limits_of(args), prompts_of(args)
+    sampling = options.sampling_of(args, len(rows))
+    with common.open_store(args) as store, common.open_cluster(args) as cluster:
         if args.methods == "all":
             keys, unable = able(keys, cluster)
             left_out |= unable
@@ -73,17 +59,18 @@ def run(args: argparse.Namespace) -> int:
         total = args.repeat * sum(len(_parts(key, rows)) for key, _ in entries.values())
         before, done = read_load(), 0
         for i in range(len(rows)):
-            group = uuid.uuid4().hex[:12]
+            shared = {
+                "sampling": options.seeded(sampling, i),
+                "limits": limits,
+                "group": uuid.uuid4().hex[:12],
+            }
             for number, name in alternating(list(entries), args.repeat):
                 key, config = entries[name]
                 if part := _parts(key, rows).get(i):
-                    seeded = common.seeded(sampling, i)
-                    options = {"config": config, "sampling": seeded, "limits": limits, "group": group}
                     done += 1
-                    trace = recorded(
-                        store, cluster, key, [prompts[k] for k in part], options, f"({done} of {total})"
-                    )
-                    passes[number][name][i] = trace
+                    mine, which = [prompts[k] for k in part], f"({done} of {total})"
+                    given = {**shared, "config": config}
+                    passes[number][name][i] = common.recorded(store, cluster, key, mine, given, which)
         warning = common.busy_warning(args, before)
     traces, speeds = _median(passes)
     answers = _texts(list(traces[BASELINE].values()))
@@ -104,11 +91,7 @@ def run(args: argparse.Namespace) -> int:
         },
         "left_out": left_out,
     }
-    if args.json:
-        common.print_json(result)
-    else:
-        print_comparison(result)
-    return 0
+    return common.answer(args, result, _lines(result))
 
 
 def _check_repeat(args: argparse.Namespace) -> None:
@@ -119,10 +102,7 @@ def _check_repeat(args: argparse.Namespace) -> None:
 
 
 def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:
-    """Return the median pass of each method, and the tokens/s of all its passes.
-
-    Of an even number of passes, the slower of the middle two is taken; of two, it is not the speed.
-    """
+    """Return the median pass of each method (of two the slower one), and all speeds."""
     found = _speeds(passes, passes[0][BASELINE])
     median: Traces = {}
     for name, speeds in found.items():
@@ -168,10 +148,7 @@ def _fitting(
 def _entries(
     keys: list[str], configs: dict[str, dict[str, Any]], rows: list[PromptRow]
 ) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return name -> (method, config) for each row of the comparison.
-
-    Before a batch of a method, the same batch is decoded plainly: `KEY plain`.
-    """
+    """Return name -> (method, config) of each row; `KEY plain` decodes a method's batch plainly."""
     entries = dict[str, tuple[str, dict[str, Any]]]()
     for key in keys:
         config, plain = configs[key], {**configs[key], **find(key).plain}
@@ -182,10 +159,7 @@ def _entries(
 
 
 def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
-    """Return the prompt numbers of each run of a method, by the first number.
-
-    A run has one prompt, or for a method for batches a block of rows of one category.
-    """
+    """Return the prompts of each run by the first one; a batch has the rows of one category."""
     numbers = range(len(rows))
     if not find(method).batched:
         return {i: [i] for i in numbers}
@@ -220,10 +194,7 @@ def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each method, with its speed-up or the reason why it has none.
-
-    Of two passes the speed is the mean.
-    """
+    """Return the figures of each method, with its speed-up or the reason why it has none."""
     from traces.comparable import comparisons
 
     figures = {key: _figures(runs) for key, runs in groups.items()}
@@ -283,14 +254,14 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
-def print_comparison(result: dict[str, Any]) -> None:
+def _lines(result: dict[str, Any]) -> Iterator[str]:
     prompts = f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'}"
-    print(" · ".join([result["models"], prompts, result["clock"]]))
+    yield " · ".join([result["models"], prompts, result["clock"]])
     for row in result["skipped"]:
         category = f" ({row['category']})" if row["category"] else ""
-        print(f"skipped: line {row['line']}{category}: {row['reason']}")
+        yield f"skipped: line {row['line']}{category}: {row['reason']}"
     accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
-    print(f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/forward':>13}{accepted}  output")
+    yield f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/forward':>13}{accepted}  output"
     for key, m in result["methods"].items():
         same = "identical" if m["equal_to_autoregressive"] else "differs"
         same += "" if m["lossless"] else " (lossy)"
@@ -298,17 +269,13 @@ def print_comparison(result: dict[str, Any]) -> None:
         cells += [_cell(m["tokens"], ",", 8), _cell(m["tokens_per_target_forward"], ".2f", 13)]
         cells += [_cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
         cells += [_cell(m["accepted_per_round"], ".2f", 13)]
-        print(f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}")
+        yield f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}"
     for key, reason in result["left_out"].items():
-        print(f"{key:20}left out: {reason}")
-    print(
-        "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
-    )
-    for key, m in result["methods"].items():
-        if m["advice"]:
-            print(f"{key:20}{m['advice']}")
+        yield f"{key:20}left out: {reason}"
+    yield "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
+    yield from (f"{key:20}{m['advice']}" for key, m in result["methods"].items() if m["advice"])
     first = " ".join(m["runs"][0] for m in result["methods"].values())
-    print(f"side by side: specscope report {first} -o report.html")
+    yield f"side by side: specscope report {first} -o report.html"
 
 
 def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from pathlib import Path
 from typing import IO, Any
 
-from app.cli import common
+from app.cli import common, options
 from engine.files import replacing
 from engine.trace.jsonl import write_jsonl
 from engine.trace.trace import Trace
 
 FORMATS = ("jsonl", "csv", "perfetto", "modelopt")
+TABLES = ("tokens", "decisions", "copies", "spans")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
     parser.add_argument("--format", choices=FORMATS, default="jsonl", help="(jsonl)")
-    tables = ("tokens", "decisions", "copies", "spans")
-    parser.add_argument("--table", choices=tables, default="tokens", help="table of the CSV (tokens)")
-    parser.add_argument("-o", "--output", type=Path, metavar="F", help="file to write (standard output)")
-    common.add_database(parser)
-    common.add_json(parser)
+    parser.add_argument("--table", choices=TABLES, default="tokens", help="table of the CSV (tokens)")
+    options.add_output(parser, "F", "file to write (standard output)")
+    options.add_options(parser, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.output is not None:
-        common.check_output(args.output)
-    with contextlib.closing(common.open_stored(args, [args.run_id])) as store:
-        trace = store.load(args.run_id)
+    common.check_output(args.output)
+    trace = common.load_runs(args, [args.run_id])[args.run_id]
     if args.output is None:
         write(trace, args.format, args.table, sys.stdout)
         return 0
     with replacing(args.output) as file:
         write(trace, args.format, args.table, file)
     size = args.output.stat().st_size
-    if args.json:
-        common.print_json({"file": str(args.output), "bytes": size, "format": args.format})
-    else:
-        print(f"{args.output}: {size} bytes")
-    return 0
+    facts = {"file": str(args.output), "bytes": size, "format": args.format}
+    return common.answer(args, facts, [f"{args.output}: {size} bytes"])
 
 
 def write(trace: Trace, form: str, table: Any, file: IO[str]) -> None:
-    """Write a trace in a format; `table` is for CSV only."""
     from traces.export.perfetto import write_perfetto
     from traces.export.tables import write_csv
     from traces.imports.modelopt import profile_of

@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.cli import common
+from app.cli import common, options
 from app.cli.status import Status
+
+if TYPE_CHECKING:
+    from traces.imports.reading import Imports
+
+SOURCES = (
+    "a trace of `specscope export`, or a file of vLLM, SGLang, AIPerf, Model Optimizer or torch's profiler"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file",
-        type=Path,
-        metavar="F",
-        help="a trace of `specscope export`, or a file of vLLM, SGLang, AIPerf, Model Optimizer or torch's profiler",
-    )
-    common.add_database(parser)
-    common.add_json(parser)
+    parser.add_argument("file", type=Path, metavar="F", help=SOURCES)
+    options.add_options(parser, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
     """Store the runs; with `--json`, print a row for one run and a list for several."""
     from traces.imports.reading import read_traces
-    from traces.metrics import measure
 
     with Status(f"reading {args.file}"):
         found = read_traces(args.file)
-    with contextlib.closing(common.open_store(args)) as store, Status("storing the runs"):
+    with common.open_store(args) as store, Status("storing the runs"):
         store.insert(*found.traces)
     rows = [{"run_id": t.header.run_id, "method": t.header.method, "status": t.status} for t in found.traces]
-    if args.json:
-        common.print_json(rows[0] if len(rows) == 1 else rows)
-        return 0
+    return common.answer(args, rows[0] if len(rows) == 1 else rows, _lines(found))
+
+
+def _lines(found: Imports) -> Iterator[str]:
+    from traces.metrics import measure
+
     for trace in found.traces:
         tokens = measure(trace).tokens
         count = "unknown number of tokens" if tokens is None else f"{tokens} tokens"
-        print(f"run {trace.header.run_id}: {trace.header.title}, {count}, {trace.status}")
+        yield f"run {trace.header.run_id}: {trace.header.title}, {count}, {trace.status}"
     if found.skipped:
         noun = "request was" if found.skipped == 1 else "requests were"
-        print(f"{found.skipped} {noun} left out: nothing about speculative decoding")
-    return 0
+        yield f"{found.skipped} {noun} left out: nothing about speculative decoding"

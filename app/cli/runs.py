@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+from collections.abc import Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common
+from app.cli import common, options
 from engine.methods import METHODS
 from engine.types import check_range
 
@@ -21,34 +21,30 @@ BEYOND = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "query", nargs="?", default="", metavar="TEXT", help="part of an id, method, prompt or output (all)"
-    )
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="list at most N runs (20)")
-    common.add_database(parser)
-    common.add_json(parser)
+    text = "part of an id, method, prompt or output (all)"
+    parser.add_argument("query", nargs="?", default="", metavar="TEXT", help=text)
+    limit = {"--limit": (20, "N", "list at most N runs (20)")}
+    options.add_options(parser, limit, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
     check_range("--limit", args.limit, 1, 1000)
-    with contextlib.closing(common.open_store(args)) as store:
+    with common.open_store(args) as store:
         found, total = store.runs(args.query, limit=args.limit)
         others, _ = store.runs(limit=args.limit + BEYOND)
     rows = [_row(one, others) for one in found]
-    if args.json:
-        common.print_json({"runs": rows, "total": total})
-        return 0
-    print(f"{'run':14}{'UTC':18}{'method':21}{'tokens':>7}{'tokens/s':>10}{'speed-up':>10}  models and clock")
+    return common.answer(args, {"runs": rows, "total": total}, _lines(rows, total))
+
+
+def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:
+    yield f"{'run':14}{'UTC':18}{'method':21}{'tokens':>7}{'tokens/s':>10}{'speed-up':>10}  models and clock"
     for row in rows:
         speed = f"{row['tokens_per_second']:.1f}" if row["tokens_per_second"] else "-"
         ratio = f"{row['speedup']:.2f}×" if row["speedup"] else "-"
         where = " · ".join(filter(None, [row["models"], row["clock"], row["status"].replace("done", "")]))
         when = row["created"][:16].replace("T", " ")
-        print(
-            f"{row['run_id']:14}{when:18}{row['method']:21}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
-        )
-    print(f"{len(rows)} of {total} runs")
-    return 0
+        yield f"{row['run_id']:14}{when:18}{row['method']:21}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
+    yield f"{len(rows)} of {total} runs"
 
 
 def _row(one: Summary, others: Sequence[Summary]) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from engine.checkpoints.progress import Progress
+from engine.checkpoints.progress import Progress
 
 QUIET_S, PERIOD_S = 0.3, 0.2
 """Seconds until the line appears, and between two of its updates."""

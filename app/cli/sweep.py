@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from app.cli import clusters, common
-from app.cli.chosen import lacking
-from app.cli.prompts import checked_prompts
-from app.cli.run import parse_fields, recorded
+from app.cli import common, options
+from app.cli.inputs import checked_prompts, lacking
 from engine.errors import UsageError, shown
-from engine.files import replacing
 from engine.methods import find
 
 if TYPE_CHECKING:
@@ -32,34 +28,26 @@ if TYPE_CHECKING:
     from traces.lab.sweep import Cell, Job, Runner, Sweep
     from traces.store import Store
 
-TOKENS = 128
+OVER = (
+    "values of a numeric setting, as in gamma=1:8 or width=1,2,4; acceptance_rate=0.5,0.9; or "
+    "drafter=usual,int4,int8 with paths, too; once or twice"
+)
+REPEATS: options.Options = {
+    "--passes": (int, "N", "passes of each measured cell, 1 to 9 (2; virtual: 1)"),
+    "--seeds": (2, "N", "with acceptance_rate: seeds of a cell, 1 to 5 (2)"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
+    options.add_method(parser)
     parser.add_argument(
-        "--over",
-        action="append",
-        required=True,
-        metavar="FIELD=VALUES",
-        dest="axes",
-        help="values of a numeric setting, as in gamma=1:8 or width=1,2,4; acceptance_rate=0.5,0.9; or "
-        "drafter=usual,int4,int8 with paths, too; once or twice",
+        "--over", action="append", required=True, metavar="FIELD=VALUES", dest="axes", help=OVER
     )
-    common.add_settings(parser, "a setting for all cells; repeatable")
-    parser.add_argument(
-        "--passes", type=int, metavar="N", help="passes of each measured cell, 1 to 9 (2; virtual: 1)"
-    )
-    parser.add_argument(
-        "--seeds", type=int, default=2, metavar="N", help="with acceptance_rate: seeds of a cell, 1 to 5 (2)"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="F.html", help="write heat map and chart as a page"
-    )
-    common.add_generation(parser, required=False)
-    clusters.add_cluster(parser)
-    common.add_database(parser)
-    common.add_json(parser)
+    options.add_settings(parser, "a setting for all cells; repeatable")
+    options.add_options(parser, REPEATS)
+    options.add_output(parser, "F.html", "write heat map and chart as a page")
+    options.add_generation(parser, required=False)
+    options.add_run(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,15 +59,15 @@ def run(args: argparse.Namespace) -> int:
     columns, rows = _axes(method, args.axes)
     scripted = columns.scripted or bool(rows and rows.scripted)
     _check(args, scripted=scripted)
-    if not scripted and (reason := lacking(args, method.key, parse_fields(args.fields))):
+    if not scripted and (reason := lacking(args, method.key, options.parse_fields(args.fields))):
         raise UsageError(reason)
     prompts = [] if scripted else checked_prompts(args)
-    measured = clusters.is_measured(args)
+    measured = options.is_measured(args)
     plan = Sweep(
         method.key,
         columns,
         rows,
-        parse_fields(args.fields),
+        options.parse_fields(args.fields),
         samples=args.seeds if scripted else 1 if method.batched else len(prompts),
         passes=args.passes if args.passes is not None else 2 if measured else 1,
         measured=measured,
@@ -105,13 +93,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         from app.render.lab import page
 
-        with replacing(args.output) as file:
-            file.write(page(plan, cells, points))
-    if args.json:
-        common.print_json(_result(plan, cells, points, warning))
-    else:
-        _print(plan, cells, points)
-    return 0
+        common.write_output(args.output, page(plan, cells, points))
+    return common.answer(args, _result(plan, cells, points, warning), _lines(plan, cells, points))
 
 
 def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
@@ -131,8 +114,7 @@ def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
 
 
 def _check(args: argparse.Namespace, *, scripted: bool) -> None:
-    if args.output is not None:
-        common.check_output(args.output)
+    common.check_output(args.output)
     if not scripted:
         if args.prompt is None and args.prompt_file is None:
             raise UsageError(
@@ -160,39 +142,30 @@ def _scripted(args: argparse.Namespace) -> Runner:
 def _decoder(
     args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
 ) -> Runner:
-    limits, sampling = common.limits_of(args), common.sampling_of(args, len(prompts))
-    opened, batched = stack.enter_context(_Opened(args)), find(plan.method).batched
-    opened.cluster(plan.setup(*plan.places[0]).drafter)
+    """Return a runner whose models are open with one drafter at a time."""
+    from traces.lab.axes import USUAL
+
+    limits, sampling = options.limits_of(args), options.sampling_of(args, len(prompts))
+    models, opened = stack.enter_context(contextlib.ExitStack()), dict[str, Any]()
+    batched = find(plan.method).batched
+
+    def cluster(drafter: str) -> Any:
+        if drafter not in opened:
+            models.close()
+            opened.clear()
+            named = {} if drafter == USUAL else {"drafter": [drafter]}
+            given = argparse.Namespace(**{**vars(args), **named})
+            opened[drafter] = models.enter_context(common.open_cluster(given))
+        return opened[drafter]
 
     def decode(job: Job) -> Any:
         mine = prompts if batched else [prompts[job.sample]]
-        seeded = common.seeded(sampling, job.sample)
-        options = {"config": job.config, "sampling": seeded, "limits": limits, "group": job.group}
-        return recorded(store, opened.cluster(job.drafter), job.method, mine, options)
+        seeded = options.seeded(sampling, job.sample)
+        given = {"config": job.config, "sampling": seeded, "limits": limits, "group": job.group}
+        return common.recorded(store, cluster(job.drafter), job.method, mine, given)
 
+    cluster(plan.setup(*plan.places[0]).drafter)
     return decode
-
-
-class _Opened(contextlib.AbstractContextManager["_Opened"]):
-    """The models of a sweep with one drafter at a time, which replaces that of the options."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._args, self._stack = args, contextlib.ExitStack()
-        self._open: tuple[str, Any] | None = None
-
-    def cluster(self, drafter: str) -> Any:
-        """Return the cluster that drafts with a drafter; the one before it is closed."""
-        from traces.lab.axes import USUAL
-
-        if self._open is None or self._open[0] != drafter:
-            self._stack.close()
-            named = {} if drafter == USUAL else {"drafter": [drafter]}
-            args = argparse.Namespace(**{**vars(self._args), **named})
-            self._open = drafter, self._stack.enter_context(clusters.open_cluster(args))
-        return self._open[1]
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
 
 def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
@@ -200,7 +173,7 @@ def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
     *before, cell = cells
     if not cell.speedups:
         return
-    print(f"specscope: {len(cells)} of {len(plan.places)} cells", file=sys.stderr)
+    common.note(f"{len(cells)} of {len(plan.places)} cells")
     if plan.scripted:
         stored = {trace.header.run_id for old in before for pair in old.traces for trace in pair}
         traces = [trace for pair in cell.traces for trace in pair]
@@ -252,19 +225,18 @@ def _models(plan: Sweep, cells: Sequence[Cell]) -> str:
     return models_text(headers[0]) if headers and not plan.scripted else ""
 
 
-def _print(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> None:
+def _lines(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> Iterator[str]:
     from traces.lab.axes import value_text
 
     rows = plan.rows.values if plan.rows else (None,)
     corner = " / ".join(one.title for one in (plan.rows, plan.columns) if one)
     where = filter(None, [_models(plan, cells), _clock(cells) or "no run"])
-    print(f"{plan.method} · {' · '.join(where)} · samples {plan.samples} · passes {plan.passes}")
-    print(f"{corner:24}" + "".join(f"{value_text(column):>20}" for column in plan.columns.values))
+    yield f"{plan.method} · {' · '.join(where)} · samples {plan.samples} · passes {plan.passes}"
+    yield f"{corner:24}" + "".join(f"{value_text(column):>20}" for column in plan.columns.values)
     for row in rows:
         texts = [f"{c.mean:.2f}× {c.spread}" if c.speedups else "-" for c in cells if c.row == row]
-        print(f"{'speed-up' if row is None else value_text(row):24}{''.join(f'{t:>20}' for t in texts)}")
+        yield f"{'speed-up' if row is None else value_text(row):24}{''.join(f'{t:>20}' for t in texts)}"
     for cell in (cell for cell in cells if cell.error):
         at = "" if cell.row is None or plan.rows is None else f", {plan.rows.title} {value_text(cell.row)}"
-        print(f"{plan.columns.title} {value_text(cell.column)}{at}: {cell.error}")
-    for point in points:
-        print(f"paper: {point.label}")
+        yield f"{plan.columns.title} {value_text(cell.column)}{at}: {cell.error}"
+    yield from (f"paper: {point.label}" for point in points)

@@ -8,37 +8,29 @@ run's text would be another one.
 from __future__ import annotations
 
 import argparse
-import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from app.cli import common
-from app.cli.run import parse_fields
+from app.cli import common, options
 from app.cli.status import Status
 from engine.types import check_range
 
 if TYPE_CHECKING:
     from traces.whatif.replay import WhatIf
 
+OPTIONS: options.Options = {
+    "--profile": ("", "NAME", "latency profile: a name or a .toml file (the run's own)"),
+    "--profile-pair": ("", "NAME", "one of the profile's pairs"),
+    "--method": ("", "KEY", "a key of `specscope methods` (the run's)"),
+    "--devices": (int, "N", "devices of the cluster (the profile's)"),
+    "--store": (False, "", "store the replay and plain decoding, for viewer and reports"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="id of a stored run, also of an imported one")
-    parser.add_argument(
-        "--profile",
-        default="",
-        metavar="NAME",
-        help="latency profile: a name or a .toml file (the run's own)",
-    )
-    parser.add_argument("--profile-pair", default="", metavar="NAME", help="one of the profile's pairs")
-    parser.add_argument(
-        "--method", default="", metavar="KEY", help="a key of `specscope methods` (the run's)"
-    )
-    common.add_settings(parser, "a setting of the method; repeatable (the run's)")
-    parser.add_argument("--devices", type=int, metavar="N", help="devices of the cluster (the profile's)")
-    parser.add_argument(
-        "--store", action="store_true", help="store the replay and plain decoding, for viewer and reports"
-    )
-    common.add_database(parser)
-    common.add_json(parser)
+    options.add_settings(parser, "a setting of the method; repeatable (the run's)")
+    options.add_options(parser, OPTIONS, options.DATABASE, options.JSON)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,40 +39,33 @@ def run(args: argparse.Namespace) -> int:
 
     if args.devices is not None:
         check_range("--devices", args.devices, 1)
-    change = Change(
-        args.profile, args.profile_pair, args.devices or 0, args.method, parse_fields(args.fields)
-    )
-    with contextlib.closing(common.open_stored(args, [args.run])) as store:
-        trace = store.load(args.run)
+    settings = options.parse_fields(args.fields)
+    change = Change(args.profile, args.profile_pair, args.devices or 0, args.method, settings)
+    trace = common.load_runs(args, [args.run])[args.run]
     with Status("replaying the run"):
         result = what_if(trace, change)
     if args.store:
-        with contextlib.closing(common.open_store(args)) as store:
+        with common.open_store(args) as store:
             store.insert(*result.traces)
-    if args.json:
-        common.print_json({**facts(result), "stored": args.store})
-    else:
-        _print(result, stored=args.store)
-    return 0
+    return common.answer(args, {**facts(result), "stored": args.store}, _lines(result, stored=args.store))
 
 
-def _print(result: WhatIf, *, stored: bool) -> None:
-    from traces.acceptance import acceptance
+def _lines(result: WhatIf, *, stored: bool) -> Iterator[str]:
+    from traces.view.figures import acceptance
     from traces.view.settings import config_text, models_text, shown_config
     from traces.whatif.result import rows, sentences
 
     header = result.replay.header
     settings = config_text(header.method, shown_config(header, redact_prompt=False))
-    print(" · ".join(filter(None, [header.title, settings, models_text(header), header.clock])))
-    print(f"{'':28}{'recorded':>18}{'what-if':>18}{'plain decoding':>18}")
+    yield " · ".join(filter(None, [header.title, settings, models_text(header), header.clock]))
+    yield f"{'':28}{'recorded':>18}{'what-if':>18}{'plain decoding':>18}"
     for row in rows(result):
-        print(f"{row.label:28}{row.recorded:>18}{row.replay:>18}{row.plain:>18}")
-    print("acceptance by definition:")
+        yield f"{row.label:28}{row.recorded:>18}{row.replay:>18}{row.plain:>18}"
+    yield "acceptance by definition:"
     for d in acceptance([result.recorded, *result.traces]):
         recorded, replay, *_ = d.values
-        print(f"  {d.label}: {recorded} recorded, {replay} what-if ({d.used_by})")
-    for sentence in sentences(result):
-        print(sentence)
+        yield f"  {d.label}: {recorded} recorded, {replay} what-if ({d.used_by})"
+    yield from sentences(result)
     if stored:
         runs = " ".join(trace.header.run_id for trace in result.traces)
-        print(f"stored; side by side: specscope report {runs} -o whatif.html")
+        yield f"stored; side by side: specscope report {runs} -o whatif.html"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from app.render import charts
-from app.render.charts import curve
-from app.render.html import badge, table, text
-from traces.acceptance import acceptance
+from app.render.html import badge, curve, figure, table, text
+from engine.trace.trace import Trace
 from traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
+from traces.diff import Diff, FirstDifference, Step, Waterfall
+from traces.view.figures import acceptance
 from traces.whatif.result import rows, sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from engine.trace.trace import Trace
-    from traces.diff import Diff, FirstDifference, Step, Waterfall
     from traces.whatif.replay import WhatIf
 
 LONGEST = 16
@@ -52,7 +49,7 @@ def chart(rate: float, gamma: int, c: float) -> str:
         "yaxis": {"rangemode": "tozero", "ticksuffix": "×"},
     }
     legend = "".join(_legend(name, title, form, rate, gamma, c) for name, title, form in CURVES)
-    drawn = charts.chart(curves, label, 260, shapes=marks, showlegend=False, hovermode="x unified", **axes)
+    drawn = figure(curves, label, 260, shapes=marks, showlegend=False, hovermode="x unified", **axes)
     return f'{drawn}<ul class="app-legend">{legend}</ul>'
 
 
@@ -118,7 +115,7 @@ def _tokens_over_time(found: Diff, names: Sequence[str]) -> str:
         )
     ]
     axes = {"xaxis": {"title": {"text": "ms"}}, "yaxis": {"title": {"text": "tokens"}, "rangemode": "tozero"}}
-    return f"<h3>Tokens over time</h3>{charts.chart(curves, 'Tokens over time', 220, **axes)}"
+    return f"<h3>Tokens over time</h3>{figure(curves, 'Tokens over time', 220, **axes)}"
 
 
 def _waterfall(waterfall: Waterfall, total: int) -> str:

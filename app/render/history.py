@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from app.render.html import badge, drafter, lossy, text
 from app.routes import EXPORTS, export_address, report_address, run_address
 from engine.checkpoints.forms import model_name
+from engine.trace.events import Header
 from traces.imported import origin
+from traces.store import Summary
 from traces.view.settings import config_text
-
-if TYPE_CHECKING:
-    from engine.trace.events import Header
-    from traces.store import Summary
 
 KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
 HEAD = (

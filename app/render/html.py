@@ -1,15 +1,15 @@
-"""Small pieces of HTML. All text of models and users is escaped by `text`."""
+"""Small pieces of HTML, all text escaped by `text`, and charts that assets/charts.js draws."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from engine.trace.events import Header
+from traces.export.assets import file_page, page_asset, plotly_script
 from traces.view.figures import LOSSY
 from traces.view.settings import drafter_text
-
-if TYPE_CHECKING:
-    from engine.trace.events import Header
 
 
 def text(value: Any) -> str:
@@ -65,3 +65,62 @@ def table(head: list[str], rows: list[list[str]], label: str) -> str:
         f'{scrolling(label)}<table class="app-table" aria-label="{text(label)}">'
         f"{top and f'<thead><tr>{top}</tr></thead>'}<tbody>{body}</tbody></table></div>"
     )
+
+
+COLOURS = {
+    "speculative": ("#0072b2", "#56b4e9", "solid"),
+    "pearl": ("#b25a00", "#e69f00", "dash"),
+    "dsi": ("#008060", "#35c79a", "dot"),
+}
+"""Name of a curve -> its colour on light and on dark ground, and its dashes."""
+
+
+def curve(name: str, title: str, x: Sequence[float], y: Sequence[float], **facts: Any) -> Any:
+    return line(COLOURS[name], title, x, y, **facts)
+
+
+def line(
+    style: tuple[str, str, str], title: str, x: Sequence[float], y: Sequence[float], **facts: Any
+) -> Any:
+    """Return a line; `style` is its colour on light and on dark ground, and its dashes."""
+    from plotly.graph_objects import Scatter
+
+    light, dark, dash = style
+    look = {"color": light, "dash": dash, "width": 2, **facts.pop("line", {})}
+    facts = {"mode": "lines", **facts}
+    return Scatter(name=title, x=x, y=y, line=look, meta={"dark": dark}, **facts)
+
+
+def figure(curves: Sequence[Any], label: str, height: int, **layout: Any) -> str:
+    """Return a chart, which `scripts` or the page's script draws; `label` is for screen readers."""
+    from plotly.graph_objects import Figure, Layout
+
+    margin = {"l": 48, "r": 16, "t": 8, "b": 40}
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+    drawn = Figure(curves, Layout(template="none", height=height, margin=margin, legend=legend, **layout))
+    return (
+        f'<div class="app-figure" role="img" aria-label="{text(label)}" style="height:{height}px" '
+        f'data-figure="{text(drawn.to_json())}"></div>'
+    )
+
+
+def app_page(title: str, body: str, *, drawn: bool = False) -> str:
+    """Return a page in one file in the playground's style, which follows the system's theme.
+
+    `title` is plain text, `body` HTML; `drawn` says that it has charts of `figure`.
+    """
+    draw = (
+        "const draw = () => SpecScopeCharts.draw(document.body, Plotly); draw(); "
+        'new MutationObserver(draw).observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });'
+    )
+    scripts = (plotly_script(), page_asset("charts.js"), draw) if drawn else ()
+    style = page_asset("app.css") + _FILE_STYLE
+    return file_page(title, body, style, _THEME, *scripts, kind="gradio-container")
+
+
+_FILE_STYLE = "body { font: 14px system-ui, sans-serif; background: var(--app-card); color: var(--app-ink) } ol { padding: 0 }"
+_THEME = (
+    'const dark = matchMedia("(prefers-color-scheme: dark)"); '
+    'const follow = () => document.documentElement.classList.toggle("dark", dark.matches); '
+    'dark.addEventListener("change", follow); follow();'
+)

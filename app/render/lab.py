@@ -1,22 +1,20 @@
-"""A sweep as HTML: heat map with the papers' points, chart with spread, and a file of its own."""
+"""HTML of the Lab and the Load tab: heat map, papers' points, verdicts, charts, a sweep's file."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from app.render import charts
-from app.render.html import badge, scrolling, text
+from app.loaded import COLUMNS, TITLES, verdicts
+from app.render.html import app_page, badge, figure, line, scrolling, table, text
 from app.routes import run_address
+from app.runs import LiveRun
+from app.tabs.experiments import LoadCell, LoadPlan
 from engine.methods import METHODS
-from traces.lab.axes import value_text
-from traces.lab.sweep import best
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from traces.lab.axes import Value
-    from traces.lab.points import Point
-    from traces.lab.sweep import Cell, Sweep
+from traces.lab.axes import Value, value_text
+from traces.lab.points import Point
+from traces.lab.sweep import Cell, Sweep, best
+from traces.requests import requests
 
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
@@ -33,7 +31,7 @@ STYLES = (
 PAPER = ("#767676", "#8f8f8f", "solid")
 
 
-def result(
+def sweep_result(
     plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = False, links: bool = True
 ) -> str:
     """Return caption, heat map and list of points, and the chart once the sweep has ended."""
@@ -104,35 +102,38 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
         named = plan.rows is not None and row is not None
         title = f"{plan.rows.title} {value_text(row)}" if named else METHODS[plan.method].title
         x, y = [c.column for c in mine], [c.mean for c in mine]
-        lines.append(charts.line(STYLES[i % len(STYLES)], title, x, y, mode=kind, error_y=bars))
+        lines.append(line(STYLES[i % len(STYLES)], title, x, y, mode=kind, error_y=bars))
     papers = [p for p in points if p.field == plan.columns.name and p.value is not None and p.speedup]
     if papers:
         x, y = [p.value or 0 for p in papers], [p.speedup or 0.0 for p in papers]
         sign = {"symbol": "diamond-open", "size": 9}
         hints = {"text": [p.label for p in papers], "hovertemplate": "%{text}<extra></extra>"}
-        lines.append(charts.line(PAPER, "papers", x, y, mode="markers", marker=sign, **hints))
+        lines.append(line(PAPER, "papers", x, y, mode="markers", marker=sign, **hints))
     axes = {
         "xaxis": {"title": {"text": plan.columns.title}, "tickvals": [*plan.columns.values]},
         "yaxis": {"rangemode": "tozero", "ticksuffix": "×"},
         "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}],
     }
     label = f"Speed-up over plain decoding by {plan.columns.title}, with the range of samples and passes"
-    return charts.chart(lines, label, 300, showlegend=True, **axes)
+    return figure(lines, label, 300, showlegend=True, **axes)
 
 
 def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
     """Return heat map and chart as a page of its own, which names the runs and needs no server."""
     axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
-    chart = spread_chart(plan, cells, points)
-    body = caption(plan, cells) + heat_map(plan, cells, points, links=False) + chart
-    return charts.app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn=bool(chart))
+    body = sweep_result(plan, cells, points, drawn=True, links=False)
+    return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 
-def progress(plan: Sweep, cells: Sequence[Cell]) -> str:
-    total = len(plan.places)
+def sweep_progress(plan: Sweep, cells: Sequence[Cell]) -> str:
+    return _progress(len(cells), len(plan.places), "cells")
+
+
+def _progress(done: int, total: int, what: str, *more: str) -> str:
+    words = " · ".join([f"{done} of {total} {what}", *more])
     return (
-        f'<p class="app-note" role="status" data-done="{len(cells)}" data-total="{total}">'
-        f'<progress max="{total}" value="{len(cells)}"></progress> {len(cells)} of {total} cells</p>'
+        f'<p class="app-note" role="status" data-done="{done}" data-total="{total}">'
+        f'<progress max="{total}" value="{done}" aria-label="{what}"></progress> {text(words)}</p>'
     )
 
 
@@ -208,3 +209,67 @@ def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: s
         else f'<span title="{text(unlinked)}">{number}</span>'
     )
     return f'<td class="app-{kind}{mark}" style="--weight:{100 * weight:.0f}%">{body}{marks}</td>'
+
+
+def load_progress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
+    now = list[str]()
+    if cell is not None and run is not None:
+        now.append(f"{METHODS[cell.method].title}, batch {cell.batch}: {_state(plan, run)}")
+    return _progress(done, len(plan.cells), "runs", *now)
+
+
+def _state(plan: LoadPlan, run: LiveRun) -> str:
+    """Return what a run does: how many of its requests got their first token, once it runs."""
+    if run.state != "running" or (trace := run.trace()) is None:
+        return run.state
+    begun = sum(one.ttft is not None for one in requests(trace))
+    return f"{begun} of {len(plan.arrivals)} requests have their first token"
+
+
+def load_result(result: Mapping[str, Any], *, links: bool = True) -> str:
+    """Return verdicts, charts and table of the runs that are done; see `app.loaded.result_of`."""
+    limits = result["limits"]
+    good = f"first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
+    facts = f"{result['requests']} requests · good: {good}"
+    lines = "".join(f"<li>{text(_titled(line))}</li>" for line in verdicts(result))
+    warning = f'<p class="app-note app-warning">{text(result["warning"])}</p>' if result["warning"] else ""
+    return (
+        f'<p class="app-note">{badge(result["clock"])} {text(facts)}</p>{warning}'
+        f"{lines and f'<ul class=app-verdicts>{lines}</ul>'}{_load_charts(result)}{_load_table(result, links=links)}"
+    )
+
+
+def _titled(line: str) -> str:
+    key, _, rest = line.partition(" ")
+    return f"{METHODS[key].title} {rest}"
+
+
+def _load_charts(result: Mapping[str, Any]) -> str:
+    sizes = sorted({int(batch) for method in result["methods"].values() for batch in method["batches"]})
+    if len(sizes) < 2:
+        return ""
+    ticks = {"type": "log", "tickvals": sizes, "ticktext": list(map(str, sizes))}
+    axes = {"xaxis": {"title": {"text": "batch size"}, **ticks}, "yaxis": {"rangemode": "tozero"}}
+    found = list[str]()
+    for name, title in TITLES:
+        lines = list[Any]()
+        for i, (key, method) in enumerate(result["methods"].items()):
+            points = [(int(b), row[name]) for b, row in method["batches"].items() if row[name] is not None]
+            x, y = [b for b, _ in points], [value for _, value in points]
+            style = STYLES[i % len(STYLES)]
+            lines.append(line(style, METHODS[key].title, x, y, mode="lines+markers"))
+        heading = title.format(clock="virtual" if result["virtual"] else "measured")
+        drawn = figure(lines, f"{heading} by batch size", 230, showlegend=not found, **axes)
+        found.append(f"<figure><figcaption>{text(heading)}</figcaption>{drawn}</figure>")
+    return f'<div class="app-load-charts">{"".join(found)}</div>'
+
+
+def _load_table(result: Mapping[str, Any], *, links: bool) -> str:
+    rows = list[list[str]]()
+    for key, method in result["methods"].items():
+        title = text(METHODS[key].title)
+        for batch, row in method["batches"].items():
+            opened = f'<a href="{run_address([row["run"]])}" title="open this run\'s timeline">{title}</a>'
+            cells = ["–" if row[name] is None else format(row[name], form) for _, name, form in COLUMNS]
+            rows.append([opened if links else title, str(batch), *map(text, cells)])
+    return table(["method", "batch", *(title for title, _, _ in COLUMNS)], rows, "Figures by batch size")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from app import pairs
 from app.render.html import clock, text
 from app.routes import report_address, run_address
+from app.runs import Lane, LiveRun
 from engine.methods import METHODS
 from traces.view.settings import config_text
-
-if TYPE_CHECKING:
-    from app.runs import Lane, LiveRun
 
 Turns: TypeAlias = "Sequence[Sequence[str]]"
 """The names of the runs of each turn."""
@@ -35,22 +33,25 @@ def turn_line(state: str, lanes: Sequence[Lane] = (), warning: str = "", earlier
     runs = [run for lane in lanes for run in lane.runs]
     if state == "idle":
         return f'<div class="app-turn" data-state="idle"><div class="app-empty">{EMPTY}</div></div>'
+    names = tuple(lane.name for lane in lanes if lane.name)
+    ended = state in ("done", "cancelled", "failed") and names
+    alarm = f'<span class="app-warning">{text(warning)}</span>' if warning else ""
     return (
         f'<div class="app-turn" data-state="{state}" role="status"><span class="app-lamp"></span>'
-        f"<span>{text(_sentence(state, runs) + _not_begun(state, lanes))}</span>{_warning(warning)}{_links(state, lanes, earlier)}</div>"
+        f"<span>{text(_sentence(state, runs) + _not_begun(state, lanes))}</span>{alarm}"
+        f"{_addresses((*earlier, names)) if ended else ''}</div>"
     )
 
 
 def _not_begun(state: str, lanes: Sequence[Lane]) -> str:
     """Return the names of the methods that a stop kept from beginning; empty without one."""
     waited = [METHODS[lane.request.method].title for lane in lanes if not lane.name]
-    return (
-        f" Not begun: {', '.join(waited)}." if state == "cancelled" and 0 < len(waited) < len(lanes) else ""
-    )
+    some = state == "cancelled" and 0 < len(waited) < len(lanes)
+    return f" Not begun: {', '.join(waited)}." if some else ""
 
 
 def _sentence(state: str, runs: Sequence[LiveRun]) -> str:
-    ahead = _ahead(runs)
+    ahead = min((run.position for run in runs if run.position), default=0)
     if state == "queued" and ahead:
         return f"Waiting for the devices: {ahead} other run{'s' if ahead > 1 else ''} first."
     if state == "downloading":
@@ -70,26 +71,9 @@ def _download(runs: Sequence[LiveRun]) -> str:
     return f"{WORDS['downloading']} {progress.model}: {progress.percent}%. Other runs continue."
 
 
-def _ahead(runs: Sequence[LiveRun]) -> int:
-    """Return the number of runs before the turn's first one: queued runs and the current one."""
-    places = [run.position for run in runs if run.position]
-    return min(places, default=0)
-
-
-def _warning(message: str) -> str:
-    return f'<span class="app-warning">{text(message)}</span>' if message else ""
-
-
 def finished_line(turns: Turns) -> str:
     """Return the line of a turn that ended before the page was loaded again."""
     return f'<div class="app-turn" data-state="done"><span class="app-lamp"></span><span>Done.</span>{_addresses(turns)}</div>'
-
-
-def _links(state: str, lanes: Sequence[Lane], earlier: Turns) -> str:
-    names = tuple(lane.name for lane in lanes if lane.name)
-    if state not in ("done", "cancelled", "failed") or not names:
-        return ""
-    return _addresses((*earlier, names))
 
 
 def _addresses(turns: Turns) -> str:

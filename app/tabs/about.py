@@ -28,6 +28,12 @@ def _page() -> str:
     return about_page(environment() | {name: version(name) for name in PACKAGES})
 
 
+WHAT = (
+    "<p>SpecScope runs speculative-decoding methods on one engine and shows, for each, when drafter and target "
+    "work, which one waits for the other, which rule accepted each token, and the cost.</p>"
+    "<p>The page connects only to its own server. It loads nothing from other sites.</p>"
+)
+NAMES = {"gpus": "GPUs", "cores": "CPU cores"}
 LIMITS = (
     "Measured times include all load on this machine, such as the browser that draws this page.",
     "Methods that share devices run one after another, so other load on the machine may slow only one of them.",
@@ -45,20 +51,29 @@ KEYS = (
 
 
 def about_page(facts: Mapping[str, Any]) -> str:
+    limits = "".join(f"<li>{text(line)}</li>" for line in LIMITS)
+    keys = [[f"<kbd>{text(key)}</kbd>", text(does)] for key, does in KEYS]
+    machine = [[text(NAMES.get(key, key)), text(_value(value))] for key, value in facts.items()]
+    methods = [[text(m.title), text(m.summary), text(_lossless(m)), text(m.source)] for m in METHODS.values()]
+    clusters = [
+        [text(p.title), text("; ".join(pair.title for pair in p.pairs.values())), text(p.source)]
+        for p in map(Profile.load, profiles())
+    ]
+    figures = [[text(row["label"]), text(row["definition"])] for row in figure_rows()]
     left = (
-        _card("What SpecScope does", _what()),
-        _card("Limits", "<ul>" + "".join(f"<li>{text(line)}</li>" for line in LIMITS) + "</ul>"),
-        _card("Keys", table(["", ""], [[f"<kbd>{text(k)}</kbd>", text(v)] for k, v in KEYS], "Keys")),
+        _card("What SpecScope does", WHAT),
+        _card("Limits", f"<ul>{limits}</ul>"),
+        _card("Keys", table(["", ""], keys, "Keys")),
     )
     parts = (
         f"<div>{''.join(left)}</div>",
+        _card("This machine", table(["", ""], machine, "Versions")),
+        _card("Methods", table(["method", "summary", "lossless", "source"], methods, "Methods")),
         _card(
-            "This machine",
-            table(["", ""], [[text(_name(k)), text(_value(v))] for k, v in facts.items()], "Versions"),
+            "Virtual clusters",
+            table(["cluster", "pairs", "source of the figures"], clusters, "Virtual clusters"),
         ),
-        _card("Methods", _methods()),
-        _card("Virtual clusters", _clusters()),
-        _card("What the figures mean", _figures()),
+        _card("What the figures mean", table(["figure", "definition"], figures, "Figures")),
     )
     return f'<div class="app-about specscope">{"".join(parts)}</div>'
 
@@ -67,41 +82,10 @@ def _card(title: str, body: str) -> str:
     return f'<section class="ss-card"><h2>{text(title)}</h2>{body}</section>'
 
 
-def _what() -> str:
-    return (
-        "<p>SpecScope runs speculative-decoding methods on one engine and shows, for each, when drafter and target "
-        "work, which one waits for the other, which rule accepted each token, and the cost.</p>"
-        "<p>The page connects only to its own server. It loads nothing from other sites.</p>"
-    )
-
-
-def _methods() -> str:
-    rows = [[text(m.title), text(m.summary), text(_lossless(m)), text(m.source)] for m in METHODS.values()]
-    return table(["method", "summary", "lossless", "source"], rows, "Methods")
-
-
 def _lossless(method: Method) -> str:
     """Return "yes", with the settings under which the method is lossy."""
     lossy = [f"{s.name} = {choice}" for s in method.settings() for choice in s.lossy]
     return ", ".join(["yes", *(f"not with {choice}" for choice in lossy)])
-
-
-def _clusters() -> str:
-    clusters = [Profile.load(name) for name in profiles()]
-    rows = [
-        [text(p.title), text("; ".join(pair.title for pair in p.pairs.values())), text(p.source)]
-        for p in clusters
-    ]
-    return table(["cluster", "pairs", "source of the figures"], rows, "Virtual clusters")
-
-
-def _figures() -> str:
-    rows = [[text(row["label"]), text(row["definition"])] for row in figure_rows()]
-    return table(["figure", "definition"], rows, "Figures")
-
-
-def _name(key: str) -> str:
-    return {"gpus": "GPUs", "cores": "CPU cores"}.get(key, key)
 
 
 def _value(value: Any) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import gradio as gr
 
@@ -13,35 +12,28 @@ from app.render.analysis import LONGEST, acceptance_table, chart, difference, wh
 from app.render.history import name_of
 from app.render.html import alert, note
 from app.routes import find_traces, store_of
-from app.tabs.plan import check_profile
-from app.tabs.wiring import QUIET, Update, build_viewer, viewed
+from app.service import Service
+from app.tabs.requests import check_profile
+from app.tabs.wiring import CHARTS, QUIET, SMALL, Update, build_viewer, plain_html, viewed
 from engine.errors import SpecScopeError, UsageError, shown
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles
+from engine.trace.trace import Trace
 from traces.diff import diff
 from traces.imported import is_timed
 from traces.metrics import measure
-
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.trace.trace import Trace
 
 OWN = "The run's own"
 """Choice of a method that keeps the recorded one."""
 MOST_C = 1000
 """Largest c of the chart; the slider ends at the run's own c, or at `USUAL_C`."""
 USUAL_C = 40
-CHARTS = "SpecScopeApp.charts(element, watch);"
-
-
-_html = partial(gr.HTML, apply_default_css=False)
-"""HTML without Gradio's styles for text, which draw borders around every table."""
 
 
 class Analysis:
     """The components and their event handlers."""
 
-    def __init__(self, service: Callable[[], Service]) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
         self.run = gr.Textbox("", visible=False)
         with gr.Column(elem_id="whatif", elem_classes="app-card", visible=False) as self.card:
@@ -50,10 +42,10 @@ class Analysis:
             self._build_chart()
         with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
             gr.HTML("<h2>Difference</h2>")
-            self.diff = _html(js_on_load=CHARTS)
+            self.diff = plain_html(js_on_load=CHARTS)
         with gr.Column(elem_id="acceptance", elem_classes="app-card") as self.third:
             gr.HTML("<h2>Acceptance by definition</h2>")
-            self.acceptance = _html()
+            self.acceptance = plain_html()
         self.cards = [self.card, self.second, self.third]
         self.sliders = [self.rate, self.gamma, self.c]
         self.shown = [
@@ -71,20 +63,15 @@ class Analysis:
             self.profile = gr.Dropdown(profiles(), label="Cluster", value=profiles()[0])
             self.pair = gr.Dropdown([("Default", "")], value="", label="Modelled pair")
             self.devices = gr.Number(0, precision=0, minimum=0, maximum=1024, label="Devices (0: all)")
-            self.settings = gr.Textbox(
-                "", label="Settings", placeholder="gamma=6, pre_verify=off", max_lines=1
-            )
-            self.replay = gr.Button(
-                "Replay", variant="primary", size="sm", min_width=0, elem_id="whatif-replay"
-            )
-        self.message = _html(elem_id="whatif-message")
-        self.result = _html(elem_id="whatif-result")
+            hint = "gamma=6, pre_verify=off"
+            self.settings = gr.Textbox("", label="Settings", placeholder=hint, max_lines=1)
+            self.replay = gr.Button("Replay", variant="primary", elem_id="whatif-replay", **SMALL)
+        self.message = plain_html(elem_id="whatif-message")
+        self.result = plain_html(elem_id="whatif-result")
         self.viewer = build_viewer("whatif-viewer")
         self.kept = gr.Textbox("", visible=False)
         """Ids of the shown replay and its plain decoding."""
-        self.keep = gr.Button(
-            "Store the replay", size="sm", min_width=0, visible=False, elem_id="whatif-keep"
-        )
+        self.keep = gr.Button("Store the replay", visible=False, elem_id="whatif-keep", **SMALL)
 
     def _build_chart(self) -> None:
         gr.HTML(
@@ -98,15 +85,11 @@ class Analysis:
         with gr.Row(elem_classes="app-sliders"):
             self.rate = gr.Slider(0, 1, 0.8, step=0.01, label="Acceptance")
             self.gamma = gr.Slider(1, LONGEST, 4, step=1, label="gamma")
-            self.c = gr.Slider(
-                1,
-                USUAL_C,
-                4,
-                step=0.01,
-                label="drafter speed, c",
-                info="Median verification / median draft forward, as in Figures; without drafts, the cluster's.",
+            about = (
+                "Median verification / median draft forward, as in Figures; without drafts, the cluster's."
             )
-        self.chart = _html(elem_id="whatif-chart", js_on_load=CHARTS)
+            self.c = gr.Slider(1, USUAL_C, 4, step=0.01, label="drafter speed, c", info=about)
+        self.chart = plain_html(elem_id="whatif-chart", js_on_load=CHARTS)
 
     def _connect(self) -> None:
         for slider in self.sliders:
@@ -114,14 +97,8 @@ class Analysis:
         self.profile.input(pairs_of, self.profile, self.pair, **QUIET)
         wanted = [self.run, self.method, self.profile, self.pair, self.devices, self.settings]
         shown = [self.message, self.result, self.viewer, self.keep, self.kept]
-        gr.on(
-            [self.replay.click, self.settings.submit],
-            self.show_replay,
-            wanted,
-            shown,
-            show_progress="minimal",
-            api_visibility="private",
-        )
+        seen: dict[str, Any] = {**QUIET, "show_progress": "minimal"}
+        gr.on([self.replay.click, self.settings.submit], self.show_replay, wanted, shown, **seen)
         self.keep.click(self.store_replay, self.kept, [self.message, self.keep], **QUIET)
 
     def show(self, traces: Sequence[Trace]) -> Update:
@@ -181,11 +158,9 @@ class Analysis:
 
         try:
             check_profile(profile)
-            (trace,) = find_traces(self.service(), str(run))
-            change = Change(
-                profile, str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings)
-            )
-            result = what_if(trace, change)
+            (trace,) = find_traces(self.service, str(run))
+            given = (str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings))
+            result = what_if(trace, Change(profile, *given))
         except SpecScopeError as error:
             return {
                 self.message: alert(str(error)),
@@ -193,7 +168,7 @@ class Analysis:
                 self.viewer: viewed(()),
                 self.keep: gr.update(visible=False),
             }
-        self.service().hold(result.traces)
+        self.service.hold(result.traces)
         ids = [t.header.run_id for t in result.traces]
         return {
             self.message: "",
@@ -205,8 +180,8 @@ class Analysis:
 
     def store_replay(self, kept: str) -> Update:
         try:
-            traces = find_traces(self.service(), str(kept))
-            store_of(self.service()).insert(*traces)
+            traces = find_traces(self.service, str(kept))
+            store_of(self.service).insert(*traces)
         except SpecScopeError as error:
             return {self.message: alert(str(error))}
         stored = f"Stored as {' and '.join(t.header.run_id for t in traces)}."
@@ -231,7 +206,6 @@ def _pairs(profile: str) -> list[tuple[str, str]]:
 
 
 def settings_of(text: str) -> dict[str, str]:
-    """Return `gamma=6, pre_verify=off` as settings."""
     settings: dict[str, str] = {}
     for part in filter(None, map(str.strip, str(text or "").split(","))):
         name, equals, value = part.partition("=")

@@ -1,13 +1,28 @@
-"""The conversation that the methods continue. Pure; the page stores it, not the server."""
+"""The conversation that the methods continue, and its race after a reload. The page stores it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gradio as gr
+
+from app.render.history import name_of
 from app.render.html import text
+from app.routes import MAX_COMPARED, find_traces
+from app.runs import Lane, lanes_of
+from app.service import Service
+from app.windows import long_runs
 from traces.export.report import LONG, beginning
+from traces.race import grouped
+
+if TYPE_CHECKING:
+    from engine.cluster.prompts import Prompt
 
 
 class Past(NamedTuple):
@@ -79,11 +94,9 @@ class Chat:
         return tuple(filter(None, (*(turn.shown for turn in self.past), self.shown)))
 
     def started(self, runs: tuple[str, ...], race: str = "") -> Chat:
-        """Return a copy with the tickets and the race of the current turn's runs."""
         return replace(self, runs=runs, answers=(), shown=(), race=race)
 
     def answered(self, answers: tuple[tuple[str, str], ...], shown: tuple[str, ...] = ()) -> Chat:
-        """Return a copy with the current turn's answers and the names of its runs."""
         return replace(self, answers=answers, shown=shown)
 
 
@@ -113,3 +126,141 @@ def _folded(prompt: str, tag: str, look: str = "app-prompt") -> str:
         f'<details class="{look} app-long"><summary>{text(beginning(prompt))} <em>{len(prompt):,} characters</em></summary>'
         f"<p>{text(prompt)}</p></details>"
     )
+
+
+MOST_PAGES = 1000
+"""Open pages that are remembered."""
+END_S = 5.0
+"""Most seconds that a stream waits for the end of the one before: its page may be gone."""
+REPEAT_S = 0.2
+"""Seconds from a stream's end to the repetition of its last update."""
+
+
+def running(service: Service, chat: Chat) -> tuple[Chat, list[Lane]]:
+    """Return a chat with the lanes of its race that the service has in memory; none for another."""
+    lanes = lanes_of(service.race(chat.race))
+    if lanes and not chat.prompt:  # a race that another page has started
+        chat = chat.asked(_message(lanes[0].request.prompt))
+    return chat.started(
+        tuple(run.ticket for lane in lanes for run in lane.runs), chat.race or _race(lanes)
+    ), lanes
+
+
+def _race(lanes: list[Lane]) -> str:
+    return lanes[0].request.group if lanes else ""
+
+
+def _message(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def stored(service: Service, chat: Chat) -> Chat:
+    """Return a chat with the answers of its race in the database; unchanged if there is none.
+
+    Raises:
+        StoreError: The database cannot be read.
+    """
+    if service.store is None or not chat.race:
+        return chat
+    rows, _ = service.store.runs(f"race:{chat.race}", limit=200)
+    headers = [row.header for row in reversed(rows) if row.header.group == chat.race]
+    if not headers:
+        return chat
+    race, prompt = chat.race, chat.prompt or headers[0].prompts[0]
+    names = ["~".join(h.run_id for h in group) for group in grouped(headers)][:MAX_COMPARED]
+    answers = ()
+    if not long_runs(service.store, [name.split("~")[0] for name in names]):
+        traces = find_traces(service, ",".join(names))
+        answers = tuple((name_of(trace.header), trace.text) for trace in traces)
+    found = chat if chat.prompt else chat.asked(prompt)
+    return found.started((), race).answered(answers, tuple(names))
+
+
+class _Stream:
+    """What a page reads: whether a newer stream replaces it, and when it ended."""
+
+    def __init__(self) -> None:
+        self.replaced = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.end = 0.0
+
+    async def repeated(self) -> None:
+        """Wait until Gradio has repeated the stream's last update, or its page is gone."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.ended.wait(), END_S)
+            await asyncio.sleep(self.end + REPEAT_S - time.monotonic())
+
+
+class Streams:
+    """The stream of updates that each page reads: a new one ends the one before.
+
+    Gradio sends a stream's last update once more after its end. So a new stream waits for that, and
+    a replaced one ends with an update that changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[str, _Stream] = OrderedDict()
+
+    async def only(
+        self, request: gr.Request | None, updates: AsyncIterator[dict[Any, Any]]
+    ) -> AsyncIterator[dict[Any, Any]]:
+        """Yield updates until they end, or until the same page begins to read other ones."""
+        before, mine = self._replace((request.session_hash if request else None) or "")
+        shown = dict[Any, Any]()
+        try:
+            if before is not None:
+                await before.repeated()
+            while (update := await _next(updates, mine.replaced)) is not None:
+                shown = update
+                yield update
+            if mine.replaced.is_set() and shown:
+                yield dict.fromkeys(shown, gr.skip())
+        finally:
+            mine.end = time.monotonic()
+            mine.ended.set()
+
+    def _replace(self, page: str) -> tuple[_Stream | None, _Stream]:
+        """Return the page's stream before, which shall end, and its new one."""
+        before, mine = self._pages.pop(page, None), _Stream()
+        self._pages[page] = mine
+        while len(self._pages) > MOST_PAGES:
+            self._pages.popitem(last=False)
+        if before is not None:
+            before.replaced.set()
+        return before, mine
+
+    def handler(self, stream: Callable[..., AsyncIterator[dict[Any, Any]]]) -> Any:
+        """Return an event handler whose updates are the only ones of its page."""
+
+        async def handle(request: gr.Request, *values: Any) -> AsyncIterator[dict[Any, Any]]:
+            async for update in self.only(request, stream(*values)):
+                yield update
+
+        handle.__name__ = stream.__name__  # Gradio names the event by it
+        return handle
+
+    def pointed(self, stream: Callable[..., AsyncIterator[dict[Any, Any]]]) -> Any:
+        """Return such a handler of an event that carries data, the first argument of `stream`."""
+
+        async def handle(
+            request: gr.Request, event: gr.EventData, *values: Any
+        ) -> AsyncIterator[dict[Any, Any]]:
+            async for update in self.only(request, stream(event, *values)):
+                yield update
+
+        handle.__name__ = stream.__name__
+        return handle
+
+
+async def _next(updates: AsyncIterator[dict[Any, Any]], replaced: asyncio.Event) -> dict[Any, Any] | None:
+    """Return the next update; None if there is none, or once something replaces the stream."""
+    following, over = asyncio.ensure_future(anext(updates, None)), asyncio.ensure_future(replaced.wait())
+    try:
+        await asyncio.wait({following, over}, return_when=asyncio.FIRST_COMPLETED)
+        return following.result() if following.done() and not replaced.is_set() else None
+    finally:
+        over.cancel()
+        if not following.done():
+            following.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await following

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from app import pairs
-from app.loaded import batch_sizes, parse_arrivals, poisson
-from app.runs import RunRequest
-from app.tabs.plan import MOST_PASSES, VIRTUAL, check_profile, lines_of
+from app.loaded import batch_sizes, bench_prompts, parse_arrivals, poisson
+from app.runs import LiveRun, RunRequest
+from app.service import Service
+from app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
 from engine.bounds import check_prompt
 from engine.checkpoints.forms import FORMS
 from engine.errors import UsageError, shown
 from engine.methods import BASELINE, METHODS
 from engine.run.serving import CHUNK, Load, under_load
 from engine.simulate.profile import Profile
+from engine.trace.trace import Trace
 from engine.types import Limits, check_range
 from traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
 from traces.lab.points import Point, points_of
-from traces.lab.sweep import MOST_TOKENS, Scripted, Sweep
+from traces.lab.sweep import MOST_TOKENS, Job, Runner, Scripted, Sweep
 
-if TYPE_CHECKING:
-    import threading
-
-    from app.runs import LiveRun
-    from app.service import Service
-    from engine.trace.trace import Trace
-    from traces.lab.sweep import Job, Runner
-
-BENCH = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 HERE = "here"
 """Value of the cluster for measured runs on this machine."""
 MODELS_ROW = "none"
@@ -145,29 +137,20 @@ def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) ->
     check_range("the number of runs, two for each cell, prompt and pass,", runs, 0, MOST_RUNS)
     tokens = _whole("tokens", given.tokens, MOST_TOKENS)
     check_range("the number of prompts", len(prompts), 1, MOST_PROMPTS)
-    _check_prompts(prompts)
     request = _request(given.models, [given.method], prompts, tokens, given.profile, given.pair)
-    return SweepWork(plan, Decoder(request, service, stop, batched=method.batched), points)
+    messages = (request.prompt, *request.further)
 
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """A `Runner` that queues each job at the service and waits for its end."""
-
-    request: RunRequest
-    service: Service
-    stop: threading.Event
-    batched: bool
-
-    def __call__(self, job: Job) -> Trace:
-        prompts = (self.request.prompt, *self.request.further)
-        first, *further = prompts if self.batched else [prompts[job.sample]]
+    def decode(job: Job) -> Trace:
+        """Queue a job at the service, and wait for its end."""
+        first, *further = messages if method.batched else [messages[job.sample]]
         drafter = () if job.drafter == USUAL else (job.drafter,)
         asked = {"method": job.method, "config": job.config, "group": job.group, "drafter": drafter}
-        run = self.service.start(replace(self.request, prompt=first, further=tuple(further), **asked))
-        for _ in _waiting(run, self.stop):
+        run = service.start(replace(request, prompt=first, further=tuple(further), **asked))
+        for _ in _waiting(run, stop):
             pass
         return run.result()
+
+    return SweepWork(plan, decode, points)
 
 
 def servable() -> list[str]:
@@ -192,8 +175,7 @@ def load_plan(given: LoadSettings) -> LoadPlan:
     check_range("the number of batch sizes", len(sizes), 1, MOST_SIZES)
     tokens = _whole("new tokens", given.tokens, MOST_LOAD_TOKENS)
     arrivals = _arrivals(given)
-    known = lines_of(given.prompts) or json.loads(BENCH.read_text(encoding="utf-8"))["prompts"]
-    _check_prompts(known)
+    known = lines_of(given.prompts) or bench_prompts()
     limits = {"TTFT": float(given.ttft_ms or 0), "TPOT": float(given.tpot_ms or 0)}
     for name, limit in limits.items():
         check_range(f"the limit of {name} in ms", limit, 0, MOST_MS, exclusive=True)
@@ -235,6 +217,8 @@ def _request(
     models: str, methods: Sequence[str], prompts: Sequence[str], tokens: int, profile: str, profile_pair: str
 ) -> RunRequest:
     """Return what all runs of an experiment share; refuse what models or cluster cannot run."""
+    for prompt in prompts:
+        check_prompt(prompt)
     if models not in pairs.NAMES:
         raise UsageError(f"there are no models {shown(models)}; choose one of {', '.join(pairs.NAMES)}")
     for method in (METHODS[key] for key in methods):
@@ -251,11 +235,6 @@ def _request(
     return RunRequest(
         method=methods[0], prompt=first, further=tuple(further), limits=Limits(tokens), pair=models, **place
     )
-
-
-def _check_prompts(prompts: Sequence[str]) -> None:
-    for prompt in prompts:
-        check_prompt(prompt)
 
 
 def _check_drafters(plan: Sweep) -> None:

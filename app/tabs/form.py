@@ -1,9 +1,9 @@
-"""The controls of the playground, built from the profiles, and the card with the prompt."""
+"""The controls of the playground, the picker of methods (`assets/picker.js`), and the prompt."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,123 @@ from typing import Any
 import gradio as gr
 
 from app import pairs
+from app.loaded import bench_prompts
 from app.ray import RUNTIME, Ray
 from app.render.html import note
 from app.tabs.library import absent_note
-from app.tabs.picker import build_picker
-from app.tabs.plan import MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
-from app.tabs.wiring import QUIET, Update
+from app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
+from app.tabs.wiring import QUIET, SMALL, Update
 from engine.checkpoints.forms import FORMS, form_title
 from engine.errors import UsageError
+from engine.methods import BASELINE, METHODS, Method, Setting
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
+
+TEMPLATE = '<div class="app-picker-root"></div>'
+"""Constant, so that Gradio never renders it again."""
+GROUPS = ("No drafter", "Copying", "Many sequences", "Small drafter", "Heads")
+PRESETS: dict[str, tuple[str, ...]] = {
+    "the five papers": (BASELINE, "pearl", "dsi", "easyspec", "parallelspec_eagle", "ems"),
+    "no training needed": (BASELINE, "llma", "prompt_lookup", "lookahead"),
+}
+"""Methods by preset; a pair leaves out those that it cannot run."""
+ONE_LINE = 900
+"""A text setting of at most this many characters (a name, a path) gets a one-line control."""
+
+
+def build_picker(pair: str) -> gr.HTML:
+    """Return the picker with the usual methods of a pair, which is not on the page yet."""
+    return gr.HTML(
+        value=value_of(pair, [(key, {}) for key in pairs.usual(pair)]),
+        label="Methods",
+        html_template=TEMPLATE,
+        js_on_load=f"SpecScopePicker.mount(element, props, watch, {json.dumps(contents())});",
+        apply_default_css=False,
+        elem_id="methods",
+        render=False,
+    )
+
+
+def value_of(pair: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    return json.dumps(
+        {"pair": pair, "chosen": [{"method": method, "config": config} for method, config in rows]}
+    )
+
+
+def contents() -> dict[str, Any]:
+    return {
+        "most": MOST_METHODS,
+        "groups": GROUPS,
+        "methods": [_row(METHODS[key]) for key in sorted(METHODS, key=_rank)],
+        "presets": [{"title": title, "methods": keys} for title, keys in PRESETS.items()],
+        "pairs": {
+            name: {"title": pairs.label(name), "reasons": pairs.reasons(name), "usual": pairs.usual(name)}
+            for name in pairs.NAMES
+        },
+        "samples": bench_prompts(),
+    }
+
+
+def group_of(method: Method) -> str:
+    layout = method.layout(method.Config())
+    if method.batched:
+        return "Many sequences"
+    if layout.head:
+        return "Heads"
+    if layout.needs_drafter:
+        return "Small drafter"
+    return "Copying" if any(s.name == "copy" for s in method.settings()) else "No drafter"
+
+
+def _rank(key: str) -> int:
+    """Return the place of a method in the list: the usual ones first, then the others by key."""
+    return pairs.USUAL.index(key) if key in pairs.USUAL else len(pairs.USUAL)
+
+
+def _row(method: Method) -> dict[str, Any]:
+    """Return a method as the picker shows it; settings with a single choice are left out."""
+    line = method.summary.partition(": ")[2] or method.summary
+    return {
+        "key": method.key,
+        "title": method.title,
+        "line": line[:1].upper() + line[1:],
+        "source": method.source,
+        "group": group_of(method),
+        "batched": method.batched,
+        "settings": [control_of(s) for s in method.settings() if len(s.choices) != 1],
+    }
+
+
+def control_of(setting: Setting) -> dict[str, Any]:
+    """Return the control of one field of a method's Config.
+
+    `kind` is flag, choice, whole, number, line or text. A number's `low` is 0 if the method can
+    choose the value itself.
+    """
+    kinds = {bool: "flag", int: "whole", float: "number"}
+    text = "line" if setting.high and setting.high <= ONE_LINE else "text"
+    return {
+        "name": setting.name,
+        "label": label_of(setting),
+        "kind": "choice" if setting.choices else kinds.get(setting.type, text),
+        "default": setting.default,
+        "doc": setting.doc,
+        "low": 0 if setting.auto else setting.low,
+        "high": setting.high,
+        "choices": [[c, f"{c} (lossy)" if c in setting.lossy else c] for c in setting.choices],
+    }
+
+
+WORDS = {"sp": "target servers (sp)"}
+"""Labels of settings whose name is an abbreviation."""
+
+
+def label_of(setting: Setting) -> str:
+    """Return a field's label, with the meaning of 0 if the method can choose the value."""
+    return WORDS.get(setting.name, setting.name.replace("_", "-")) + (
+        f" (0 = {setting.auto})" if setting.auto else ""
+    )
+
 
 RUNTIMES = (
     ("This machine, processes", "local-process"),
@@ -50,7 +157,6 @@ class Form:
         return dict(zip(self.controls, given, strict=True))
 
     def add(self, name: str, control: gr.components.Component) -> gr.components.Component:
-        """Register a control under a name and return it."""
         self.controls[name] = control
         return control
 
@@ -81,48 +187,26 @@ def _build_sampling(form: Form) -> None:
     usual = Sampling()
     gr.HTML("<h2>Sampling</h2>")
     with gr.Row(elem_classes="app-pair"):
-        temperature = gr.Slider(
-            0,
-            2,
-            usual.temperature,
-            step=0.05,
-            label="Temperature",
-            info="0 = always the most probable token.",
-            elem_id="temperature",
-            buttons=[],
-            min_width=150,
-        )
-        form.add("temperature", temperature)
+        greedy = "0 = always the most probable token."
+        _slider(form, "temperature", (0, 2), usual.temperature, "Temperature", greedy, min_width=150)
         longest = "Longest answer; it shares the context with the prompt."
         _number(form, "max_new_tokens", Limits().max_new_tokens, "New tokens", longest)
     form.alert("sampling")
     with gr.Accordion("Seed, top-k, top-p, stop strings", open=False, elem_classes="app-fold"):
-        _build_more_sampling(form, usual)
+        with gr.Row(elem_classes="app-pair"):
+            _number(form, "seed", usual.seed, "Seed", "The same seed gives the same answer.")
+            _number(form, "top_k", usual.top_k, "Top-k", "Sample from the k most probable tokens; 0 = all.")
+        nucleus = "Sample from the most probable tokens with this total probability."
+        _slider(form, "top_p", (0.05, 1), usual.top_p, "Top-p", nucleus)
+        ends = "One per line; the answer ends before the first that occurs."
+        form.add("stop", gr.Textbox("", lines=2, label="Stop strings", info=ends, elem_id="stop-strings"))
 
 
-def _build_more_sampling(form: Form, usual: Sampling) -> None:
-    with gr.Row(elem_classes="app-pair"):
-        _number(form, "seed", usual.seed, "Seed", "The same seed gives the same answer.")
-        _number(form, "top_k", usual.top_k, "Top-k", "Sample from the k most probable tokens; 0 = all.")
-    nucleus = gr.Slider(
-        0.05,
-        1,
-        usual.top_p,
-        step=0.05,
-        label="Top-p",
-        info="Sample from the most probable tokens with this total probability.",
-        elem_id="top-p",
-        buttons=[],
-    )
-    form.add("top_p", nucleus)
-    ends = gr.Textbox(
-        "",
-        lines=2,
-        label="Stop strings",
-        info="One per line; the answer ends before the first that occurs.",
-        elem_id="stop-strings",
-    )
-    form.add("stop", ends)
+def _slider(
+    form: Form, name: str, ends: tuple[float, float], value: float, label: str, info: str, **more: Any
+) -> None:
+    named = {"label": label, "info": info, "elem_id": name.replace("_", "-"), "buttons": []}
+    form.add(name, gr.Slider(*ends, value, step=0.05, **named, **more))
 
 
 def _number(form: Form, name: str, value: float, label: str, info: str) -> None:
@@ -132,24 +216,19 @@ def _number(form: Form, name: str, value: float, label: str, info: str) -> None:
 
 def _build_place(form: Form, ray: Ray | None) -> None:
     gr.HTML("<h2>Where it runs</h2>")
-    here, offered = (
-        ("this machine or on Ray's nodes", [(ray.title, RUNTIME)]) if ray else ("this machine", [])
-    )
+    here = "this machine or on Ray's nodes" if ray else "this machine"
     about = f"Times are measured on {here}, or computed from a cluster's published figures."
-    places = [*RUNTIMES, *offered]
+    places = [*RUNTIMES, *([(ray.title, RUNTIME)] if ray else [])]
     runtime = gr.Radio(places, value=RUNTIMES[0][1], label="Devices", info=about, elem_id="runtime")
     form.add("runtime", runtime)
     names = profiles()
-    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as virtual:
-        profile = gr.Dropdown(
-            [(Profile.load(name).title, name) for name in names],
-            value=names[0] if names else None,
-            label="Cluster",
-            info="Times are computed from its published speeds; tokens come from the models below.",
-            elem_id="profile",
-        )
+    first = names[0] if names else None
+    with _hidden() as virtual:
+        about = "Times are computed from its published speeds; tokens come from the models below."
+        clusters = [(Profile.load(name).title, name) for name in names]
+        profile = gr.Dropdown(clusters, value=first, label="Cluster", info=about, elem_id="profile")
         form.add("profile", profile)
-        pair = gr.Dropdown(**_pairs(names[0] if names else ""), label="Modelled pair", elem_id="profile-pair")
+        pair = gr.Dropdown(**_pairs(first or ""), label="Modelled pair", elem_id="profile-pair")
         form.add("profile_pair", pair)
     about = (
         "Measured runs alternate; the median and the spread are shown. A busy machine needs more than one."
@@ -164,11 +243,10 @@ def _build_place(form: Form, ray: Ray | None) -> None:
 def _build_models(form: Form, pair: str) -> None:
     gr.HTML("<h2>Models</h2>")
     choices = [*((pairs.label(name), name) for name in pairs.NAMES), ("My own", OWN)]
-    models = form.add(
-        "models", gr.Radio(choices, value=pair, label="Models", show_label=False, elem_id="models")
-    )
+    models = gr.Radio(choices, value=pair, label="Models", show_label=False, elem_id="models")
+    form.add("models", models)
     form.about = gr.HTML(note(pairs.about(pair)), elem_id="about-models")
-    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as own:
+    with _hidden() as own:
         where = "A name such as smollm2, a folder with safetensors files, a .gguf file, or a hub id."
         form.add("target", gr.Textbox("", label="Target", info=where, elem_id="target"))
         heads = "Folders of this target's heads, one per line, for Medusa, EAGLE and the like."
@@ -181,18 +259,21 @@ def _build_models(form: Form, pair: str) -> None:
 
 
 def _build_drafter(form: Form) -> None:
-    """Add the choice of the drafter, which every target has, and a field for another model."""
     about = "Usual: the one stored with the models; without one, int4 or int8, as is faster on this machine."
     choices = [("Usual", USUAL), *((form_title(name), name) for name in FORMS), ("Another model", OTHER)]
     kind = gr.Radio(choices, value=USUAL, label="Drafter", info=about, elem_id="drafting")
     form.add("drafting", kind)
-    with gr.Column(scale=0, visible=False, elem_classes="app-plain") as named:
+    with _hidden() as named:
         same = (
             "For a target of your own, with its tokenizer. DSI can use several, one per line (Shift+Enter)."
         )
         drafter = gr.Textbox("", label="Another drafter", info=same, elem_id="drafter", lines=1, max_lines=8)
         form.add("drafter", drafter)
     _show_when(kind, OTHER, named)
+
+
+def _hidden() -> gr.Column:
+    return gr.Column(scale=0, visible=False, elem_classes="app-plain")
 
 
 def offer_script() -> str:
@@ -212,7 +293,6 @@ def _show_when(control: gr.components.Component, value: str, part: gr.Column) ->
 
 
 def _pairs(name: str) -> dict[str, Any]:
-    """Return choices and value of the dropdown of a profile's pairs."""
     try:
         chosen = Profile.load(name)
     except UsageError:
@@ -228,66 +308,51 @@ class Composer:
 
     def __init__(self, form: Form, *, chosen: bool) -> None:
         with gr.Column(elem_id="composer", elem_classes="app-card"):
-            self.prompt = gr.Textbox(
-                "",
-                label="Prompt",
-                show_label=False,
-                lines=2,
-                max_lines=12,
-                placeholder="Type a prompt for all methods, or pick an example. Ctrl+Enter runs it.",
-                elem_id="prompt",
-                autofocus=True,
-            )
+            hint = "Type a prompt for all methods, or pick an example. Ctrl+Enter runs it."
+            self.prompt = _text("Prompt", "prompt", hint, max_lines=12, autofocus=True)
             form.alert("prompt")
-            self.follow = gr.Radio(
-                [], label="Your next message continues the answer of", visible=False, elem_id="follow"
-            )
+            label = "Your next message continues the answer of"
+            self.follow = gr.Radio([], label=label, visible=False, elem_id="follow")
             with gr.Row(elem_id="actions"):
                 self._build_actions()
             self.notice = gr.HTML("" if chosen else absent_note(), elem_id="notice")
             with gr.Accordion("System prompt", open=False, elem_classes="app-fold"):
-                self.system = gr.Textbox(
-                    "",
-                    label="System prompt",
-                    show_label=False,
-                    lines=2,
-                    placeholder="Optional: instructions for the model, placed before the conversation.",
-                    elem_id="system",
-                )
+                hint = "Optional: instructions for the model, placed before the conversation."
+                self.system = _text("System prompt", "system", hint)
 
     def _build_actions(self) -> None:
+        prompts = [s["prompt"] for s in samples()]
         self.samples = gr.Dataset(
             components=[self.prompt],
-            samples=[[s["prompt"]] for s in samples()],
+            samples=[[prompt] for prompt in prompts],
             sample_labels=[s["title"] for s in samples()],
             show_label=False,
             label="Examples",
             container=False,
             elem_id="samples",
         )
-        small: dict[str, Any] = {"size": "sm", "min_width": 0}
-        self.clear = gr.Button("New conversation", elem_id="clear", visible=False, **small)
-        self.again = gr.Button("Regenerate", elem_id="again", visible=False, **small)
-        self.stop = gr.Button("Stop", elem_id="stop", variant="stop", visible=False, **small)
-        self.go = gr.Button("Run", elem_id="run", variant="primary", **small)
+        self.clear = gr.Button("New conversation", elem_id="clear", visible=False, **SMALL)
+        self.again = gr.Button("Regenerate", elem_id="again", visible=False, **SMALL)
+        self.stop = gr.Button("Stop", elem_id="stop", variant="stop", visible=False, **SMALL)
+        self.go = gr.Button("Run", elem_id="run", variant="primary", **SMALL)
         # In the browser, so that a click on Run right after it uses the new value.
         # A Dataset's value in the browser is the index of the sample.
-        pick = f"(number) => {json.dumps([s['prompt'] for s in samples()])}[number]"
-        self.samples.click(None, self.samples, self.prompt, js=pick, **QUIET)
+        self.samples.click(
+            None, self.samples, self.prompt, js=f"(number) => {json.dumps(prompts)}[number]", **QUIET
+        )
 
     @property
     def buttons(self) -> list[gr.Button]:
         return [self.clear, self.again, self.stop, self.go]
 
     def shown(self, *, running: bool) -> Update:
-        follow = {self.follow: gr.update(visible=False)} if running else {}
-        return {
-            self.go: gr.update(visible=not running),
-            self.stop: gr.update(visible=running),
-            self.again: gr.update(visible=not running),
-            self.clear: gr.update(visible=not running),
-            **follow,
-        }
+        shown: Update = {self.stop: gr.update(visible=running)}
+        shown |= {button: gr.update(visible=not running) for button in (self.go, self.again, self.clear)}
+        return shown | ({self.follow: gr.update(visible=False)} if running else {})
+
+
+def _text(label: str, name: str, hint: str, **more: Any) -> gr.Textbox:
+    return gr.Textbox("", label=label, show_label=False, lines=2, placeholder=hint, elem_id=name, **more)
 
 
 def samples() -> list[dict[str, str]]:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
+from app.service import Service
 from app.tabs.analysis import Analysis
-from app.tabs.plan import MOST_PASSES
-from app.tabs.wiring import QUIET, Update, build_viewer, viewed
+from app.tabs.requests import MOST_PASSES
+from app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
 from app.windows import MOST_ANALYSED, long_runs
 from engine.errors import SpecScopeError, UsageError
+from engine.trace.events import Header
 from traces.race import grouped
-
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.trace.events import Header
-    from traces.store import Store
+from traces.store import Store
 
 PAGE_SIZE = 20
 Place = dict[str, Any]
@@ -38,12 +36,11 @@ class History:
         with gr.Column(elem_id="history-list", elem_classes="app-plain") as self.listing:
             self._build_list()
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:
-            self.back = gr.Button("All runs", size="sm", min_width=0, elem_id="history-back")
-            self.heading = gr.HTML(
-                elem_id="history-heading", js_on_load="SpecScopeApp.heading(element, watch);"
-            )
+            self.back = gr.Button("All runs", elem_id="history-back", **SMALL)
+            script = "SpecScopeApp.heading(element, watch);"
+            self.heading = gr.HTML(elem_id="history-heading", js_on_load=script)
             self.viewer = build_viewer("history-viewer")
-            self.analysis = Analysis(lambda: self.service)
+            self.analysis = Analysis(service)
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
@@ -53,35 +50,22 @@ class History:
         self._connect()
 
     def _build_list(self) -> None:
+        hint = "Search words, ids, models, races; tokens:>50, temperature:0, speedup:>1.5, load:busy"
+        bare: dict[str, Any] = {"label": "Search", "show_label": False, "container": False}
         with gr.Row(elem_id="history-bar", equal_height=True):
-            self.search = gr.Textbox(
-                "",
-                show_label=False,
-                label="Search",
-                placeholder="Search words, ids, models, races; tokens:>50, temperature:0, speedup:>1.5, load:busy",
-                elem_id="history-search",
-                container=False,
-            )
-            self.open = gr.Button(
-                "Open selected", size="sm", interactive=False, min_width=0, elem_id="history-compare"
-            )
-            self.delete = gr.Button(
-                "Delete", size="sm", interactive=False, min_width=0, elem_id="history-delete"
-            )
+            self.search = gr.Textbox("", placeholder=hint, elem_id="history-search", **bare)
+            self.open = gr.Button("Open selected", interactive=False, elem_id="history-compare", **SMALL)
+            self.delete = gr.Button("Delete", interactive=False, elem_id="history-delete", **SMALL)
             # `app.js` posts the file to /specscope/import: others could read Gradio's uploads.
-            gr.Button("Import", size="sm", min_width=0, elem_id="history-import")
+            gr.Button("Import", elem_id="history-import", **SMALL)
         with gr.Row(visible=False, elem_id="history-confirm", elem_classes="app-confirm") as self.confirm:
             self.question = gr.HTML()
-            self.really = gr.Button(
-                "Delete for good", variant="stop", size="sm", min_width=0, elem_id="delete-yes"
-            )
-            self.keep = gr.Button("Keep", size="sm", min_width=0, elem_id="delete-no")
+            self.really = gr.Button("Delete for good", variant="stop", elem_id="delete-yes", **SMALL)
+            self.keep = gr.Button("Keep", elem_id="delete-no", **SMALL)
         self.message = gr.HTML(elem_id="history-message")
-        self.table = gr.HTML(
-            js_on_load="SpecScopeApp.history(element, trigger, watch, ['picked', 'opened', 'compared', 'paged', 'imported']);",
-            apply_default_css=False,
-            elem_id="history-table",
-        )
+        events = "['picked', 'opened', 'compared', 'paged', 'imported']"
+        script = f"SpecScopeApp.history(element, trigger, watch, {events});"
+        self.table = plain_html(js_on_load=script, elem_id="history-table")
 
     def _connect(self) -> None:
         view, listed = self.view, self.listed
@@ -126,7 +110,6 @@ class History:
         return gr.skip() if query == place.get("query") else self.refresh(query)
 
     def turn_page(self, query: str, place: Place, event: gr.EventData) -> Update:
-        """Show another page and keep the selection."""
         return self.refresh(query, _place(query, max(0, int(event.offset)), _read(place)[1]))
 
     def pick(self, place: Place, event: gr.EventData) -> Update:
@@ -148,7 +131,6 @@ class History:
         }
 
     def list_again(self, query: str, place: Place) -> Update:
-        """Return from an open run to the list."""
         return {
             **self.refresh(query, place),
             self.listing: gr.update(visible=True),
@@ -163,7 +145,6 @@ class History:
         return self.show([str(event.run)])
 
     def open_group(self, event: gr.EventData) -> Update:
-        """Open the run of a row with the other runs of its comparison."""
         try:
             store = self._store()
             runs = store.group(str(event.run))[: MAX_COMPARED * MOST_PASSES]
@@ -204,11 +185,7 @@ class History:
         }
 
     def analyse(self, shown: str) -> Any:
-        """Show the analysis of long runs in the viewer, which takes seconds; not of very long ones.
-
-        Args:
-            shown: Value of the viewer.
-        """
+        """Show the analysis of long runs, which takes seconds; not of very long ones."""
         try:
             runs = [str(run) for run in json.loads(shown)["runs"]]
             sizes = long_runs(self.service.store, [run.split("~")[0] for run in runs])

@@ -1,71 +1,84 @@
-"""The Lab tab: sweeps of a method's settings, on a virtual cluster or measured on this machine."""
+"""The Lab and the Load tab: sweeps of a method's settings, and requests under load."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import gradio as gr
 
 from app import pairs
 from app.busy import busy_since, read_load
-from app.examples import lab_example, lab_settings
+from app.examples import lab_example, lab_settings, load_example, load_settings
+from app.loaded import result_of
 from app.render.html import alert, note
-from app.render.lab import progress, result
-from app.tabs.analysis import CHARTS
-from app.tabs.experiments import HERE, MODELS_ROW, SweepSettings, SweepWork, sweep_work
-from app.tabs.plan import MOST_PASSES
-from app.tabs.wiring import QUIET, Stops
+from app.render.lab import load_progress, load_result, sweep_progress, sweep_result
+from app.service import Service
+from app.tabs.experiments import (
+    AT_ONCE,
+    HERE,
+    MODELS_ROW,
+    RATE,
+    TIMES,
+    LoadPlan,
+    LoadSettings,
+    SweepSettings,
+    load_plan,
+    servable,
+    serve,
+    sweep_work,
+)
+from app.tabs.requests import MOST_PASSES
+from app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, plain_html
 from engine.checkpoints.forms import FORMS
 from engine.errors import SpecScopeError, UsageError
-from engine.methods import METHODS
+from engine.methods import BASELINE, METHODS, Setting
 from engine.simulate.profile import Profile, profiles
+from engine.trace.trace import Trace
 from traces.lab.axes import ACCEPTANCE, DRAFTER, USUAL, can_be_scripted, has_drafter, numeric, sweepable
 from traces.lab.sweep import Cell, sweep
 
-if TYPE_CHECKING:
-    from app.service import Service
-    from engine.methods import Setting
-
-_ABOUT = (
+_SWEEP = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "
     "the seeds or prompts ± half of their range. Against acceptance, drafts are right at a given rate and no model "
     "decodes; against drafters, each one has a row; otherwise the models decode your prompts. A cell opens its trace."
 )
-
-
-class State(NamedTuple):
-    """What the page shows of a sweep."""
-
-    name: str
-    message: str
-    map: str
+_LOAD = (
+    "From which batch size on does a method stop paying? Requests arrive while others decode: each waits for a KV "
+    "slot, and its prompt joins the forwards of the others in chunks; the last one gives its first token. "
+    "Plain decoding runs beside every method. Each run is stored, and opens from the table."
+)
+RATES = "0.5, 0.6, 0.7, 0.8, 0.9"
 
 
 class Lab:
-    """The tab's components and their event handlers."""
+    """The tab of sweeps: its components and their event handlers."""
 
-    def __init__(self, service: Callable[[], Service], pair: str | None = None) -> None:
-        self.service, self._opening, self._first = service, pair, lab_settings()
-        self.stops = Stops()
-        html = partial(gr.HTML, apply_default_css=False)
+    def __init__(self, service: Service, pair: str | None = None) -> None:
+        self.service, self.stops = service, Stops()
+        first = lab_settings()
         with gr.Column(elem_id="lab", elem_classes="app-card"):
-            gr.HTML("<h2>Sweep the settings of a method</h2>" + note(_ABOUT))
-            with gr.Row(elem_classes="app-whatif", equal_height=True):
-                self._build_axes()
-            with gr.Row(elem_classes="app-whatif", equal_height=True):
-                self._build_place()
-            with gr.Row(elem_classes="app-whatif", equal_height=True, visible=False) as self.decoded:
-                self._build_models()
-            self.message = html(elem_id="lab-message")
-            self.map = html(elem_id="lab-map", js_on_load=CHARTS)
+            gr.HTML("<h2>Sweep the settings of a method</h2>" + note(_SWEEP))
+            with _row():
+                self._build_axes(first)
+            with _row():
+                self.profile, self.pair = _build_cluster(first.profile, first.pair)
+                self.tokens = gr.Number(first.tokens, precision=0, label="Tokens")
+                self.seeds = gr.Number(first.seeds, precision=0, label="Seeds")
+                self.start, self.stop = _build_buttons("Sweep", "lab")
+            with _row(visible=False) as self.decoded:
+                self.models = _build_models(pair or pairs.opening(), "Models")
+                label = "Prompts, one per line"
+                self.prompts = gr.Textbox(first.prompts, label=label, lines=2, max_lines=8)
+                passes, label = list(range(1, MOST_PASSES + 1)), "Passes of measured runs"
+                self.passes = gr.Radio(passes, value=first.passes, label=label, elem_id="lab-passes")
+            self.message = plain_html(elem_id="lab-message")
+            self.map = plain_html(elem_id="lab-map", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
         self._connect()
 
-    def _build_axes(self) -> None:
-        first = self._first
+    def _build_axes(self, first: SweepSettings) -> None:
         titles = [(METHODS[k].title, k) for k in sweepable()]
         fields, rows = _fields(first.method)["choices"], _rows(first.method)["choices"]
         self.method = gr.Dropdown(titles, value=first.method, label="Method")
@@ -74,41 +87,16 @@ class Lab:
         self.rows = gr.Dropdown(rows, value=first.rows, label="Against")
         self.row_values = gr.Textbox(first.row_values, label="Rates, drafters or values", max_lines=1)
 
-    def _build_place(self) -> None:
-        first = self._first
-        clusters = [(Profile.load(name).title, name) for name in profiles()]
-        places = [*clusters, ("This machine, measured", HERE)]
-        modelled = pairs_of(first.profile)["choices"]
-        self.profile = gr.Dropdown(places, value=first.profile, label="Cluster")
-        self.pair = gr.Dropdown(modelled, value=first.pair, label="Modelled pair")
-        self.tokens = gr.Number(first.tokens, precision=0, label="Tokens")
-        self.seeds = gr.Number(first.seeds, precision=0, label="Seeds")
-        self.start = gr.Button("Sweep", variant="primary", size="sm", min_width=0, elem_id="lab-start")
-        self.stop = gr.Button("Stop", size="sm", min_width=0, interactive=False, elem_id="lab-stop")
-
-    def _build_models(self) -> None:
-        names = [(pairs.label(name), name) for name in pairs.NAMES]
-        self.models = gr.Dropdown(names, value=self._opening or pairs.opening(), label="Models")
-        self.prompts = gr.Textbox(self._first.prompts, label="Prompts, one per line", lines=2, max_lines=8)
-        self.passes = gr.Radio(
-            list(range(1, MOST_PASSES + 1)),
-            value=self._first.passes,
-            label="Passes of measured runs",
-            elem_id="lab-passes",
-        )
-
     def _connect(self) -> None:
         given = [
             *(self.method, self.field, self.values, self.rows, self.row_values),
             *(self.profile, self.pair, self.tokens, self.seeds),
             *(self.models, self.prompts, self.passes),
         ]
-        axes = [self.field, self.values, self.rows, self.row_values, self.decoded, self.seeds]
-        self.method.change(self.offer, self.method, axes, **QUIET)
-        self.field.change(self.offer_values, [self.method, self.field], self.values, **QUIET)
         against = [self.row_values, self.decoded, self.seeds]
+        self.method.change(self.offer, self.method, [self.field, self.values, self.rows, *against], **QUIET)
+        self.field.change(self.offer_values, [self.method, self.field], self.values, **QUIET)
         self.rows.change(self.offer_rows, [self.method, self.rows], against, **QUIET)
-        self.profile.change(lambda name: gr.update(**pairs_of(name)), self.profile, self.pair, **QUIET)
         self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.map])
 
     # -- event handlers
@@ -120,12 +108,9 @@ class Lab:
     def offer(self, method: str) -> list[Any]:
         if method not in sweepable():
             return [gr.skip()] * 6
-        rows = _rows(method)
-        first = numeric(METHODS[method])[0]
-        return [
-            *(gr.update(**_fields(method)), _usual(first), gr.update(**rows)),
-            *self.offer_rows(method, rows["value"]),
-        ]
+        rows, usual = _rows(method), _usual(numeric(METHODS[method])[0])
+        shown = [gr.update(**_fields(method)), usual, gr.update(**rows)]
+        return [*shown, *self.offer_rows(method, rows["value"])]
 
     def offer_values(self, method: str, field: str) -> Any:
         return gr.update(**_values(method, field))
@@ -138,36 +123,132 @@ class Lab:
         return [values, gr.update(visible=not scripted), gr.update(visible=scripted)]
 
     def run(self, *given: Any) -> Iterator[State]:
-        cells, work = list[Cell](), None
-        with self.stops.work() as (name, stop):
-            try:
-                work = sweep_work(SweepSettings(*given), self.service(), stop)
-                yield from self._states(name, work, cells, stop)
-            except SpecScopeError as error:
-                shown = result(work.plan, cells, work.points, drawn=True) if work and cells else ""
-                yield State(name, alert(str(error)), shown)
+        return self.stops.states(lambda stop: self._work(SweepSettings(*given), stop))
 
-    def _states(
-        self, name: str, work: SweepWork, cells: list[Cell], stop: threading.Event
-    ) -> Iterator[State]:
-        plan, before = work.plan, read_load()
-        yield State(name, progress(plan, cells), result(plan, cells, work.points))
-        for cell in sweep(plan, work.run, stop):
-            cells.append(cell)
-            if plan.scripted:  # all other runs are stored
-                self.service().hold([trace for passes in cell.traces for trace in passes])
-            yield State(name, progress(plan, cells), result(plan, cells, work.points))
-        ended = (
-            f"Stopped after {len(cells)} of {len(plan.places)} cells."
-            if stop.is_set()
-            else f"{len(cells)} cells."
-        )
+    def _work(self, given: SweepSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
+        work, cells, before = sweep_work(given, self.service, stop), list[Cell](), read_load()
+        plan = work.plan
+        yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
+        try:
+            for cell in sweep(plan, work.run, stop):
+                cells.append(cell)
+                if plan.scripted:  # all other runs are stored
+                    self.service.hold([trace for passes in cell.traces for trace in passes])
+                yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
+        except SpecScopeError as error:
+            yield alert(str(error)), sweep_result(plan, cells, work.points, drawn=True) if cells else ""
+            return
+        stopped = f"Stopped after {len(cells)} of {len(plan.places)} cells."
+        ended = stopped if stop.is_set() else f"{len(cells)} cells."
         warning = busy_since(before) if plan.measured else ""
         message = note(" ".join(filter(None, [ended, warning])))
-        yield State(name, message, result(plan, cells, work.points, drawn=True))
+        yield message, sweep_result(plan, cells, work.points, drawn=True)
 
 
-RATES = "0.5, 0.6, 0.7, 0.8, 0.9"
+class LoadTab:
+    """The tab of requests under load: its components and their event handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.stops = service, Stops()
+        first = load_settings()
+        with gr.Column(elem_id="load", elem_classes="app-card"):
+            gr.HTML("<h2>Serve requests under load</h2>" + note(_LOAD))
+            titles = [(METHODS[key].title, key) for key in servable() if key != BASELINE]
+            named = {"label": "Methods beside plain decoding", "elem_id": "load-methods"}
+            self.methods = gr.Dropdown(titles, value=first.methods, multiselect=True, **named)
+            with _row():
+                self.profile, self.pair = _build_cluster(first.profile, first.profile_pair)
+                self.models = _build_models(first.models, "Models that decode")
+            with _row():
+                self._build_requests(first)
+            with _row():
+                self.sizes = gr.Textbox(first.sizes, label="Batch sizes", max_lines=1)
+                self.ttft = gr.Number(first.ttft_ms, label="Good: first token within ms")
+                self.tpot = gr.Number(first.tpot_ms, label="and ms per further token")
+                self.start, self.stop = _build_buttons("Serve", "load")
+            self.message = plain_html(elem_id="load-message")
+            self.result = plain_html(elem_id="load-result", js_on_load=CHARTS)
+            self.name = gr.Textbox("", visible=False)
+        self._connect()
+
+    def _build_requests(self, first: LoadSettings) -> None:
+        ways = [("All at once", AT_ONCE), ("At a rate", RATE), ("At these times", TIMES)]
+        self.arriving = gr.Dropdown(ways, value=first.arriving, label="Requests arrive")
+        self.rate = gr.Number(first.rate, label="Requests per second", visible=False)
+        hidden = {"lines": 3, "max_lines": 8, "visible": False}
+        self.times = gr.Textbox(first.times, label="Seconds, one per line", **hidden)
+        self.requests = gr.Number(first.requests, precision=0, label="Requests")
+        self.tokens = gr.Number(first.tokens, precision=0, label="New tokens of each")
+        named = {"label": "Prompts, one per line", "placeholder": "Empty: the bench's prompts."}
+        self.prompts = gr.Textbox(first.prompts, lines=1, max_lines=6, **named)
+
+    def _connect(self) -> None:
+        given = [
+            *(self.methods, self.models, self.profile, self.pair, self.arriving, self.rate, self.times),
+            *(self.requests, self.sizes, self.tokens, self.ttft, self.tpot, self.prompts),
+        ]
+        self.arriving.change(self.offer, self.arriving, [self.rate, self.times, self.requests], **QUIET)
+        self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
+
+    # -- event handlers
+
+    def first(self, name: str) -> Any:
+        return gr.skip() if name else load_example()
+
+    def offer(self, arriving: str) -> list[Any]:
+        shown = (arriving == RATE, arriving == TIMES, arriving != TIMES)
+        return [gr.update(visible=visible) for visible in shown]
+
+    def run(self, *given: Any) -> Iterator[State]:
+        return self.stops.states(lambda stop: self._work(LoadSettings(*given), stop))
+
+    def _work(self, given: LoadSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
+        plan, done, before, drawn = load_plan(given), 0, read_load(), ""
+        cells: dict[str, dict[int, Trace]] = {}
+        last = {cell.batch: cell for cell in plan.cells}.values()
+        yield load_progress(plan, done), drawn
+        try:
+            for cell, run, trace in serve(plan, self.service, stop):
+                if trace is not None:
+                    done += 1
+                    cells.setdefault(cell.method, {})[cell.batch] = trace
+                    drawn = _result(plan, cells) if cell in last else drawn
+                yield load_progress(plan, done, cell, run), drawn
+        except SpecScopeError as error:
+            message = "Stopped: the finished runs are shown." if stop.is_set() and cells else str(error)
+            yield (note if stop.is_set() else alert)(message), _result(plan, cells)
+        else:
+            warning = "" if plan.request.profile else busy_since(before)
+            yield note(f"{done} runs."), _result(plan, cells, warning)
+
+
+def _row(**more: Any) -> gr.Row:
+    return gr.Row(elem_classes="app-whatif", equal_height=True, **more)
+
+
+def _build_cluster(profile: str, pair: str) -> tuple[gr.Dropdown, gr.Dropdown]:
+    clusters = [(Profile.load(name).title, name) for name in profiles()]
+    where = gr.Dropdown([*clusters, ("This machine, measured", HERE)], value=profile, label="Cluster")
+    offered = pairs_of(profile)
+    modelled = gr.Dropdown(offered["choices"], value=pair or offered["value"], label="Modelled pair")
+    where.change(lambda name: gr.update(**pairs_of(name)), where, modelled, **QUIET)
+    return where, modelled
+
+
+def _build_models(name: str, label: str) -> gr.Dropdown:
+    return gr.Dropdown([(pairs.label(key), key) for key in pairs.NAMES], value=name, label=label)
+
+
+def _build_buttons(title: str, name: str) -> tuple[gr.Button, gr.Button]:
+    start = gr.Button(title, variant="primary", elem_id=f"{name}-start", **SMALL)
+    return start, gr.Button("Stop", interactive=False, elem_id=f"{name}-stop", **SMALL)
+
+
+def _result(plan: LoadPlan, cells: dict[str, dict[int, Trace]], warning: str = "") -> str:
+    """Return the figures of the runs that are done; empty without one."""
+    if not cells.get(BASELINE):
+        return ""
+    return load_result(result_of(cells, {}, plan.ttft_ms, plan.tpot_ms, warning))
 
 
 def _fields(method: str) -> dict[str, Any]:

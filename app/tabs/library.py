@@ -6,24 +6,18 @@ Every button belongs to one model, so no handler takes a name or a path.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import gradio as gr
 
 from app.pairs import TOY, absent
 from app.render.html import alert, note, text
-from app.runs import RunRequest
-from app.tabs.wiring import QUIET, Update
-from engine.checkpoints.catalog import CATALOG, installed
-from engine.checkpoints.progress import megabytes
+from app.runs import LiveRun, RunRequest
+from app.service import Service
+from app.tabs.wiring import QUIET, SMALL, Update
+from engine.checkpoints.catalog import CATALOG, Entry, installed
+from engine.checkpoints.progress import Progress, megabytes
 from engine.errors import SpecScopeError
-
-if TYPE_CHECKING:
-    from app.runs import LiveRun
-    from app.service import Service
-    from engine.checkpoints.catalog import Entry
-    from engine.checkpoints.progress import Progress
 
 TICK = 0.25
 """Seconds between two looks at a download."""
@@ -36,9 +30,7 @@ class Library:
     `notice` is the line at the prompt about a model that is not on this machine.
     """
 
-    def __init__(
-        self, service: Callable[[], Service], models: gr.components.Component, notice: gr.HTML
-    ) -> None:
+    def __init__(self, service: Service, models: gr.components.Component, notice: gr.HTML) -> None:
         here = any(installed(name) is not None for name in CATALOG)
         with gr.Accordion("Get or remove models", open=not here, elem_id="library", elem_classes="app-fold"):
             self.shelves = [Shelf(entry, service, models, notice) for entry in CATALOG.values()]
@@ -48,27 +40,21 @@ class Shelf:
     """One model: its state, its buttons and their handlers."""
 
     def __init__(
-        self,
-        entry: Entry,
-        service: Callable[[], Service],
-        models: gr.components.Component,
-        notice: gr.HTML,
+        self, entry: Entry, service: Service, models: gr.components.Component, notice: gr.HTML
     ) -> None:
-        self.entry, self._service = entry, service
+        self.entry, self.service = entry, service
         self._models, self._notice = models, notice
         here = installed(entry.name) is not None
-        small = {"size": "sm", "min_width": 0}
         with gr.Row(elem_classes="app-model"):
             self.line = gr.HTML(model_line(entry, here=here), elem_id=f"model-{entry.name}")
-            self.get = gr.Button("Get", visible=not here, elem_id=f"get-{entry.name}", **small)
-            self.cancel = gr.Button("Cancel", visible=False, elem_id=f"cancel-{entry.name}", **small)
-            self.remove = gr.Button("Remove", visible=here, elem_id=f"remove-{entry.name}", **small)
+            self.get = gr.Button("Get", visible=not here, elem_id=f"get-{entry.name}", **SMALL)
+            self.cancel = gr.Button("Cancel", visible=False, elem_id=f"cancel-{entry.name}", **SMALL)
+            self.remove = gr.Button("Remove", visible=here, elem_id=f"remove-{entry.name}", **SMALL)
         with gr.Row(visible=False, elem_classes="app-confirm") as self.confirm:
-            gr.HTML(
-                f"<p>Delete {entry.title} from this machine? To use it again, it must be downloaded again.</p>"
-            )
-            self.really = gr.Button("Delete", variant="stop", elem_id=f"really-{entry.name}", **small)
-            self.keep = gr.Button("Keep", elem_id=f"keep-{entry.name}", **small)
+            lost = "To use it again, it must be downloaded again."
+            gr.HTML(f"<p>Delete {entry.title} from this machine? {lost}</p>")
+            self.really = gr.Button("Delete", variant="stop", elem_id=f"really-{entry.name}", **SMALL)
+            self.keep = gr.Button("Keep", elem_id=f"keep-{entry.name}", **SMALL)
         self.message = gr.HTML(elem_id=f"message-{entry.name}")
         self.shown = [self.line, self.get, self.cancel, self.remove, self.confirm, self.message]
         self._connect()
@@ -83,9 +69,8 @@ class Shelf:
         self.really.click(self.delete, None, changed, **once)
 
     async def download(self) -> AsyncIterator[Update]:
-        """Download the model, show the progress, and choose the model when it is here."""
         try:
-            run = self._service().start(RunRequest(method="", prompt="", pair=self.entry.name))
+            run = self.service.start(RunRequest(method="", prompt="", pair=self.entry.name))
         except SpecScopeError as error:
             yield self.state(alert(str(error)))
             return
@@ -95,38 +80,31 @@ class Shelf:
             yield {self._models: self.entry.name, self._notice: ""}
 
     async def follow(self) -> AsyncIterator[Update]:
-        """Show the state of the model, and the progress of a download that began earlier."""
-        if (run := self._service().download_of(self.entry.name)) is None:
+        if (run := self.service.download_of(self.entry.name)) is None:
             yield self.state()
             return
         async for update in self._watch(run):
             yield update
 
     async def _watch(self, run: LiveRun) -> AsyncIterator[Update]:
-        """Show the progress of a download, and its result."""
         before = ""
         while run.state == "downloading" or (run.state == "queued" and not run.position):
             line = model_line(self.entry, run.progress, busy=True)
             if line != before:
                 before = line
-                yield {
-                    self.line: line,
-                    self.get: gr.update(visible=False),
-                    self.cancel: gr.update(visible=True),
-                    self.message: "",
-                }
+                shown = {self.get: gr.update(visible=False), self.cancel: gr.update(visible=True)}
+                yield {self.line: line, self.message: "", **shown}
             await asyncio.sleep(TICK)
         results = {"failed": alert(run.error), "cancelled": note("The download was stopped.")}
         yield self.state(results.get(run.state, note("Downloaded.")))
 
     def stop(self) -> None:
         """Stop the download; `_watch` then shows that it has ended."""
-        self._service().stop_download(self.entry.name)
+        self.service.stop_download(self.entry.name)
 
     def delete(self) -> Update:
-        """Delete the model and choose the toy."""
         try:
-            size = self._service().remove(self.entry.name)
+            size = self.service.remove(self.entry.name)
         except SpecScopeError as error:
             return self.state(alert(str(error)))
         return {

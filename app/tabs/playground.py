@@ -6,33 +6,28 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 
 from app.busy import ProcessorTime, busy_since, read_load
 from app.pairs import TOY, opening
+from app.ray import Ray
 from app.render.html import alert
 from app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
 from app.routes import find_traces
-from app.runs import Lane
-from app.tabs.chat import Chat, conversation
-from app.tabs.form import Composer, Form, build_settings, offer_script
+from app.runs import Lane, LiveRun, RunRequest
+from app.service import Service
+from app.tabs.chat import Chat, Streams, conversation, running, stored
+from app.tabs.form import Composer, Form, build_settings, offer_script, value_of
 from app.tabs.library import Library, absent_note
-from app.tabs.picker import value_of
-from app.tabs.plan import MOST_RUNS, FormError, blame, make_requests, passes_of
-from app.tabs.races import Streams, running, stored
+from app.tabs.requests import MOST_RUNS, FormError, blame, make_requests, passes_of
 from app.tabs.streaming import Frame, frames
-from app.tabs.wiring import QUIET, Update, build_demo, build_viewer, viewed
+from app.tabs.wiring import QUIET, Update, build_demo, build_hidden, build_viewer, plain_html, viewed
 from engine.checkpoints.forms import is_form
 from engine.errors import SpecScopeError
 from engine.methods import BASELINE
 from traces.race import alternating
-
-if TYPE_CHECKING:
-    from app.ray import Ray
-    from app.runs import LiveRun, RunRequest
-    from app.service import Service
 
 
 class Playground:
@@ -43,22 +38,14 @@ class Playground:
         self.form = Form()
         self.streams = Streams()
         self.chat = gr.JSON(Chat().to_json(), visible=False)
-        self.kept = gr.HTML(
-            "",
-            html_template="<span hidden></span>",
-            js_on_load="SpecScopeAddress.keep(props, watch);",
-            apply_default_css=False,
-            elem_id="kept",
-        )
+        self.kept = build_hidden("kept", "SpecScopeAddress.keep(props, watch);")
         """The conversation as JSON: the page keeps it over a reload, and has the race's address."""
         self.composer = Composer(self.form, chosen=pair is not None)
         build_demo()
-        self.folded = gr.HTML(
-            elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);", apply_default_css=False
-        )
+        self.folded = plain_html(elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);")
         card = build_settings(self.form, pair or opening(), ray)
         with card:
-            self.library = Library(lambda: self.service, self.form.controls["models"], self.composer.notice)
+            self.library = Library(service, self.form.controls["models"], self.composer.notice)
         with gr.Column(elem_id="results", elem_classes="app-plain"):
             self.turn = gr.HTML(turn_line("idle"), elem_id="turn")
             self.talk = gr.HTML(elem_id="conversation")
@@ -68,51 +55,29 @@ class Playground:
         self._connect()
 
     def _connect(self) -> None:
-        given = [
-            self.composer.prompt,
-            self.composer.system,
-            self.chat,
-            self.composer.follow,
-            *self.form.inputs,
-        ]
+        composer, form, streams = self.composer, self.form, self.streams
+        given = [composer.prompt, composer.system, self.chat, composer.follow, *form.inputs]
         changed = [
-            *(
-                self.chat,
-                self.kept,
-                self.composer.prompt,
-                self.composer.follow,
-                self.turn,
-                self.talk,
-                self.viewer,
-            ),
-            *self.composer.buttons,
-            *(self.form.controls[name] for name in ("seed", "methods", "drafting")),
-            self.folded,
-            *self.panes,
-            *self.form.alerts.values(),
+            *(self.chat, self.kept, composer.prompt, composer.follow, *composer.buttons),
+            *(self.turn, self.talk, self.viewer, self.folded, *self.panes),
+            *(form.controls[name] for name in ("seed", "methods", "drafting")),
+            *form.alerts.values(),
         ]
         runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "once"}
-        streams = self.streams
-        self.composer.go.click(streams.handler(self.ask), given, changed, **runs)
-        self.composer.again.click(streams.handler(self.regenerate), given, changed, **runs)
+        composer.go.click(streams.handler(self.ask), given, changed, **runs)
+        composer.again.click(streams.handler(self.regenerate), given, changed, **runs)
         self.viewer.advised(streams.pointed(self.follow_advice), given, changed, **runs)
-        self.composer.clear.click(streams.handler(self.forget), self.chat, changed, **QUIET)
+        composer.clear.click(streams.handler(self.forget), self.chat, changed, **QUIET)
+        composer.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
         self.changed = changed
-        self.composer.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
 
     def connect_load(self, page: gr.Blocks) -> None:
         """Bring the parts that change between two visits up to date when the page opens."""
         form, models = self.form, self.form.controls["models"]
         page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
         page.load(self.reopen, None, [models, self.composer.notice], **QUIET)
-        page.load(
-            self.streams.handler(self.restore),
-            self.chat,
-            self.changed,
-            js="() => SpecScopeAddress.kept()",
-            concurrency_limit=None,
-            **QUIET,
-        )
+        restore, kept = self.streams.handler(self.restore), "() => SpecScopeAddress.kept()"
+        page.load(restore, self.chat, self.changed, js=kept, concurrency_limit=None, **QUIET)
         for shelf in self.library.shelves:
             page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
 
@@ -131,9 +96,7 @@ class Playground:
     async def restore(self, talk: Any, *, moved: bool = False) -> AsyncIterator[Update]:
         """Show the race of the address, and follow it to its end if it still runs.
 
-        Args:
-            talk: The conversation that the page has kept.
-            moved: Whether the page may show another race now.
+        `talk` is the conversation that the page has kept; `moved`: it may show another race now.
         """
         chat, lanes = running(self.service, Chat.of(talk))
         if lanes:
@@ -150,7 +113,6 @@ class Playground:
             yield self.blank() if moved else {self.kept: gr.skip()}
 
     def _ended(self, chat: Chat) -> Update:
-        """Show a race that has ended."""
         return {
             **self.blank(),
             self.chat: chat.to_json(),
@@ -166,11 +128,10 @@ class Playground:
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
         if not (prompt or "").strip():
-            yield self._complaint(FormError("prompt", "the prompt is empty; type some text"))
+            yield self._alerts(FormError("prompt", "the prompt is empty; type some text"))
             return
-        async for update in self._answer(
-            Chat.of(talk).asked(prompt, chosen or 0), system, self.form.values(given)
-        ):
+        chat = Chat.of(talk).asked(prompt, chosen or 0)
+        async for update in self._answer(chat, system, self.form.values(given)):
             yield update
 
     async def regenerate(
@@ -180,9 +141,8 @@ class Playground:
         del prompt, chosen
         values, chat = self.form.values(given), Chat.of(talk)
         if not chat.prompt:
-            yield self._complaint(
-                FormError("prompt", "there is no message to answer again; type one and press Run")
-            )
+            message = "there is no message to answer again; type one and press Run"
+            yield self._alerts(FormError("prompt", message))
             return
         if values["temperature"] and isinstance(values["seed"], int | float):
             values["seed"] += 1
@@ -198,7 +158,7 @@ class Playground:
         try:
             used = find_traces(self.service, str(event.run))[0].header
         except SpecScopeError as error:
-            yield self._complaint(FormError("prompt", error))
+            yield self._alerts(FormError("prompt", error))
             return
         rows = [(BASELINE, {}), (used.method, used.config)]
         if is_form(str(event.drafter)):
@@ -215,11 +175,8 @@ class Playground:
             group = uuid.uuid4().hex[:12]
             requests = make_requests(values, chat.messages(system), group, self.ray)
             lanes = self._start(requests, passes_of(values))
-        except FormError as error:
-            yield self._complaint(error)
-            return
         except SpecScopeError as error:
-            yield self._complaint(FormError("prompt", error))
+            yield self._alerts(error if isinstance(error, FormError) else FormError("prompt", error))
             return
         chat = chat.started(tuple(run.ticket for lane in lanes for run in lane.runs), group)
         begun = {self.composer.prompt: "", self.folded: folded_line(values, lanes)}
@@ -248,7 +205,6 @@ class Playground:
                 run.cancel()
 
     async def forget(self, talk: Any) -> AsyncIterator[Update]:
-        """Start a new conversation."""
         self.stop_runs(talk)
         yield {**self.blank(), self.kept: json.dumps(Chat().to_json())}
 
@@ -299,23 +255,14 @@ class Playground:
         )
         shown = tuple(lane.name for lane in lanes if lane.name)
         chat = chat.answered(answers, shown)
-        follow = _follow(chat)
-        answered = follow["choices"]
-        fault = blame([run for lane in lanes for run in lane.runs])
-        message = {self.composer.prompt: chat.prompt} if fault and not answered else {}
-        return {
-            **self._keep(chat),
-            self.composer.follow: follow,
-            **message,  # a refused message returns to the box, to be corrected
-            **self.composer.shown(running=False),
-            **self._alerts(fault),
-        }
+        follow, fault = _follow(chat), blame([run for lane in lanes for run in lane.runs])
+        # A refused message returns to the box, to be corrected.
+        message = {self.composer.prompt: chat.prompt} if fault and not follow["choices"] else {}
+        shown = {self.composer.follow: follow, **self.composer.shown(running=False)}
+        return self._keep(chat) | message | shown | self._alerts(fault)
 
     def _keep(self, chat: Chat) -> Update:
         return {self.chat: chat.to_json(), self.kept: json.dumps(chat.to_json())}
-
-    def _complaint(self, error: FormError) -> Update:
-        return self._alerts(error)
 
     def _alerts(self, error: FormError | None = None) -> Update:
         """Show an error beside its part of the form, unfolded, and clear all other messages."""

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from app.render.html import badge, clock, drafter, lossy, text
+from app.runs import Lane, LiveRun
 from engine.methods import METHODS
-from engine.trace.events import Commit, Header
+from engine.trace.events import Commit, Event, Header
 from traces.view.settings import config_text, planned_text
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from app.runs import Lane, LiveRun
-    from engine.trace.events import Event
-
-WORDS = {
-    "downloading": "downloading",
-    "queued": "queued",
-    "loading": "loading models",
-    "running": "running",
-    "done": "done",
-    "cancelled": "stopped",
-    "failed": "failed",
-}
+WORDS = {"loading": "loading models", "cancelled": "stopped"}
+"""The states whose name is no word for people."""
 REFUSED = "Not started; the reason is shown at the control to correct."
 KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
@@ -70,7 +57,7 @@ class LivePane:
                 self._planned = planned_text(event)
 
     def _render(self, state: str, position: int) -> str:
-        shown, progress = WORDS[state], self.run.progress
+        shown, progress = WORDS.get(state, state), self.run.progress
         if position:
             shown += f" · {ordinal(position)} in line"
         elif state == "downloading" and progress is not None and progress.file:
@@ -114,7 +101,6 @@ class LivePane:
 
 
 def token(commit: Commit) -> str:
-    """Return a committed token, marked with its origin."""
     ink = commit.text.lstrip()
     space = commit.text[: len(commit.text) - len(ink)]
     return (

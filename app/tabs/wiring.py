@@ -8,17 +8,35 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 import gradio as gr
+
+from app.render.html import alert
+from engine.errors import SpecScopeError
 
 Update = dict[Any, Any]
 """New values by component; other components stay unchanged."""
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """Settings of an event: no spinner, no public endpoint."""
+
+
+SMALL: dict[str, Any] = {"size": "sm", "min_width": 0}
+CHARTS = "SpecScopeApp.charts(element, watch);"
+plain_html = partial(gr.HTML, apply_default_css=False)
+"""HTML without Gradio's styles for text, which draw borders around every table."""
+
+
+class State(NamedTuple):
+    """What the page shows of long work."""
+
+    name: str
+    """Of the work, which a Stop button ends."""
+    message: str
+    result: str
 
 
 class Stops:
@@ -27,12 +45,16 @@ class Stops:
     def __init__(self) -> None:
         self._events: dict[str, threading.Event] = {}
 
-    @contextmanager
-    def work(self) -> Iterator[tuple[str, threading.Event]]:
+    def states(self, work: Callable[[threading.Event], Generator[tuple[str, str]]]) -> Iterator[State]:
+        """Yield what the page shows of work, from its (message, result); an error is an alert."""
         name, stop = uuid.uuid4().hex, threading.Event()
         self._events[name] = stop
         try:
-            yield name, stop
+            with closing(work(stop)) as steps:
+                for message, result in steps:
+                    yield State(name, message, result)
+        except SpecScopeError as error:
+            yield State(name, alert(str(error)), "")
         finally:
             del self._events[name]
 
@@ -45,13 +67,13 @@ class Stops:
         self,
         start: gr.Button,
         stop: gr.Button,
-        run: Callable[..., Iterable[tuple[Any, ...]]],
+        run: Callable[..., Iterator[State]],
         given: list[gr.components.Component],
         shown: list[gr.components.Component],
     ) -> None:
         """Let `start` run the work and `stop`, which is off until then, end it.
 
-        `run` yields the values of `shown`; the first value is the work's name.
+        `shown` has the places of the values of a State.
         """
 
         @wraps(run)
@@ -70,14 +92,15 @@ TEMPLATE = '<div class="app-viewer-root"></div>'
 
 def build_viewer(elem_id: str) -> gr.HTML:
     """Return an empty viewer; its event `advised` names the run that the user wants to start."""
-    return gr.HTML(
-        value=viewed(()),
-        html_template=TEMPLATE,
-        js_on_load="SpecScopeApp.viewer(element, props, watch, trigger, 'advised');",
-        apply_default_css=False,
-        elem_id=elem_id,
-        elem_classes="app-viewer",
-    )
+    script = "SpecScopeApp.viewer(element, props, watch, trigger, 'advised');"
+    named = {"elem_id": elem_id, "elem_classes": "app-viewer"}
+    return plain_html(viewed(()), html_template=TEMPLATE, js_on_load=script, **named)
+
+
+def build_hidden(elem_id: str, script: str) -> gr.HTML:
+    """Return an element that nobody sees, for a script of the page."""
+    hidden = "<span hidden></span>"
+    return plain_html("", html_template=hidden, js_on_load=script, elem_id=elem_id)
 
 
 def viewed(runs: Sequence[str], revision: int = 0, *, live: bool = False) -> str:
@@ -96,10 +119,5 @@ DEMO = (
 
 def build_demo() -> None:
     """Lay out the race; `demo.js` fetches its document (see `app.demo`)."""
-    gr.HTML(
-        value="",
-        html_template=DEMO,
-        js_on_load="SpecScopeDemo.mount(element, SpecScopeAddress.later());",
-        apply_default_css=False,
-        elem_id="demo",
-    )
+    script = "SpecScopeDemo.mount(element, SpecScopeAddress.later());"
+    plain_html("", html_template=DEMO, js_on_load=script, elem_id="demo")

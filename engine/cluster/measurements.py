@@ -31,7 +31,7 @@ from engine.cluster.occupancy import OtherPrograms
 from engine.cluster.placement import Placement
 from engine.cluster.probing import ROWS, RunProbe, measure_probe, measure_verify
 from engine.drafting.pace import Curve, Probe, seconds_at
-from engine.drafting.plan import Plan, best_dynamic, best_tree
+from engine.drafting.planner import Plan, best_dynamic, best_tree
 from engine.environment import environment
 from engine.errors import UsageError
 from engine.files import cache_folder, parse_json, read_text, replacing

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+
+from app.cli import bench
 from app.main import main
 
 VIRTUAL = ["--profile", "pearl-4xA100", "--max-new-tokens", "8"]
@@ -16,3 +19,10 @@ def call(capsys, *argv: str) -> tuple[int, str, str]:
         code = int(stop.code or 0)
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def run_bench(*argv: str) -> int:
+    """Run `specscope bench`, whose errors are raised."""
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.run(parser.parse_args(argv))

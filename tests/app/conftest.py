@@ -68,3 +68,11 @@ def shared_clusters(clusters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
 def db(tmp_path: Path) -> list[str]:
     """The option for a database of this test."""
     return ["--db", str(tmp_path / "traces.db")]
+
+
+@pytest.fixture
+def page(built: Any, service: Service) -> Any:
+    """The components that the module has `built`, with the service of this test."""
+    for part in (built, *filter(None, [getattr(built, "analysis", None)])):
+        part.service = service
+    return built

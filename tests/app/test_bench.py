@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -13,21 +12,15 @@ import pytest
 import torch
 
 import engine
-from app.bench import speed, suite
+from app.bench import cuda, speed, suite, whatif
 from app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
-from app.bench.race import Race, Transformers, quiet
-from app.cli import bench
+from app.bench.speed import Race, Transformers, quiet
+from app.main import main
 from engine.checkpoints.pair import Pair
 from engine.types import Limits
+from tests.app.commands import run_bench
 
 PROMPT = "Tell me a story about a lighthouse keeper and a whale."
-
-
-def test_a_figure_is_the_median_with_its_spread():
-    figure = Figure((3.0, 1.0, 2.0, 10.0), "ratio", detail={"gamma": 4})
-    assert figure.to_dict() == {
-        "median": 2.5, "min": 1.0, "max": 10.0, "runs": 4, "unit": "ratio", "gamma": 4,
-    }  # fmt: skip
 
 
 def test_a_bar_uses_the_median_and_refuses_invalid_figures():
@@ -99,15 +92,7 @@ def test_a_race_compares_the_texts_of_contestants():
     race = track.race({"a": same[0], "b": same[1], "c": other}, [(1,), (2,)]).run(1, 1.0)
     assert race.same("a", "b")
     assert not race.same("a", "b", "c")
-    assert not speed._ratio(race, "a", "c").valid
-
-
-def test_the_quick_plans_prompts_are_the_first_of_the_full_plan():
-    quick, full = QUICK.questions(), FULL.questions()
-    assert len(quick) == QUICK.prompts
-    assert len(full) == FULL.prompts
-    assert full[: len(quick)] == quick
-    assert QUICK.rounds < FULL.rounds
+    assert not suite.ratio(race, "a", "c").valid
 
 
 def _fake(monkeypatch, **figures: Figure) -> list[Plan]:
@@ -124,15 +109,9 @@ def _fake(monkeypatch, **figures: Figure) -> list[Plan]:
     return plans
 
 
-def _run(*argv: str) -> int:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return bench.run(parser.parse_args(argv))
-
-
 def test_json_is_one_object_even_if_libraries_print(monkeypatch, capsys):
     plans = _fake(monkeypatch, c=Figure((4.0,), "one row", detail={"target_ms": 4.2}))
-    assert _run("--json", "--quick") == 0
+    assert run_bench("--json", "--quick") == 0
     out, err = capsys.readouterr()
     assert "a library talks" in err
     assert plans == [QUICK]
@@ -149,7 +128,7 @@ def test_json_is_one_object_even_if_libraries_print(monkeypatch, capsys):
 
 def test_without_json_it_is_a_table(monkeypatch, capsys):
     plans = _fake(monkeypatch, pearl_over_speculative=Figure((60_000.0,), "ratio"))
-    assert _run() == 0
+    assert run_bench() == 0
     out = capsys.readouterr().out
     assert plans == [FULL]
     lines = {line.split()[0]: line for line in out.splitlines()}
@@ -238,3 +217,53 @@ def test_batches_are_measured_in_all_variants_with_equal_texts(cluster):
     assert table["2"]["both"]["attention_cells"] == table["1"]["both"]["attention_cells"]
     assert table["2"]["vanilla"]["attention_cells"] > table["2"]["both"]["attention_cells"]
     assert len(set(suite.prompts_of(FULL))) == FULL.batch_prompts >= max(FULL.batches)
+
+
+def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
+    sizes = (cuda.Size("large", 2, 64, 128, 4, 2), cuda.Size("small", 1, 64, 128, 4, 4))
+    monkeypatch.setattr(cuda, "CPU", sizes)
+    monkeypatch.setattr(cuda, "CACHED", 24)
+    monkeypatch.setattr(cuda.torch.cuda, "is_available", lambda: False)
+    assert run_bench("--cuda", "--quick", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["device"] == "not run on a GPU: small shapes on one CPU core"
+    assert result["bars"] == {}, "the bars are a GPU's"
+    kinds = ("decode", "eager", "transformers")
+    for key in (
+        f"{kind}_over_floor{rows}_{size.name}"
+        for kind in kinds
+        for rows in ("", "_16_rows")
+        for size in sizes
+    ):
+        assert result[key]["same_tokens"] == 1, key
+        assert result[key]["median"] > 0
+    assert result["colocated_gain"]["target"] == "large"
+    for size in sizes:
+        assert result[f"chain_gain_{size.name}"]["same_tokens"] == 1
+    assert 0 < result["orchestration_toy"]["median"] < 1
+    assert 0 < result["orchestration"]["median"] < 1
+
+
+CLASSES = {c.name: c for c in whatif.CLASSES}
+
+
+def test_predictions_are_exact_where_nothing_is_drawn_and_counted_where_something_is():
+    names = ("same settings, T 1", "T 0, nothing drawn", "T 1, other rule: ratio to match")
+    errors = whatif.measure(1, lambda _: None, tuple(CLASSES[name] for name in names), tokens=16)
+    same, nothing, other = (error.to_dict() for error in errors)
+    for exact in (same, nothing):
+        assert (exact["n"], exact["drawn"], exact["least"], exact["most"]) == (3, 0, 0, 0)
+        assert exact["decided"] > 0
+    assert other["drawn"] > 0
+    assert other["mean_absolute"] == abs(other["mean"])
+    table = whatif.lines(errors)
+    assert [line.split("  ")[0] for line in table[2:]] == list(names)
+
+
+def test_the_command_prints_the_classes(capsys, monkeypatch):
+    found = [whatif.Error("a class", (0.1, -0.2), 3, 1)]
+    monkeypatch.setattr(whatif, "measure", lambda texts, note: found if texts == 6 else [])
+    assert main(["bench", "--whatif", "--quick", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["classes"]
+    assert row == found[0].to_dict()
+    assert (row["mean"], row["mean_absolute"], row["least"], row["most"]) == (-0.05, 0.15, -0.2, 0.1)

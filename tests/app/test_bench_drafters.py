@@ -21,11 +21,11 @@ from app.bench.drafters import (
     with_noise,
 )
 from engine.checkpoints.pair import Pair
-from engine.drafting.plan import LONGEST
+from engine.drafting.planner import LONGEST
 from engine.model.slots import Rows
 from engine.training.measure import LoadedPair
 from engine.types import Sampling
-from tests.app.test_bench_cuda import run_bench
+from tests.app.commands import run_bench
 from traces.closed_forms import pearl_speedup, speculative_speedup
 
 PROMPTS = ("Tell me a story about a whale.", "Hi!", "Why is the sky blue?")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import pytest
 
 from app.bench.methods import COPYING, Comparison, figures
-from app.bench.race import Race
-from app.cli import bench
+from app.bench.speed import Race
 from engine.errors import UsageError
 from engine.trace.trace import Trace
+from tests.app.commands import run_bench
 from tests.traces.samples import sample_trace
 from traces.waiting import decode_window
 
@@ -90,43 +89,6 @@ def test_the_best_head_and_the_best_copier_have_figures_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (("--methods", "llma"), "--methods llma needs --pair or --target"),
-        (("--limit", "3"), "--limit needs --pair or --target"),
-        (("--runtime", "ray"), "--runtime needs --pair or --target"),
-        (("--address", "auto"), "--address needs --pair or --target"),
-        (
-            ("--pair", "bundled", "--runtime", "virtual"),
-            "--runtime virtual computes times; the bench measures",
-        ),
-        (("--pair", "bundled", "--address", "auto"), "the runtime is local-process; use the runtime ray"),
-        (("--head", "x"), "--head needs --pair or --target"),
-        (("--pair", "bundled", "--whatif"), "--whatif needs no other models; leave out --pair"),
-        (
-            ("--pair", "bundled", "--drafters", "--methods", "llma"),
-            "--methods llma does not go with --drafters",
-        ),
-        (
-            ("--pair", "bundled", "--drafters", "--head", "x"),
-            "--head does not go with --drafters; leave it out",
-        ),
-        (("--drafters", "--drafter", "x"), "--drafter needs --pair or --target"),
-        (("--pair", "bundled", "--noise"), "--noise needs --drafters"),
-        (("--peers",), "--peers needs --pair or --target, a model with a GGUF file"),
-        (("--pair", "bundled", "--peers", "--runtime", "ray"), "--runtime does not go with --peers"),
-        (("--drafters", "--peers"), "--drafters and --peers exclude each other"),
-        (("--pair", "bundled", "--methods", "nothing"), "there is no method 'nothing'"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_before_anything_is_loaded(given, why):
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    with pytest.raises(UsageError, match=why):
-        bench.run(parser.parse_args(given))
-
-
-@pytest.mark.parametrize(
     ("given", "place"),
     [
         ((), ("local-process", None)),
@@ -138,8 +100,6 @@ def test_the_pair_is_opened_where_the_options_say(given, place, monkeypatch):
         raise UsageError(f"opened {pair}: {(runtime, address)}")
 
     monkeypatch.setattr("engine.open", opened, raising=False)
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
     with pytest.raises(UsageError) as seen:
-        bench.run(parser.parse_args(["--pair", "bundled", *given]))
+        run_bench("--pair", "bundled", *given)
     assert str(seen.value) == f"opened bundled: {place}"

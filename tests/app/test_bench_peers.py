@@ -16,7 +16,7 @@ import engine
 from app.bench import peers, speed
 from app.bench.figures import Plan
 from engine.errors import ModelError, UsageError
-from tests.app.test_bench_cuda import run_bench
+from tests.app.commands import run_bench
 
 PLAN = Plan(1, 1, 1.0, 1, 8, 1)
 ANSWER = {"tokens": [5, 6, 2], "content": "hi"}

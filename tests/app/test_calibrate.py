@@ -67,38 +67,3 @@ def test_json_has_every_cell(capsys, models, calibrated, tmp_path: Path, monkeyp
     cells = result["forwards"]["target"]
     assert len(cells) == 3 * 2  # three row counts, one context of a model of 64 positions, two batches
     assert set(cells[0]) == {"rows", "context", "batch", "us", "least", "most"}
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["-o", "x.json"], "the output is x.json; a profile's name must end in .toml"),
-        (
-            ["-o", "/nowhere/at/all/x.toml"],
-            "the folder of the output /nowhere/at/all/x.toml does not exist; make it first",
-        ),
-        (["--drafter", "d"], "--drafter d needs --target; give both"),
-        (
-            ["--target", "t", "--pair", "bundled"],
-            "--pair bundled and --target t exclude each other; give one",
-        ),
-        (["--pair", "none"], "there is no pair 'none'; choose one of bundled"),
-        (["--device", "tpu"], "there is no device 'tpu'; choose auto, cpu or cuda"),
-    ],
-)
-def test_wrong_arguments_are_one_line_and_exit_2(
-    capsys, argv: list[str], message: str, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(capsys, *argv)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_model_exits_1(capsys, tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _, err = call(capsys, "--target", "./no/such/model")
-    assert code == 1
-    assert "there is no such directory" in err

@@ -193,32 +193,6 @@ def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_re
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["run", "--method", "pearl", "--prompt", "x", "--runtime", "warp"], "there is no runtime 'warp'"),
-        (["run", "--method", "pearl", "--prompt", "x", "--tp", "0"], "tp is 0; it must be at least 1"),
-        (["run", "--method", "pearl", "--prompt", "x", "--drafter-tp", "999"], "drafter_tp is 999"),
-        (["run", "--method", "pearl", "--prompt", "x", "--tp", "2", *VIRTUAL], "instead of virtual"),
-        (["run", "--method", "pearl", "--prompt", "x", "--profile", "none"], "there is no profile 'none'"),
-        (["run", "--method", "pearl", "--prompt", "x", "--pair", "none"], "'none'"),
-        (["run", "--method", "pearl", "--prompt-file", "missing.txt"], "missing.txt"),
-        (["run", "--method", "pearl", "--prompt", "word " * 4000, "--profile", "pearl-4xA100"], "context"),
-        (["run", "--method", "pearl"], "--prompt"),
-        (["compare", "--methods", "", "--prompt", "x"], "--methods is empty"),
-        (["fly"], "fly"),
-    ],
-)
-def test_bad_usage_is_one_line_and_exit_code_2(capsys, db, argv, message):
-    more = db if argv[0] in ("run", "compare") else []
-    code, out, err = call(capsys, *argv, *more)
-    assert code == 2
-    assert out == ""
-    assert message in err
-    assert len(err.strip().splitlines()) == 1
-    assert err.startswith("specscope: ")
-
-
 def test_a_missing_model_is_exit_code_1_or_2_with_one_line(capsys, db, tmp_path):
     code, _, err = call(
         capsys, "run", "--method", "autoregressive", "--prompt", "x", "--target", str(tmp_path / "no"), *db
@@ -244,6 +218,3 @@ def test_models_are_listed_downloaded_located_and_removed(capsys, tmp_path, monk
     assert call(capsys, "models", "path", "smollm2")[1] == f"{folder}\n"
     assert "smollm2 removed" in call(capsys, "models", "remove", "smollm2")[1]
     assert not folder.exists()
-    for words in (["get", "big"], ["get"], ["remove"]):
-        code, _, err = call(capsys, "models", *words)
-        assert (code, "choose one of smollm2" in err) == (2, True)

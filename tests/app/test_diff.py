@@ -37,9 +37,3 @@ def test_the_text_names_both_runs_and_the_first_differing_token(capsys, stored):
     assert lines[0].startswith("sample-speculative: Speculative decoding · sample · virtual · sample-2xGPU")
     assert "sum" in {line.split()[0] for line in lines if line}
     assert any(line.startswith(("first differing token", "no token is known")) for line in lines)
-
-
-def test_an_unknown_run_is_one_line(capsys, stored):
-    code, _, err = call(capsys, "diff", "sample-pearl", "nowhere", *stored)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "there is no run 'nowhere'" in err

@@ -13,8 +13,7 @@ from app import examples
 from app.loaded import result_of
 from app.service import Service
 from app.tabs.experiments import load_plan, serve
-from app.tabs.lab import Lab
-from app.tabs.load import LoadTab
+from app.tabs.lab import Lab, LoadTab
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,14 @@ def test_the_tabs_open_with_a_labelled_example_without_links_and_with_stop_off(t
 
 
 def test_a_sweep_with_the_examples_settings_gives_its_cells(tabs, service) -> None:
-    tabs[0].service = lambda: service
+    tabs[0].service = service
     stored = json.loads((examples.FOLDER / "lab.json").read_text())
     given = examples.lab_settings()._replace(values="3, 5", row_values="0.7")
     *_, last = tabs[0].run(*given)
     mean = {(row, column): sum(s[0] for s in speeds) / len(speeds) for row, column, speeds in stored["cells"]}
-    assert re.findall(r">(\d\.\d\d)×<small>", last.map) == [f"{mean[0.7, column]:.2f}" for column in (3, 5)]
+    assert re.findall(r">(\d\.\d\d)×<small>", last.result) == [
+        f"{mean[0.7, column]:.2f}" for column in (3, 5)
+    ]
 
 
 def test_a_load_with_the_examples_settings_gives_its_rows() -> None:

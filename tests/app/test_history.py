@@ -29,12 +29,6 @@ def built():
         return History(None)
 
 
-@pytest.fixture
-def page(built, service):
-    built.service = service
-    return built
-
-
 def test_an_empty_history_has_an_empty_list(page) -> None:
     state = page.refresh()
     assert 'data-state="empty"' in state[page.table]
@@ -176,6 +170,7 @@ def test_the_passes_of_a_method_are_opened_as_one_run(page, run) -> None:
 def test_a_time_is_given_for_the_time_zone_of_the_reader() -> None:
     created = "2026-07-01T10:00:02.345+00:00"
     assert moment(created) == f'<time datetime="{created}">2026-07-01 10:00:02 UTC</time>'
+    assert when("long ago") == "long ago"
 
 
 def test_an_unknown_run_is_an_error(page) -> None:
@@ -252,8 +247,3 @@ def test_permalinks() -> None:
     assert wanted_runs("") == []
     with pytest.raises(UsageError, match="at most 8"):
         wanted_runs("a,b,c,d,e,f,g,h,i")
-
-
-def test_time_stamps() -> None:
-    assert when("2026-07-01T10:00:02.345+00:00") == "2026-07-01 10:00:02"
-    assert when("long ago") == "long ago"

@@ -30,12 +30,6 @@ def built():
         return Lab(None)
 
 
-@pytest.fixture
-def page(built, service):
-    built.service = lambda: service
-    return built
-
-
 def scripted(values: str, rates: str, tokens, seeds, method="speculative", profile=PROFILE, field="gamma"):
     return (method, field, values, ACCEPTANCE, rates, profile, "", tokens, seeds, "bundled", "", 1)
 
@@ -46,11 +40,11 @@ def decoded(values: str, *, profile=HERE, prompts="One\nTwo", passes=2, method="
 
 def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
     states = list(page.run(*scripted("1, 3", "0.9", 8, 1)))
-    counts = [len(re.findall("<small>", state.map)) for state in states]
+    counts = [len(re.findall("<small>", state.result)) for state in states]
     assert counts == [0, 1, 2, 2]
     assert 'data-done="1" data-total="2"' in states[1].message
-    assert "virtual · pearl-4xA100 · llama-2-7-70" in states[-1].map
-    for run in re.findall(r'href="/\?run=([^"]+)"', states[-1].map):
+    assert "virtual · pearl-4xA100 · llama-2-7-70" in states[-1].result
+    for run in re.findall(r'href="/\?run=([^"]+)"', states[-1].result):
         names = run.split(",")
         assert [service.trace(name).header.run_id for name in names] == names
     assert service.store.runs()[1] == 0
@@ -64,7 +58,7 @@ def test_stop_ends_the_sweep_after_the_cell_and_keeps_the_cells(page):
     page.stops.end(name)
     (last,) = states
     assert "Stopped after 1 of 4 cells." in last.message
-    assert last.map.count("<small>") == 1
+    assert last.result.count("<small>") == 1
     page.stops.end(name)  # it has ended
 
 
@@ -72,12 +66,12 @@ def test_a_measured_sweep_has_alternating_passes_of_every_prompt(page, service, 
     opener.waiting.append(cluster := FakeCluster())
     last = list(page.run(*decoded("2, 4")))[-1]
     assert "2 cells." in last.message
-    assert "measured · local-process" in last.map
-    assert "2 samples · 2 passes" in last.map
+    assert "measured · local-process" in last.result
+    assert "2 samples · 2 passes" in last.result
     runs = [(method, settings["config"]) for method, _, settings in cluster.ran]
     assert len(runs) == 2 * 2 * 2 * 2  # cells, prompts, passes, and the baseline of each run
     assert [m for m, _ in runs[:4]] == ["autoregressive", "speculative", "speculative", "autoregressive"]
-    (link, _) = re.findall(r'href="/\?run=([^"]+)"', last.map)
+    (link, _) = re.findall(r'href="/\?run=([^"]+)"', last.result)
     assert [len(side.split("~")) for side in link.split(",")] == [2, 2]
     assert all(service.trace(name) for side in link.split(",") for name in side.split("~"))
     assert service.store.runs()[1] == 16
@@ -90,7 +84,7 @@ def against_drafters(drafters: str, profile=HERE):
 def test_every_drafter_is_a_row_of_the_map_and_opens_its_own_cluster(page, opener):
     last = list(page.run(*against_drafters("int4, usual")))[-1]
     assert "4 cells." in last.message
-    assert re.findall(r'<th scope="row">(\w+)', last.map) == ["int4", "usual"]
+    assert re.findall(r'<th scope="row">(\w+)', last.result) == ["int4", "usual"]
     assert [cluster.place["drafter"] for cluster in opener.opened] == [("int4",), ()]
     assert [len(cluster.ran) for cluster in opener.opened] == [4, 4]
 
@@ -141,7 +135,7 @@ def test_a_failed_run_is_one_alert_and_keeps_the_cells(page, opener):
     last = list(page.run(*decoded("2, 4", prompts="One", passes=1)))[-1]
     assert 'role="alert"' in last.message
     assert "the worker of cpu:0 died" in last.message
-    assert last.map.count("<small>") == 1
+    assert last.result.count("<small>") == 1
 
 
 def test_a_batch_is_one_run_of_all_prompts(page, opener):

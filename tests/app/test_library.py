@@ -51,7 +51,7 @@ def service(tmp_path: Path, opener: FakeOpen, hub: FakeHub) -> Iterator[Service]
 @pytest.fixture
 def shelf(service: Service) -> Shelf:
     with gr.Blocks():
-        return Library(lambda: service, gr.Radio(), gr.HTML()).shelves[0]
+        return Library(service, gr.Radio(), gr.HTML()).shelves[0]
 
 
 def play(generator, act: Callable[[dict], object] = lambda update: None) -> dict:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import app.cli.load
+from app.cli import common
 from app.loaded import poisson, read_arrivals
 from engine.errors import UsageError
 from tests.app.commands import call
@@ -79,8 +79,8 @@ def test_ctrl_c_shows_what_is_finished(capsys, db, monkeypatch):
         done.append(args)
         return recorded(*args)
 
-    recorded = app.cli.load.recorded
-    monkeypatch.setattr(app.cli.load, "recorded", interrupted)
+    recorded = common.recorded
+    monkeypatch.setattr(common, "recorded", interrupted)
     code, out, err = call(capsys, *LOAD, *db)
     assert code == 130
     assert "stopped before the end" in out
@@ -96,29 +96,6 @@ def test_poisson_arrivals_follow_from_the_seed_and_have_the_rate():
     assert times[0] == 0
     assert times == sorted(times)
     assert times[-1] / 1999 == pytest.approx(0.2, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["--rate", "0"], "the rate is 0; it must be at least 1e-06"),
-        (["--rate", "1e-300"], "the rate is 1e-300; it must be at least"),
-        (["--rate", "nan"], "the rate is nan"),
-        (["--batch", "0,2"], "--batch is 0; it must be at least 1 and at most 64"),
-        (["--batch", "1,x"], "--batch is '1,x'; it must be whole numbers"),
-        (["--chunk", "0"], "--chunk is 0"),
-        (["--itl-ms", "0"], "--tpot-ms is 0"),
-        (["--requests", "0"], "--requests is 0"),
-        (["-o", "chart.pdf"], "the output chart.pdf is no chart"),
-        (["--methods", "dsi"], "dsi cannot run under load"),
-        (["--methods", "nothing"], "there is no method 'nothing'"),
-    ],
-)
-@pytest.mark.usefixtures("shared_clusters")
-def test_wrong_values_are_refused_in_one_line(capsys, db, words, error):
-    code, out, err = call(capsys, *LOAD, *words, *db)
-    assert (code, out) == (2, "")
-    assert error in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from app.service import Service
 from app.tabs.experiments import AT_ONCE, HERE, RATE, TIMES, LoadSettings, load_plan, servable
-from app.tabs.load import LoadTab
+from app.tabs.lab import LoadTab
 from engine.errors import UsageError
 from traces.requests import load_of
 
@@ -40,7 +40,7 @@ def service():
 @pytest.fixture(scope="module")
 def page(service):
     with gr.Blocks():
-        return LoadTab(lambda: service)
+        return LoadTab(service)
 
 
 def test_every_method_is_served_with_every_batch_size_beside_plain_decoding(page, service):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from app.pairs import TOY, usual
-from app.tabs.plan import FormError, further_prompts, make_requests, passes_of
+from app.tabs.requests import FormError, further_prompts, make_requests, passes_of
 from engine.checkpoints.forms import usual_form
 from engine.methods import METHODS
 from engine.simulate.profile import Profile, profiles

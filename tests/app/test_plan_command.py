@@ -124,21 +124,3 @@ def test_a_load_that_does_not_fit_is_one_line_before_a_worker_starts(capsys, db,
         "the weights take 62.4 MB in the memory of this machine, of which 60.0 MB are free; --dtype bfloat16"
         in err
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--memory", "9999=1GB"], "must name a device from 0 to"),
-        (["--context", "0"], "--context is 0; it must be at least 1 and at most 2304"),
-        (["--dtype", "int3"], "there is no dtype 'int3'; choose one of auto, float32, bfloat16"),
-        (["--tp", "999"], "tp is 999; it must be at least 1"),
-        (["--drafter", "x"], "a drafter (x) without a target"),
-        (["--head", "nowhere"], "nowhere is no directory"),
-    ],
-)
-def test_wrong_options_are_one_line(capsys, words, message):
-    code, _, err = call(capsys, "plan", "--device", "cpu", *words)
-    assert code in (1, 2)
-    assert err.count("\n") == 1
-    assert message in err

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app.tabs import playground, races
-from app.tabs.chat import Chat
-from app.tabs.picker import contents, control_of
+from app.tabs import chat as conversations
+from app.tabs import playground
+from app.tabs.chat import Chat, Streams
+from app.tabs.form import contents, control_of
 from app.tabs.playground import Playground
-from app.tabs.races import Streams
 from engine.errors import ModelError, UsageError
 from engine.methods import METHODS
 from engine.methods.registry import Setting
@@ -26,12 +26,6 @@ def built():
     """The playground's components, which all tests share."""
     with gr.Blocks():
         return Playground(None)
-
-
-@pytest.fixture
-def page(built, service):
-    built.service = service
-    return built
 
 
 def given(page, **changed) -> list:
@@ -244,7 +238,7 @@ def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
 
 
 def test_a_stream_that_nobody_reads_to_its_end_does_not_hold_up_the_next_one(monkeypatch) -> None:
-    monkeypatch.setattr(races, "END_S", 0.05)
+    monkeypatch.setattr(conversations, "END_S", 0.05)
     streams = Streams()
 
     async def once():

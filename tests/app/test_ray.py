@@ -11,8 +11,8 @@ import pytest
 from app.ray import Ray
 from app.tabs import playground
 from app.tabs.form import Form, build_settings
-from app.tabs.plan import FormError, make_requests
 from app.tabs.playground import Playground
+from app.tabs.requests import FormError, make_requests
 from engine.cluster import ray_cluster, ray_connect
 from engine.errors import SpecScopeError, WorkerDied
 from tests.app.commands import call
@@ -27,12 +27,6 @@ HEAD = "10.0.0.1:6379"
 def built():
     with gr.Blocks():
         return Playground(None, ray=Ray(HEAD))
-
-
-@pytest.fixture
-def page(built, service):
-    built.service = service
-    return built
 
 
 @pytest.fixture
@@ -111,7 +105,6 @@ def test_stop_ends_a_run_on_the_cluster_and_keeps_the_connection(page, opener) -
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--address", HEAD], 2, f"--address '{HEAD}' needs --ray; give both or neither"),
         (["--ray", "--address", "ray://host:1"], 2, "address is 'ray://host:1'; give host:port"),
         (["--ray", "--address", "127.0.0.1:1"], 1, "no Ray cluster answers at 127.0.0.1:1; start its head"),
     ],

@@ -11,11 +11,11 @@ from fastapi.testclient import TestClient
 
 from app import papers, windows
 from app.guard import HEADERS
-from app.routes import PAPERS, address, report_address
+from app.papers import ADDRESS, fill
+from app.routes import address, report_address
 from app.runs import RunRequest
 from app.server import build_app
 from app.service import Service
-from app.tabs.papers import fill
 from engine.trace.jsonl import read_jsonl
 from tests.app.fakes import FakeOpen
 
@@ -144,7 +144,7 @@ MISSING = {
 
 def test_the_papers_page_is_served(client, monkeypatch) -> None:
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
-    answer = client.get(PAPERS)
+    answer = client.get(ADDRESS)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert 'data-paper="parallelspec"' in answer.text
@@ -155,7 +155,7 @@ def test_the_papers_tab_names_the_paper_that_is_computed_and_is_filled_once(monk
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     progress, content = fill(False)
     assert "Computing ParallelSpec, 1 of 1" in progress[1]
-    assert PAPERS in content[1]
+    assert ADDRESS in content[1]
     assert content[2].startswith('<div class="papers">')
     (again,) = fill(True)
     assert all(value == gr.skip() for value in again)

@@ -68,9 +68,6 @@ def test_an_address_that_others_can_reach_needs_a_login_or_unsafe() -> None:
     check_exposure("0.0.0.0", None, unsafe=True)
     with pytest.raises(UsageError, match=r"0\.0\.0\.0.*SPECSCOPE_AUTH or --auth to user:password.*--unsafe"):
         check_exposure("0.0.0.0", None, unsafe=False)
-    for bad in ("ada", "ada:", ":secret"):
-        with pytest.raises(UsageError, match="user:password"):
-            check_exposure("127.0.0.1", bad, unsafe=False)
 
 
 def test_the_server_imports_no_torch_and_gradio_parses_no_sources_for_stubs() -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from app.cli import status
-from app.cli.run import recorded
+from app.cli.common import recorded
 from app.cli.status import ERASE, Status
 from tests.app.commands import VIRTUAL, call
 

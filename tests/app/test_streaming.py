@@ -194,16 +194,7 @@ def test_turn_states(states, turn) -> None:
 
 
 def test_ordinals() -> None:
-    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112)] == [
-        "1st",
-        "2nd",
-        "3rd",
-        "4th",
-        "11th",
-        "12th",
-        "21st",
-        "112th",
-    ]
+    assert " ".join(map(ordinal, (1, 2, 3, 4, 11, 12, 21, 112))) == "1st 2nd 3rd 4th 11th 12th 21st 112th"
 
 
 def test_a_batch_shows_each_sequence_separately(service) -> None:
@@ -217,10 +208,8 @@ def test_a_batch_shows_each_sequence_separately(service) -> None:
     html = pane._sequences()
     assert html.count('<div class="ss-sequence">') == 2
     first, second = html.split("</div>")
-    assert [first.count("ss-token"), second.count("ss-token")] == [
-        (len(commits) + 1) // 2,
-        len(commits) // 2,
-    ]
+    counts = [first.count("ss-token"), second.count("ss-token")]
+    assert counts == [(len(commits) + 1) // 2, len(commits) // 2]
     assert commits[1].text.strip() in second
 
 

@@ -48,17 +48,7 @@ def test_a_sweep_over_rates_has_cells_stored_runs_points_and_a_page(capsys, db, 
 def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "Hi"}\n{"prompt": "A story"}\n')
-    words = [
-        "sweep",
-        "--method",
-        "tree",
-        "--over",
-        "width=2",
-        "--over",
-        "depth=1:2",
-        "--prompt-file",
-        str(file),
-    ]
+    words = f"sweep --method tree --over width=2 --over depth=1:2 --prompt-file {file}".split()
     code, out, _ = call(capsys, *words, *CLUSTER, *db)
     assert code == 0
     first, head, *rows = out.splitlines()
@@ -80,39 +70,6 @@ def test_drafters_are_rows_with_runs_of_their_own(capsys, db, tmp_path):
     with Store(Path(db[1])) as store:
         runs = [store.load(name) for cell in result["cells"] for (name,) in cell["runs"]]
     assert [Path(run.header.drafter_path).name for run in runs] == ["int8"] * 2 + ["drafter"] * 2
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--over", "gamma=1:40", *CLUSTER, "--prompt", "Hi"],
-            "gamma is 40; it must be at least 1 and at most 32",
-        ),
-        (["--over", "gamma", *CLUSTER], "--over 'gamma' is not FIELD=VALUES"),
-        (
-            ["--over", "width=1", *CLUSTER],
-            "speculative has no sweep over 'width'; it has gamma, acceptance_rate, drafter",
-        ),
-        (["--over", "gamma=1", "--over", "gamma=2", *CLUSTER, "--prompt", "Hi"], "gamma is on both axes"),
-        (["--over", "gamma=1"], "the sweep has no prompt"),
-        (["--over", "acceptance_rate=0.5"], "have no models to measure; name a cluster"),
-        (["--over", "drafter=int4", *CLUSTER, "--prompt", "Hi"], "the same for every drafter; measure"),
-        (["--over", "drafter=/small", "--prompt", "Hi"], "a drafter (/small) without a target"),
-        (["--over", "acceptance_rate=1.5", *CLUSTER], "acceptance rate is 1.5"),
-        (["--over", "acceptance_rate=0.5", *CLUSTER, "--prompt", "Hi"], "--prompt: drafts of a given"),
-        (["--over", "acceptance_rate=0.5", *CLUSTER, "--seeds", "9"], "seeds is 9"),
-        (["--over", "gamma=1", *CLUSTER, "--prompt", "Hi", "--passes", "2"], "passes is 2"),
-        (["--over", "gamma=1", "--set", "gamma=2", *CLUSTER, "--prompt", "Hi"], "is an axis of the sweep"),
-        (["--over", "gamma=1", "--set", "x=2", *CLUSTER, "--prompt", "Hi"], "has no field 'x'"),
-        (["--over", "gamma=1", "--profile", "none", "--prompt", "Hi"], "there is no profile 'none'"),
-        (["--over", "acceptance_rate=0.5", *CLUSTER, "-o", "/none/x.html"], "the folder of the output"),
-    ],
-)
-def test_wrong_use_is_one_line_and_exit_code_2(capsys, db, words, message):
-    code, out, err = call(capsys, "sweep", "--method", "speculative", *words, *db)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
 
 
 def test_a_sweep_without_any_number_is_bad_use(capsys, db):

@@ -55,24 +55,6 @@ def test_stored_replays_open_in_viewer_and_report(capsys, stored, tmp_path):
     assert "what-if of sample-speculative" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere", *PROFILE], "there is no run 'nowhere'"),
-        (["sample-speculative"], "there is no profile 'sample-2xGPU'"),
-        (["sample-speculative", *PROFILE, "--method", "none"], "there is no method 'none'"),
-        (["sample-speculative", *PROFILE, "--set", "gamma=99"], "gamma is 99"),
-        (["sample-speculative", *PROFILE, "--set", "gamma"], "is not FIELD=VALUE"),
-        (["sample-speculative", *PROFILE, "--devices", "0"], "--devices is 0; it must be at least 1"),
-        (["sample-speculative", *PROFILE, "--profile-pair", "x"], "has no pair 'x'"),
-    ],
-)
-def test_wrong_use_is_one_line_and_exit_code_2(capsys, stored, words, message):
-    code, _, err = call(capsys, "whatif", *words, *stored)
-    assert (code, err.count("\n")) == (2, 1)
-    assert message in err
-
-
 FILES = Path(__file__).parents[1] / "traces" / "imported"
 CLUSTERS = [
     (["--profile", "pearl-4xA100", "--method", "pearl"], "pearl", {}),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from app.bench.figures import Bar, Figure, Note
-from app.cli import common
+from app.cli import options as shared
 from app.cli.bench import progress, report
 
 Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mapping[str, Any]]]
@@ -16,15 +16,13 @@ Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mappi
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that all scripts have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    common.add_json(parser)
+    shared.add_options(parser, shared.JSON)
     return parser
 
 
 def main(parser: argparse.ArgumentParser, measure: Measure, bars: Mapping[str, Bar]) -> None:
-    """Measure, and print the figures with their bars."""
     args, begun = parser.parse_args(), time.perf_counter()
     with progress() as note:
         figures, facts = measure(args, note)

@@ -12,7 +12,7 @@ import pytest
 
 import engine
 from app.main import main
-from app.tabs.picker import control_of
+from app.tabs.form import control_of
 from engine import methods
 from engine.heads import kinds
 from engine.methods import METHODS

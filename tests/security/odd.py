@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import os
 import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -65,6 +69,35 @@ def returns_or_refuses(call: Callable[[], object]) -> None:
     except SpecScopeError as error:
         one_line(str(error))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _GROWTH
+
+
+def refused(call: Callable[[], object], kind: type[SpecScopeError] = SpecScopeError) -> str:
+    """Return the error of a call, checked to be of a kind and one line."""
+    with pytest.raises(kind) as error:
+        call()
+    return one_line(str(error.value))
+
+
+SPECIAL = ("/dev/zero", "/dev/stdin", "pipe", "directory", "loop", "nothing", "large")
+
+
+def put(path: Path, kind: str) -> None:
+    """Put a device, pipe, directory, link loop, nothing or 8 GiB in place of a file."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "large":
+        path.touch()
+        os.truncate(path, 1 << 33)
+    elif kind != "nothing":
+        path.symlink_to(path if kind == "loop" else kind)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change fields of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def one_line(message: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 
 import pytest
@@ -12,37 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from engine.errors import SpecScopeError, UsageError
+from engine.errors import UsageError
 from engine.heads.files import check_head, read_head
 from engine.heads.kinds import KINDS
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.model.tiny import reference, save
-from tests.security.odd import BOUNDED, one_line, returns_or_refuses, spoiled
+from tests.security.odd import BOUNDED, SPECIAL, edit, put, refused, returns_or_refuses, spoiled
 
 torch.set_num_threads(1)
 WEIGHTS = "model.safetensors"
-NAMES = (
-    *("0.0.linear.weight", "9999999999.0.linear.weight", "0.9999999999.linear.weight", "٣.0.linear.weight"),
-    *("1" * 5000 + ".0.linear.weight", "hydra_mlp.0.1.linear.weight", "hydra_mlp.99.1.linear.weight"),
-    *(
-        "hydra_lm_head.0.weight",
-        "medusa_head.0.0.linear.weight",
-        "medusa_head.x",
-        "fc.weight",
-        "fusion_fc.weight",
-    ),
-    *(
-        "midlayer.x",
-        "d2t",
-        "t2d",
-        "lm_head.weight",
-        "layers.1.x",
-        "x\ny",
-        "\x1b[2J",
-        "prefix_embeding_layer\n",
-        "",
-    ),
+HYDRA = "hydra_mlp.0.1.linear.weight hydra_mlp.99.1.linear.weight hydra_lm_head.0.weight"
+MEDUSA = "0.0.linear.weight 9999999999.0.linear.weight 0.9999999999.linear.weight ٣.0.linear.weight"
+OTHERS = (
+    "medusa_head.0.0.linear.weight medusa_head.x fc.weight fusion_fc.weight midlayer.x d2t t2d lm_head.weight"
 )
+ODD = ("1" * 5000 + ".0.linear.weight", "layers.1.x", "x\ny", "\x1b[2J", "prefix_embeding_layer\n", "")
+NAMES = (*HYDRA.split(), *MEDUSA.split(), *OTHERS.split(), *ODD)
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +41,6 @@ def made(tmp_path_factory):
 def head(made, tmp_path):
     """Return a function that copies the head of a kind, to be spoiled."""
     return lambda kind: shutil.copytree(made[1] / kind, tmp_path / kind)
-
-
-def refused(call) -> str:
-    with pytest.raises(SpecScopeError) as error:
-        call()
-    return one_line(str(error.value))
-
-
-def edit(path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize(
@@ -126,16 +100,10 @@ def test_an_absurd_size_of_the_layer_is_refused_or_ignored(made, head, name, val
 
 
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS])
-@pytest.mark.parametrize("kind", ["zero", "pipe", "directory"])
-def test_a_device_pipe_or_directory_in_place_of_a_file_is_refused(made, head, name, kind):
+@pytest.mark.parametrize("kind", [kind for kind in SPECIAL if kind != "nothing"])
+def test_anything_else_in_place_of_a_file_is_refused(made, head, name, kind):
     path = head("medusa")
-    (path / name).unlink()
-    if kind == "pipe":
-        os.mkfifo(path / name)
-    elif kind == "directory":
-        (path / name).mkdir()
-    else:
-        (path / name).symlink_to("/dev/zero")
+    put(path / name, kind)
     refused(lambda: read_head(path, made[0]))
 
 

@@ -33,14 +33,14 @@ RUN = ["run", "--method", "autoregressive", "--prompt", "Hi", "--target", MODEL,
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give every test an empty cache."""
     folder = tmp_path / "home" / "hub"
-    for name in (
+    for name in [
         "HF_TOKEN",
         "HF_HUB_OFFLINE",
         "TRANSFORMERS_OFFLINE",
         "http_proxy",
         "HTTP_PROXY",
         "ALL_PROXY",
-    ):
+    ]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(folder.parent))
     monkeypatch.setenv("HF_HUB_CACHE", str(folder))
@@ -126,14 +126,8 @@ def test_a_download_continues_after_a_broken_connection(hub: Hub) -> None:
 
 
 def test_only_needed_files_are_downloaded_and_only_once(hub: Hub, cache: Path) -> None:
-    more = (
-        "pytorch_model.bin",
-        "modeling_evil.py",
-        "onnx/config.json",
-        "consolidated.safetensors",
-        "README.md",
-    )
-    hub.files |= dict.fromkeys(more, b"x")
+    more = "pytorch_model.bin modeling_evil.py onnx/config.json consolidated.safetensors README.md"
+    hub.files |= dict.fromkeys(more.split(), b"x")
     reports: list[Progress] = []
     folder = resolve(MODEL, reports.append)
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
@@ -172,11 +166,7 @@ def test_an_invalid_hub_id_sends_no_request(hub: Hub, model: str) -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "message"),
     [
-        (
-            404,
-            {"X-Error-Code": "RepoNotFound"},
-            "has no such model, or only for a login; check the name, or set HF_TOKEN",
-        ),
+        (404, {"X-Error-Code": "RepoNotFound"}, "or only for a login; check the name, or set HF_TOKEN"),
         (401, {}, "has no such model, or only for a login; check the name, or set HF_TOKEN"),
         (
             403,

@@ -25,7 +25,7 @@ from traces.store import Store
 from traces.view.document import view_model
 
 LINES = tuple(to_json(event) for event in sample_trace("llma").events())
-EVENTS = (
+EVENTS = [
     "header",
     "piece",
     "span",
@@ -36,7 +36,7 @@ EVENTS = (
     "copied",
     "occupancy",
     "footer",
-)
+]
 
 
 def changed(event: str, footer: bool = True, **fields: object) -> list[str]:

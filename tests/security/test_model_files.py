@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
+from functools import partial
 
 import pytest
 import torch
@@ -14,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.checkpoints import catalog, checkpoint
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
-from engine.errors import ModelError, SpecScopeError
+from engine.errors import ModelError
 from tests.engine.model.tiny import reference, save
-from tests.security.odd import BOUNDED, one_line, returns_or_refuses, spoiled
+from tests.security import odd
+from tests.security.odd import BOUNDED, SPECIAL, edit, put, returns_or_refuses, spoiled
 
 torch.set_num_threads(1)
+refused = partial(odd.refused, kind=ModelError)
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 FAMILIES = (
     *("llama", "llama3-rope", "yarn-rope", "linear-rope", "mistral-window", "qwen2-window", "qwen3"),
@@ -55,16 +57,6 @@ def bundled(tmp_path_factory):
 
 def write(path, document) -> None:
     path.write_text(json.dumps(document))
-
-
-def edit(path, **changes) -> None:
-    write(path, json.loads(path.read_text()) | changes)
-
-
-def refused(call, kind: type[SpecScopeError] = ModelError) -> str:
-    with pytest.raises(kind) as error:
-        call()
-    return one_line(str(error.value))
 
 
 def rope(**fields):
@@ -156,7 +148,7 @@ def test_sizes_are_checked_before_torch_or_transformers_use_them(model, monkeypa
 
     edit(model / "config.json", num_hidden_layers=10**9, rope_theta=5)
     monkeypatch.setattr(transformers.AutoConfig, "for_model", never)
-    monkeypatch.setattr("engine.checkpoints.load.Checkpoint", never)
+    monkeypatch.setattr("engine.checkpoints.loader.Checkpoint", never)
     assert "num_hidden_layers" in refused(lambda: load(model))
 
 
@@ -180,16 +172,9 @@ def test_deeply_nested_or_too_long_json_is_refused(model, content):
 
 
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS, INDEX])
-@pytest.mark.parametrize("kind", ["/dev/zero", "pipe", "directory", "loop"])
-def test_a_device_pipe_directory_or_link_loop_is_refused(model, name, kind):
-    path = model / name
-    path.unlink(missing_ok=True)
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        path.symlink_to(path if kind == "loop" else kind)
+@pytest.mark.parametrize("kind", SPECIAL[:-2])
+def test_anything_else_in_place_of_a_file_is_refused(model, name, kind):
+    put(model / name, kind)
     refused(lambda: load(model))
 
 

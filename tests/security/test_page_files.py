@@ -195,14 +195,14 @@ def test_no_address_serves_or_takes_files_runs_handlers_directly_or_fetches_from
     reads += " dev/reload runs vibe-code custom_component/x/client/y/z.js call/x/y stream/a/b/1/playlist.m3u8"
     for name in reads.split():
         assert client.get(f"/gradio_api/{name}").status_code == 404, name
-    for path in (
+    for path in [
         "/monitoring",
         "/monitoring/summary",
         "/logout",
         "/login",
         "/pwa_icon",
         "/gradio_api/Upload",
-    ):
+    ]:
         assert client.get(path).status_code == 404, path
 
 

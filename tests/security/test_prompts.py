@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app.cli import clusters
+from app.cli import common
 from app.main import main
-from app.tabs.plan import FormError, make_requests
+from app.tabs.requests import FormError, make_requests
 from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS, PER_TOKEN
 from engine.checkpoints.pair import Pair
 from engine.cluster.prompts import encode, ids_of
@@ -129,7 +129,7 @@ def test_the_page_refuses_too_many_further_prompts(typed: str) -> None:
 def test_the_command_line_refuses_a_file_of_4_mb_before_models_load(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(clusters, "open_cluster", lambda args: pytest.fail("models load"))
+    monkeypatch.setattr(common, "open_cluster", lambda args: pytest.fail("models load"))
     file = tmp_path / "prompt.txt"
     file.write_text("[" * HUGE)
     words = ["run", "--method", "autoregressive", "--db", str(tmp_path / "x.db")]

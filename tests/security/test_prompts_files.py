@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from app.cli.prompts import read_prompts
+from app.cli.inputs import read_prompts
 from tests.security.commands import command, use_models
 from tests.traces.samples import sample_trace
 from traces.store import Store

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafting.static import FOLDER, MOST_NODES, tree
 from engine.errors import UsageError
-from tests.security.odd import BOUNDED, ODD, one_line, returns_or_refuses
+from tests.security.odd import BOUNDED, ODD, SPECIAL, put, refused, returns_or_refuses
 
 
 @pytest.fixture
@@ -23,12 +21,6 @@ def written(tmp_path):
         return str(path)
 
     return write
-
-
-def refused(name: str) -> str:
-    with pytest.raises(UsageError) as error:
-        tree(name)
-    return one_line(str(error.value))
 
 
 def path_of(depth: int) -> str:
@@ -58,19 +50,14 @@ def path_of(depth: int) -> str:
     ],
 )
 def test_an_invalid_tree_is_refused(written, content, message):
-    assert message in refused(written(content))
+    assert message in refused(lambda: tree(written(content)), UsageError)
 
 
-@pytest.mark.parametrize("kind", ["/dev/zero", "/dev/stdin", "pipe", "directory", "nothing"])
-def test_a_device_pipe_or_directory_as_a_tree_is_refused(tmp_path, kind):
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_anything_else_in_place_of_a_tree_is_refused(tmp_path, kind):
     path = tmp_path / "x.toml"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    elif kind != "nothing":
-        path.symlink_to(kind)
-    assert str(path) in refused(str(path))
+    put(path, kind)
+    assert str(path) in refused(lambda: tree(str(path)), UsageError)
 
 
 @pytest.mark.parametrize(

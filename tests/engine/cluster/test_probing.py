@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import engine
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster import measurements, probing
 from engine.cluster.measurements import measured_path, read_curve, read_probe, write_curve, write_probe

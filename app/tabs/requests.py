@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from app import pairs
@@ -14,7 +15,7 @@ from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_promp
 from engine.checkpoints.forms import FORMS, usual_form
 from engine.errors import ModelError, PairError, UsageError, shown
 from engine.layout import Layout
-from engine.methods import METHODS, Method, find
+from engine.methods import METHODS, find
 from engine.simulate.profile import Profile, profiles
 from engine.types import Limits, Sampling
 
@@ -40,6 +41,17 @@ class FormError(UsageError):
         self.where = where
 
 
+@contextmanager
+def _part(where: str) -> Iterator[None]:
+    """Blame errors of use on a part of the form."""
+    try:
+        yield
+    except FormError:
+        raise
+    except UsageError as error:
+        raise FormError(where, error) from None
+
+
 class Choice(NamedTuple):
     """One pane of the comparison: a method, its settings, and further prompts of its batch."""
 
@@ -51,24 +63,38 @@ class Choice(NamedTuple):
     def title(self) -> str:
         return METHODS[self.method].title
 
+    @property
+    def settings(self) -> Any:
+        return METHODS[self.method].configure(self.config)
+
+    @property
+    def layout(self) -> Layout:
+        return METHODS[self.method].layout(self.settings)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the baseline of a batch."""
+        plain, settings = METHODS[self.method].plain, self.settings
+        return bool(plain) and all(getattr(settings, name) == value for name, value in plain.items())
+
+    @property
+    def conditions(self) -> tuple[str, Sequence[str], int]:
+        return self.method, self.prompts, self.layout.batch
+
 
 def read_choices(value: str | None) -> list[Choice]:
     choices = [_choice(row) for row in _rows(value)]
     if not 1 <= len(choices) <= MOST_METHODS:
         raise UsageError(f"{len(choices)} methods are chosen; choose 1 to {MOST_METHODS}")
-    for i, choice in enumerate(choices):
-        if any(_same(choice, other) for other in choices[:i]):
+    known = list[Any]()
+    for choice in choices:
+        same = (choice.method, choice.prompts, choice.settings)
+        if same in known:
             raise UsageError(
                 f"{choice.title} is chosen twice with the same settings; change one, or take it out"
             )
+        known.append(same)
     return choices
-
-
-def _same(one: Choice, other: Choice) -> bool:
-    method = METHODS[one.method]
-    return (one.method, one.prompts) == (other.method, other.prompts) and method.configure(
-        one.config
-    ) == method.configure(other.config)
 
 
 def _rows(value: str | None) -> list[Any]:
@@ -81,20 +107,16 @@ def _rows(value: str | None) -> list[Any]:
 
 
 def _choice(row: Any) -> Choice:
+    """Return a choice with the given settings, converted and checked; an error names the method."""
     if not isinstance(row, dict) or not isinstance(row.get("config", {}), dict):
         raise UsageError(f"{shown(row)} is not a choice of a method; reload the page")
-    method = find(str(row.get("method")))
-    prompts = further_prompts(str(row.get("prompts") or "")) if method.batched else []
-    return Choice(method.key, checked(method, row.get("config", {})), tuple(prompts))
-
-
-def checked(method: Method, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the given settings, converted and checked; an error names the method."""
+    method, given = find(str(row.get("method"))), row.get("config", {})
     try:
         config = method.configure(given)
     except UsageError as error:
         raise UsageError(f"{method.title}: {error}") from None
-    return {name: getattr(config, name) for name in given}
+    prompts = further_prompts(str(row.get("prompts") or "")) if method.batched else []
+    return Choice(method.key, {name: getattr(config, name) for name in given}, tuple(prompts))
 
 
 def further_prompts(typed: str | None) -> list[str]:
@@ -103,12 +125,14 @@ def further_prompts(typed: str | None) -> list[str]:
 
 
 def with_baselines(choices: Iterable[Choice]) -> list[Choice]:
-    chosen = list(choices)
-    complete: list[Choice] = []
+    """Return the choices, each batch after the plain decoding of the same prompts."""
+    chosen, complete = list(choices), list[Choice]()
     for choice in chosen:
-        plain = _plain(choice)
-        if plain and _conditions(plain) not in map(_conditions, filter(_is_plain, [*chosen, *complete])):
-            complete.append(plain)
+        baseline = METHODS[choice.method].plain
+        if choice.prompts and baseline and not choice.is_plain:
+            plain = choice._replace(config={**choice.config, **baseline})
+            if plain.conditions not in [one.conditions for one in (*chosen, *complete) if one.is_plain]:
+                complete.append(plain)
         complete.append(choice)
     if len(complete) > MOST_RUNS:
         raise UsageError(
@@ -116,25 +140,6 @@ def with_baselines(choices: Iterable[Choice]) -> list[Choice]:
             "compared: choose fewer methods"
         )
     return complete
-
-
-def _plain(choice: Choice) -> Choice | None:
-    """Return the baseline of a batch; None for a run of one prompt and for a baseline."""
-    method = METHODS[choice.method]
-    if not choice.prompts or not method.plain or _is_plain(choice):
-        return None
-    return choice._replace(config={**choice.config, **method.plain})
-
-
-def _is_plain(choice: Choice) -> bool:
-    method = METHODS[choice.method]
-    config = method.configure(choice.config)
-    return bool(method.plain) and all(getattr(config, name) == v for name, v in method.plain.items())
-
-
-def _conditions(choice: Choice) -> tuple[str, Sequence[str], int]:
-    method = METHODS[choice.method]
-    return choice.method, choice.prompts, method.layout(method.configure(choice.config)).batch
 
 
 def make_requests(
@@ -146,25 +151,26 @@ def make_requests(
     max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`), target,
     drafting (a form of the target's weights, `usual` or `other`), drafter, head.
     """
-    try:
+    with _part("methods"):
         choices = with_baselines(read_choices(values["methods"]))
-    except UsageError as error:
-        raise FormError("methods", error) from None
-    _check_size(choices, messages)
-    sampling, limits = _sampling(values), _limits(values)
-    place = {**_place(values, ray), **_models(values, choices)}
+    further = [_further(choice, messages) for choice in choices]
+    with _part("prompt"):
+        check_prompt(messages)  # for any model; the engine checks the context later
+    for choice, prompts in zip(choices, further, strict=True):
+        _check_size(choice, prompts)
+    with _part("sampling"):
+        heat, nucleus = _number(values, "temperature"), _number(values, "top_p")
+        sampling = Sampling(heat, _whole(values, "top_k"), nucleus, _whole(values, "seed"))
+        stop = tuple(line for line in (values["stop"] or "").splitlines() if line)
+        limits = Limits(_whole(values, "max_new_tokens"), stop)
+    with _part("place"):
+        place = _place(values, ray)
+    with _part("models"):
+        place |= _own_models(values, choices) if values["models"] == OWN else _pair(values, choices)
+    prompt, more = [dict(m) for m in messages], {"sampling": sampling, "limits": limits, "group": group}
     return [
-        RunRequest(
-            method=choice.method,
-            prompt=[dict(m) for m in messages],
-            further=_further(choice, messages),
-            config=choice.config,
-            sampling=sampling,
-            limits=limits,
-            group=group,
-            **place,
-        )
-        for choice in choices
+        RunRequest(choice.method, prompt, prompts, choice.config, **more, **place)
+        for choice, prompts in zip(choices, further, strict=True)
     ]
 
 
@@ -175,52 +181,20 @@ def passes_of(values: Mapping[str, Any]) -> int:
     return 1 if values["runtime"] == VIRTUAL else int(passes)
 
 
-def _check_size(choices: Sequence[Choice], messages: Sequence[Mapping[str, str]]) -> None:
-    """Refuse prompts that are too long for any model; the engine checks the context later."""
-    try:
-        check_prompt(messages)
-    except UsageError as error:
-        raise FormError("prompt", error) from None
-    for choice in choices:
-        further = _further(choice, messages)
-        size = sum(map(characters, further))
-        if len(further) >= MOST_PROMPTS or size > MOST_CHARACTERS:
-            raise FormError(
-                "methods",
-                f"{choice.title}: {len(further)} further prompts have {size} characters in all; there may be "
-                f"{MOST_PROMPTS - 1} with {MOST_CHARACTERS}",
-            )
-
-
 def _further(choice: Choice, messages: Sequence[Mapping[str, str]]) -> tuple[list[dict[str, str]], ...]:
     """Return the further prompts of a batch, each after the same system prompt."""
     system = [dict(m) for m in messages if m["role"] == "system"]
     return tuple([*system, {"role": "user", "content": prompt}] for prompt in choice.prompts)
 
 
-def _layout(choice: Choice) -> Layout:
-    method = METHODS[choice.method]
-    return method.layout(method.configure(choice.config))
-
-
-def _sampling(values: Mapping[str, Any]) -> Sampling:
-    try:
-        return Sampling(
-            temperature=_number(values, "temperature"),
-            top_k=_whole(values, "top_k"),
-            top_p=_number(values, "top_p"),
-            seed=_whole(values, "seed"),
+def _check_size(choice: Choice, prompts: Sequence[Any]) -> None:
+    size = sum(map(characters, prompts))
+    if len(prompts) >= MOST_PROMPTS or size > MOST_CHARACTERS:
+        raise FormError(
+            "methods",
+            f"{choice.title}: {len(prompts)} further prompts have {size} characters in all; there may be "
+            f"{MOST_PROMPTS - 1} with {MOST_CHARACTERS}",
         )
-    except UsageError as error:
-        raise FormError("sampling", error) from None
-
-
-def _limits(values: Mapping[str, Any]) -> Limits:
-    stop = tuple(line for line in (values["stop"] or "").splitlines() if line)
-    try:
-        return Limits(max_new_tokens=_whole(values, "max_new_tokens"), stop=stop)
-    except UsageError as error:
-        raise FormError("sampling", error) from None
 
 
 def _number(values: Mapping[str, Any], name: str) -> float:
@@ -240,53 +214,47 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
 def _place(values: Mapping[str, Any], ray: Ray | None) -> dict[str, Any]:
     if values["runtime"] == RUNTIME:
         if ray is None:
-            raise FormError("place", "this playground has no Ray cluster; start it with specscope play --ray")
+            raise UsageError("this playground has no Ray cluster; start it with specscope play --ray")
         return {"runtime": RUNTIME, "address": ray.address}
     if values["runtime"] != VIRTUAL:
         return {"runtime": values["runtime"]}
     profile, pair = values["profile"], values["profile_pair"]
-    try:
-        if not profile:
-            raise UsageError("no cluster is chosen; choose one from the list")
-        Profile.load(profile).latency(pair)
-    except UsageError as error:
-        raise FormError("place", error) from None
+    if not profile:
+        raise UsageError("no cluster is chosen; choose one from the list")
+    Profile.load(profile).latency(pair)
     return {"runtime": VIRTUAL, "profile": profile, "profile_pair": pair}
 
 
-def _models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-    if values["models"] != OWN:
-        return _pair(values, choices)
+def _own_models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
     target, heads = str(values["target"] or "").strip(), lines_of(values["head"])
     if not target:
-        raise FormError(
-            "models",
-            "the target is empty; give a model's name, folder, .gguf file or hub id, or choose a pair from the list",
+        raise UsageError(
+            "the target is empty; give a model's name, folder, .gguf file or hub id, or choose a pair from the list"
         )
-    needed = any(_layout(choice).needs_drafter for choice in choices)
+    needed = any(choice.layout.needs_drafter for choice in choices)
     drafters = _drafters(values) or ((usual_form(),) if needed and values["drafting"] == USUAL else ())
     if needed and not drafters:
-        raise FormError(
-            "models", "the drafter is empty; name a model, or choose the target's own weights in 4 or 8 bits"
+        raise UsageError(
+            "the drafter is empty; name a model, or choose the target's own weights in 4 or 8 bits"
         )
-    if not heads and (users := [choice.title for choice in choices if _layout(choice).head]):
-        raise FormError("models", f"the drafting head is empty; {users[0]} needs one")
+    if not heads and (users := [choice.title for choice in choices if choice.layout.head]):
+        raise UsageError(f"the drafting head is empty; {users[0]} needs one")
     return {"target": target, "drafter": drafters, "head": heads}
 
 
 def _pair(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
     name = values["models"]
     if name not in pairs.NAMES:
-        raise FormError("models", "no models are chosen; choose a pair from the list")
+        raise UsageError("no models are chosen; choose a pair from the list")
     for choice in choices:
-        if lacking := pairs.lacks(name, _layout(choice)):
+        if lacking := pairs.lacks(name, choice.layout):
             message = (
                 f"{choice.title} needs {lacking} with these settings, and {pairs.label(name)} has none; "
                 "choose another method or other models"
             )
             raise FormError("methods", message)
     if values["drafting"] == OTHER:
-        raise FormError("models", "another drafter needs a target of your own; choose My own and name both")
+        raise UsageError("another drafter needs a target of your own; choose My own and name both")
     return {"pair": name, "drafter": _drafters(values)}
 
 

@@ -1,0 +1,150 @@
+"""Options that several commands share, each declared once, and the values that they stand for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UsageError, shown
+from engine.types import Limits, Sampling
+
+Options = Mapping[str, tuple[Any, str, str]]
+"""Flags -> default (or a type: no default), metavar, help. False is a switch, a list repeatable."""
+
+JSON: Options = {"--json": (False, "", "print one JSON object")}
+DATABASE: Options = {"--db": (Path, "FILE", "trace database (default: the user's own)")}
+PAIR: Options = {
+    "--pair": (str, "NAME", "a model of `specscope models`, or bundled, a toy (smollm2 if it is here)"),
+}
+MODELS: Options = PAIR | {
+    "--target": (str, "PATH", "directory, .gguf file, short name or hub id, instead of the pair"),
+    "--drafter": (
+        list,
+        "PATH",
+        "its drafter, or int4 or int8 for the target in fewer bits; repeatable (dsi)",
+    ),
+    "--head": (
+        list,
+        "PATH",
+        "a drafting head of the target; repeatable: a method uses the first of its kind",
+    ),
+}
+RUNTIME: Options = {
+    "--runtime": (str, "NAME", "local-process, local-thread, ray, or virtual (virtual with --profile)"),
+    "--address": (str, "HOST:PORT", "head of a Ray cluster, or auto for this machine's (this machine alone)"),
+    "--profile": (str, "NAME", "latency profile of a virtual cluster: a name or a .toml file"),
+    "--profile-pair": (str, "NAME", "one of the profile's pairs"),
+    "--tokens": ("pair", "SOURCE", "virtual: pair decodes, bernoulli:RATE accepts drafts at a rate (pair)"),
+    "--forward": (
+        "eager",
+        "NAME",
+        "static for fixed shapes, on CUDA as graphs; not run on a GPU yet (eager)",
+    ),
+}
+DEVICES: Options = {
+    "--device": ("auto", "NAME", "auto, cpu or cuda (auto)"),
+    "--dtype": ("auto", "NAME", "of the weights: float32 (CPUs), bfloat16 (GPUs) or auto (auto)"),
+    "--tp": (1, "N", "split the target over N devices, with local-process or ray (1)"),
+    "--drafter-tp": (1, "M", "split the drafter over M devices (1)"),
+    "--memory": ("", "SIZES", "bytes for models by device, as in 0=4GiB,1=4GiB; may split by layers (all)"),
+}
+PROMPT: Options = {
+    "--prompt": (str, "TEXT", "one prompt"),
+    "--prompt-file": (Path, "F", "text with one prompt, or .jsonl: turns, prompt, question or text in a row"),
+}
+GENERATION: Options = {
+    "--limit": (int, "N", "use N rows of the prompt file, taken evenly from its categories"),
+    "--system": (str, "TEXT", "system prompt"),
+    "--max-new-tokens": (128, "N", "generate at most N tokens (128)"),
+    "--stop": ([], "TEXT", "end the output before this text; repeatable"),
+    "--temperature": (0.0, "T", "0 is greedy (0)"),
+    "--top-k": (0, "K", "sample from the K most probable tokens; 0 = all (0)"),
+    "--top-p": (1.0, "P", "sample from the most probable tokens with total probability P (1)"),
+    "--seed": (0, "S", "seed of all draws; prompt i of a file has seed S + i (0)"),
+}
+
+
+def add_options(parser: argparse._ActionsContainer, *tables: Options) -> None:
+    for flags, (default, metavar, text) in (row for table in tables for row in table.items()):
+        kind: dict[str, Any] = {"metavar": metavar, "type": type(default), "default": default}
+        if default is False:
+            kind = {"action": "store_true"}
+        elif default is list or isinstance(default, list):
+            kind = {"metavar": metavar, "action": "append", "default": None if default is list else default}
+        elif isinstance(default, type):
+            kind = {"metavar": metavar, "type": default}
+        parser.add_argument(*flags.split(), help=text, **kind)
+
+
+def add_output(parser: argparse.ArgumentParser, metavar: str, text: str, *, required: bool = False) -> None:
+    parser.add_argument("-o", "--output", type=Path, metavar=metavar, required=required, help=text)
+
+
+def add_method(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
+
+
+def add_methods(parser: argparse.ArgumentParser) -> None:
+    """Add `--methods`, and `--set` with settings that `parse_settings` reads."""
+    parser.add_argument("--methods", required=True, metavar="A,B|all", help="keys with commas, or all")
+    add_settings(parser, "a setting of a method; repeatable", "METHOD.FIELD=VALUE")
+
+
+def add_settings(parser: argparse.ArgumentParser, text: str, metavar: str = "FIELD=VALUE") -> None:
+    parser.add_argument("--set", action="append", default=[], metavar=metavar, dest="fields", help=text)
+
+
+def add_generation(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    add_options(parser.add_mutually_exclusive_group(required=required), PROMPT)
+    add_options(parser, GENERATION)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add what every command that decodes has: models, runtime, devices, database and JSON."""
+    add_options(parser, MODELS, RUNTIME, DEVICES, DATABASE, JSON)
+
+
+def is_measured(args: argparse.Namespace) -> bool:
+    return args.profile is None and args.runtime != "virtual"
+
+
+def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
+    """Return the sampling options, after checking the seeds of all prompts."""
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+    seeded(sampling, prompts - 1)
+    return sampling
+
+
+def seeded(sampling: Sampling, prompt: int) -> Sampling:
+    """Return the sampling of prompt i: seed + i, as for sequence i of a batch."""
+    return replace(sampling, seed=sampling.seed + prompt)
+
+
+def limits_of(args: argparse.Namespace) -> Limits:
+    return Limits(args.max_new_tokens, tuple(args.stop))
+
+
+def parse_fields(fields: list[str]) -> dict[str, Any]:
+    """Return FIELD=VALUE texts as a dict, before the registry converts and checks the values."""
+    parsed: dict[str, Any] = {}
+    for text in fields:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {shown(text)} is not FIELD=VALUE")
+        parsed[name] = value
+    return parsed
+
+
+def parse_settings(fields: list[str], keys: list[str]) -> dict[str, dict[str, Any]]:
+    """Return METHOD.FIELD=VALUE texts as the config of each method."""
+    parsed: dict[str, dict[str, Any]] = {key: {} for key in keys}
+    for name, value in parse_fields(fields).items():
+        key, _, field = name.partition(".")
+        if key not in keys or not field:
+            given = shown(f"{name}={value}").strip("'")
+            raise UsageError(f"--set {given} is not METHOD.FIELD=VALUE with a method of --methods")
+        parsed[key][field] = value
+    return parsed

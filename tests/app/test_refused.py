@@ -1,0 +1,134 @@
+"""Command lines that are refused: the exit code, and one line that names the value and a remedy."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.app.commands import call
+from tests.traces.samples import sample_trace
+from traces.store import Store
+
+CLUSTER = "--profile pearl-4xA100 --max-new-tokens 8"
+NAMES = {
+    "RUN": "run --method pearl --prompt x",
+    "COMPARE": "compare --methods pearl --prompt Hi",
+    "SWEEP": f"sweep --method speculative {CLUSTER}",
+    "MEASURED": "sweep --method speculative",
+    "LOAD": f"load --methods speculative {CLUSTER} --requests 4 --batch 2,1",
+    "WHATIF": "whatif sample-speculative --profile pearl-4xA100",
+    "PLAN": "plan --device cpu",
+    "BENCH": "bench --pair bundled",
+    "VIRTUAL": CLUSTER,
+}
+"""What a word in capitals stands for."""
+LINES = """
+fly                                                    | fly
+compare --methods '' --prompt x                        | --methods is empty
+RUN --runtime warp                                     | there is no runtime 'warp'
+RUN --tp 0                                             | tp is 0; it must be at least 1
+RUN --drafter-tp 999                                   | drafter_tp is 999
+RUN --tp 2 VIRTUAL                                     | instead of virtual
+RUN --profile none                                     | there is no profile 'none'
+RUN --pair none                                        | 'none'
+run --method pearl --prompt-file missing.txt           | missing.txt
+run --method pearl                                     | --prompt
+COMPARE --repeat 0                                     | --repeat is 0; it must be at least 1 and at most 9
+COMPARE --repeat 10                                    | --repeat is 10;
+COMPARE --repeat 2 VIRTUAL                             | --repeat is 2; with --profile it must be 1
+SWEEP --over gamma=1:40 --prompt Hi                    | gamma is 40; it must be at least 1 and at most 32
+SWEEP --over gamma                                     | --over 'gamma' is not FIELD=VALUES
+SWEEP --over width=1                                   | no sweep over 'width'; it has gamma, acceptance_rate, drafter
+SWEEP --over gamma=1 --over gamma=2 --prompt Hi        | gamma is on both axes
+MEASURED --over gamma=1                                | the sweep has no prompt
+MEASURED --over acceptance_rate=0.5                    | have no models to measure; name a cluster
+SWEEP --over drafter=int4 --prompt Hi                  | the same for every drafter; measure
+MEASURED --over drafter=/small --prompt Hi             | a drafter (/small) without a target
+SWEEP --over acceptance_rate=1.5                       | acceptance rate is 1.5
+SWEEP --over acceptance_rate=0.5 --prompt Hi           | --prompt: drafts of a given
+SWEEP --over acceptance_rate=0.5 --seeds 9             | seeds is 9
+SWEEP --over gamma=1 --prompt Hi --passes 2            | passes is 2
+SWEEP --over gamma=1 --set gamma=2 --prompt Hi         | is an axis of the sweep
+SWEEP --over gamma=1 --set x=2 --prompt Hi             | has no field 'x'
+MEASURED --over gamma=1 --profile none --prompt Hi     | there is no profile 'none'
+SWEEP --over acceptance_rate=0.5 -o /none/x.html       | the folder of the output
+LOAD --rate 0                                          | the rate is 0; it must be at least 1e-06
+LOAD --rate 1e-300                                     | the rate is 1e-300; it must be at least
+LOAD --rate nan                                        | the rate is nan
+LOAD --batch 0,2                                       | --batch is 0; it must be at least 1 and at most 64
+LOAD --batch 1,x                                       | --batch is '1,x'; it must be whole numbers
+LOAD --chunk 0                                         | --chunk is 0
+LOAD --itl-ms 0                                        | --tpot-ms is 0
+LOAD --requests 0                                      | --requests is 0
+LOAD -o chart.pdf                                      | the output chart.pdf is no chart
+LOAD --methods dsi                                     | dsi cannot run under load
+LOAD --methods nothing                                 | there is no method 'nothing'
+whatif nowhere --profile pearl-4xA100                  | there is no run 'nowhere'
+whatif sample-speculative                              | there is no profile 'sample-2xGPU'
+WHATIF --method none                                   | there is no method 'none'
+WHATIF --set gamma=99                                  | gamma is 99
+WHATIF --set gamma                                     | is not FIELD=VALUE
+WHATIF --devices 0                                     | --devices is 0; it must be at least 1
+WHATIF --profile-pair x                                | has no pair 'x'
+diff sample-speculative nowhere                        | there is no run 'nowhere'
+runs --limit 0                                         | --limit is 0
+PLAN --memory 9999=1GB                                 | must name a device from 0 to
+PLAN --context 0                                       | --context is 0; it must be at least 1 and at most 2304
+PLAN --dtype int3                                      | no dtype 'int3'; choose one of auto, float32, bfloat16
+PLAN --tp 999                                          | tp is 999; it must be at least 1
+PLAN --drafter x                                       | a drafter (x) without a target
+PLAN --head nowhere                                    | nowhere is no directory
+calibrate -o x.json                                    | x.json; a profile's name must end in .toml
+calibrate -o /nowhere/at/all/x.toml                    | /nowhere/at/all/x.toml does not exist; make it first
+calibrate --drafter d                                  | --drafter d needs --target; give both
+calibrate --target t --pair bundled                    | --pair bundled and --target t exclude each other
+calibrate --pair none                                  | there is no pair 'none'; choose one of bundled
+calibrate --device tpu                                 | there is no device 'tpu'; choose auto, cpu or cuda
+calibrate --target ./no/such/model                     | there is no such directory
+bench --methods llma                                   | --methods llma needs --pair or --target
+bench --limit 3                                        | --limit needs --pair or --target
+bench --runtime ray                                    | --runtime needs --pair or --target
+bench --address auto                                   | --address needs --pair or --target
+BENCH --runtime virtual                                | --runtime virtual computes times; the bench measures
+BENCH --address auto                                   | the runtime is local-process; use the runtime ray
+bench --head x                                         | --head needs --pair or --target
+BENCH --whatif                                         | --whatif needs no other models; leave out --pair
+BENCH --drafters --methods llma                        | --methods llma does not go with --drafters
+BENCH --drafters --head x                              | --head does not go with --drafters; leave it out
+bench --drafters --drafter x                           | --drafter needs --pair or --target
+BENCH --noise                                          | --noise needs --drafters
+bench --peers                                          | --peers needs --pair or --target, a model with a GGUF file
+BENCH --peers --runtime ray                            | --runtime does not go with --peers
+bench --drafters --peers                               | --drafters and --peers exclude each other
+bench --whatif --cuda                                  | --cuda and --whatif exclude each other
+BENCH --methods nothing                                | there is no method 'nothing'
+models get big                                         | choose one of smollm2
+models get                                             | choose one of smollm2
+models remove                                          | choose one of smollm2
+models get smollm2 --patience -1                       | must be at least 0
+play --pair gpt5                                       | choose one of smollm2, bundled
+play --address 10.0.0.1:6379                           | --address '10.0.0.1:6379' needs --ray; give both or neither
+"""
+FAILING = ("--target ./no/such/model", "--head nowhere")
+"""Ends of lines with exit code 1: the files of a model cannot be read."""
+LATE = ("LOAD --methods dsi", "BENCH --address auto")
+"""Lines that are refused after the first progress."""
+
+
+@pytest.mark.usefixtures("shared_clusters")
+@pytest.mark.parametrize("line", LINES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip())
+def test_a_wrong_command_line_is_refused_in_one_line(capsys, db, tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECSCOPE_DB", db[1])
+    with Store(db[1]) as store:
+        store.insert(sample_trace("speculative", tokens=24))
+    given, _, message = line.partition(" | ")
+    words = [part for word in shlex.split(given) for part in shlex.split(NAMES.get(word, "")) or [word]]
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (1 if given.strip().endswith(FAILING) else 2, "")
+    assert message in err
+    if given.strip() not in LATE:
+        assert err.startswith("specscope: ")
+        assert err.count("\n") == 1
+    assert [file.name for file in tmp_path.iterdir() if not file.name.startswith("traces.db")] == []
