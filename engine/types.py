@@ -121,10 +121,10 @@ class Typical(NamedTuple):
 
 
 class RowRef(NamedTuple):
-    """One row of q, (V,) float32, in a worker's slab."""
+    """One row of q, (V,) float32, in a worker's q buffer."""
 
-    slab: str
-    """Name of the slab; the drafter's worker has the same name."""
+    buffer: str
+    """Name of the q buffer; the drafter's worker has the same name."""
     row: int
 
 

@@ -147,7 +147,7 @@ class Execution:
             recording.sequences,
             self.workers.by_model,
             self.workers.drafters,
-            {} if self.begin.sampling.greedy else self.workers.slabs,
+            {} if self.begin.sampling.greedy else self.workers.q_buffers,
             dispatcher,
             clock=recording.clock,
             encode=self.pair.encode_text,

@@ -16,7 +16,7 @@ import torch
 from engine.checkpoints.progress import megabytes
 from engine.errors import ModelError, OutOfMemory, UsageError, shown
 from engine.trace.events import Device
-from engine.worker.jobs import Begin, Room, Taken
+from engine.worker.jobs import AskCaches, Begin, CacheMemory
 from engine.worker.memory import cpu_free
 from engine.worker.worker import Worker
 
@@ -184,7 +184,7 @@ def check_caches(
         run: The run.
     """
     devices = {memory.name(worker.devices[0]): worker.devices[0] for worker in workers}
-    sharing = defaultdict[str, list[Taken]](list)
+    sharing = defaultdict[str, list[CacheMemory]](list)
     for worker, taken in zip(workers, caches_of(workers, models, run.begin), strict=True):
         sharing[memory.name(worker.devices[0])].append(taken)
     for name, caches in sharing.items():
@@ -195,13 +195,15 @@ def check_caches(
             raise _out_of_memory(name, left, caches, run)
 
 
-def caches_of(workers: Sequence[Worker], models: Mapping[str, tuple[str, ...]], begin: Begin) -> list[Taken]:
+def caches_of(
+    workers: Sequence[Worker], models: Mapping[str, tuple[str, ...]], begin: Begin
+) -> list[CacheMemory]:
     """Return what each worker's KV caches hold, and what a run adds; arguments as above."""
-    waits = [worker.prepare(Room(begin, models.get(worker.name, ()))) for worker in workers]
+    waits = [worker.prepare(AskCaches(begin, models.get(worker.name, ()))) for worker in workers]
     return [wait().value for wait in waits]
 
 
-def _out_of_memory(name: str, left: int, caches: Sequence[Taken], run: RunSize) -> OutOfMemory:
+def _out_of_memory(name: str, left: int, caches: Sequence[CacheMemory], run: RunSize) -> OutOfMemory:
     slots = run.begin.slots
     held = sum(taken.held for taken in caches if taken.row)
     row, exact = sum(taken.row for taken in caches), any(taken.exact for taken in caches)

@@ -28,7 +28,7 @@ from engine.layout import Layout
 from engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
 from engine.trace.events import Device
 from engine.worker.jobs import Connect, Facts, Load, Reply
-from engine.worker.shared import Slab
+from engine.worker.shared import QBuffer
 from engine.worker.worker import Worker
 
 Work: TypeAlias = Coroutine[Any, Any, Any]
@@ -44,7 +44,7 @@ class RunWorkers:
     drafters: tuple[str, ...]
     """Each drafting worker's name for its drafter."""
     devices: tuple[Device, ...]
-    slabs: Mapping[str, Slab]
+    q_buffers: Mapping[str, QBuffer]
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Models of the layout by the name of the single worker that holds them."""
 
@@ -91,7 +91,7 @@ class Placement:
         self._groups: dict[str, Ensemble] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
         self._held: list[Part] = []
-        self._slabs: dict[str, Slab] = {}
+        self._q_buffers: dict[str, QBuffer] = {}
         self._connected: set[str] = set()
 
     @property
@@ -167,9 +167,9 @@ class Placement:
         )
         drafting = [worker.name for worker in workers.get("drafter", ())]
         self._connect(drafting)
-        slabs = {name: self._slabs[name] for name in drafting}
+        q_buffers = {name: self._q_buffers[name] for name in drafting}
         models = names_on_workers(assigned, drafters)
-        return RunWorkers(workers, drafters, labelled_devices(assigned, drafters), slabs, models)
+        return RunWorkers(workers, drafters, labelled_devices(assigned, drafters), q_buffers, models)
 
     def check_caches(self, workers: RunWorkers, run: RunSize) -> None:
         """Check that a run's KV caches fit into free memory (see `engine.cluster.memory`)."""
@@ -244,21 +244,21 @@ class Placement:
         return dtype == "float32" or (dtype == "auto" and on_cpu)
 
     def _connect(self, drafting: Sequence[str]) -> None:
-        """Give all workers new slabs if a worker is new or drafts for the first time.
+        """Give all workers new q buffers if a worker is new or drafts for the first time.
 
-        A slab can be mapped only until its handle is closed.
+        A q buffer can be mapped only until its handle is closed.
         """
-        names = {*self._slabs, *drafting}
-        if names == {*self._slabs} and self._connected == {*self._workers}:
+        names = {*self._q_buffers, *drafting}
+        if names == {*self._q_buffers} and self._connected == {*self._workers}:
             return
-        self._slabs = {name: Slab(name, self.vocab_size) for name in names}
+        self._q_buffers = {name: QBuffer(name, self.vocab_size) for name in names}
         try:
-            job = Connect(tuple((s.name, s.path, s.shape) for s in self._slabs.values()))
+            job = Connect(tuple((q.name, q.path, q.shape) for q in self._q_buffers.values()))
             for wait in [worker.prepare(job) for worker in self.workers]:
                 wait()
         finally:
-            for slab in self._slabs.values():
-                slab.close()
+            for q_buffer in self._q_buffers.values():
+                q_buffer.close()
         self._connected = {*self._workers}
 
     def on_loop(self, work: Work) -> Any:

@@ -102,13 +102,13 @@ def probe_of(verify: Curve, traces: Sequence[Trace]) -> Probe | None:
     if not first:
         return None
     most = max(levels for levels, _ in first)
-    whole = [nodes for trace in traces for nodes in _drafts(trace) if _room(trace, nodes) >= most]
+    whole = [nodes for trace in traces for nodes in _drafts(trace) if _remaining(trace, nodes) >= most]
     rests = [rest for trace in traces for rest in _rests(trace)]
     outside = max(0.0, statistics.median(rests)) if rests else 0.0
     return Probe(verify, first, later, outside, rates_of(drafts), orders_of(whole or drafts), len(drafts))
 
 
-def _room(trace: Trace, nodes: Sequence[Decision]) -> int:
+def _remaining(trace: Trace, nodes: Sequence[Decision]) -> int:
     """Return the tokens that the run may still emit when it drafts these nodes."""
     header = trace.header
     return len(header.prompt_ids[0]) + header.limits["max_new_tokens"] - nodes[0].position

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence, watched_head
@@ -210,8 +210,8 @@ class RayCluster:
         while waits(free_by_node()) and time.monotonic() < end:
             time.sleep(0.02)
 
-    def starter(self, device: str, *, cpus: int, gpus: int) -> Callable[[Setup], Any]:
-        """Return a function that starts the actor of a worker on a reserved device.
+    def start(self, setup: Setup, place: Place, *, cpus: int, gpus: int) -> Any:
+        """Start the actor of a worker where its device is reserved.
 
         It takes these processors and GPUs of the reservation; Ray shows it the GPUs.
         """
@@ -219,15 +219,10 @@ class RayCluster:
 
         from engine.runtimes.ray.server import GROUPS, RayServer
 
-        place = self.places[device]
-        options = {
-            "num_cpus": cpus,
-            "num_gpus": gpus,
-            "max_restarts": 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(place.group, place.number),
-        }
+        where = PlacementGroupSchedulingStrategy(place.group, place.number)
+        options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": where}
         actor = self._ray.remote(concurrency_groups=GROUPS)(RayServer).options(**options)
-        return lambda setup: actor.remote(setup, place.bundle.node.name)
+        return actor.remote(setup, place.bundle.node.name)
 
     def watch(self, worker: RayWorker) -> None:
         self._workers.append(worker)

@@ -137,7 +137,7 @@ class RayDevices:
         return found
 
     def _spread(self, targets: int, drafters: int) -> dict[str, list[Assignment]] | None:
-        """Return assignments of split models, the widest first, each to the node with most room.
+        """Return assignments of split models, the widest first, each to the freest node.
 
         Those that were reserved for earlier runs stay. Devices for a drafter are kept free, so that
         all runs have the same ones for the target. None: they do not fit.
@@ -151,11 +151,11 @@ class RayDevices:
         free = [[d for d in devices if d.name not in taken] for devices in self._by_node()]
         further = [(m, ways) for m, (count, ways) in wanted.items() for _ in range(count - len(found[m]))]
         for model, ways in sorted(further, key=lambda group: -group[1]):
-            room = max(free, key=len, default=[])
-            if len(room) < ways:
+            largest = max(free, key=len, default=[])
+            if len(largest) < ways:
                 return None
-            found[model] = [*found[model], ranks_of(tuple(room[:ways]))]
-            del room[:ways]
+            found[model] = [*found[model], ranks_of(tuple(largest[:ways]))]
+            del largest[:ways]
         return {**found, "drafter": found["drafter"][:drafters]}
 
     def _by_node(self) -> list[list[Device]]:
@@ -245,10 +245,10 @@ class RayDevices:
         """Start a worker; the second one on a processor takes none of the reservation."""
         name, on_gpu = _place(member), self.resource == "GPU"
         first = all(other.split("/")[0] != name for other in self._workers)
-        start = self.cluster.starter(name, cpus=int(first and not on_gpu), gpus=int(on_gpu))
         setup = Setup(member.name, member.devices[0], self.options.threads, None)
         place = self.cluster.places[name]
-        worker = RayWorker(setup, place.bundle.node, self.references, start, place.name)
+        actor = self.cluster.start(setup, place, cpus=int(first and not on_gpu), gpus=int(on_gpu))
+        worker = RayWorker(setup, place.bundle.node, self.references, actor, place.name)
         self._workers[member.name] = worker
         self.cluster.watch(worker)
 

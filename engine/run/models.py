@@ -23,7 +23,7 @@ from engine.worker.jobs import PREFILL_ROWS, Export, Import, Judge, JudgeAll, Pr
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher, Gathering, Submission
     from engine.worker.jobs import Chunk, Grown, Job, Reply
-    from engine.worker.shared import Slab
+    from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
 
 
@@ -36,7 +36,7 @@ class Model:
         name: The model's name on its worker: `target`, `drafter`, or the name of a drafting head.
         role: `target` or `drafter`, for the spans.
         remaining: Returns how many tokens the output can still take after a prefix.
-        slab: Rows of q for sampled drafts; None for a target and in a greedy run.
+        q_buffer: Rows of q for sampled drafts; None for a target and in a greedy run.
         gathering: Under load: makes the drafts and verifications of several sequences in one.
     """
 
@@ -47,13 +47,13 @@ class Model:
         name: str,
         role: str,
         remaining: Callable[[Prefix], int],
-        slab: Slab | None = None,
+        q_buffer: QBuffer | None = None,
         gathering: Gathering | None = None,
     ) -> None:
         self.worker, self.name, self.role = worker, name, role
         self._dispatcher = dispatcher
         self._remaining = remaining
-        self._slab = slab
+        self._q_buffer = q_buffer
         self._gathering = gathering
         self._cached: dict[int, np.ndarray] = {}
 
@@ -126,8 +126,8 @@ class Model:
         emitter = self._dispatcher.emitter
         levels = tuple(max(0, min(n, self._remaining(p))) for n, p in zip(depths, prefixes, strict=True))
         shape = Wide(1, max(levels, default=0)) if job.chain else job.shape
-        slab, parents = self._slab if job.sampled else None, 0 if job.chain else shape.parents
-        leases = [slab.lease((parents or n) if n else 0) if slab else None for n in levels]
+        q_buffer, parents = self._q_buffer if job.sampled else None, 0 if job.chain else shape.parents
+        leases = [q_buffer.lease((parents or n) if n else 0) if q_buffer else None for n in levels]
         spans = self._dispatcher.span_ids(max(levels, default=0) * self.lanes)
         if job.chain:
             self._cached |= {p.sequence: p.tokens[: self.held(p)] for p in prefixes}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.checkpoints.text import IncrementalText
     from engine.drafting.ngrams import Lookahead
     from engine.run.dispatch import Dispatcher, Gathering
-    from engine.worker.shared import Slab
+    from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
 
 
@@ -80,7 +80,7 @@ class Run:
         sequences: The sequences to decode, at least one.
         workers: The workers of `target` and of `drafter`.
         drafters: The name of each drafting worker's model: a drafter, or a drafting head.
-        slabs: Rows of q for sampled drafts, by the drafting worker's name; none for a greedy run.
+        q_buffers: For sampled drafts, by the drafting worker's name; none for a greedy run.
         dispatcher: Submits the jobs.
         clock: Returns nanoseconds since the run's start.
         encode: Text -> token ids, without special ones.
@@ -93,7 +93,7 @@ class Run:
         sequences: Seq[Sequence],
         workers: Mapping[str, Seq[Worker]],
         drafters: Seq[str],
-        slabs: Mapping[str, Slab],
+        q_buffers: Mapping[str, QBuffer],
         dispatcher: Dispatcher,
         *,
         clock: Callable[[], int],
@@ -111,7 +111,7 @@ class Run:
             for worker in workers.get("target", ())
         ]
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", remaining, slabs.get(worker.name), gathering)
+            Model(dispatcher, worker, name, "drafter", remaining, q_buffers.get(worker.name), gathering)
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
         self._readers = [drafter for drafter in self.drafters if drafter.name in readers]

@@ -64,7 +64,7 @@ class Ensemble:
         self.kind, self.members, self._route = kind, tuple(members), route
         self._leader = len(members) - 1 if kind == "pipeline" else 0
         self.name = members[self._leader].name
-        """The leader's name: its slab of q is used."""
+        """The leader's name: its q buffer is used."""
         self.devices = tuple(device for member in members for device in member.devices)
 
     @property

@@ -1,7 +1,7 @@
 """Local processes: one worker process per device, on a CPU with a pinned core and one thread.
 
 Jobs and replies are pickled tuples on a socket pair. A prefix is sent as (length kept, new ids):
-both sides remember the last prefix of each sequence. q is never sent: judges read it from the slab.
+both sides remember the last prefix of each sequence. q is never sent: judges read its buffer.
 When a worker dies, its jobs fail with `WorkerDied`, which names the device. A watchdog
 (`engine.runtimes.watchdog`) kills a worker that no longer works on its jobs.
 """

@@ -9,9 +9,11 @@ mask hides. Cache padding is after a sequence's own rows; the number of keys rea
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,7 +29,10 @@ from engine.model.language import LanguageModel, never
 from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
 from engine.types import NO_TREE, Prefix, Sampling, Tree
-from engine.worker.jobs import Begin, Stamp
+from engine.worker.jobs import Begin, Measure, Stamp
+
+if TYPE_CHECKING:
+    from engine.model.decoder import Decoder
 
 NO_DRAFT = NO_TREE
 
@@ -342,3 +347,45 @@ class Alignment:
     def length(self, cached: Mapping[int, int]) -> int:
         """Return the KV length of all sequences of a forward; `cached` rows are without padding."""
         return max((rows + self._padding.get(sequence, 0) for sequence, rows in cached.items()), default=0)
+
+
+def measure(
+    model: LanguageModel, job: Measure, stopped: Callable[[], bool], agree: Callable[[bool], bool] = bool
+) -> tuple[float, ...]:
+    """Return the median seconds of forwards of each number of rows, as far as the time allows.
+
+    The model gets a cache of its own. Numbers that do not fit into the context are left out.
+    `agree` maps whether this device stops to whether all ranks of a split model do.
+    """
+    counts = [rows for rows in job.rows if rows + 1 < model.context]
+    context = min(job.context, model.context - 1 - max(counts))
+    cache = model.new_cache(1, context + max(counts))
+    rows = Rows.chain(0, np.ones(context, dtype=np.int64), 0)
+    model.forward(cache, rows, np.empty(0, dtype=np.int64), stage_io=_stage_io(model, job, context))
+    times: list[list[float]] = [[] for _ in counts]
+    begun = time.perf_counter()
+    for _ in range(job.repeats):
+        for count, seconds in zip(counts, times, strict=True):
+            if times[0] and agree(stopped() or time.perf_counter() - begun > job.seconds):
+                break
+            seconds.append(seconds_of(model, cache, context, count, _stage_io(model, job, count)))
+    return tuple(statistics.median(seconds) for seconds in times if seconds)
+
+
+def _stage_io(model: LanguageModel, job: Measure, rows: int) -> StageIO | None:
+    if job.stage is None:
+        return None
+    stage = cast("Decoder", model)
+    return StageIO(bytes(0 if stage.is_first else rows * stage.shape.width * stage.dtype.itemsize))
+
+
+def seconds_of(
+    model: LanguageModel, cache: Slots, context: int, rows: int, stage_io: StageIO | None
+) -> float:
+    job = Rows.chain(0, np.ones(rows, dtype=np.int64), context)
+    begun = time.perf_counter()
+    cache.keep(0, np.arange(context))
+    out = model.forward(cache, job, np.arange(rows), stage_io=stage_io)
+    if out.logits.shape[1]:
+        out.logits.argmax(-1).tolist()
+    return time.perf_counter() - begun

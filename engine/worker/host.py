@@ -33,9 +33,10 @@ from engine.sampling.rows import Case, read
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.worker.drafting import Drafting, draft, prefill
 from engine.worker.exchange import Exchange, ProcessRanks
-from engine.worker.forwards import NO_DRAFT, Forwards
+from engine.worker.forwards import NO_DRAFT, Forwards, measure
 from engine.worker.jobs import (
     PREFILL_ROWS,
+    AskCaches,
     Begin,
     Connect,
     Drop,
@@ -53,11 +54,9 @@ from engine.worker.jobs import (
     Propose,
     Reply,
     Retire,
-    Room,
     Score,
     Stamp,
 )
-from engine.worker.measure import measure
 from engine.worker.memory import out_of_memory, taken
 from engine.worker.shared import attach
 
@@ -88,13 +87,13 @@ def _discard(row: int, q: torch.Tensor) -> None: ...
 class Host:
     """Models, their KV slots, and the scores kept for judging.
 
-    It writes the slab of q with its name and reads all others.
+    It writes the q buffer with its name and reads all others.
     """
 
     def __init__(self, name: str) -> None:
         self.forwards = Forwards()
         self._name = name
-        self.slabs: dict[str, np.ndarray] = {}
+        self.q_buffers: dict[str, np.ndarray] = {}
         """Rows of q by drafting worker, (R, V) float32."""
         self._exchanges: dict[str, Exchange] = {}
         self._groups: dict[str, Ranks] = {}
@@ -134,14 +133,14 @@ class Host:
             case Load():
                 value = self._load(job)
             case Connect():
-                self.slabs = {name: attach(path, shape) for name, path, shape in job.slabs}
+                self.q_buffers = {name: attach(path, shape) for name, path, shape in job.q_buffers}
             case Join():
                 self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
             case Link():
                 self._groups[job.group] = ProcessRanks(job.path, job.rank, job.ways, job.backend)
             case Begin():
                 self._begin(job)
-            case Room():
+            case AskCaches():
                 value = taken(self.forwards, job)
             case Retire():
                 self.forwards.retire(job.sequence)
@@ -254,12 +253,12 @@ class Host:
         return self._decide(job.judges, logits, job.prefixes, Sampling(), job.best)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
-        out = self.slabs[self._name][row]
+        out = self.q_buffers[self._name][row]
         out[: len(q)] = q.cpu().numpy()
         out[len(q) :] = 0
 
     def _q_row(self, token: DraftToken) -> torch.Tensor | None:
-        return None if token.q is None else torch.from_numpy(self.slabs[token.q.slab][token.q.row])
+        return None if token.q is None else torch.from_numpy(self.q_buffers[token.q.buffer][token.q.row])
 
     def _judge(
         self,

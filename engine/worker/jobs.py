@@ -37,9 +37,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Connect:
-    """Map the slabs of all drafting workers."""
+    """Map the q buffers of all drafting workers."""
 
-    slabs: tuple[tuple[str, str, tuple[int, int]], ...]
+    q_buffers: tuple[tuple[str, str, tuple[int, int]], ...]
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Ask for the memory of KV caches; nothing changes. Value: a `Taken`."""
+class AskCaches:
+    """Ask for the memory of KV caches; nothing changes. Value: a `CacheMemory`."""
 
     begin: Begin
     models: tuple[str, ...]
@@ -254,7 +254,7 @@ Job: TypeAlias = (
     | Join
     | Link
     | Begin
-    | Room
+    | AskCaches
     | Retire
     | Prefill
     | Propose
@@ -266,7 +266,7 @@ Job: TypeAlias = (
     | Drop
     | Measure
 )
-Preparation: TypeAlias = Load | Connect | Join | Link | Room
+Preparation: TypeAlias = Load | Connect | Join | Link | AskCaches
 """Jobs between runs."""
 CONTROL = (Begin, Retire, Judge, Drop, Export)
 """Jobs answered at once; they never wait behind a forward."""
@@ -282,7 +282,7 @@ class Facts(NamedTuple):
     """Most nanoseconds by which times of the worker's device are wrong (`engine.model.clock`)."""
 
 
-class Taken(NamedTuple):
+class CacheMemory(NamedTuple):
     """Memory of a worker's KV caches, in bytes."""
 
     held: int
@@ -303,7 +303,7 @@ class Grown(NamedTuple):
     parent: int
     level: int
     row: int
-    """Slab row of the q it was drawn from; -1 for none."""
+    """Q buffer row of the q it was drawn from; -1 for none."""
     probability: float
     top: tuple[tuple[int, float], ...]
     forward: int

@@ -16,7 +16,7 @@ from engine.checkpoints.progress import megabytes
 from engine.errors import OutOfMemory
 from engine.model.cache import Cache
 from engine.worker.forwards import Forwards, next_size
-from engine.worker.jobs import Job, Load, Room, Taken
+from engine.worker.jobs import AskCaches, CacheMemory, Job, Load
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder with the limit of a container's memory, if it has one."""
@@ -38,7 +38,7 @@ def _container() -> list[int]:
     return [max(0, int(limit) - int(used) + cached)] if limit.strip().isdecimal() else []
 
 
-def taken(forwards: Forwards, job: Room) -> Taken:
+def taken(forwards: Forwards, job: AskCaches) -> CacheMemory:
     begin, caches = job.begin, forwards.caches
     held = {name: _held(cache) for name, cache in caches.items() if isinstance(cache, Cache)}
     kept = forwards.kept_states(begin.features)
@@ -51,7 +51,7 @@ def taken(forwards: Forwards, job: Room) -> Taken:
     models = [forwards.models[name] for name in rows if name in forwards.models]
     exact = any(getattr(model, "dtype", torch.int8).itemsize > 2 for model in models)
     row = sum(rows.values())
-    return Taken(sum(held.values()), more - dropped, row, _spare(), exact)
+    return CacheMemory(sum(held.values()), more - dropped, row, _spare(), exact)
 
 
 def _row(forwards: Forwards, name: str, kept: Mapping[str, tuple[int, ...]]) -> int:
@@ -93,7 +93,7 @@ def out_of_memory(error: Exception, name: str, job: Job, forwards: Forwards) -> 
     asked, free = _asked(str(error)), _free()
     model = str(getattr(job, "model", "target"))
     names = tuple({*forwards.caches, model} & {*forwards.models})
-    run, found = forwards.run, taken(forwards, Room(forwards.run, names))
+    run, found = forwards.run, taken(forwards, AskCaches(forwards.run, names))
     whole = run.slots * (run.capacity + 1) * found.row
     lacking = (asked - free if asked > free else asked) if asked else whole // 2
     what = f"loading the {model}" if isinstance(job, Load) else f"a forward of the {model}"

@@ -1,4 +1,4 @@
-"""Memory shared by worker processes, and the slabs of q in it: a worker maps it by its path.
+"""Memory shared by worker processes, and the q buffers in it: a worker maps it by its path.
 
 On Linux it is an anonymous file (`memfd_create`) that a worker opens through /proc. The size of
 /dev/shm, 64 MB in a container, does not limit it, and no file remains when this process is killed.
@@ -63,19 +63,19 @@ def _check_disk(size: int) -> None:
 class Lease:
     """Row numbers in use; deleting the lease frees them."""
 
-    def __init__(self, slab: Slab, rows: tuple[int, ...]) -> None:
+    def __init__(self, q_buffer: QBuffer, rows: tuple[int, ...]) -> None:
         self.rows = rows
-        self._slab = slab
+        self._q_buffer = q_buffer
 
     def __del__(self) -> None:
-        self._slab.free(self.rows)
+        self._q_buffer.free(self.rows)
 
     def __reduce__(self) -> tuple[type[tuple[()]], tuple[()]]:
         return tuple, ()  # only the row numbers go to a worker; the lease stays here
 
 
-class Slab:
-    """Rows of q in shared memory, (R, V) float32, one slab per drafting worker; the run's side.
+class QBuffer:
+    """Rows of q in shared memory, (R, V) float32, one buffer per drafting worker; the run's side.
 
     The run leases row numbers before it requests a draft. They are free again when the last Draft
     that holds them is gone, so no message is needed.
@@ -89,7 +89,7 @@ class Slab:
         self.path = self._memory.path
 
     def lease(self, n: int) -> Lease:
-        """Lease n rows; SpecScopeError if the slab has fewer free ones."""
+        """Lease n rows; SpecScopeError if the buffer has fewer free ones."""
         if n > len(self._free):
             raise SpecScopeError(
                 f"more than {ROWS} rows of q are in use at once; use a smaller gamma or batch"

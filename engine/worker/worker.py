@@ -24,7 +24,7 @@ class Worker(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique in its cluster; its slab of q has the same name."""
+        """Unique in its cluster; its q buffer has the same name."""
         ...
 
     @property

@@ -61,7 +61,7 @@ class RayServer:
         for drop in drops:
             self._host.handle(drop)
         for (name, row), array, index in rows:
-            self._host.slabs[name][row] = data[array][index]
+            self._host.q_buffers[name][row] = data[array][index]
         if bytes_of(job) is ...:
             job = with_bytes(job, data[-1].tobytes())
         reply = outcome(lambda: self._do(job, number))
@@ -69,12 +69,12 @@ class RayServer:
         if isinstance(reply, Reply) and isinstance(reply.value, bytes) and reply.value:
             return reply._replace(value=...), np.frombuffer(reply.value, dtype=np.uint8)
         written = written_rows(job)
-        return reply, self._host.slabs[self._setup.name][written] if written else None
+        return reply, self._host.q_buffers[self._setup.name][written] if written else None
 
     def _do(self, job: Job, number: int) -> Reply:
         if isinstance(job, Connect):
             # a node has a copy of each row of q that it reads
-            self._host.slabs = {n: np.zeros(shape, dtype=np.float32) for n, _, shape in job.slabs}
+            self._host.q_buffers = {n: np.zeros(shape, dtype=np.float32) for n, _, shape in job.q_buffers}
             return Reply(None, ())
         if isinstance(job, Link):
             return self._link(job)

@@ -138,7 +138,7 @@ def read_rows(job: Any) -> Iterator[Row]:
     """Yield each row of q that a job reads, once."""
     judges = (job,) if isinstance(job, Judge) else job.judges if isinstance(job, Score | JudgeAll) else ()
     tokens = (token for judge in judges for token in judge.draft.tokens)
-    yield from dict.fromkeys((token.q.slab, token.q.row) for token in tokens if token.q is not None)
+    yield from dict.fromkeys((token.q.buffer, token.q.row) for token in tokens if token.q is not None)
 
 
 class RayWorker:
@@ -148,12 +148,7 @@ class RayWorker:
     """
 
     def __init__(
-        self,
-        setup: Setup,
-        node: Node,
-        references: References,
-        actor: Callable[[Setup], Any],
-        reserved: str = "",
+        self, setup: Setup, node: Node, references: References, actor: Any, reserved: str = ""
     ) -> None:
         self.name = setup.name
         self.devices = (setup.device,)
@@ -174,7 +169,7 @@ class RayWorker:
         self._closed = False
         self._patient = False
         """Whether it loads a model, which may take long."""
-        self._actor = actor(setup)
+        self._actor = actor
         self._started: Future[tuple[int, str]] = self.ask(_introduce)
 
     @property

@@ -16,7 +16,7 @@ from engine.layout import Packing
 from engine.model.cache import Cache
 from engine.run.serving import Load
 from engine.types import Limits, Sampling
-from engine.worker.jobs import Begin, Taken
+from engine.worker.jobs import Begin, CacheMemory
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.worker.harness import AnsweredWorker
@@ -47,9 +47,9 @@ def run(cluster, method="speculative", new=NEW, prompts=1, **options):
     return cluster.run(method, *[PROMPT] * prompts, limits=Limits(new), **options)
 
 
-def needed(cluster, monkeypatch, method, **options) -> list[Taken]:
+def needed(cluster, monkeypatch, method, **options) -> list[CacheMemory]:
     """Return what the workers' caches hold and need before a run, which then runs."""
-    found = list[Taken]()
+    found = list[CacheMemory]()
     real = memory.caches_of
     with monkeypatch.context() as patch:
         patch.setattr(memory, "caches_of", lambda *asked: found.extend(real(*asked)) or list(found))
@@ -142,9 +142,9 @@ ASKED = RunSize(Begin(Sampling(), 1, 99, 9, Packing()), 50)
 
 def test_devices_have_their_own_memory_and_workers_of_one_device_share_it():
     workers = [
-        AnsweredWorker("cuda:0", Taken(0, 600, 6)),
-        AnsweredWorker("cuda:0/drafter", Taken(0, 400, 4)),
-        AnsweredWorker("cuda:1", Taken(500, 1000, 10)),
+        AnsweredWorker("cuda:0", CacheMemory(0, 600, 6)),
+        AnsweredWorker("cuda:0/drafter", CacheMemory(0, 400, 4)),
+        AnsweredWorker("cuda:1", CacheMemory(500, 1000, 10)),
     ]
     free = {"cuda:0": 1000, "cuda:1": 1000}
     measured = Memory(measure=lambda device: free[device.name.split("/")[0]])
@@ -156,14 +156,14 @@ def test_devices_have_their_own_memory_and_workers_of_one_device_share_it():
     with pytest.raises(OutOfMemory, match=r"memory of cuda:0, .* fits: --max-new-tokens 49$"):
         check_caches(workers, models, measured, (), ASKED)
     free["cuda:0"] = 1000
-    workers[1].value = Taken(0, 401, 4, spare=1)  # torch reserved it and does not use it
+    workers[1].value = CacheMemory(0, 401, 4, spare=1)  # torch reserved it and does not use it
     check_caches(workers, models, measured, (), ASKED)
     with pytest.raises(OutOfMemory, match="memory of cuda:1"):  # a limit counts the caches held there
         check_caches(workers, models, limited, (), ASKED)
 
 
 def test_workers_of_a_node_share_its_memory():
-    workers = [AnsweredWorker(f"cpu:{i}", Taken(0, more, 6)) for i, more in enumerate((600, 600, 399))]
+    workers = [AnsweredWorker(f"cpu:{i}", CacheMemory(0, more, 6)) for i, more in enumerate((600, 600, 399))]
     free = {"node 1": 999, "node 2": 600}
 
     def node(device):

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 import engine
-import engine.worker.measure as measure_module
 from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster import measurements, probing
@@ -24,8 +23,8 @@ from engine.model.language import LanguageModel
 from engine.trace.events import Decision, Header, Round, Span
 from engine.trace.trace import Trace
 from engine.types import Limits
+from engine.worker.forwards import measure
 from engine.worker.jobs import Measure
-from engine.worker.measure import measure
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.methods.head_runs import drifting
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -226,7 +225,7 @@ def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(method, clus
 
 
 def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_than_fewer(cluster, monkeypatch):
-    monkeypatch.setattr(measure_module, "_forward", lambda *_: next(noisy))
+    monkeypatch.setattr("engine.worker.forwards.seconds_of", lambda *_: next(noisy))
     noisy = cycle([0.2, 0.1, 0.3])
     monkeypatch.setattr(probing, "VERIFY_S", 60.0)
     monkeypatch.setattr(probing, "ROWS", (1, 2, 4))

@@ -31,7 +31,7 @@ class Nodes:
 
     def __init__(self, *cpus: int, resource: str = "CPU") -> None:
         self._resource, self.reserved = resource, list[str]()
-        self.starter, self.watch = Mock(), Mock()
+        self.start, self.watch = Mock(), Mock()
         self.cpus, self._used = list(cpus), dict[int, int]()
         self.places: dict[str, Place] = {}
 
@@ -179,7 +179,7 @@ def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, 
     for _ in range(2):
         pool.reserve(pool.assign(Layout(Separate(1))))
         assert sorted(nodes.reserved) == bundles, "reserved once"
-    taken = [call.kwargs for call in nodes.starter.call_args_list]
+    taken = [call.kwargs for call in nodes.start.call_args_list]
     assert sum(each["gpus"] if kind == "cuda" else each["cpus"] for each in taken) == sum(
         int(bundle[0]) for bundle in bundles
     )

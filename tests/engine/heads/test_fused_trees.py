@@ -30,7 +30,7 @@ WAYS = {
     "top-p": Sampling(1.1, top_p=0.3, seed=5),
 }
 ROWS = 12
-"""Slab rows per prefix."""
+"""Q buffer rows per prefix."""
 
 
 class Drafter:
@@ -38,8 +38,8 @@ class Drafter:
 
     def __init__(self, target: Path, head: Path, sampling: Sampling, *, static: bool, capacity: int = 64):
         self.host = new_host(target, head, PREFIXES, sampling, static=static, capacity=capacity)
-        self.slab = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
-        self.host.slabs = {"worker": self.slab}
+        self.q = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
+        self.host.q_buffers = {"worker": self.q}
 
     def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
         rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))
@@ -75,7 +75,7 @@ def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown
     shapes = [TREE, CHAIN, *DYNAMIC, TREE] if sampling.greedy else [TREE, CHAIN, TREE]
     for shape in shapes:  # the last time in buffers that have held other rows
         assert_equal(*(d.grow(shape, sampled=not sampling.greedy) for d in (static, eager)))
-        assert static.slab == pytest.approx(eager.slab, abs=1e-6)
+        assert static.q == pytest.approx(eager.q, abs=1e-6)
     assert len(grown) == len(shapes)
 
 

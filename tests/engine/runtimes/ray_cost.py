@@ -17,7 +17,7 @@ from engine.cluster.session import Cluster
 from engine.layout import Packing
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
-from engine.worker.jobs import Begin, Room
+from engine.worker.jobs import AskCaches, Begin
 from traces.metrics import measure
 
 METHODS = {"autoregressive": {}, "speculative": {"gamma": 4}, "pearl": {"gamma": 4}}
@@ -30,7 +30,7 @@ PROMPT = "Once upon a time, there was a little dog. One day, the dog"
 def round_trips(cluster: Cluster) -> list[float]:
     """Return the milliseconds of jobs that ask for the memory of caches and change nothing."""
     worker = cluster.placement.workers_for(cluster.placement.base).by_model["target"][0]
-    room = Room(Begin(Sampling(), 1, 8, cluster.placement.vocab_size, Packing()), ())
+    room = AskCaches(Begin(Sampling(), 1, 8, cluster.placement.vocab_size, Packing()), ())
 
     async def send() -> list[float]:
         times = list[float]()

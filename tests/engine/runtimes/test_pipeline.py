@@ -101,93 +101,86 @@ async def _step() -> None:
         await asyncio.sleep(0)
 
 
-async def _started():
-    one, two = AnsweredWorker("one"), AnsweredWorker("two")
-    worker = pipeline_of([one, two])  # type: ignore[list-item]
-    ticket = worker.submit(BEGIN)
+def on_two_stages(test):
+    """Let a test have a pipeline that has begun, and its two stages."""
+
+    async def work() -> None:
+        one, two = AnsweredWorker("one"), AnsweredWorker("two")
+        worker = pipeline_of([one, two])  # type: ignore[list-item]
+        ticket = worker.submit(BEGIN)
+        await _step()
+        one.answer()
+        two.answer()
+        await ticket.reply
+        await test(worker, one, two)
+
+    return lambda: asyncio.run(work())
+
+
+@on_two_stages
+async def test_states_pass_from_stage_to_stage_and_the_judge_follows_the_last(worker, one, two):
+    scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
+    judging = worker.submit(Judge(7, Draft.empty(), True, 0))
     await _step()
-    one.answer()
+    assert [type(job) for job in one.jobs] == [Begin, Score]
+    assert one.jobs[1].stage == (0, 2, b"")
+    assert len(two.jobs) == 1, "the forward and the judge wait for the first stage"
+    one.answer(b"states")
+    await _step()
+    assert [type(job) for job in two.jobs] == [Begin, Score, Judge]
+    assert two.jobs[1].stage == (1, 2, b"states")
+    two.replies[1].set_result(Reply(None, (Stamp("verify", 0, 1, 1, 0),)))
+    two.answer("verdict", "sample")
+    stamps = (await scoring.reply).stamps
+    assert [(s.lane, s.alone) for s in stamps] == [(0, False), (1, False)]
+    judged = await judging.reply
+    assert judged.value == "verdict"
+    assert [(s.lane, s.alone) for s in judged.stamps] == [(1, True)]
+
+
+@on_two_stages
+async def test_forwards_wait_for_each_other_and_one_stopped_before_its_start_is_skipped(worker, one, two):
+    first, second, third = (worker.submit(Prefill("target", (PREFIX,))) for _ in range(3))
+    await _step()
+    assert len(one.jobs) == 2
+    first.stop()  # it has started: all stages must cache its rows
+    second.stop()
+    one.answer(b"x")
+    await _step()
+    assert len(one.jobs) == 2
     two.answer()
-    await ticket.reply
-    return worker, one, two
+    await _step()
+    assert (await second.reply) == Reply((), ())
+    assert len((await first.reply).stamps) == 2
+    assert len(one.jobs) == 3
+    one.answer(b"y")
+    await _step()
+    two.answer()
+    await third.reply
 
 
-def test_states_pass_from_stage_to_stage_and_the_judge_follows_the_last():
-    async def work() -> None:
-        worker, one, two = await _started()
-        scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
-        judging = worker.submit(Judge(7, Draft.empty(), True, 0))
-        await _step()
-        assert [type(job) for job in one.jobs] == [Begin, Score]
-        assert one.jobs[1].stage == (0, 2, b"")
-        assert len(two.jobs) == 1, "the forward and the judge wait for the first stage"
-        one.answer(b"states")
-        await _step()
-        assert [type(job) for job in two.jobs] == [Begin, Score, Judge]
-        assert two.jobs[1].stage == (1, 2, b"states")
-        two.replies[1].set_result(Reply(None, (Stamp("verify", 0, 1, 1, 0),)))
-        two.answer("verdict", "sample")
-        stamps = (await scoring.reply).stamps
-        assert [(s.lane, s.alone) for s in stamps] == [(0, False), (1, False)]
-        judged = await judging.reply
-        assert judged.value == "verdict"
-        assert [(s.lane, s.alone) for s in judged.stamps] == [(1, True)]
-
-    asyncio.run(work())
+@on_two_stages
+async def test_an_error_in_a_stage_fails_the_forward_and_its_judge(worker, one, two):
+    scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
+    judging = worker.submit(Judge(7, Draft.empty(), True, 0))
+    await _step()
+    one.replies[-1].set_exception(WorkerDied("gone"))
+    for ticket in (scoring, judging):
+        with pytest.raises(SpecScopeError, match="gone"):
+            await ticket.reply
+    assert len(two.jobs) == 1
 
 
-def test_forwards_wait_for_each_other_and_one_stopped_before_its_start_is_skipped():
-    async def work() -> None:
-        worker, one, two = await _started()
-        first, second, third = (worker.submit(Prefill("target", (PREFIX,))) for _ in range(3))
-        await _step()
-        assert len(one.jobs) == 2
-        first.stop()  # it has started: all stages must cache its rows
-        second.stop()
-        one.answer(b"x")
-        await _step()
-        assert len(one.jobs) == 2
-        two.answer()
-        await _step()
-        assert (await second.reply) == Reply((), ())
-        assert len((await first.reply).stamps) == 2
-        assert len(one.jobs) == 3
-        one.answer(b"y")
-        await _step()
-        two.answer()
-        await third.reply
-
-    asyncio.run(work())
-
-
-def test_an_error_in_a_stage_fails_the_forward_and_its_judge():
-    async def work() -> None:
-        worker, one, two = await _started()
-        scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
-        judging = worker.submit(Judge(7, Draft.empty(), True, 0))
-        await _step()
-        one.replies[-1].set_exception(WorkerDied("gone"))
-        for ticket in (scoring, judging):
-            with pytest.raises(SpecScopeError, match="gone"):
-                await ticket.reply
-        assert len(two.jobs) == 1
-
-    asyncio.run(work())
-
-
-def test_scores_are_dropped_on_all_stages_once_they_are_computed():
-    async def work() -> None:
-        worker, one, two = await _started()
-        scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
-        worker.submit(Drop(7))
-        await _step()
-        assert Drop not in map(type, one.jobs)
-        one.answer(b"x")
-        await _step()
-        two.answer()
-        await scoring.reply
-        await _step()
-        assert isinstance(one.jobs[-1], Drop)
-        assert isinstance(two.jobs[-1], Drop)
-
-    asyncio.run(work())
+@on_two_stages
+async def test_scores_are_dropped_on_all_stages_once_they_are_computed(worker, one, two):
+    scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
+    worker.submit(Drop(7))
+    await _step()
+    assert Drop not in map(type, one.jobs)
+    one.answer(b"x")
+    await _step()
+    two.answer()
+    await scoring.reply
+    await _step()
+    assert isinstance(one.jobs[-1], Drop)
+    assert isinstance(two.jobs[-1], Drop)

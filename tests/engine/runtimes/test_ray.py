@@ -160,10 +160,8 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
     server = import_module("absent").Server
     import ray
 
-    def start(_: Setup):
-        return ray.remote(server).options(num_cpus=0).remote()
-
-    absent = RayWorker(Setup("x", worker.devices[0], 1, None), worker.node, References(), start)
+    actor = ray.remote(server).options(num_cpus=0).remote()
+    absent = RayWorker(Setup("x", worker.devices[0], 1, None), worker.node, References(), actor)
     message = r"node 2 .* cannot start \(ModuleNotFoundError: No module named 'absent'\); install SpecScope"
     with pytest.raises(WorkerDied, match=message):
         absent.answer(os.getpid)

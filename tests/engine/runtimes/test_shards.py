@@ -250,6 +250,7 @@ def test_ranks_that_judge_one_of_several_sequences_differently_are_an_error():
         _submitted(partial(answer, token=5), JudgeAll(()))
 
 
+ALONE = replace(Pair.find("bundled"), drafter_path=None)
 WRONG = {
     "tp is 0; it must be at least 1 and at most 6": {"tp": 0},
     "tp is 7; it must be at least 1 and at most 6": {"tp": 7},
@@ -260,6 +261,7 @@ WRONG = {
         "runtime": "virtual",
         "profile": "pearl-3xA100",
     },
+    "drafter_tp is 2, but there is no drafter": {"drafter_tp": 2, "pair": ALONE},
 }
 
 
@@ -268,13 +270,7 @@ def test_wrong_numbers_and_runtimes_are_refused_before_a_process_starts(message,
     monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
     monkeypatch.setattr("engine.cluster.open.Placement", None)
     with pytest.raises(UsageError, match=message):
-        engine.open("bundled", device="cpu", **WRONG[message])
-
-
-def test_a_split_drafter_needs_a_drafter(pair, monkeypatch):
-    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
-    with pytest.raises(UsageError, match="drafter_tp is 2, but there is no drafter"):
-        engine.open(replace(pair, drafter_path=None), device="cpu", drafter_tp=2)
+        engine.open(**{"pair": "bundled", "device": "cpu", **WRONG[message]})
 
 
 @pytest.mark.parametrize("placement", ["pipeline", "co-located"])

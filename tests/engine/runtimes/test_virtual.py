@@ -21,40 +21,29 @@ def _run(method: str, drafter: str, new: int, **config: object):
         return cluster.run(method, PROMPT, config=config, limits=cluster.limits(new))
 
 
-def _last_commit_us(trace) -> int:
-    assert trace.commits[-1].time % 1000 == 0
-    return trace.commits[-1].time // 1000
+ROUND = 1000 + 3 + 7
+"""Microseconds of a verification, with the draft's way to its judge and the judgement."""
 
 
-def test_autoregressive_takes_one_target_forward_a_token():
-    assert _last_commit_us(_run("autoregressive", "agrees", 12)) == PREFILL_US + 12 * 1000
-
-
-def test_speculative_right_drafter_takes_the_hand_computed_time():
-    # 12 tokens at gamma 3: three rounds of 3 drafts + verify + move + judge, 4 tokens each
-    assert _last_commit_us(_run("speculative", "agrees", 12, gamma=3)) == PREFILL_US + 3 * (
-        3 * 250 + 1000 + 3 + 7
-    )
-
-
-def test_speculative_wrong_drafter_takes_a_round_per_token():
-    trace = _run("speculative", "never", 4, gamma=3)
-    rounds = [3, 3, 2, 1]  # no draft is longer than the rest of the output
-    assert _last_commit_us(trace) == PREFILL_US + sum(n * 250 + 1000 + 3 + 7 for n in rounds)
-    assert [r.emitted for r in trace.rounds] == [1] * 4
-
-
-def test_pearl_right_drafter_overlaps_everything():
-    # gamma = c = 4: each round drafts 4 x 250 beside a forward of 1000; rounds emit 1, 4, 4, ...
-    trace = _run("pearl", "agrees", 21, gamma=4)
-    assert [r.emitted for r in trace.rounds] == [1, 4, 4, 4, 4, 4]
-    assert _last_commit_us(trace) == PREFILL_US + 6 * (1000 + 3 + 7)
+@pytest.mark.parametrize(
+    ("method", "drafter", "new", "config", "emitted", "us"),
+    [
+        ("autoregressive", "agrees", 12, {}, [1] * 12, 12 * 1000),
+        ("speculative", "agrees", 12, {"gamma": 3}, [4] * 3, 3 * (3 * 250 + ROUND)),
+        # No draft is longer than the rest of the output.
+        ("speculative", "never", 4, {"gamma": 3}, [1] * 4, sum(n * 250 + ROUND for n in (3, 3, 2, 1))),
+        # gamma = c = 4: each round drafts 4 x 250 beside a forward of 1000.
+        ("pearl", "agrees", 21, {"gamma": 4}, [1, 4, 4, 4, 4, 4], 6 * ROUND),
+    ],
+)
+def test_a_run_takes_the_hand_computed_time(method, drafter, new, config, emitted, us):
+    trace = _run(method, drafter, new, **config)
+    assert [r.emitted for r in trace.rounds] == emitted
+    assert trace.commits[-1].time == 1000 * (PREFILL_US + us)
 
 
 def test_pearl_waits_for_the_slower_side():
-    trace = _run("pearl", "agrees", 13, gamma=6)
-    first = trace.rounds[0].time // 1000
-    assert first == PREFILL_US + 6 * 250 + 3 + 7
+    assert _run("pearl", "agrees", 13, gamma=6).rounds[0].time == 1000 * (PREFILL_US + 6 * 250 + 3 + 7)
 
 
 def test_pearl_with_both_strategies_off_is_speculative_row_for_row():

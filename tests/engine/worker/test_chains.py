@@ -30,9 +30,9 @@ class Drafter:
 
     def __init__(self, sampling, static, packing=Packing()):  # noqa: B008 - frozen
         pair = Pair.find("bundled")
-        self.host, self.slab = Host("drafter"), np.zeros((10, VOCAB), dtype=np.float32)
+        self.host, self.q = Host("drafter"), np.zeros((10, VOCAB), dtype=np.float32)
         self.host.handle(Load("drafter", partial(load, pair.drafter_path, name="drafter", static=static)))
-        self.host.slabs = {"drafter": self.slab}
+        self.host.q_buffers = {"drafter": self.q}
         self.host.handle(Begin(sampling, 3, 64, VOCAB, packing, 1))
         self.host.handle(Prefill("drafter", PREFIXES))
 
@@ -63,7 +63,7 @@ def test_a_chain_equals_the_loop(sampling, chained):
         assert [s[0] for s in replies[0].stamps] == ["draft"] * 6
         assert [s[3:5] for s in replies[0].stamps] == [s[3:5] for s in replies[1].stamps]
         if not sampling.greedy:
-            assert static.slab == pytest.approx(eager.slab, abs=1e-6)
+            assert static.q == pytest.approx(eager.q, abs=1e-6)
     assert len(chained) == 2
 
 

@@ -1,4 +1,4 @@
-"""The wire, slabs, stop texts and the checks of settings."""
+"""The wire, q buffers, stop texts and the checks of settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.run.run import Sequence
 from engine.runtimes.process import Wire
 from engine.types import Draft, DraftToken, Limits, Prefix, Sampling
 from engine.worker.jobs import Prefill
-from engine.worker.shared import ROWS, Slab, attach
+from engine.worker.shared import ROWS, QBuffer, attach
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
@@ -49,27 +49,27 @@ def test_the_wire_sends_only_new_tokens():
     assert sent == [(0, 1000, [1000, 1001, 1002, 1003]), (1, 2, [7])]
 
 
-def test_slab_rows_are_free_once_the_last_draft_is_gone():
-    slab = Slab("drafter", 8)
-    slab.close()
-    lease = slab.lease(5)
+def test_rows_of_q_are_free_once_the_last_draft_is_gone():
+    q_buffer = QBuffer("drafter", 8)
+    q_buffer.close()
+    lease = q_buffer.lease(5)
     draft = Draft(tuple(DraftToken(i, i - 1) for i in range(5)), (lease,))
     tail = draft[3:]
     del lease, draft
     gc.collect()
-    rest = slab.lease(ROWS - 5)
+    rest = q_buffer.lease(ROWS - 5)
     with pytest.raises(SpecScopeError, match=f"{ROWS} rows"):
-        slab.lease(1)
+        q_buffer.lease(1)
     del tail
     gc.collect()
-    assert len(slab.lease(5).rows) == 5
+    assert len(q_buffer.lease(5).rows) == 5
     del rest
 
 
-def test_all_mappings_of_a_slab_share_its_rows():
-    slab = Slab("drafter", 8)
-    one, two = (attach(slab.path, slab.shape) for _ in range(2))
-    slab.close()
+def test_all_mappings_of_a_q_buffer_share_its_rows():
+    q_buffer = QBuffer("drafter", 8)
+    one, two = (attach(q_buffer.path, q_buffer.shape) for _ in range(2))
+    q_buffer.close()
     two[3] = np.arange(8)
     assert one[3].tolist() == list(range(8))
 
