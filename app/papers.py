@@ -53,7 +53,7 @@ def papers_page() -> bytes:
 
 def computing() -> Iterator[str]:
     """Compute the papers' rows one paper after the other, and name each one before it."""
-    from traces.papers.report import chosen
+    from traces.papers.summary import chosen
 
     papers = chosen(KEYS)
     for number, paper in enumerate(papers, 1):
@@ -62,7 +62,7 @@ def computing() -> Iterator[str]:
 
 
 def _all() -> tuple[list[Paper], list[Row]]:
-    from traces.papers.report import chosen
+    from traces.papers.summary import chosen
 
     papers = chosen(KEYS)
     return papers, [row for paper in papers for row in _rows(paper.key)]
@@ -75,6 +75,6 @@ def _rows(key: str) -> tuple[Row, ...]:
 
 @cache
 def _computed(key: str) -> tuple[Row, ...]:
-    from traces.papers.report import PAPERS
+    from traces.papers.summary import PAPERS
 
     return tuple(PAPERS[key].rows())

@@ -30,11 +30,7 @@ LONGEST_STOP = 1000
 
 
 def check_prompts(prompts: Sequence[Any]) -> None:
-    """Check the number of a run's prompts and of their characters.
-
-    Raises:
-        UsageError: One of them is too large.
-    """
+    """Raise UsageError on too many prompts of a run, or too many characters in them."""
     if len(prompts) > MOST_PROMPTS:
         raise UsageError(f"{len(prompts)} prompts were given; a run takes at most {MOST_PROMPTS}")
     together = sum(map(characters, prompts))
@@ -45,14 +41,9 @@ def check_prompts(prompts: Sequence[Any]) -> None:
 
 
 def check_prompt(prompt: Any, context: int | None = None) -> None:
-    """Check the number of a prompt's characters and messages.
+    """Raise UsageError on too many characters or messages of a text, token ids or a chat.
 
-    Args:
-        prompt: A text, token ids or a chat.
-        context: The models' context, if known; it lowers the limit.
-
-    Raises:
-        UsageError: One of them is too large.
+    The models' context, if known, lowers the limit.
     """
     if is_chat(prompt) and len(prompt) > MOST_MESSAGES:
         raise UsageError(f"the chat has {len(prompt)} messages; it may have {MOST_MESSAGES}: begin a new one")
@@ -63,11 +54,7 @@ def check_prompt(prompt: Any, context: int | None = None) -> None:
 
 
 def check_stops(stops: Sequence[str]) -> None:
-    """Check the number and the lengths of stop strings.
-
-    Raises:
-        UsageError: There are too many, or one is too long.
-    """
+    """Raise UsageError on too many stop strings, or a too long one."""
     if len(stops) > MOST_STOPS:
         raise UsageError(f"{len(stops)} stop strings were given; a run takes at most {MOST_STOPS}")
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:

@@ -1,15 +1,6 @@
 """Every error that SpecScope raises on purpose. A message is one line with advice.
 
-SpecScopeError
-├── UsageError          a setting or an input is wrong (exit code 2)
-│   └── PairError       target and drafter do not fit each other
-├── ModelError          a model directory is missing, broken or of an unknown kind
-├── OutOfMemory         a device's memory is too small for a model or a run
-├── WorkerDied          a worker ended in the middle of a run
-├── RunCancelled        the user stopped the run
-├── Deadlock            in virtual time, every task waits and no timer is set
-└── StoreError          the trace database cannot be used
-    └── StoreMissing    it does not exist, and was opened for reading only
+Usage errors have exit code 2.
 """
 
 from __future__ import annotations
@@ -36,11 +27,9 @@ class ModelError(SpecScopeError):
 class OutOfMemory(SpecScopeError):  # noqa: N818 - as torch's error
     """The memory of a device is too small; the message says what is free and what would fit.
 
-    Args:
-        message: The message.
-        budget: Bytes of KV caches that would have left room; 0 if they are not the reason.
-        row: Bytes of one token in these caches.
-        exact: Whether a number takes more than two bytes.
+    `budget` are bytes of KV caches that would have left space, 0 if they are not the reason; `row`
+    are the bytes of one token in these caches; `exact` is whether a number takes more than two
+    bytes.
     """
 
     def __init__(self, message: str, budget: int = 0, row: int = 0, *, exact: bool = False) -> None:

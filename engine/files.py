@@ -17,8 +17,7 @@ from engine.errors import UsageError
 def read_bytes(path: Path, limit: int) -> bytes:
     """Return the content of a regular file of at most `limit` bytes.
 
-    Raises:
-        UsageError: The file is missing, unreadable, too large, or a device, pipe or directory.
+    UsageError if it is missing, unreadable, too large, or a device, pipe or directory.
     """
     try:
         # O_NONBLOCK: otherwise opening a pipe without a writer waits forever
@@ -43,11 +42,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Return the content of a regular UTF-8 file of at most `limit` bytes.
-
-    Raises:
-        UsageError: As `read_bytes`, or the content is not UTF-8.
-    """
+    """Return the content of a regular UTF-8 file; UsageError as `read_bytes`, or if not UTF-8."""
     try:
         return read_bytes(path, limit).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -60,11 +55,7 @@ thread for half a minute and takes gigabytes."""
 
 
 def check_values(text: str | bytes) -> None:
-    """Count the brackets and commas of a JSON text, which are as many as its values or more.
-
-    Raises:
-        ValueError: They are more than MOST_VALUES.
-    """
+    """Raise ValueError if a JSON text has more brackets and commas, so values, than MOST_VALUES."""
     signs = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
     values = sum(map(text.count, signs))  # type: ignore[arg-type]
     if values > MOST_VALUES:
@@ -74,9 +65,8 @@ def check_values(text: str | bytes) -> None:
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises:
-        ValueError: The text is not JSON, has more than MOST_VALUES values, or is too deeply nested
-            or with too long a number for Python.
+    ValueError if it is not JSON, has more than MOST_VALUES values, nests too deeply, or has a
+    number too long for Python.
     """
     check_values(text)
     try:
@@ -95,9 +85,7 @@ def replacing(path: Path) -> Generator[IO[str]]:
 
     The text is written to a temporary file in the same folder, which is renamed at the end: a full
     disk leaves the old file, or none. A device or a pipe (`/dev/stdout`) is written directly.
-
-    Raises:
-        OSError: The folder is missing or cannot be written, or the disk is full.
+    OSError if the folder is missing or cannot be written, or the disk is full.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -122,10 +110,8 @@ def replacing(path: Path) -> Generator[IO[str]]:
 def cache_folder() -> Path:
     """Return the folder of downloaded and converted models.
 
-    SPECSCOPE_CACHE if set, else `specscope` in the user's cache folder.
-
-    Raises:
-        UsageError: The folder is in the home of an unknown user.
+    SPECSCOPE_CACHE if set, else `specscope` in the user's cache folder. UsageError if it is in the
+    home of an unknown user.
     """
     chosen = os.environ.get("SPECSCOPE_CACHE")
     try:

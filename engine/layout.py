@@ -57,7 +57,7 @@ class Layout:
     packing: Packing = Packing()
     slack: int = 96
     """KV rows per sequence for one forward's tree, in addition to prompt and output."""
-    in_step: bool = False
+    lockstep: bool = False
     """Whether sequences can go in step although drafter and target run at once: each draft runs
     beside one forward of the target at most, and both are awaited before the judgement."""
     head: str = ""

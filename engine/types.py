@@ -30,15 +30,7 @@ Origin = Literal["accepted", "corrected", "bonus", "plain"]
 def check_range(
     name: str, value: float, low: float, high: float | None = None, *, exclusive: bool = False
 ) -> None:
-    """Raise UsageError unless low <= value <= high.
-
-    Args:
-        name: The setting's name in the message.
-        value: Its value.
-        low: The lower bound.
-        high: The upper bound; None for none.
-        exclusive: Whether the value must be more than `low`.
-    """
+    """Raise UsageError unless low <= value <= high; `exclusive` excludes low."""
     too_low = value <= low if exclusive else value < low
     if value != value or too_low or (high is not None and value > high):
         bounds = f"more than {number(low)}" if exclusive else f"at least {number(low)}"
@@ -310,7 +302,7 @@ class Verdict(Judgement):
     sequence: int
     draft: Draft
     mode: str = "verify"
-    """plain, verify, pre-verify or post-verify: see `engine.run.scores.mode_of`."""
+    """plain, verify, pre-verify or post-verify: see `engine.run.models`."""
     span: int = -1
 
     @property

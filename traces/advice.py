@@ -54,7 +54,6 @@ class Advice(TypedDict):
     title: str
     config: dict[str, Any]
     setting: str
-    """The length that changes, for example `gamma 3`."""
     speedup: float
     source: str
 
@@ -112,12 +111,11 @@ def predicted(kind: Kind, rates: Rates, length: int, levels: bool = True) -> flo
 
 
 def _chain(rates: Rates) -> Probe:
-    """Return the measurement with one acceptance rate at all levels."""
     return replace(rates.probe, rates=((rates.any,),))
 
 
 def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
-    """Return the order of drafts and verifications with these settings; None if it is unknown."""
+    """Return the order of drafts and verifications; None if it is unknown."""
     place = layout.arrangement
     if not isinstance(place, Separate):
         return None
@@ -164,7 +162,6 @@ def _others(method: Method, rates: Rates) -> Iterable[Advice]:
 
 
 def _lengths(method: Method, name: str, kind: Kind, rates: Rates, used: Mapping[str, Any]) -> Iterable[int]:
-    """Return the lengths of this setting that the rates can predict and the method allows."""
     setting = next(s for s in method.settings() if s.name == name)
     chain = rates.draft and all(nodes <= 1 for nodes in rates.nodes)
     most = len(rates.nodes) if not chain else LONGEST * max(used[name], len(rates.nodes))
@@ -196,7 +193,6 @@ def _advice(method: Method, config: dict[str, Any], name: str, speedup: float, k
 
 
 def _apart(trace: Trace) -> bool:
-    """Return whether drafter and target have devices of their own."""
     roles = [device.role for device in trace.header.devices]
     return "drafter" in roles and "target" in roles
 
@@ -219,11 +215,11 @@ class Rates:
 
     @property
     def draft(self) -> float:
-        """Drafter time per level, or of a whole draft in one forward, in plain tokens."""
+        """In plain tokens, of a level, or of a whole draft in one forward."""
         return self.probe.first[0][1] / self.plain
 
     def forward(self, rows: int) -> float:
-        """Return the time of a target forward of `rows` rows, in plain tokens."""
+        """In plain tokens."""
         return seconds_at(self.probe.verify, rows) / self.plain
 
 
@@ -282,7 +278,6 @@ def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
 
 
 def _plain_time(baseline: Trace) -> float:
-    """Return the baseline's mean seconds per token while decoding; 0 without tokens."""
     prefill = max((s.end for s in baseline.spans if s.kind == "prefill" and s.step == 0), default=0)
     tokens = len(baseline.commits)
     return (max(c.time for c in baseline.commits) - prefill) / tokens / 1e9 if tokens else 0.0

@@ -6,8 +6,8 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.errors import shown
-from engine.trace.checking import check_types
 from engine.trace.events import OTHERS, Header, Span
+from engine.trace.jsonl import check_types
 from traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def check(trace: Trace) -> None:
-    """Check the types, the closed sets of texts, and the references of a trace.
-
-    Raises:
-        ValueError: A check failed; the message names the field and the value.
-    """
+    """Raise ValueError for a wrong type, a text outside its closed set, or a broken reference."""
     check_types(trace.header.devices)
     _check_named(trace.header)
     for kind, rows in groupby(trace.events(), type):
@@ -43,7 +39,6 @@ def _is_ids(value: Any) -> bool:
 
 
 def _is_clocks(value: Any) -> bool:
-    """Return whether a value has an object for each device (`engine.cluster.ray_devices`)."""
     entries: list[Any] = [*value.values()] if isinstance(value, dict) else [None]
     return all(isinstance(e, dict) and type(e.get("uncertainty_ns", 0)) is int for e in entries)
 
@@ -65,7 +60,6 @@ Other names are checked where they are read.
 
 
 def _check_named(header: Header) -> None:
-    """Raise ValueError for a named value of an untyped field that is of another form."""
     for name, known in _NAMED.items():
         values = getattr(header, name)
         for key, (fits, form) in known.items():
@@ -74,7 +68,6 @@ def _check_named(header: Header) -> None:
 
 
 def _check_codes(kind: type[Any], rows: list[Event]) -> None:
-    """Raise ValueError for a text of a closed set that the database has no code for."""
     if kind is Header:
         return
     table: Table = ROWS.get(kind, RUN)

@@ -6,7 +6,8 @@ best); DSI (ICLR 2025), proposition 1.
 
 Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
 forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
-and communicating cost nothing.
+and communicating cost nothing. A rate outside of 0 to 1, a gamma below 1 or a c that is not above 0
+is a UsageError.
 
 PEARL is a Markov chain of two states. A pre-verify round checks one token and commits one (drafted
 or corrected); with probability a the next round is post-verify. A post-verify round checks gamma
@@ -24,42 +25,26 @@ from engine.types import check_range
 
 
 def speculative_tokens(rate: float, gamma: int) -> float:
-    """Expected tokens of a round of speculative decoding: (1 - a^(gamma + 1)) / (1 - a).
-
-    Raises:
-        UsageError: The rate is not within 0 and 1, or gamma below 1.
-    """
+    """Expected tokens of a round of speculative decoding: (1 - a^(gamma + 1)) / (1 - a)."""
     _check(rate, gamma)
     return _powers(rate, gamma + 1)
 
 
 def speculative_speedup(rate: float, gamma: int, c: float) -> float:
-    """Expected speed-up over autoregressive decoding: a round takes gamma / c + 1 target forwards.
-
-    Raises:
-        UsageError: The rate is not within 0 and 1, gamma below 1, or c not above 0.
-    """
+    """Speed-up over autoregressive decoding: a round takes gamma / c + 1 target forwards."""
     check_range("c", c, 0, exclusive=True)
     return speculative_tokens(rate, gamma) / (gamma / c + 1)
 
 
 def pearl_tokens(rate: float, gamma: int) -> float:
-    """Expected tokens of a round of PEARL, over both modes.
-
-    Raises:
-        UsageError: The rate is not within 0 and 1, or gamma below 1.
-    """
+    """Expected tokens of a round of PEARL, over both modes."""
     _check(rate, gamma)
     post = rate / (1 + rate - rate**gamma)
     return 1 - post + post * _powers(rate, gamma)
 
 
 def pearl_speedup(rate: float, gamma: int, c: float) -> float:
-    """Expected speed-up over autoregressive decoding; a round takes max(gamma / c, 1) forwards.
-
-    Raises:
-        UsageError: The rate is not within 0 and 1, gamma below 1, or c not above 0.
-    """
+    """Expected speed-up over autoregressive decoding; a round takes max(gamma / c, 1) forwards."""
     check_range("c", c, 0, exclusive=True)
     return pearl_tokens(rate, gamma) / max(gamma / c, 1)
 
@@ -68,10 +53,7 @@ def dsi_speedup(rate: float, c: float) -> float:
     """Return the least expected speed-up of DSI over a long text: 1 / (a / c + 1 - a).
 
     With lookahead 1 and enough servers, an accepted token takes a drafter forward and a rejected
-    one at most a target forward (DSI, proposition 1).
-
-    Raises:
-        UsageError: The rate is not within 0 and 1, or c below 1.
+    one at most a target forward (DSI, proposition 1). c is at least 1.
     """
     check_range("acceptance rate", rate, 0, 1)
     check_range("c", c, 1)
@@ -87,9 +69,6 @@ def rate_of_share(share: float, gamma: int) -> float:
     """Return the acceptance rate at which this share of all drafted tokens is accepted.
 
     A round accepts a + a^2 + ... + a^gamma of gamma drafted tokens on average.
-
-    Raises:
-        UsageError: The share is not within 0 and 1, or gamma below 1.
     """
     _check(share, gamma)
     low, high = 0.0, 1.0

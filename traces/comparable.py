@@ -31,7 +31,6 @@ class Comparison(NamedTuple):
     """The baseline of a group, or the reason why it has none."""
 
     baseline: int | None
-    """Index of the baseline among the groups; a baseline has its own index."""
     reason: str
     """Empty with a baseline, and for a group that is shown alone."""
 
@@ -136,7 +135,6 @@ def _is_registered(method: str) -> bool:
 
 
 def _machine(header: Header) -> list[Any]:
-    """Return the processor, the GPUs, and the kinds of devices that run the target."""
     facts = [header.environment.get(name) for name in ("processor", "gpus")]
     return [*facts, sorted({d.kind for d in header.devices if "target" in d.role})]
 
@@ -173,16 +171,13 @@ class OtherLoad(NamedTuple):
 
     used: float
     cores: int
-    """Of the machine."""
 
     @property
     def text(self) -> str:
-        """The load as a figure: `0.1 of 2 cores`."""
         return f"{self.used:.1f} of {self.cores} cores"
 
     @property
     def warning(self) -> str:
-        """A sentence if the load was high, else empty."""
         if self.used < TOO_BUSY:
             return ""
         return f"Other programs used {self.text} during the run: the times may be wrong."
@@ -195,7 +190,6 @@ def other_load(trace: Trace) -> OtherLoad | None:
 
 
 def of_cores(share: object, cores: object) -> OtherLoad | None:
-    """Return the load of a share of a machine's cores; None if one of them is unknown."""
     if not isinstance(share, int | float) or not isinstance(cores, int):
         return None
     return OtherLoad(share * cores, cores)

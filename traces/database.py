@@ -28,11 +28,7 @@ BUSY_MS = 5000
 
 
 def default_path() -> Path:
-    """Return the path of SPECSCOPE_DB, else of traces.db in the user's data folder.
-
-    Raises:
-        UsageError: The path names a home folder that does not exist.
-    """
+    """Return SPECSCOPE_DB, else traces.db in the data folder of the user."""
     chosen = os.environ.get("SPECSCOPE_DB") or ""
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     try:
@@ -46,9 +42,7 @@ def default_path() -> Path:
 def open_engine(path: Path, *, readonly: bool) -> Engine:
     """Return an engine on the file; unless `readonly`, make the tables of a new or empty file.
 
-    Raises:
-        StoreError: The file is missing, locked, read-only, damaged, not a SpecScope database, or of
-            another version.
+    StoreError if it is missing, locked, read-only, damaged, or of another program or version.
     """
     with explained(path):
         _check_file(path, readonly=readonly)
@@ -74,7 +68,6 @@ def open_engine(path: Path, *, readonly: bool) -> Engine:
 
 @contextmanager
 def explained(path: Path) -> Generator[None]:
-    """Turn the errors of the database and of the file system into a StoreError."""
     try:
         yield
     except (SQLAlchemyError, sqlite3.Error, OSError, UnicodeDecodeError) as error:
@@ -82,7 +75,6 @@ def explained(path: Path) -> Generator[None]:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return the device and inode numbers of a file; None if it is missing."""
     try:
         status = path.stat()
     except OSError:
@@ -91,19 +83,15 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def check_stays(path: Path, opened: tuple[int, int] | None) -> None:
-    """Check that a path still names the file that was opened.
+    """Raise StoreError unless a path still names the file that was opened.
 
     New connections would open the file that has the name now, with the log of the old one.
-
-    Raises:
-        StoreError: It does not.
     """
     if identity(path) != opened:
         raise moved(path)
 
 
 def moved(path: Path) -> StoreError:
-    """Return the error for a file that has lost its name while open."""
     return StoreError(
         f"{path} was deleted, moved or replaced while it was open, and the rows written since are lost; "
         f"end SpecScope, move {path}-wal away if it exists, and start SpecScope again"
@@ -149,11 +137,6 @@ def explain(error: BaseException, path: Path) -> StoreError:
 
 
 def _check_file(path: Path, *, readonly: bool) -> None:
-    """Check that a path names a regular file, or a file that can be made.
-
-    Raises:
-        StoreError: It names something else, is missing, or only its log is left.
-    """
     logged = _log_size(path)  # before the file itself: a log is younger than its database
     try:
         kind = path.stat().st_mode
@@ -175,7 +158,6 @@ def _check_file(path: Path, *, readonly: bool) -> None:
 
 
 def _log_size(path: Path) -> int:
-    """Return the bytes in a database's write-ahead log."""
     try:
         return Path(f"{path}-wal").stat().st_size
     except (OSError, ValueError):
@@ -210,11 +192,7 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _is_empty(connection: Connection, path: Path) -> bool:
-    """Return whether the file has no tables yet; if it has, it is a database of this version.
-
-    Raises:
-        StoreError: It belongs to another program, or to another version.
-    """
+    """Return whether the file has no tables yet; StoreError if another program made it."""
     (application,) = connection.exec_driver_sql("PRAGMA application_id").one()
     (tables,) = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").one()
     if not tables and application in (0, APPLICATION_ID):

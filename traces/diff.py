@@ -46,12 +46,10 @@ class Step:
 
     @property
     def label(self) -> str:
-        """The work or the wait in words."""
         return _WAITS[self.what] if self.wait else self.what
 
     @property
     def change(self) -> int:
-        """Time that the second run took more."""
         return self.second - self.first
 
 
@@ -74,7 +72,6 @@ class Side:
     text: str
     origin: str
     p: Sequence[tuple[str, float]]
-    """The target's most probable tokens, as texts."""
     q: Sequence[tuple[str, float]]
 
 
@@ -93,10 +90,9 @@ class Diff:
 
     runs: tuple[str, str]
     not_comparable: tuple[str, ...]
-    """Conditions that differ, so that a ratio of the two speeds means nothing; empty if none."""
+    """Conditions that differ, so that a ratio of the two speeds means nothing."""
     tokens: tuple[int, int]
     decode: tuple[int, int]
-    """Nanoseconds of the decode window."""
     waterfalls: tuple[Waterfall, ...]
     by_token: tuple[tuple[int, int], ...]
     """Of each token of the first sequence that both have: nanoseconds of decoding until then."""
@@ -142,11 +138,7 @@ class Diff:
 
 
 def diff(first: Trace, second: Trace) -> Diff:
-    """Return the difference of two runs.
-
-    Raises:
-        UsageError: A run is in progress, or an imported one has no times.
-    """
+    """Return the difference of two runs; UsageError if one is in progress or has no times."""
     for trace in (first, second):
         if trace.footer is None:
             raise UsageError(f"run {trace.header.run_id} is still in progress; wait until it has ended")

@@ -39,7 +39,6 @@ _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     DatabaseError,
 )
-"""What reading a damaged value raises."""
 BUSY = "load:busy"
 """The search for the runs whose times may be wrong."""
 
@@ -68,7 +67,6 @@ class Facts(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Tokens / decode seconds; 0 if unknown."""
         return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
@@ -129,7 +127,6 @@ def _has_model(connection: Connection, part: str) -> ColumnElement[bool]:
 
 
 def fits(search: Search, found: Facts) -> bool:
-    """Return whether what a run's rows say matches a search."""
     known = {"tokens": float(found.tokens), "speedup": found.speedup}
     for name, sign, number in search.numbers:
         if name in known:
@@ -140,7 +137,6 @@ def fits(search: Search, found: Facts) -> bool:
 
 
 def needs_facts(search: Search) -> bool:
-    """Return whether `fits` decides."""
     return search.busy or any(name != "temperature" for name, _, _ in search.numbers)
 
 
@@ -184,7 +180,6 @@ def _facts(
 
 
 def _select(connection: Connection, column: Any, keys: Iterable[int], *more: Any) -> list[tuple[Any, ...]]:
-    """Return (key, *more) of the rows with these keys."""
     rows = connection.execute(select(column, *more).where(column.in_(list(keys)))).all()
     return [tuple(row) for row in rows]
 
@@ -218,7 +213,6 @@ def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
 def _speedups(
     connection: Connection, headers: Mapping[int, Header], known: Mapping[int, Facts]
 ) -> dict[int, float]:
-    """Return the speed-ups of a race's runs that are done over its plain decoding."""
     done = {key for key, status in _select(connection, RUN.c.id, headers, RUN.c.status) if status == "done"}
     runs = {headers[key].run_id: key for key in headers if key in done and known[key].speed}
     groups = [[runs[h.run_id] for h in group] for group in grouped([headers[key] for key in runs.values()])]
@@ -246,7 +240,6 @@ def _outline(connection: Connection, key: int, header: Header) -> Trace:
 
 
 def _loads(connection: Connection, keys: Sequence[int]) -> dict[int, str]:
-    """Return the warnings of the runs during which other programs used the machine."""
     table, cores = schema.ROWS[Occupancy], _json(RUN.c.environment, "$.cores")
     rows = connection.execute(
         select(table.c.run, table.c.busy, cores)

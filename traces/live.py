@@ -29,7 +29,6 @@ class LiveLog:
 
     @property
     def closed(self) -> bool:
-        """Whether the run has ended: the footer was appended, or `close` called."""
         return self._closed
 
     def append(self, event: Event) -> None:
@@ -49,7 +48,6 @@ class LiveLog:
                 self.dropped += excess
 
     def close(self) -> None:
-        """End a run that has no footer."""
         with self._lock:
             self._closed = True
 

@@ -1,4 +1,4 @@
-"""The metrics of a run, and the definition of each. Pure functions on a `Trace`.
+"""The metrics of a run, which `assets/figures.toml` defines. Pure functions on a `Trace`.
 
 A rate without anything to count is None, and so is what the file of an imported run does not hold.
 Decoding is `waiting.decode_window`: the time after the prefill of all models.
@@ -22,120 +22,10 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
     from traces.imported import Counts
 
-DEFINITIONS: dict[str, str] = {
-    "tokens": "Tokens of the output, over all sequences.",
-    "seconds": "Time from the run's start to its end, prefill included.",
-    "decode_seconds": "Time from the end of prefill to the last committed token.",
-    "tokens_per_second": (
-        "Tokens / decode seconds, so without prefill; of a batch the throughput, over all sequences. "
-        "Speed-ups compare this."
-    ),
-    "tokens_per_second_per_sequence": (
-        "Tokens / seconds that sequences decode, each from the end of its prefill to its last token; "
-        "equal to tokens/s in a run of one sequence."
-    ),
-    "tokens_per_second_with_prefill": "Tokens / seconds of the whole run, prefill included.",
-    "ttft_ms": (
-        "Time to first token: from the run's start to its first committed token. That is the prefill without the "
-        "prompt's last token, and the first round with its drafts; a serving engine, and a run under load, draws the "
-        "first token from the prefill."
-    ),
-    "tpot_ms": (
-        "Time per output token: (last commit - first commit) / (tokens - 1), the mean over the sequences."
-    ),
-    "target_forwards": "Forwards of the target while decoding, cancelled ones included.",
-    "draft_forwards": "Forwards of the drafter while decoding, cancelled ones included.",
-    "drafted": "Draft tokens: accepted, rejected and discarded ones.",
-    "accepted": "Draft tokens the target accepted.",
-    "rejected": "Draft tokens the target tested and rejected.",
-    "discarded": (
-        "Draft tokens dropped untested, because a token before them was rejected, another one "
-        "was kept in their place, or the text ended."
-    ),
-    "acceptance_rate": (
-        "Accepted / drafted, discarded tokens included. Of a tree's nodes at most one path can be accepted, so "
-        "the views show a tree's accepted tokens per round beside it."
-    ),
-    "acceptance_rate_tested": (
-        "Accepted / tested, where tested is accepted + rejected: discarded tokens are left out."
-    ),
-    "dsi_acceptance": (
-        "1 - 1/(1 + n), where n is the run length. DSI's n is the mean length of each prompt's first run only: the "
-        "same if tokens are accepted independently."
-    ),
-    "tokens_per_target_forward": (
-        "Tokens / target forwards. The target's own token of each round is included (the + 1), so it is 1 for "
-        "autoregressive decoding."
-    ),
-    "mean_accepted_length": (
-        "Accepted draft tokens per round that verifies a draft, without the target's own token."
-    ),
-    "acceptance_length": (
-        "EMS-SD's average acceptance length: tokens per verification, the target's own included."
-    ),
-    "least_acceptance_length": (
-        "EMS-SD's minimum average acceptance length (its section 4.4): of each batch the smallest acceptance "
-        "length of a sequence, the mean over the batches. A batch lasts as long as its slowest sequence."
-    ),
-    "padding_ratio": (
-        "EMS-SD's average padding ratio (its figure 4): a sequence's padding / its tokens, the mean over the "
-        "sequences. The padding of a round: the tokens that a sequence gained fewer than the one that gained most; "
-        "none for a sequence that ends with the round. The vanilla method pads KV caches by that."
-    ),
-    "padding_share": (
-        "Padding / (padding + tokens), both summed over all sequences: the share of padding in the KV rows that "
-        "the vanilla method adds."
-    ),
-    "attention_cells": (
-        "Query-key cells that target forwards computed while decoding, in one layer and one "
-        "head, padding included."
-    ),
-    "run_length": (
-        "PEARL's mean accepted tokens: accepted between two rejections, over any number of verifications."
-    ),
-    "per_position": (
-        "Acceptance by place in the draft: conditional is accepted / tested, unconditional is "
-        "accepted / drafted."
-    ),
-    "per_level": (
-        "Acceptance by level of the draft: rounds that accepted a token of the level / rounds that reached the "
-        "level, with all levels above accepted. Of chains the conditional rate by place; of trees siblings count once."
-    ),
-    "draft_seconds_per_100_tokens": (
-        "Seconds of drafter forwards per 100 output tokens; a forward shared by several devices counts once."
-    ),
-    "verify_seconds_per_100_tokens": (
-        "Seconds of target forwards per 100 output tokens; a forward shared by several devices counts once."
-    ),
-    "c": (
-        "Median time of a target forward / median time of a drafter forward, with the numbers "
-        "of rows of this run."
-    ),
-    "waiting": (
-        "Shares of decoding. both, draft, target, none: the sides that work at the same time; "
-        "they sum to 1. drafter_waits is target, and target_waits is draft, where the drafter has a "
-        "device of its own."
-    ),
-    "occupancy": "Share of decoding in which each device works, from the spans.",
-    "measured_occupancy": (
-        "Mean load of each device while decoding, measured by psutil or NVML: of the whole "
-        "device, other programs included."
-    ),
-    "sp_degree": (
-        "DSI's speculation parallelism: the most target devices that worked at the same time while decoding."
-    ),
-    "wasted_device_seconds": (
-        "Device seconds of cancelled forwards, and of drafts of which no token was accepted."
-    ),
-    "preempted_device_seconds": (
-        "The part of the wasted seconds that was cancelled because a draft was wrong or the text ended."
-    ),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The metrics of one run; see `DEFINITIONS` for each."""
+    """The metrics of one run; `assets/figures.toml` defines each."""
 
     tokens: int | None
     seconds: float | None
@@ -175,7 +65,6 @@ class Metrics:
     preempted_device_seconds: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metrics as plain JSON values."""
         return asdict(self)
 
 
@@ -195,8 +84,6 @@ def measure(trace: Trace, timeline: waiting.Timeline | None = None) -> Metrics:
         "per_level": (),
     }
     names = imported.figures & {f.name for f in fields(Metrics)}
-    if not imported.timed:
-        names |= {"waiting"}
     return replace(metrics, **{name: empty.get(name) for name in names})
 
 
@@ -221,7 +108,6 @@ def _of_counts(counts: Counts) -> dict[str, Any]:
 
 
 def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
-    """Return the metrics that the rows of a trace determine."""
     start, end = waiting.decode_window(trace)
     forwards = waiting.forwards(trace)
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
@@ -277,7 +163,6 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
 
 
 def measured_occupancy(trace: Trace) -> dict[str, float]:
-    """Return the mean measured load while decoding of each device that has samples."""
     start, end = waiting.decode_window(trace)
     loads: dict[str, list[float]] = {}
     for sample in trace.occupancy:
@@ -287,7 +172,6 @@ def measured_occupancy(trace: Trace) -> dict[str, float]:
 
 
 def speedup(metrics: Metrics, baseline: Metrics) -> float | None:
-    """Return tokens/s divided by the baseline's; None if one of them is undefined."""
     return _ratio(metrics.tokens_per_second or 0, baseline.tokens_per_second or 0) or None
 
 
@@ -315,17 +199,19 @@ def _sequence_time(trace: Trace) -> int:
     token.
     """
     prefills = [s.end for s in trace.spans if s.kind == "prefill"]
-    times: dict[int, list[int]] = {}
-    for commit in trace.commits:
-        times.setdefault(commit.sequence, []).append(commit.time)
-    return sum(max(t) - max((end for end in prefills if end <= min(t)), default=0) for t in times.values())
+    return sum(max(t) - max((end for end in prefills if end <= min(t)), default=0) for t in _times(trace))
 
 
 def _time_per_token(trace: Trace) -> float | None:
+    return _mean([(max(t) - min(t)) / (len(t) - 1) / 1e6 for t in _times(trace) if len(t) > 1])
+
+
+def _times(trace: Trace) -> list[list[int]]:
+    """Return the times of the tokens of each sequence."""
     times: dict[int, list[int]] = {}
     for commit in trace.commits:
         times.setdefault(commit.sequence, []).append(commit.time)
-    return _mean([(max(t) - min(t)) / (len(t) - 1) / 1e6 for t in times.values() if len(t) > 1])
+    return list(times.values())
 
 
 def _runs(decisions: Iterable[Decision]) -> list[int]:

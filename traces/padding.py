@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def rounds_by_step(trace: Trace) -> dict[int, list[Round]]:
-    """Return the rounds of each step, by sequence."""
     steps: dict[int, list[Round]] = {}
     for r in sorted(trace.rounds, key=lambda r: r.sequence):
         steps.setdefault(r.step, []).append(r)
@@ -48,7 +47,6 @@ def padding_ratios(trace: Trace) -> dict[int, float]:
 
 
 def acceptance_lengths(trace: Trace) -> dict[int, float]:
-    """Return the mean number of tokens per verification, by sequence."""
     emitted: dict[int, list[int]] = {}
     for r in trace.rounds:
         emitted.setdefault(r.sequence, []).append(r.emitted)
@@ -86,7 +84,6 @@ def finished(trace: Trace, steps: Mapping[int, tuple[int, int]]) -> dict[int, li
 
 
 def steps_of(trace: Trace) -> dict[int, tuple[int, int]]:
-    """Return the first and the last step of each sequence."""
     steps = dict[int, tuple[int, int]]()
     for r in sorted(trace.rounds, key=lambda r: r.step):
         first, _ = steps.get(r.sequence, (r.step, r.step))

@@ -31,7 +31,6 @@ class Slot:
     conditional: float | None
     """accepted / tested: the rate if all tokens before it were accepted."""
     unconditional: float
-    """accepted / drafted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,10 @@ class Level:
     reached: int
     """Rounds that decided the level: their draft has it, and all levels above were accepted."""
     accepted: int
-    """Rounds that accepted a token of the level."""
     rate: float
-    """accepted / reached."""
 
 
 def per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
-    """Return the acceptance of the draft tokens at each place."""
     counts: dict[int, list[int]] = {}
     for judged in _rounds(decisions):
         for place, outcome in judged:
@@ -90,7 +86,6 @@ def drafted_levels(decisions: Iterable[Decision]) -> tuple[int, int]:
 
 
 def per_level_of(traces: Iterable[Trace]) -> tuple[Level, ...]:
-    """Return the acceptance of each level over the rounds of several runs."""
     counts: dict[int, tuple[int, int]] = {}
     for row in (row for trace in traces for row in per_level(trace.decisions)):
         reached, accepted = counts.get(row.level, (0, 0))
@@ -109,7 +104,6 @@ def _rounds(decisions: Iterable[Decision]) -> Iterator[list[tuple[int, str]]]:
 
 
 def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
-    """Return acceptance at each place of drafts of one length, from `Counts.histogram`."""
     reached = [sum(histogram[slot:]) for slot in range(gamma + 1)]
     return tuple(
         Slot(slot, reached[0], tested, accepted, accepted / tested if tested else None, accepted / reached[0])
@@ -119,7 +113,6 @@ def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
 
 
 def levels_of(histogram: Sequence[int], gamma: int) -> tuple[Level, ...]:
-    """Return the acceptance of each level of chains of one length, from `Counts.histogram`."""
     return tuple(
         Level(s.slot, s.tested, s.accepted or 0, s.conditional)
         for s in slots_of(histogram, gamma)

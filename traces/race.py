@@ -47,11 +47,9 @@ class Racer(NamedTuple):
 
     trace: Trace
     speed: Speed | None
-    """None if no pass of it is done."""
     baseline: int | None
     """Index of its baseline among the racers, see `traces.comparable`; a baseline has its own."""
     reason: str
-    """Why it has no baseline; empty with one."""
     loaded: bool
     """Whether other programs used the machine during one of its passes."""
 
@@ -59,10 +57,6 @@ class Racer(NamedTuple):
 def racers_of(
     traces: Sequence[Trace], measured: Sequence[Metrics], passes: Sequence[Sequence[Trace]] = ()
 ) -> list[Racer]:
-    """Return a racer for each run.
-
-    `passes` has all passes of each run, the run itself first, or is empty.
-    """
     groups = passes or [[trace] for trace in traces]
     compared = comparisons([[trace] for trace in traces])
     return [
@@ -95,30 +89,19 @@ def speedup_of(racer: Racer, racers: Sequence[Racer]) -> Speed | None:
 
 def race_line(racers: Sequence[Racer]) -> str:
     """Return which run is the fastest, and by how much; empty unless several have one baseline."""
-    field = sorted((r for r in racers if speedup_of(r, racers)), key=lambda r: -_value(r))
-    if len(field) < 2 or len({racer.baseline for racer in field}) > 1:
+    field = [(racer, racer.speed) for racer in racers if racer.speed and speedup_of(racer, racers)]
+    field.sort(key=lambda entry: -entry[1].value)
+    if len(field) < 2 or len({racer.baseline for racer, _ in field}) > 1:
         return ""
-    if any(racer.loaded for racer in field):
+    if any(racer.loaded for racer, _ in field):
         return (
             "No winner: other programs used this machine during the race. Run it again when they have ended."
         )
-    first, second, *_ = field
-    near = [racer for racer in field if racer is first or _high(racer) >= _low(first)]
+    (first, fastest), (second, _), *_ = field
+    near = [racer for racer, speed in field if racer is first or speed.high >= fastest.low]
     if len(near) > 1:
         return f"No clear winner: {', '.join(_entry(racer, racers) for racer in near)}."
     return f"Fastest: {_entry(first, racers)}. Next: {_entry(second, racers)}."
-
-
-def _value(racer: Racer) -> float:
-    return racer.speed.value if racer.speed else 0.0
-
-
-def _low(racer: Racer) -> float:
-    return racer.speed.low if racer.speed else 0.0
-
-
-def _high(racer: Racer) -> float:
-    return racer.speed.high if racer.speed else 0.0
 
 
 def _loaded(passes: Sequence[Trace]) -> bool:
@@ -139,7 +122,6 @@ class Spread(TypedDict):
     """The speeds of the passes of a run, in tokens/s."""
 
     count: int
-    """Passes that have a speed."""
     low: float
     high: float
 
@@ -168,7 +150,6 @@ def median_first(passes: Sequence[Trace]) -> list[Trace]:
 
 
 def spread(passes: Sequence[Trace]) -> Spread | None:
-    """Return the slowest and the fastest speed; None with fewer than two passes."""
     if len(passes) < 2:
         return None  # nothing to measure
     found = speeds(passes)
@@ -178,7 +159,6 @@ def spread(passes: Sequence[Trace]) -> Spread | None:
 
 
 def speeds(passes: Sequence[Trace]) -> list[float]:
-    """Return the tokens/s of the passes that are done."""
     return [speed for speed in map(_speed, passes) if speed]
 
 
@@ -192,5 +172,4 @@ def grouped(headers: Sequence[Header]) -> list[list[Header]]:
 
 
 def _speed(trace: Trace) -> float:
-    """Return the tokens/s of a pass that is done; 0 for any other."""
     return (measure(trace).tokens_per_second or 0.0) if trace.status == "done" else 0.0

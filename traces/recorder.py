@@ -47,11 +47,7 @@ class Recorder:
         self._closed = False
 
     def add(self, event: Row | Footer) -> None:
-        """Queue an event; about a microsecond.
-
-        Raises:
-            StoreError: An earlier event could not be stored, or the recorder is closed.
-        """
+        """Queue an event; about a microsecond. StoreError if an earlier one could not be stored."""
         if self.error is not None:
             raise StoreError(str(self.error))
         if self._closed:
@@ -59,11 +55,7 @@ class Recorder:
         self._put((self, event))
 
     def close(self) -> None:
-        """Wait until every event is stored. A run without a footer is incomplete from now on.
-
-        Raises:
-            StoreError: An event could not be stored; those before it are.
-        """
+        """Wait until every event is stored. A run without a footer is incomplete from now on."""
         if not self._closed:
             self._closed = True
             self._writer.finish(self)
@@ -108,7 +100,6 @@ class Writer:
         self._thread.start()
 
     def record(self, header: Header) -> Recorder:
-        """Store a header and return the recorder for its run."""
         owner = {"owner_pid": os.getpid(), "owner_start": psutil.Process().create_time()}
 
         added = list[str]()
@@ -129,7 +120,6 @@ class Writer:
         return recorder
 
     def finish(self, recorder: Recorder) -> None:
-        """Wait until the events of a recorder are written, and forget it."""
         if recorder in self._recorders:
             try:
                 self.call(lambda _: None)
@@ -138,11 +128,7 @@ class Writer:
                 _recording.discard(recorder.run_id)
 
     def call(self, work: Callable[[Connection], T]) -> T:
-        """Make a change after all events queued so far, and return its result.
-
-        Raises:
-            StoreError: The change failed.
-        """
+        """Make a change after all events queued so far, and return its result."""
         job = _Job(work)
         with self._ending:
             if self._ended:
@@ -195,31 +181,35 @@ class Writer:
 
     def _write(self, recorder: Recorder, events: list[Row | Footer]) -> None:
         try:
-            check_stays(self._path, self._file)
-            with self._engine.begin() as connection:
-                insert_rows(connection, recorder.key, events, recorder.numbers)
-            check_stays(self._path, self._file)
-        except SpecScopeError as error:
+            self._change(lambda connection: insert_rows(connection, recorder.key, events, recorder.numbers))
+        except SpecScopeError as error:  # the next `add` or `close` raises it
             recorder.error = StoreError(str(error))
-        except Exception as error:  # noqa: BLE001 - the next `add` or `close` raises it
-            recorder.error = explain(error, self._path)
 
     def _work(self, job: _Job) -> None:
         try:
-            check_stays(self._path, self._file)
-            with self._engine.begin() as connection:
-                result = job.work(connection)
-            check_stays(self._path, self._file)
+            job.result.set_result(self._change(job.work))
         except SpecScopeError as error:
             job.result.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - the caller raises it
-            job.result.set_exception(explain(error, self._path))
-        else:
-            job.result.set_result(result)
+
+    def _change(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of a transaction in the file that was opened.
+
+        Raises:
+            SpecScopeError: It failed; an error of the database is a StoreError.
+        """
+        try:
+            check_stays(self._path, self._file)
+            with self._engine.begin() as connection:
+                result = work(connection)
+            check_stays(self._path, self._file)
+        except SpecScopeError:
+            raise
+        except Exception as error:
+            raise explain(error, self._path) from error
+        return result
 
 
 def insert_run(connection: Connection, header: Header, **owner: Any) -> int:
-    """Store a header; return the key of its run."""
     values = {**asdict(header), **owner}
     values["version"] = values.pop("schema")
     key = connection.execute(insert(schema.RUN).values(values)).inserted_primary_key
@@ -238,7 +228,6 @@ class _Insert:
         self._encoders = [(i, encode) for i, c in enumerate(table.c) if (encode := schema.encoder(c))]
 
     def row(self, run: int, number: int, event: Row) -> tuple[Any, ...]:
-        """Return the values of the statement for an event."""
         values = [run, number, *self._values(event)]
         for column, encode in self._encoders:
             values[column] = encode(values[column])
@@ -251,7 +240,6 @@ _INSERTS = {kind: _Insert(kind) for kind in schema.ROWS}
 def insert_rows(
     connection: Connection, run: int, events: Iterable[Row | Footer], numbers: dict[type[Any], int]
 ) -> None:
-    """Store events of a run; `numbers` counts the stored rows of each kind and is updated."""
     rows: dict[type[Any], list[Any]] = {}
     for event in events:
         kind = type(event)
@@ -265,7 +253,6 @@ def insert_rows(
 
 
 def is_recording(run_id: str, owner_pid: int | None, owner_start: float | None) -> bool:
-    """Return whether the process that started a run still records it."""
     if owner_pid is None or owner_start is None:
         return False
     if owner_pid == os.getpid():

@@ -22,7 +22,6 @@ class LoadFacts(NamedTuple):
     """The load of a run."""
 
     arrivals: tuple[int, ...]
-    """Of each prompt."""
     batch: int
     """Sequences decoded at once, at most."""
     chunk: int
@@ -71,27 +70,21 @@ class Figures(TypedDict):
     finished: int
     tokens: int
     seconds: float
-    """From the first arrival to the last token."""
     tokens_per_second: float | None
-    """Throughput: all tokens by `seconds`."""
     busy_tokens_per_second: float | None
     """All tokens by the seconds in which a request waits or is served: the idle time between rare
     arrivals does not count."""
     ttft_ms: float | None
-    """Median time to first token."""
     ttft_p95_ms: float | None
     tpot_ms: float | None
     """Median over the requests of their time per output token."""
     tpot_p95_ms: float | None
     itl_ms: float | None
-    """Median time between two rounds of a request."""
     itl_p95_ms: float | None
     good: int
-    """Finished requests that meet both limits."""
     good_share: float
-    """Their share of all requests."""
     goodput: float | None
-    """Their number by `seconds`."""
+    """Good requests by `seconds`."""
 
 
 def load_of(header: Header) -> LoadFacts | None:
@@ -109,7 +102,6 @@ def load_of(header: Header) -> LoadFacts | None:
 
 
 def requests(trace: Trace) -> list[Request]:
-    """Return the requests of a run by number; none of a run without arrivals."""
     load = load_of(trace.header)
     if load is None:
         return []
@@ -178,7 +170,6 @@ def stops_paying(mine: dict[int, Figures], plain: dict[int, Figures]) -> int | N
 
 
 def _union(times: Sequence[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals."""
     total, reached = 0, 0
     for start, end in sorted(times):
         total += max(0, end - max(start, reached))

@@ -53,7 +53,6 @@ class Code(TypeDecorator[str]):
         self._codes = {name: code for code, name in enumerate(names)}
 
     def encode(self, name: str | None) -> int | None:
-        """Return the index of a text; raise ValueError for an unknown one."""
         if name is None:
             return None
         if name not in self._codes:
@@ -75,7 +74,6 @@ class Frozen(TypeDecorator[Any]):
     cache_ok = True
 
     def process_result_value(self, value: Any, dialect: Any) -> Any:  # noqa: ARG002
-        """Return nested tuples for nested lists."""
         return _tuples(value)
 
 
@@ -133,7 +131,6 @@ class Run(Base, table=True):
     group: str = Field(index=True)
     lossless: bool
     version: int
-    """`schema` of the header."""
     status: str | None = _code(*STATUSES, nullable=True)
     reasons: tuple[str, ...] | None = _json(nullable=True)
     texts: tuple[str, ...] | None = _json(nullable=True)
@@ -297,13 +294,11 @@ ROWS: dict[type[Any], Table] = {
     events.Pooled: _table(Pooled),
     events.Occupancy: _table(Occupancy),
 }
-"""The table of each kind of event; its columns are `run`, `number`, and the event's fields."""
+"""Its columns are `run`, `number`, and the event's fields."""
 COLUMNS: dict[type[Any], list[Column[Any]]] = {event: [*table.c][2:] for event, table in ROWS.items()}
-"""The columns of each kind of event, in the order of its fields."""
 
 
 def encoder(column: Column[Any]) -> Callable[[Any], Any] | None:
-    """Return the function from a field to the value stored in a column; None if they are equal."""
     if isinstance(column.type, Code):
         return column.type.encode
     return dump if isinstance(column.type, Frozen) else None

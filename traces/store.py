@@ -12,10 +12,10 @@ from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
-from engine.trace.checking import check_types
 from engine.trace.events import Device, Footer, Header, Status
+from engine.trace.jsonl import check_types
 from engine.trace.trace import Trace
-from traces import bins, database, listing, recorder, schema, windows
+from traces import database, listing, recorder, schema, windows
 from traces.checks import check
 from traces.database import default_path, is_damage
 from traces.recorder import Recorder, Writer, insert_rows, insert_run
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Row
 
     from engine.trace.events import Commit, Event
-    from traces.bins import Bins, Columns, Line
-    from traces.windows import Extent, Window
+    from traces.windows import Bins, Columns, Extent, Line, Window
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
 KEPT = 8
@@ -47,7 +46,6 @@ class Summary(NamedTuple):
     status: Status | Literal["damaged"]
     tokens: int
     seconds: float | None
-    """From the run's start to its end; None while it is in progress."""
     decode_seconds: float | None
     """From the end of prefill to the last committed token; None without a token."""
     text: str
@@ -56,11 +54,9 @@ class Summary(NamedTuple):
     speedup: float | None = None
     """Over the plain decoding of its race; None without one."""
     load: str = ""
-    """The warning that other programs used the machine during the run; else empty."""
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens / decode seconds, as in `traces.metrics`."""
         return self.tokens / self.decode_seconds if self.decode_seconds else None
 
 
@@ -71,12 +67,6 @@ class Store:
     """
 
     def __init__(self, path: str | Path | None = None, *, readonly: bool = False) -> None:
-        """Open the file at `path` or `default_path()`; unless `readonly`, make it.
-
-        Raises:
-            StoreError: It is missing, locked, read-only, not a SpecScope database, or of another
-                version.
-        """
         self.path = Path(path) if path is not None else default_path()
         self._engine = database.open_engine(self.path, readonly=readonly)
         self._file = database.identity(self.path)
@@ -92,17 +82,12 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Store all queued events and close the file."""
         if self._writer is not None:
             self._writer.close()
         self._engine.dispose()
 
     def record(self, header: Header) -> Recorder:
-        """Store a header now and return the recorder for the run's events.
-
-        Raises:
-            StoreError: The database cannot be written, or holds a run of this id.
-        """
+        """Store a header now and return the recorder for the run's events."""
         return self._writing().record(header)
 
     @contextmanager
@@ -121,11 +106,9 @@ class Store:
             yield listen
 
     def insert(self, *traces: Trace) -> None:
-        """Store whole traces in one transaction, under their ids. A stored run is never replaced.
+        """Store whole traces in one transaction, under their ids.
 
-        Raises:
-            StoreError: The database cannot be written, or holds a run of one of these ids; then
-                none is stored.
+        A stored run is never replaced.
         """
 
         def work(connection: Connection) -> None:
@@ -136,11 +119,7 @@ class Store:
         self._writing().call(work)
 
     def delete(self, run_ids: Iterable[str]) -> int:
-        """Delete runs with all their rows; return the number of deleted runs.
-
-        Raises:
-            UsageError: One of them is being recorded; then none is deleted.
-        """
+        """Delete runs with all their rows, none if one is being recorded; return how many."""
         wanted = set(run_ids)
 
         def work(connection: Connection) -> int:
@@ -168,9 +147,6 @@ class Store:
         """Return the trace of a run; of a run in progress, the rows stored so far.
 
         A run that ended without a footer gets one with status `incomplete`.
-
-        Raises:
-            UsageError: There is no such run.
         """
         with self._reading() as connection, _undamaged(run_id):
             trace = _read(connection, run_id)
@@ -178,21 +154,14 @@ class Store:
         return trace
 
     def header(self, run_id: str) -> Header:
-        """Return the header of a run.
-
-        Raises:
-            UsageError: There is no such run.
-        """
         with self._reading() as connection, _undamaged(run_id):
             return _header(_find(connection, run_id, *_HEADER))
 
     def extent(self, run_id: str) -> Extent | None:
-        """Return the size of a run; None if it is not stored, or has no end yet."""
         with self._reading() as connection, _undamaged(run_id):
             return windows.extent(connection, run_id, self._extents)
 
     def opening(self, run_id: str, size: Extent, most: int) -> Window:
-        """Return the beginning of a run, with about `most` spans."""
         with self._reading() as connection:
             high = windows.time_of(connection, size, most)
             return _part(connection, run_id, size, size.start, high)
@@ -205,38 +174,29 @@ class Store:
             return _part(connection, run_id, size, low, high)
 
     def bins(self, run_id: str, size: Extent, low: int, high: int, number: int) -> Bins:
-        """Return a window of a run as this number of bins."""
         known = self._columns.get((size.key, size.rows))
         if known is None:
             with self._reading() as connection, _undamaged(run_id):
-                known = bins.columns(connection, size.key, size.devices)
+                known = windows.columns(connection, size.key, size.devices)
             with self._lock:
                 self._columns[size.key, size.rows] = known
                 while len(self._columns) > KEPT:
                     del self._columns[next(iter(self._columns))]
-        return bins.bins(known, size, low, high, number)
+        return windows.bins(known, size, low, high, number)
 
     def line(self, run_id: str, size: Extent, sequence: int) -> Line:
-        """Return the ids and times of all tokens of a sequence."""
         with self._reading() as connection, _undamaged(run_id):
-            return bins.line(connection, size.key, sequence)
+            return windows.line(connection, size.key, sequence)
 
     def commits(
         self, run_id: str, size: Extent, sequence: int, first: int, most: int
     ) -> list[tuple[int, Commit]]:
-        """Return at most `most` commits of a sequence from its commit `first` on.
-
-        Each is a tuple: the number of the run's commits before it, and the commit.
-        """
+        """Return commits of a sequence, each with the number of the run's commits before it."""
         with self._reading() as connection, _undamaged(run_id):
-            return bins.commits(connection, size.key, sequence, first, most)
+            return windows.commits(connection, size.key, sequence, first, most)
 
     def group(self, run_id: str) -> list[str]:
-        """Return the ids of the runs compared with this one, its own included, oldest first.
-
-        Raises:
-            UsageError: There is no such run.
-        """
+        """Return the ids of the runs compared with this one, its own included, oldest first."""
         with self._reading() as connection:
             name = _find(connection, run_id, RUN.c.group).group
             same = RUN.c.group == name if name else RUN.c.run_id == run_id
@@ -249,11 +209,7 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Generator[Connection]:
-        """Return a connection in one read transaction: it sees one state of the file.
-
-        Raises:
-            StoreError: The file cannot be read, or has lost its name.
-        """
+        """Return a connection in one read transaction: it sees one state of the file."""
         database.check_stays(self.path, self._file)
         with database.explained(self.path), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")
@@ -278,7 +234,6 @@ def _page(
 
 
 def _header_of(connection: Connection, key: int) -> Header | None:
-    """Return the header of a run; None if it is damaged."""
     try:
         with _undamaged(str(key)):
             found = _header(connection.execute(select(*_HEADER).where(RUN.c.id == key)).one())
@@ -338,7 +293,6 @@ def _recorded(connection: Connection) -> dict[int, str]:
 
 
 def _find(connection: Connection, run_id: str, *columns: ColumnElement[Any]) -> Row[Any]:
-    """Return the key (`id`) of a run, and the columns; raise UsageError for an unknown run."""
     row = connection.execute(select(RUN.c.id, *columns).where(RUN.c.run_id == run_id)).first()
     if row is None:
         raise UsageError(f"there is no run {shown(run_id)} in the trace database; the history lists its runs")

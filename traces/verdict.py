@@ -52,11 +52,9 @@ class Verdict(TypedDict):
     advice: str
     """What would help; empty if nothing is predicted to."""
     run: Advice | None
-    """The advised run; None if the advice is not a setting."""
     drafter: str
     """That the drafter is often wrong, and which one is wrong less often; empty if it is not."""
     other: OtherDrafter | None
-    """The run with that drafter."""
 
 
 NONE: Verdict = {"summary": "", "reason": "", "advice": "", "run": None, "drafter": "", "other": None}
@@ -99,7 +97,6 @@ def _is_slow(faster: Speed) -> bool:
 
 
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
-    """Return a verdict on the drafter alone."""
     header, text = trace.header, wrong_drafter(trace.header, metrics.draft_forwards, metrics.per_level)
     if not text:
         return NONE
@@ -109,7 +106,6 @@ def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
 
 
 def _compared(faster: Speed) -> str:
-    """Return the speed-up with its range, or that the passes show none."""
     if faster.low < faster.high and faster.low <= 1 <= faster.high:
         return f"{faster.text}, no difference from plain decoding that these passes can show"
     if faster.low == faster.high and round(faster.value, 2) == 1:
@@ -118,7 +114,6 @@ def _compared(faster: Speed) -> str:
 
 
 def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
-    """Return the work at the same time, or the tokens of a forward; and the lost drafts."""
     both, brings = metrics.waiting["both"] or 0.0, metrics.tokens_per_target_forward
     if both >= OVERLAP:
         right = metrics.acceptance_rate_tested
@@ -163,41 +158,23 @@ def _reason(trace: Trace, metrics: Metrics, faster: Speed) -> str:
     if metrics.draft_forwards:
         parts.append(f"{draft:.2f} waiting for drafts")
     parts.append(f"{rest:.2f} in which no model works")
+    c = metrics.c
+    ratio = f", whose forward takes 1/{c:.1f} of a target forward (c = {c:.1f})" if c else ""
     causes = {
-        _width(rows): target - 1,
-        _waiting(metrics): draft,
+        f"the width of the target's forwards, {rows:.1f} rows instead of one": target - 1,
+        f"waiting for the drafter{ratio}": draft,
         "the time between forwards": rest,
     }
     cause, loss = max(causes.items(), key=lambda c: c[1])
-    rejected = _places(trace, metrics)
-    main = f"Most of the loss is {cause}." if loss > noise else ""
-    return " ".join(
-        filter(
-            None,
-            (
-                f"A target forward takes the time of {time:.2f} plain tokens: {', '.join(parts)}.",
-                main,
-                rejected,
-            ),
-        )
+    sentences = (
+        f"A target forward takes the time of {time:.2f} plain tokens: {', '.join(parts)}.",
+        f"Most of the loss is {cause}." if loss > noise else "",
+        _places(trace, metrics),
     )
-
-
-def _width(rows: float) -> str:
-    return f"the width of the target's forwards, {rows:.1f} rows instead of one"
-
-
-def _waiting(metrics: Metrics) -> str:
-    ratio = (
-        f", whose forward takes 1/{metrics.c:.1f} of a target forward (c = {metrics.c:.1f})"
-        if metrics.c
-        else ""
-    )
-    return f"waiting for the drafter{ratio}"
+    return " ".join(filter(None, sentences))
 
 
 def _places(trace: Trace, metrics: Metrics) -> str:
-    """Return the acceptance at the first places of the draft, of the tokens tested there."""
     if has_trees(trace.decisions):
         return ""
     tested = [s.conditional for s in metrics.per_position if s.conditional is not None][:6]
@@ -206,7 +183,6 @@ def _places(trace: Trace, metrics: Metrics) -> str:
 
 
 def _advice(i: int, racers: Sequence[Racer], metrics: Metrics, baseline: Trace) -> tuple[str, Advice | None]:
-    """Return the sentence of the advice, and the advised run: faster than every run of the race."""
     racer = racers[i]
     beside = [r for r in racers if r.baseline == racer.baseline]
     rivals = [(r.trace.header, speed.value) for r in beside if (speed := speedup_of(r, racers))]
@@ -222,7 +198,6 @@ def _advice(i: int, racers: Sequence[Racer], metrics: Metrics, baseline: Trace) 
 
 
 def _needed(trace: Trace, metrics: Metrics, baseline: Trace) -> str:
-    """Return which drafter would pay, where no setting does."""
     limit, rates = longest_drafter(trace, metrics, baseline), rates_of(trace, metrics, baseline)
     if limit is None or rates is None:
         return ""
@@ -245,11 +220,9 @@ class OtherDrafter(TypedDict):
     method: str
     config: dict[str, Any]
     drafter: str
-    """`int4` or `int8`."""
 
 
 def better_form(drafter_path: str) -> str:
-    """Return the target's form that is right more often than a drafter; empty if none is known."""
     return _FORMS[form_of(drafter_path)]
 
 

@@ -62,7 +62,6 @@ class Timeline(NamedTuple):
     """What the devices do in the decode window."""
 
     waits: list[Wait]
-    """By device, then by time."""
     band: list[Band]
 
 
@@ -81,7 +80,6 @@ def decode_window(trace: Trace) -> Interval:
 
 
 def waits(trace: Trace) -> list[Wait]:
-    """Return every idle stretch of every device in the decode window, by device, then by time."""
     return timeline(trace).waits
 
 
@@ -101,7 +99,6 @@ def work(trace: Trace) -> dict[str, dict[str, int]]:
 
 
 def band(trace: Trace) -> list[Band]:
-    """Return the adjacent stretches that fill the decode window."""
     return timeline(trace).band
 
 
@@ -164,7 +161,6 @@ def apart(trace: Trace) -> bool:
 
 
 def occupancy(trace: Trace) -> dict[str, float]:
-    """Return the busy share of each device in the decode window."""
     lo, hi = decode_window(trace)
     shares = {d.name: 0.0 for d in trace.header.devices}
     for device in shares if hi > lo else ():
@@ -232,12 +228,10 @@ def _states(trace: Trace) -> Iterator[tuple[int, int, dict[str, Span | None]]]:
 
 
 def side(span: Span) -> str:
-    """Return the side a span works for: `drafter` or `target`."""
     return "drafter" if span.model == "drafter" else "target"
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the union of intervals as intervals apart from each other, ascending."""
     union: list[Interval] = []
     for start, end in sorted(intervals):
         if union and start <= union[-1][1]:
@@ -248,7 +242,6 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def busy(trace: Trace, device: str) -> list[Interval]:
-    """Return the intervals in which the device works, over the whole run."""
     return merged((s.start, s.end) for s in trace.spans if s.device == device and s.end > s.start)
 
 
@@ -280,7 +273,6 @@ def forwards(trace: Trace) -> list[Span]:
 
 
 def _covered(spans: Iterable[Span]) -> int:
-    """Return the nanoseconds in which at least one of the spans lasts."""
     return sum(end - start for start, end in merged((s.start, s.end) for s in spans))
 
 
@@ -313,7 +305,6 @@ def preempted(trace: Trace) -> list[Span]:
 
 
 def sp_degree(trace: Trace) -> int:
-    """Return DSI's speculation parallelism: the most target servers that worked at once."""
     scoring = [s for s in trace.spans if side(s) == "target" and s.kind in SCORING and s.rank == 0]
     edges = [(time, n) for s in scoring if s.end > s.start for time, n in ((s.start, 1), (s.end, -1))]
     most = now = 0
@@ -330,7 +321,6 @@ def decoding_clock(trace: Trace) -> Clock:
 
 
 def working_devices(trace: Trace) -> list[Device]:
-    """Return the target's devices, and those that did more than prefill."""
     active = {s.device for s in trace.spans if s.kind != "prefill"}
     return [d for d in trace.header.devices if "target" in d.role or d.name in active]
 

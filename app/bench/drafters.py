@@ -22,11 +22,11 @@ from app.bench.figures import Note
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.config import read_config
 from engine.checkpoints.forms import FORMS, split_form
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.checkpoints.sizes import model_size
 from engine.drafting.pace import Curve, Probe
-from engine.drafting.plan import LONGEST, Plan, best_parallel, best_tree
+from engine.drafting.planner import LONGEST, Plan, best_parallel, best_tree
 from engine.model.decoder import Decoder
 from engine.model.int4 import GROUP
 from engine.model.shape import ModelShape

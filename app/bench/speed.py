@@ -16,7 +16,7 @@ import transformers
 
 from app.bench.figures import Plan
 from engine import Cluster
-from engine.checkpoints.load import load_reference
+from engine.checkpoints.loader import load_reference
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.trace.trace import Trace

@@ -17,7 +17,7 @@ import engine
 from app.bench.figures import Figure, Note, Plan
 from app.bench.speed import Race, Transformers, decode, one_core, quiet
 from engine import Cluster
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.model.similarity import Similarity, similarity
 from engine.trace.trace import Trace

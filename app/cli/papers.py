@@ -16,6 +16,7 @@ from app.cli import common, options
 
 if TYPE_CHECKING:
     from traces.papers.report import Summary
+
     from traces.papers.rows import Paper, Row
 
 _WIDEST = 56
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
-    from traces.papers.report import Summary, chosen
+    from traces.papers.summary import Summary, chosen
 
     papers = chosen(args.paper)
     common.check_output(args.output)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(result: WhatIf, *, stored: bool) -> Iterator[str]:
-    from traces.acceptance import acceptance
+    from traces.view.figures import acceptance
     from traces.view.settings import config_text, models_text, shown_config
     from traces.whatif.result import rows, sentences
 

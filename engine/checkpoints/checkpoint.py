@@ -40,16 +40,11 @@ LONGEST_INDEX = 1 << 24
 
 
 class Checkpoint:
-    """One or several safetensors files.
+    """One or several safetensors files, by default those of a model in a directory.
 
-    Args:
-        directory: The directory of the files.
-        files: The files to read; default: the files of a model.
-        shape: The shape of the model, whose family may store our tensors in other ways; without
-            it, names are those of the file.
-
-    Raises:
-        ModelError: A file is missing or broken, or the directory has only pickled weights.
+    With the `shape` of the model, whose family may store our tensors in other ways, names are ours;
+    without it, they are those of the file. A ModelError if a file is missing or broken, or the
+    directory has only pickled weights.
     """
 
     def __init__(self, directory: Path, files: Sequence[Path] = (), shape: ModelShape | None = None) -> None:
@@ -71,14 +66,7 @@ class Checkpoint:
         return bool(self._scaled)
 
     def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare names, shapes and types of the tensors with the config's.
-
-        Args:
-            expected: Name -> shape.
-
-        Raises:
-            ModelError: They differ.
-        """
+        """Compare names, shapes and types of the tensors with the config's."""
         expected = self._stored(expected)
         if missing := [key for key in expected if key not in self._paths]:
             raise ModelError(
@@ -98,7 +86,6 @@ class Checkpoint:
             self.check_type(key)
 
     def _stored(self, ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of the stored tensors that hold ours."""
         stored = dict[str, tuple[int, ...]]()
         for key, size in ours.items():
             place = self._places.get(key, Place(key))
@@ -112,16 +99,12 @@ class Checkpoint:
         """Check that the type of a tensor is among `kinds`, in safetensors' names.
 
         A matrix of int8 with valid scales passes as floating-point numbers.
-
-        Raises:
-            ModelError: It is of another type, or int8 without valid scales.
         """
         path, stored = self._paths[key], self._slice(key)
         if key in self._scaled and kinds == FLOATS:
             self.check_type(key + SUFFIX)
-            scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
             try:
-                _check_scale(key, tuple(stored.get_shape()), scale)
+                _check_scale(key, tuple(stored.get_shape()), self._scale(key))
             except ModelError as error:
                 raise ModelError(f"{path}: {error}") from None
         elif (kind := stored.get_dtype()) == "I8" and kinds == FLOATS:
@@ -132,11 +115,7 @@ class Checkpoint:
     def check_memory(
         self, expected: Mapping[str, tuple[int, ...]], device: str | torch.device, dtype: torch.dtype
     ) -> None:
-        """Check that tensors of these shapes fit this machine's memory, if they are for a CPU.
-
-        Raises:
-            ModelError: They do not; a sparse file can claim any size.
-        """
+        """Check that such tensors fit a CPU's memory: a sparse file can claim any size."""
         needed = sum(map(math.prod, expected.values())) * dtype.itemsize
         available = psutil.virtual_memory().total
         if torch.device(device).type == "cpu" and needed > available:
@@ -146,46 +125,38 @@ class Checkpoint:
             )
 
     def take(self, key: str, device: torch.device, dtype: torch.dtype, part: Part | None = None) -> Tensor:
-        """Return a copy of one tensor; the embeddings may be memory that processes share.
+        """Return a copy of one tensor, or its `part` without what lies beyond the tensor's end.
 
-        They are the file's own memory, mapped anew so that no other tensor of the file remains in
-        memory, if a CPU uses them as stored in the cache folder: its files are never rewritten.
-
-        Args:
-            key: The tensor's name.
-            device: Device of the copy.
-            dtype: Dtype of the copy.
-            part: The rows or columns to read, without what lies beyond the tensor's end; default:
-                the whole tensor.
+        The embeddings may be memory that processes share: they are the file's own memory, mapped
+        anew so that no other tensor of the file remains in memory, if a CPU uses them as stored in
+        the cache folder: its files are never rewritten.
         """
         place = self._places.get(key, Place(key))
+        whole = self._slice(place.key).get_shape()
+        is_fused = 0 < place.rows < whole[0]
         if place.added:
-            stored = self._take_placed(place, part).to(device, torch.float32)
-            return (stored + place.added).to(dtype)
-        if place.start or place.transposed or self._is_fused(place):
-            return self._take_placed(place, part).to(device, dtype, copy=True)
-        is_embedding, key = key == EMBEDDING, place.key
-        if part is not None:
-            return self._take_part(key, part).to(device, dtype, copy=True)
-        path = self._paths[key]
-        tensor = (_open(path) if is_embedding else self._shards[path]).get_tensor(key)
-        if key in self._scaled:
-            scale = self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
-            return dequantised(tensor, scale).to(device, dtype)
+            return (self._cut(place, part).to(device, torch.float32) + place.added).to(dtype)
+        if part is not None or place.start or place.transposed or is_fused:
+            return self._cut(place, part).to(device, dtype, copy=True)
+        path, is_embedding = self._paths[place.key], key == EMBEDDING
+        tensor = (_open(path) if is_embedding else self._shards[path]).get_tensor(place.key)
+        if place.key in self._scaled:
+            return dequantised(tensor, self._scale(place.key)).to(device, dtype)
         return tensor.to(device, dtype, copy=not is_embedding or cache_folder() not in path.parents)
 
-    def _is_fused(self, place: Place) -> bool:
-        return place.rows > 0 and self._slice(place.key).get_shape()[0] > place.rows
-
-    def _take_placed(self, place: Place, part: Part | None) -> Tensor:
-        """Return our tensor, or a part of it, from within a stored one, as stored or in float32."""
-        first, last, other = 0, place.rows, slice(None)
+    def _cut(self, place: Place, part: Part | None) -> Tensor:
+        """Return our tensor, or a part of it, as stored, or in float32 if that is int8."""
+        stored = self._slice(place.key)
+        shape = stored.get_shape()
+        size = place.rows or shape[0]
+        first, last, other = 0, size, slice(None)
         if part is not None and part.dim == 0:
-            first, last = min(part.start, place.rows), min(part.stop, place.rows)
+            first, last = min(part.start, size), min(part.stop, size)
         elif part is not None:
-            other = slice(part.start, part.stop)
-        rows, stored = slice(place.start + first, place.start + last), self._slice(place.key)
-        if len(stored.get_shape()) == 1:
+            width = shape[0 if place.transposed else 1]
+            other = slice(min(part.start, width), min(part.stop, width))
+        rows = slice(place.start + first, place.start + last)
+        if len(shape) == 1:
             return stored[rows]
         cut = (other, rows) if place.transposed else (rows, other)
         tensor = stored[cut]
@@ -193,15 +164,8 @@ class Checkpoint:
             tensor = dequantised(tensor, self._slice(place.key + SUFFIX)[cut[0]])
         return tensor.t() if place.transposed else tensor
 
-    def _take_part(self, key: str, part: Part) -> Tensor:
-        """Return a part of a tensor as stored, or in float32 if that is int8."""
-        stored = self._slice(key)
-        size = stored.get_shape()[part.dim]
-        cut = (slice(None),) * part.dim + (slice(min(part.start, size), min(part.stop, size)),)
-        tensor = stored[cut]
-        if key not in self._scaled:
-            return tensor
-        return dequantised(tensor, self._slice(key + SUFFIX)[cut[0]])
+    def _scale(self, key: str) -> Tensor:
+        return self._shards[self._paths[key + SUFFIX]].get_tensor(key + SUFFIX)
 
     def _slice(self, key: str) -> Any:
         return self._shards[self._paths[key]].get_slice(key)
@@ -225,7 +189,6 @@ class Checkpoint:
 
 
 def _shards(index: Path) -> list[str]:
-    """Return the names of the shards in an index; all of them are files beside it."""
     raw = read_json(index, LONGEST_INDEX)
     names = raw.get("weight_map") if isinstance(raw, dict) else None
     shards = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
@@ -258,7 +221,7 @@ def _open(path: Path) -> Any:
 
 
 def _is_ignorable(key: str, expected: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a tensor is unused: rotary frequencies, or a second copy of a tied head."""
+    """Return whether a tensor is unused: rotary frequencies, or a copy of a tied head."""
     return key.endswith("rotary_emb.inv_freq") or (key == "lm_head.weight" and key not in expected)
 
 
@@ -267,12 +230,7 @@ def some(keys: Sequence[str]) -> str:
 
 
 def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
-    """Return tensors to store: each matrix of floating-point numbers as int8 and its scales.
-
-    Args:
-        tensors: The tensors by name.
-        keep: Names of matrices that stay as they are.
-    """
+    """Return tensors to store: all matrices but those to `keep` as int8 with their scales."""
     packed = dict[str, torch.Tensor]()
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point() or name in keep:
@@ -283,7 +241,6 @@ def pack(tensors: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str,
 
 
 def _check_scale(name: str, shape: tuple[int, ...], scale: Tensor) -> None:
-    """Check the scales of a stored matrix."""
     if len(shape) != 2 or scale.shape != shape[:1]:
         raise ModelError(
             f"{name}{SUFFIX} has shape {list(scale.shape)}; {name} of shape {list(shape)} needs one scale per row"

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST_CONFIG = 1 << 20
-"""Most bytes of a config.json."""
 _LLAMA = {
     "vocab_size": int,
     "hidden_size": int,
@@ -37,11 +36,7 @@ _LLAMA = {
 
 
 def read_config(directory: Path) -> Any:
-    """Return the config of a model directory, with a transformers config's attributes.
-
-    Raises:
-        ModelError: The file is missing, not JSON, or of an unsupported architecture.
-    """
+    """Return the config of a model directory, with a transformers config's attributes."""
     path = directory / "config.json"
     raw = read_json(path)
     families = raw.get("architectures") if isinstance(raw, dict) else None
@@ -77,11 +72,7 @@ def is_complete(raw: Mapping[str, Any]) -> bool:
 
 
 def read_object(path: Path, limit: int = LONGEST_CONFIG) -> dict[str, Any]:
-    """Return the JSON object in a file of at most `limit` bytes; {} if the file is missing.
-
-    Raises:
-        ModelError: The file holds no JSON object.
-    """
+    """Return the JSON object in a file of at most `limit` bytes; {} if the file is missing."""
     raw = read_json(path, limit) if os.path.lexists(path) else {}
     if not isinstance(raw, dict):
         raise ModelError(f"{path} is not a JSON object")
@@ -89,11 +80,6 @@ def read_object(path: Path, limit: int = LONGEST_CONFIG) -> dict[str, Any]:
 
 
 def read_json(path: Path, limit: int = LONGEST_CONFIG) -> Any:
-    """Return the JSON value in a file of at most `limit` bytes.
-
-    Raises:
-        ModelError: The file is missing, too large, no regular file or no JSON.
-    """
     if not os.path.lexists(path):
         raise ModelError(f"{path} is missing; a model directory holds config.json and *.safetensors")
     try:

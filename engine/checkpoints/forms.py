@@ -15,7 +15,6 @@ FORMS = {"int4": 4, "int8": 8}
 
 
 def is_form(model: str | Path) -> bool:
-    """Return whether a name alone means the target's own weights in fewer bits."""
     return str(model) in FORMS
 
 

@@ -27,17 +27,7 @@ SHARD = 2 * 2**30
 
 
 def converted(file: Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
-    """Return the model directory of a GGUF file; convert the file if it is not in the cache.
-
-    Args:
-        file: The .gguf file.
-        progress: Receives the state of the conversion.
-        cancel: Stops the conversion when set.
-
-    Raises:
-        ModelError: The file is broken or of an unsupported kind, or the disk is full.
-        RunCancelled: `cancel` was set.
-    """
+    """Return the model directory of a GGUF file, converted first if it is not in the cache."""
     if (folder := cached(file)) is None:
         folder = _folder(file)
         convert(file, folder, progress, cancel)
@@ -45,11 +35,6 @@ def converted(file: Path, progress: Report | None = None, cancel: threading.Even
 
 
 def cached(file: Path) -> Path | None:
-    """Return the model directory of a converted GGUF file; None if it is not converted.
-
-    Raises:
-        ModelError: The file cannot be read.
-    """
     folder = _folder(file)
     return folder if (folder / MANIFEST).is_file() else None
 
@@ -61,21 +46,11 @@ def convert(
     cancel: threading.Event | None = None,
     name: str | None = None,
 ) -> None:
-    """Write the model directory of a GGUF file.
+    """Write the model directory of a GGUF file, which reports call `name`, by default the file's.
 
     The conversion writes to another directory and renames it at the end, so `folder` is complete or
-    absent.
-
-    Args:
-        file: The .gguf file.
-        folder: The directory to make.
-        progress: Receives the state of the conversion.
-        cancel: Stops the conversion when set.
-        name: Name of the model in reports; default: the file's name.
-
-    Raises:
-        ModelError: The file is broken or of an unsupported kind, or the disk is full.
-        RunCancelled: `cancel` was set.
+    absent. Setting `cancel` raises RunCancelled; a ModelError for a file that is broken or of an
+    unsupported kind, or a full disk.
     """
     from engine.checkpoints.gguf_file import GgufFile  # imports torch, which takes seconds
 
@@ -105,7 +80,7 @@ def convert(
 
 
 def _folder(file: Path) -> Path:
-    """Return the directory of a file's conversion; it depends on the file's path, size and time."""
+    """Return the directory of a file's conversion, by the file's path, size and time."""
     try:
         status = file.stat()
     except OSError as error:
@@ -138,7 +113,6 @@ def _write(source: GgufFile, folder: Path, report: Callable[[int, int], None]) -
 
 
 def _write_config(source: GgufFile, folder: Path) -> Any:
-    """Write config and tokenizer, which transformers reads from the file; return the config."""
     from transformers import AutoConfig, AutoTokenizer
 
     from engine.checkpoints.gguf_file import ARCHITECTURES

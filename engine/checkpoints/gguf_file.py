@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Architecture in GGUF -> architecture in transformers. Mistral models are `llama` files."""
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-"""Supported block types."""
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
 """Block types that keep their dtype; all others become float32."""
 LLAMA3 = ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192))
@@ -33,18 +32,16 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 """Versions with this header; `gguf` refuses others."""
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Type of a value -> its bytes."""
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 8
 
 
 class Source(NamedTuple):
-    """The tensor of a GGUF file from which a checkpoint tensor is made."""
+    """A tensor of `gguf.GGUFReader`, from which a checkpoint tensor is made."""
 
     tensor: Any
-    """A tensor of `gguf.GGUFReader`."""
     permuted_heads: int
-    """Heads whose rows llama.cpp has permuted; 0 for none."""
+    """Heads whose rows llama.cpp has permuted."""
 
     @property
     def size(self) -> int:
@@ -60,11 +57,7 @@ class Source(NamedTuple):
 
 
 class GgufFile:
-    """A GGUF file of a supported architecture with supported block types.
-
-    Raises:
-        ModelError: The file is truncated, no GGUF file, or of an unsupported kind.
-    """
+    """A GGUF file of a supported architecture with supported block types."""
 
     def __init__(self, path: Path) -> None:
         from gguf import GGUFReader
@@ -99,11 +92,7 @@ class GgufFile:
         return int(value) if value else None
 
     def sources(self, config: Any) -> dict[str, Source]:
-        """Return checkpoint tensor name -> tensor of the file.
-
-        Raises:
-            ModelError: A tensor is missing, or its shape differs from the config's.
-        """
+        """Return checkpoint tensor name -> tensor of the file, of the config's shape."""
         tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         gguf_name = _gguf_names(config.num_hidden_layers)
         heads: dict[str, int] = {}
@@ -123,11 +112,7 @@ class GgufFile:
         return sources
 
     def rope_parameters(self, config: Any) -> dict[str, Any]:
-        """Return the file's rotary scaling as `rope_parameters`, which transformers does not read.
-
-        Raises:
-            ModelError: No supported config describes the scaling.
-        """
+        """Return the file's rotary scaling, which transformers does not read."""
         prefix = f"{self.architecture}.rope."
         kind = self._value(prefix + "scaling.type") or "none"
         factor = self._value(prefix + "scaling.factor") or 1.0
@@ -176,7 +161,6 @@ class GgufFile:
 
 
 def _gguf_names(layers: int) -> Callable[[str], str | None]:
-    """Return a function: module name in a checkpoint -> module name in a GGUF file."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     llama = get_tensor_name_map(MODEL_ARCH.LLAMA, layers)

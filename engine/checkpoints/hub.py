@@ -33,7 +33,6 @@ GRACE = 3.0
 ADVICE = "check the network, or give a directory"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MOST_INDEX = 64 * 2**20
-"""Most bytes of an index of shards."""
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -45,13 +44,7 @@ def is_hub_id(model: str | os.PathLike[str]) -> bool:
 
 
 def cached(model: str) -> Path | None:
-    """Return the directory of a hub model in the local cache.
-
-    None if its config, weights or tokenizer are missing.
-
-    Raises:
-        ModelError: The hub does not allow such an id.
-    """
+    """Return the directory of a hub model in the local cache; None if files are missing."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -75,14 +68,8 @@ def _weight_files(folder: Path) -> list[str]:
 def download(model: str, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
     """Download a hub model to the local cache and return its directory.
 
-    Args:
-        model: Hub id.
-        progress: Receives the state of the download, first before the hub has answered.
-        cancel: Stops the download when set.
-
-    Raises:
-        ModelError: The hub has no such model, cannot be reached, or a time limit has passed.
-        RunCancelled: `cancel` was set.
+    The first report comes before the hub has answered. Setting `cancel` raises RunCancelled; a
+    ModelError if the hub has no such model, cannot be reached, or a time limit has passed.
     """
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
@@ -99,7 +86,6 @@ def download(model: str, progress: Report | None = None, cancel: threading.Event
 
 
 def _follow(model: str, lines: SimpleQueue[bytes | None], report: Report, cancel: threading.Event) -> None:
-    """Report the progress of a download until it ends."""
     state = Progress(model)
     report(state)
     hub, most, deadline = "", -1, float("inf")  # the clock starts when the process has started
@@ -135,7 +121,6 @@ def _timeout(hub: str, state: Progress) -> str:
 
 @contextlib.contextmanager
 def _process(model: str) -> Generator[SimpleQueue[bytes | None]]:
-    """Start the process of a download and end it with the block."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     limits = {"HF_HUB_ETAG_TIMEOUT": f"{ANSWER:.0f}", "HF_HUB_DOWNLOAD_TIMEOUT": f"{STALL:.0f}"}

@@ -36,7 +36,7 @@ from engine.errors import ModelError, one_line
 CHUNK = 64 * 2**10
 """Bytes of a file that are read, counted and written at a time."""
 SPARE = 2**30
-"""Free bytes that a download leaves on the disk."""
+"""Free bytes that a download leaves."""
 MEMORY = 2**30
 """Most bytes of memory for the process, so that an endless answer cannot fill the machine's."""
 REFRESH = 0.1
@@ -54,12 +54,8 @@ Say = Callable[..., None]
 def needed(files: Sequence[tuple[str, Any]]) -> dict[str, int]:
     """Return name -> size of the files that a decoder is loaded from; config.json is the last.
 
-    Args:
-        files: Name and size of all files of a repository, as the hub lists them.
-
-    Raises:
-        ModelError: A name leaves the repository, a size is invalid, or the config or the
-            safetensors are missing.
+    A ModelError if a name leaves the repository, a size is invalid, or the config or the
+    safetensors are missing.
     """
     for name, _ in files:
         if not name or {"..", ".", ""} & set(name.split("/")) or "\\" in name or "\0" in name:
@@ -84,11 +80,6 @@ def needed(files: Sequence[tuple[str, Any]]) -> dict[str, int]:
 
 
 def check_space(sizes: dict[str, int], cache: Path) -> None:
-    """Check that files of these sizes fit the disk of the cache.
-
-    Raises:
-        ModelError: The disk has too little free space.
-    """
     folder = next(path for path in (cache, *cache.parents) if path.exists())
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total + SPARE > free:
@@ -126,15 +117,7 @@ class _Bar:
 
 
 def fetch(model: str, say: Say) -> None:
-    """Download the missing files of a model; config.json and the reference to the commit last.
-
-    Args:
-        model: Hub id.
-        say: Function that prints one line of progress.
-
-    Raises:
-        ModelError: The hub's list of files is invalid, or the model does not fit the disk.
-    """
+    """Download the missing files of a model; config.json and the reference to the commit last."""
     info = HfApi().model_info(model, files_metadata=True, timeout=ANSWER)
     commit = str(info.sha)
     if not _COMMIT.fullmatch(commit):
@@ -162,10 +145,7 @@ def fetch(model: str, say: Say) -> None:
 
 
 def confine(*folders: str) -> None:
-    """Allow this process to write only below these folders.
-
-    The library builds file names from headers that the hub sends.
-    """
+    """Let this process write below these folders only: file names come from the hub's headers."""
     roots = tuple(os.path.realpath(folder) for folder in folders)
 
     def check(path: Any) -> None:

@@ -32,7 +32,6 @@ class Pair:
     target_path: Path
     drafter_path: Path | None
     tokenizer: Any
-    """A transformers tokenizer."""
     vocab_size: int
     """The smallest vocabulary size of the models, which may be padded.
 
@@ -40,7 +39,6 @@ class Pair:
     context: int
     """The smallest context length of the models, in positions."""
     eos: tuple[int, ...]
-    """Token ids that end the target's text."""
     heads_path: Path | None = None
     """Directory of the bundled drafting heads, with one directory per kind."""
     further: tuple[Path, ...] = ()
@@ -58,16 +56,7 @@ class Pair:
 
     @classmethod
     def find(cls, name: str = "bundled", resolve: Callable[[str | Path], Path] = resolve) -> Pair:
-        """Return a bundled pair, or a model of the catalog that drafts with its own weights.
-
-        Args:
-            name: Name of the pair, or short name of the model.
-            resolve: Returns the directory of a model of the catalog.
-
-        Raises:
-            UsageError: No pair has this name.
-            ModelError: The model cannot be downloaded, or is broken.
-        """
+        """Return a bundled pair, or a model of the catalog that drafts with its own weights."""
         bundled = (
             [p.name for p in catalog.PAIRS.iterdir() if (p / "target").is_dir()]
             if catalog.PAIRS.is_dir()
@@ -89,18 +78,11 @@ class Pair:
         *drafters: str | Path | None,
         resolve: Callable[[str | Path], Path] = resolve,
     ) -> Pair:
-        """Return a pair of models.
+        """Return a pair of models: directories, GGUF files, short names of the catalog, or hub ids.
 
-        Args:
-            target: Directory, GGUF file, short name of the catalog, or hub id.
-            drafters: The drafters, named in the same ways, or `int4` or `int8` for the target's
-                own weights in fewer bits; None is ignored.
-            resolve: Returns the directory of a model.
-
-        Raises:
-            UsageError: The number of drafters is too large, or the target is a drafter's form.
-            ModelError: A directory, config or tokenizer is missing or broken.
-            PairError: The tokenizers differ, or do not fit a model's vocabulary.
+        Drafters may also be `int4` or `int8`, the target's own weights in fewer bits; None is
+        ignored. `resolve` returns the directory of a model. A PairError if the tokenizers differ,
+        or do not fit a model's vocabulary.
         """
         models = [drafter for drafter in drafters if drafter is not None]
         _check_number(models)
@@ -115,11 +97,7 @@ class Pair:
         return replace(pair, heads_path=catalog.PAIRS / target / "heads") if is_short_name(target) else pair
 
     def with_forms(self, *forms: str) -> Pair:
-        """Return this pair, drafting with the target's own weights in fewer bits.
-
-        Raises:
-            UsageError: The number of drafters is too large.
-        """
+        """Return this pair, drafting with the target's own weights in fewer bits."""
         _check_number(forms)
         first, *further = (self.target_path / form for form in forms)
         return replace(self, drafter_path=first, further=tuple(further))
@@ -160,13 +138,7 @@ class Pair:
         return path is not None and reads_rows_of(self.target_path, path)
 
     def encode(self, text: str) -> list[int]:
-        """Return the prompt ids of a text: as one user message with a chat template, else plain.
-
-        Names of special tokens in the text are ordinary text.
-
-        Raises:
-            UsageError: The text is empty or invalid.
-        """
+        """Return the prompt ids of a text, in which names of special tokens are ordinary text."""
         if self.tokenizer.chat_template:
             return self.encode_chat([{"role": "user", "content": text}])
         return self._ids(_checked(text), split_special_tokens=True, add_special_tokens=True)
@@ -178,14 +150,8 @@ class Pair:
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the prompt ids of chat messages, up to the start of the answer.
 
-        Names of special tokens in a message's content are ordinary text.
-
-        Args:
-            messages: Messages with `role` and `content`.
-
-        Raises:
-            UsageError: A message is empty, invalid or of an unknown role, or the template refuses
-                it.
+        Names of special tokens in a message's content are ordinary text. A UsageError if a message
+        is empty, invalid or of an unknown role, or the template refuses it.
         """
         if not self.tokenizer.chat_template:
             raise UsageError(
@@ -211,11 +177,7 @@ class Pair:
         return parts
 
     def check_length(self, prompt: Sequence[int], max_new_tokens: int) -> None:
-        """Check that a prompt and its output fit the context.
-
-        Raises:
-            UsageError: The prompt is empty, or both exceed the context.
-        """
+        """Check that a prompt and its output fit the context."""
         if not len(prompt):
             raise UsageError("the prompt is empty; write something")
         if len(prompt) >= self.context:
@@ -264,7 +226,6 @@ class Pair:
 
 
 def _named(directory: Path) -> Path:
-    """Return a directory by a path that does not mean the target's own weights in fewer bits."""
     return directory.absolute() if is_form(directory) else directory
 
 

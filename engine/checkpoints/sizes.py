@@ -35,7 +35,6 @@ class Size(NamedTuple):
     """Keys and values of one token."""
 
     def with_cache(self, tokens: int) -> int:
-        """Return the bytes of the weights and of the keys and values of some tokens."""
         return self.weights + tokens * self.per_token
 
 
@@ -50,11 +49,7 @@ class Split(NamedTuple):
 
 
 def checked_shape(directory: Path) -> ModelShape:
-    """Return the shape of a model, after a check of its files' headers against its config.
-
-    Raises:
-        ModelError: A file is missing, broken or unsupported.
-    """
+    """Return the shape of a model, after a check of its files' headers against its config."""
     directory, _ = split_form(directory)
     shape = ModelShape.of(read_config(directory), directory / "config.json")
     Checkpoint(directory, shape=shape).check(shape.tensors())
@@ -64,14 +59,7 @@ def checked_shape(directory: Path) -> ModelShape:
 def model_size(directory: Path, dtype: torch.dtype, *, on_cpu: bool, split: Split | None = None) -> Size:
     """Return the bytes of a model, or of its part on one device.
 
-    Args:
-        directory: The model's directory.
-        dtype: Dtype of the weights, and so of keys and values.
-        on_cpu: Whether the device is a CPU, which has matrices in layouts of its own.
-        split: The part; default: the whole model.
-
-    Raises:
-        ModelError: A file is missing, broken or unsupported.
+    On a CPU, matrices have layouts of their own; keys and values have the weights' dtype.
     """
     bits = split_form(directory)[1]
     return _size(checked_shape(directory), dtype, on_cpu, split or Split(), bits)
@@ -110,7 +98,6 @@ def _size(shape: ModelShape, dtype: torch.dtype, on_cpu: bool, split: Split, bit
 
 
 def _joined(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors with a layer's matrices joined as `Layer` joins them."""
     joined = dict[str, tuple[int, ...]]()
     for name, size in tensors.items():
         key = _JOINED.sub(lambda found: "qkv.weight" if found[1] in "qkv" else "gate_up.weight", name)
@@ -119,7 +106,6 @@ def _joined(tensors: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
 
 
 def _bytes_of(name: str, size: tuple[int, ...], dtype: torch.dtype, on_cpu: bool, bits: int) -> int:
-    """Return the bytes of a tensor, which may be a matrix in fewer bits (`Linear`)."""
     whole = _bytes(size, dtype.itemsize)
     if not bits or len(size) < 2 or name in (EMBEDDING, POSITIONS) or whole < PACKED_FROM:
         return whole

@@ -15,15 +15,9 @@ from engine.errors import ModelError
 def resolve(model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:
     """Return the directory of a model; download or convert the model first if necessary.
 
-    Args:
-        model: Directory, GGUF file, short name of the catalog, or hub id. An existing path has
-            precedence over a name. A directory's form (`forms.py`) is returned as it is.
-        progress: Receives the state of a download or conversion.
-        cancel: Stops both when set; no incomplete file remains.
-
-    Raises:
-        ModelError: The model does not exist, cannot be downloaded, or is of an unsupported kind.
-        RunCancelled: `cancel` was set.
+    A model is a directory, a GGUF file, a short name of the catalog, or a hub id. An existing path
+    has precedence over a name. A directory's form (`forms.py`) is returned as it is. Setting
+    `cancel` raises RunCancelled; no incomplete file remains.
     """
     if (folder := _local(model)) is not None:
         return folder
@@ -35,11 +29,6 @@ def resolve(model: str | Path, progress: Report | None = None, cancel: threading
 
 
 def resolve_local(model: str | Path) -> Path:
-    """Return the directory of a model without a download or a conversion.
-
-    Raises:
-        ModelError: The model is not on this machine, or not converted.
-    """
     if (folder := _local(model)) is None:
         raise ModelError(f"{model} is no longer in the cache; run again to get it")
     return folder
@@ -51,7 +40,6 @@ def is_slow(model: str | Path) -> bool:
 
 
 def _local(model: str | Path) -> Path | None:
-    """Return the directory of a model; None if it must be downloaded or converted first."""
     if is_short_name(model):
         return catalog.installed(str(model))
     path = Path(os.path.expanduser(model))
@@ -71,7 +59,6 @@ def _local(model: str | Path) -> Path | None:
 
 
 def is_short_name(model: str | os.PathLike[str]) -> bool:
-    """Return whether a name means a model of the catalog, and no path on this machine."""
     return isinstance(model, str) and model in catalog.CATALOG and not os.path.exists(model)
 
 

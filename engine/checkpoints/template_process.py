@@ -25,7 +25,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _LONGEST_MESSAGE = 300
-"""Most characters of an error message."""
 
 
 class _Refused(Exception):  # noqa: N818 - a decision of the template, not a defect

@@ -29,16 +29,12 @@ MEMORY = 512 << 20
 ADDED = 100_000
 """Most characters of a text beyond two copies of each message."""
 LONGEST = 1 << 18
-"""Most characters of a template."""
 _PATIENCE = 30
 """Most seconds to wait for a reply, for example of a suspended process."""
 
 
 class Renderer:
-    """The rendering process: starts with the first render, and again after it was ended.
-
-    It ends with this process.
-    """
+    """The rendering process: starts with the first render, ends with this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,14 +44,8 @@ class Renderer:
     def render(self, template: str, messages: Sequence[Mapping[str, str]], names: Mapping[str, str]) -> str:
         """Return the text of chat messages, up to the start of the answer.
 
-        Args:
-            template: Source of the template.
-            messages: Messages with `role` and `content`.
-            names: Further variables: name -> special token.
-
-        Raises:
-            UsageError: The template refuses the messages; the error holds its message.
-            ModelError: The template is broken or exceeds a limit.
+        `names` are further variables: name -> special token. A UsageError if the template refuses
+        the messages, with its message; a ModelError if it is broken or exceeds a limit.
         """
         variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
         limit = ADDED + 2 * sum(len(message["content"]) for message in messages)
@@ -124,4 +114,3 @@ class Renderer:
 
 
 RENDERER = Renderer()
-"""The renderer of this process."""

@@ -14,11 +14,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """Texts of single tokens.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-    """
+    """Texts of single tokens of a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -51,9 +47,6 @@ class IncrementalText:
     The results of `push` and `flush` concatenate to the text of `tokenizer.decode`. The last token
     of a character adds that character; special tokens add nothing. The cost of a push does not
     depend on the length of the text.
-
-    Args:
-        tokenizer: A transformers tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -101,7 +94,7 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Return whether each character of a token encodes a byte, as in GPT-2, Llama 3 and Qwen."""
+    """Return whether each character of a token is a byte, as in GPT-2, Llama 3 and Qwen."""
     return isinstance(tokenizer.backend_tokenizer.decoder, ByteLevel)
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST_SETTINGS = 1 << 24
-"""Most bytes of a tokenizer_config.json."""
 _MOST_GROWTH = 64
 """Most times that normalization may multiply the length of a text."""
 _FOREIGN = ("auto_map", "gguf_file", "vocab", "merges", "tokenizer_object", "fast_tokenizer_files")
@@ -25,11 +24,7 @@ _FOREIGN = ("auto_map", "gguf_file", "vocab", "merges", "tokenizer_object", "fas
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Return the transformers tokenizer of a model directory.
-
-    Raises:
-        ModelError: Its files are missing, broken or too large, or refer to code or to other files.
-    """
+    """Return a directory's transformers tokenizer, which refers to no code or other files."""
     _check_files(path)
     settings = read_object(path / "tokenizer_config.json", _LONGEST_SETTINGS)
     for name in _FOREIGN:
@@ -71,10 +66,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _growth(normalizer: Any) -> int:
-    """Return the most times that a normalizer can multiply the length of a text.
-
-    At least the number of its parts, so that a long list counts, too.
-    """
+    """Return the most times that a normalizer multiplies a text's length, at least its parts."""
     state = parse_json(normalizer.__getstate__()) if normalizer is not None else {}
     parts, times = [state], 1
     for part in parts:
@@ -90,7 +82,6 @@ def _is_token(key: str) -> bool:
 
 
 def _check_files(path: Path) -> None:
-    """Check that all files that a tokenizer may read are regular files of limited size."""
     for file in sorted((*path.iterdir(), *path.glob("additional_chat_templates/*"))):
         if file.suffix not in (".json", ".jinja", ".txt", ".model") or file.is_dir():
             continue
@@ -102,11 +93,7 @@ def _check_files(path: Path) -> None:
 
 
 def check_template(path: Path, tokenizer: Any) -> None:
-    """Check that a chat template, if any, renders or refuses a short message.
-
-    Raises:
-        ModelError: It fails or exceeds a limit.
-    """
+    """Check that a chat template, if any, renders or refuses a short message."""
     if not tokenizer.chat_template:
         return
     try:
@@ -126,11 +113,7 @@ def check_template(path: Path, tokenizer: Any) -> None:
 
 
 def check_same(target: Any, drafter: Any) -> None:
-    """Check that two tokenizers have equal vocabularies and special tokens.
-
-    Raises:
-        PairError: They differ.
-    """
+    """Check that two tokenizers have equal vocabularies and special tokens."""
     vocab, other_vocab = target.get_vocab(), drafter.get_vocab()
     if vocab != other_vocab:
         if len(vocab) != len(other_vocab):

@@ -17,15 +17,13 @@ from engine.cluster.occupancy import OtherPrograms, Sampler
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.ray_devices import NodeMeter
-from engine.drafting.plan import Plan
+from engine.drafting.planner import Plan
 from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
-from engine.run.batching import Gathering
-from engine.run.dispatch import Dispatcher
-from engine.run.run import Run
-from engine.run.sequences import Sequence
+from engine.run.dispatch import Dispatcher, Gathering
+from engine.run.run import Run, Sequence
 from engine.run.serving import Load, Serving
 from engine.runtimes.process import ProcessWorker
 from engine.runtimes.ray.worker import RayWorker
@@ -190,7 +188,7 @@ class Execution:
 
         dispatcher.step = 1
         parts = (run, request.load, decode, gathering, dispatcher, self.recording.clock)
-        await Serving(*parts, scored=request.layout.in_step).serve()
+        await Serving(*parts, scored=request.layout.lockstep).serve()
 
     def _seconds_to_settle(
         self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.memory import Memory, part_of
 from engine.cluster.options import Options

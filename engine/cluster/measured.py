@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from engine.checkpoints.forms import split_form
 from engine.drafting.pace import Curve, Probe, seconds_at
-from engine.drafting.plan import Plan, best_dynamic, best_tree
+from engine.drafting.planner import Plan, best_dynamic, best_tree
 from engine.errors import UsageError
 from engine.files import cache_folder, parse_json, read_text, replacing
 from engine.trace.events import OTHERS, TOO_BUSY

@@ -1,4 +1,4 @@
-"""Measures what `engine/drafting/plan.py` plans drafts from, with ordinary runs of the cluster."""
+"""Measures what `engine/drafting/planner.py` plans from, with ordinary runs of the cluster."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from engine.cluster.probing import CONTEXT, NEW_TOKENS
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
 from engine.drafting.pace import Probe
-from engine.drafting.plan import Best, Plan
+from engine.drafting.planner import Best, Plan
 from engine.environment import environment
 from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads

@@ -23,14 +23,10 @@ class Copier:
     """Copies for one growing sequence; a copy is a function of the sequence and the documents.
 
     An index maps every n-gram to the place after its latest (or first) occurrence, so the cost of a
-    call depends on the tokens added since the last one, not on the length of the texts.
-
-    Args:
-        documents: Token ids of further texts to copy from.
-        match: Length of the shortest match; at least 1.
-        copy: Tokens to copy at most; at least 1.
-        longest: Length of the longest match; 0 is `match` plus `LONGER`.
-        latest: Whether to copy the latest of equally long matches; otherwise the first.
+    call depends on the tokens added since the last one, not on the length of the texts. The
+    shortest match has `match` tokens and the longest `longest`; 0 is `match` plus `LONGER`. At most
+    `copy` tokens are copied. `latest` chooses the latest of equally long matches, instead of the
+    first.
     """
 
     def __init__(
@@ -55,13 +51,8 @@ class Copier:
         """Return the tokens to copy and their source, or () and None if nothing matches.
 
         A copy that reaches the end of the sequence continues with its own first tokens, so a
-        repetition is continued. A copy that reaches the end of a document ends there.
-
-        Args:
-            tokens: The sequence, (L,) int64; it begins with the sequence of the last call.
-
-        Raises:
-            ValueError: It is another sequence.
+        repetition is continued. A copy that reaches the end of a document ends there. `tokens`
+        begins with the sequence of the last call; a ValueError if not.
         """
         self._grow(tokens)
         for n, places in self._places.items():

@@ -43,7 +43,6 @@ class Level(NamedTuple):
     probable tokens: two logits can round to one probability."""
 
     def probability(self, row: int, token: int) -> float:
-        """Return the probability of a token that was chosen."""
         found = self.tops[row][0][1] if self.argmax else dict(self.tops[row]).get(token)
         return float(self.q[row, token]) if found is None else found
 
@@ -55,17 +54,9 @@ def levels(
 
     On a GPU all rows are one call and one copy to the CPU. On a CPU a tree's rows alone stay in its
     caches: 32 trees of 6 rows of 49,152 tokens take 12 ms one by one, and 54 ms at once.
-
-    Args:
-        logits: For each tree the drafter's rows after the parents, (R, V); (1, V) if one row serves
-            all of them.
-        shape: How the trees grow.
-        sampling: Its logits processors make q.
-        sampled: Draw from q; ignored at temperature 0.
-        chain: Whether the trees are chains.
-
-    Raises:
-        ModelError: The logits are not finite.
+    `logits` has for each tree the drafter's rows after the parents, (R, V), or (1, V) if one row
+    serves all of them; `sampling`'s logits processors make q. `sampled` draws from q; it is ignored
+    at temperature 0. A ModelError if the logits are not finite.
     """
     if len(logits) == 1 or not logits[0].is_cuda:
         return [_levels(rows, [len(rows)], shape, sampling, sampled, chain)[0] for rows in logits]
@@ -81,7 +72,6 @@ def _levels(
     sampled: bool,
     chain: bool = False,
 ) -> list[Level]:
-    """Return the levels of trees whose rows are stacked; `counts` has the rows of each."""
     drawn_from_q = sampled and not sampling.greedy
     q = process_logits(logits, sampling) if drawn_from_q else softmax(logits)
     count = TOP if drawn_from_q else max(TOP, shape.children)
@@ -162,7 +152,6 @@ def _first_of(values: Tensor, count: int) -> list[tuple[int, float]]:
 
 
 def drawn(children: Sequence[Sequence[int]], above: Sequence[Node]) -> list[Node]:
-    """Return the nodes of a sampled level, from the tokens drawn after each node above."""
     return [
         Node(parent, token, node.path - child, (*node.ranks, child))
         for parent, (node, tokens) in enumerate(zip(above, children, strict=True))

@@ -1,7 +1,7 @@
 """Drafts from n-grams: a look-ahead window generates them, and a pool keeps them.
 
 Source: lookahead decoding (Fu et al. 2024, arXiv:2402.02057), section 3 and algorithm 2. Besides
-the judged draft, every forward has a window of `level - 1` levels with `columns` guessed tokens
+the verified draft, every forward has a window of `level - 1` levels with `columns` guessed tokens
 each: (0, 0) is the prefix's last token, the parent of (0, j) is (0, j - 1), and the parent of
 (l, j) is (l - 1, j). The model's tokens after the last level are the next level. The columns of all
 levels are then n-grams, and the first level is dropped: the next one takes its place, which begins
@@ -22,11 +22,7 @@ from engine.types import NO_TREE, Draft, DraftToken, Gram, PoolUpdate, Tree
 
 
 class Pool:
-    """N-grams by their first token, most recently seen first.
-
-    Args:
-        most: N-grams kept per first token, at least 1; the least recently seen is dropped first.
-    """
+    """N-grams by their first token, most recently seen first; at most `most` per first token."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -36,7 +32,6 @@ class Pool:
         return sum(map(len, self._tails.values()))
 
     def add(self, grams: Iterable[Gram]) -> None:
-        """Add n-grams; a known one becomes the most recent."""
         for token, *tail in grams:
             tails = self._tails.setdefault(token, {})
             tails.pop(tuple(tail), None)
@@ -45,7 +40,6 @@ class Pool:
                 del tails[next(iter(tails))]
 
     def forget(self, grams: Iterable[Gram]) -> None:
-        """Drop n-grams, if the pool has them."""
         for token, *tail in grams:
             self._tails.get(token, {}).pop(tuple(tail), None)
 
@@ -58,12 +52,8 @@ class Window:
     """Levels of guessed tokens, one column per next position.
 
     The first level is tokens of the prompt, evenly spaced (the paper allows any tokens). Each
-    forward adds a level.
-
-    Args:
-        prompt: Token ids, (L,), at least one.
-        level: N, the length of the n-grams; at least 2.
-        columns: W, at least 1; reduced for good where it would reach past the end of the output.
+    forward adds a level. `level` is N >= 2, the length of the n-grams; `columns` is W >= 1, reduced
+    for good where it would reach past the end of the output.
     """
 
     def __init__(self, prompt: Sequence[int] | np.ndarray, level: int, columns: int) -> None:
@@ -76,9 +66,8 @@ class Window:
     def tree(self, last: int, remaining: int) -> Tree:
         """Return the window's rows, level by level, for a forward after a prefix.
 
-        Args:
-            last: The prefix's last token; it is (0, 0), without a row.
-            remaining: Tokens that the output can still take.
+        `last`, the prefix's last token, is (0, 0), without a row. The output can still take
+        `remaining` tokens.
         """
         depth = len(self.levels) - 1
         width = max(0, min(len(self.levels[0]), remaining - depth + 1))
@@ -91,11 +80,7 @@ class Window:
         return tuple(ids[1:]), tuple(parents[1:])
 
     def move(self, best: Sequence[int]) -> list[Gram]:
-        """Add the next level and return the new n-grams, one per column.
-
-        Args:
-            best: The model's most probable token after the prefix and after each row of `tree`.
-        """
+        """Add the best token after the prefix and each row as a level; return the new n-grams."""
         width, self.seen = len(self.levels[0]), ()
         if not width:
             return []
@@ -110,15 +95,7 @@ class Window:
 
 
 class Lookahead:
-    """A pool and the window that feeds it, for one growing text.
-
-    Args:
-        model: The window's model, `target` or `drafter`, for the trace.
-        prompt: Token ids, (L,), at least one.
-        level: Length of the n-grams.
-        columns: Columns of the window.
-        most: N-grams kept per first token.
-    """
+    """A pool of n-grams and the window that feeds it, for one growing text; see both."""
 
     def __init__(
         self, model: str, prompt: Sequence[int] | np.ndarray, level: int, columns: int, most: int
@@ -127,7 +104,6 @@ class Lookahead:
         self._model, self._gained = model, list[Gram]()
 
     def learn(self, grams: Sequence[Gram]) -> None:
-        """Add n-grams to the pool."""
         self.pool.add(grams)
         self._gained += grams
 
@@ -141,21 +117,16 @@ class Lookahead:
     def move(self, best: Sequence[int], draft: Draft) -> None:
         """Move the window on, and learn its n-grams.
 
-        Args:
-            best: The model's most probable token after the prefix, after each drafted token and
-                after each row of the window.
-            draft: The drafted tokens.
+        `best` is the model's most probable token after the prefix, after each token of `draft` and
+        after each row of the window.
         """
         self.learn(self.window.move((best[0], *best[1 + len(draft) :])))
 
     def guesses(self, chain: Draft, last: int, most: int, remaining: int) -> Draft:
         """Append the pool's n-grams to a chain, as a tree: common beginnings share nodes.
 
-        Args:
-            chain: The tokens before the n-grams; may be empty.
-            last: The last token of the chain, or of the prefix if the chain is empty.
-            most: N-grams at most.
-            remaining: Tokens that a path of the tree may have, the chain included.
+        At most `most` n-grams follow `last`, the last token of the chain, or of the prefix if the
+        chain is empty. A path of the tree, the chain included, has at most `remaining` tokens.
         """
         tails = [tail[: max(0, remaining - len(chain))] for tail in self.pool.after(last, most)]
         tokens, nodes = list(chain.tokens), dict[tuple[int, int], int]()

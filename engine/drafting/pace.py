@@ -42,9 +42,8 @@ class Probe:
     """[levels - 1][i]: share of rounds that accept the drafter's i-th most probable node of the
     first `levels` levels."""
     rounds: int
-    """Rounds that were measured."""
     others: float = 0.0
-    """Cores that other programs used meanwhile."""
+    """Cores that other programs used."""
 
 
 class Pace(NamedTuple):
@@ -57,9 +56,8 @@ class Pace(NamedTuple):
 def in_turns(probe: Probe, nodes: Sequence[float]) -> Pace:
     """Return the pace of rounds that draft, then verify.
 
-    Args:
-        probe: Its first rank is the rate of a whole level: some node of it is accepted.
-        nodes: Drafted nodes of each level; 1 in a chain.
+    `nodes` are those of each level, 1 in a chain; the probe's first rank is the rate of a whole
+    level: some node of it is accepted.
     """
     reached = accumulate((_rate(probe, level) for level in range(len(nodes))), mul)
     return Pace(1 + sum(reached), round_seconds(probe, sum(nodes), [1, *nodes[:-1]]))
@@ -115,7 +113,6 @@ def draft_seconds(probe: Probe, parents: Sequence[float]) -> float:
 
 
 def seconds_at(curve: Curve, number: float) -> float:
-    """Return the interpolated seconds of a curve."""
     numbers, seconds = zip(*curve, strict=True)
     return float(np.interp(number, numbers, seconds))
 

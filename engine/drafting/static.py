@@ -13,11 +13,9 @@ from engine.errors import UsageError, one_line
 from engine.files import parse_json, read_text
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
-"""The bundled trees; each file is a tree."""
 MOST_NODES = 64
 """Nodes per tree; the target's forward has one row more."""
 _LONGEST = 1 << 20
-"""Bytes per tree file."""
 
 
 def trees() -> list[str]:
@@ -25,15 +23,7 @@ def trees() -> list[str]:
 
 
 def tree(name: str) -> Static:
-    """Return the tree with this name, of a file, or of a list of paths.
-
-    Args:
-        name: A name of `trees`, a file that ends in `.toml`, or paths such as `[[0],[1],[0,0]]`.
-
-    Raises:
-        UsageError: The name is unknown (the message lists the known ones), or the file or the list
-            is wrong.
-    """
+    """Return the tree of a name of `trees`, a `.toml` file, or paths like `[[0],[1],[0,0]]`."""
     if name.endswith(".toml"):
         return _read(Path(name))
     if name.startswith("["):
@@ -47,21 +37,13 @@ def tree(name: str) -> Static:
 
 
 def spelled(paths: Sequence[Sequence[int]]) -> str:
-    """Return the text of a tree's paths that `tree` reads."""
     return "[" + ",".join(f"[{','.join(map(str, path))}]" for path in paths) + "]"
 
 
 def within(name: str, levels: int, asked: int, what: str) -> Static:
-    """Return a tree that a head can draft.
+    """Return a tree that a head of `levels` levels can draft, cut to `asked` levels; 0 for all.
 
-    Args:
-        name: Name or path of the tree.
-        levels: Levels that the head was trained for.
-        asked: Levels to draft, to which the tree is cut; 0 for all levels.
-        what: The head's name in messages.
-
-    Raises:
-        UsageError: The tree is deeper than the head.
+    `what` names the head in the UsageError for a tree that is deeper.
     """
     whole = tree(name)
     if not asked and whole.depth > levels:
@@ -94,12 +76,7 @@ def _inline(text: str) -> Static:
 
 
 def parse(paths: Any) -> Static:
-    """Return the tree of paths: lists of ranks, [0, 2] for the third child of the first child.
-
-    Raises:
-        UsageError: A path is no list of ranks, is named twice, or lacks its parent or an elder
-            sibling; or the paths are too many.
-    """
+    """Return the tree of paths: lists of ranks, [0, 2] for the third child of the first child."""
     if not isinstance(paths, list) or not paths or not all(map(_is_path, paths)):  # pyright: ignore[reportUnknownArgumentType]
         raise UsageError(
             "paths must be a list of nodes, each a list of ranks from 0, such as [[0], [1], [0, 0]]"

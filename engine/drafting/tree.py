@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from engine.types import Sampling
 
@@ -58,63 +58,10 @@ class LevelPlan(NamedTuple):
 
     @property
     def onward_count(self) -> int:
-        """The number of nodes that get children."""
         return min(self.onward, sum(self.counts)) if isinstance(self.onward, int) else len(self.onward)
 
 
-class TreeShape(Protocol):
-    """How a tree grows."""
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def parents(self) -> int:
-        """The largest number of nodes with children, including the prefix's last token."""
-        ...
-
-    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return the number of children of each node in a sampled tree.
-
-        Args:
-            above: The R nodes that get children.
-            support: Tokens of positive q after each node, (R,): an upper limit.
-        """
-        ...
-
-    @property
-    def children(self) -> int:
-        """The largest number of children of a node."""
-        ...
-
-    def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
-        """Return the children in a tree that is a function of the prefix.
-
-        Args:
-            tops: The most probable tokens after each node, falling; one row may serve all nodes.
-            above: The R nodes that get children.
-        """
-        ...
-
-    def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the indices of a level's nodes that get children, rising."""
-        ...
-
-    def plans(self, levels: int) -> tuple[LevelPlan, ...]:
-        """Return the first levels; none if the places of their nodes are not known beforehand."""
-        ...
-
-    def kept(self, paths: Sequence[float]) -> list[int]:
-        """Return the indices of the grown tree's nodes that are kept, rising.
-
-        Args:
-            paths: The `path` of each node, parents before children.
-        """
-        ...
-
-
 def root(sampling: Sampling, sampled: bool) -> Node:
-    """Return the parent of the first level: the prefix's last token."""
     return Node(0, -1, 0.0 if sampled and not sampling.greedy else 1.0)
 
 
@@ -137,7 +84,6 @@ class Wide:
 
     @property
     def children(self) -> int:
-        """All nodes of a level may have one parent."""
         return self.width
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
@@ -193,7 +139,6 @@ class Static:
         return Static(tuple(path for path in self.paths if len(path) <= depth))
 
     def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
-        """Return the tree's number of children of each node, limited by `support`."""
         wanted = _children(self.paths)
         return [min(wanted[node.ranks], most) for node, most in zip(above, support, strict=True)]
 
@@ -220,7 +165,6 @@ def _children(paths: tuple[Ranks, ...]) -> Mapping[Ranks, int]:
 
 @lru_cache
 def _plans(paths: tuple[Ranks, ...], levels: int) -> tuple[LevelPlan, ...]:
-    """Return the first levels of a static tree."""
     wanted, above, plans = _children(paths), [()], list[LevelPlan]()
     while above and len(plans) < levels:
         counts = tuple(wanted[ranks] for ranks in above)
@@ -259,7 +203,6 @@ class Dynamic:
         return _best_of_each(tops, above, [self.top] * len(above))
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
-        """Return the most probable paths; among equals, those drafted first."""
         return _first(self.top, [node.path for node in nodes])
 
     def plans(self, levels: int) -> tuple[LevelPlan, ...]:
@@ -272,13 +215,27 @@ class Dynamic:
         return _first(self.total, paths)
 
 
+TreeShape: TypeAlias = Wide | Static | Dynamic
+"""How a tree grows, at most `depth` levels.
+
+- `parents`: the most nodes with children, the prefix's last token included; `children`: the most
+  children of a node.
+- `counts`: children of each of the R nodes `above` in a sampled tree; `support`, (R,), are the
+  tokens of positive q after each node, an upper limit.
+- `best`: the children in a tree that is a function of the prefix; `tops` are the most probable
+  tokens after each node, falling; one row may serve all nodes.
+- `onward`: the indices of a level's nodes that get children, rising.
+- `plans`: the first levels; none if the places of their nodes are not known beforehand.
+- `kept`: the indices of the grown tree's nodes that are kept, rising; `paths` has the `path` of
+  each node, parents before children."""
+
+
 def _first(count: int, values: Sequence[float]) -> list[int]:
     """Return the indices of the largest values, rising; among equals, the first."""
     return sorted(sorted(range(len(values)), key=lambda i: -values[i])[:count])
 
 
 def _best_of_each(tops: Sequence[Top], above: Sequence[Node], counts: Sequence[int]) -> list[Node]:
-    """Return the most probable children of each node."""
     return [
         Node(parent, token, node.path * min(1.0, value), (*node.ranks, rank))
         for parent, (node, count) in enumerate(zip(above, counts, strict=True))

@@ -33,7 +33,6 @@ LAYER_FIELDS = (
     "rope_parameters",
     "max_position_embeddings",
 )
-"""Fields of a head's `shape`."""
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -78,7 +77,6 @@ class HeadConfig:
     biased: bool = False
     """Whether `fc`, or a hydra's own LM head, has a bias."""
     qkv_bias: bool = False
-    """Whether the layer's queries, keys and values have biases."""
     draft_vocab: int = 0
     """N, the number of the target's tokens that the head drafts; 0 for all of them."""
     own_embedding: bool = False
@@ -88,15 +86,10 @@ class HeadConfig:
 
     @property
     def drafted(self) -> int:
-        """Number of the tokens that the head drafts."""
         return self.draft_vocab or self.vocab_size
 
     def check(self, **ranges: tuple[int, int]) -> None:
-        """Check the fields that all kinds share, and whole numbers against `ranges`.
-
-        Raises:
-            ModelError: A field is wrong; the message names it, its value and the valid range.
-        """
+        """Check the fields that all kinds share, and whole numbers against `ranges`."""
         vocab: Any = self.vocab_size
         common = {
             "hidden_size": WHOLE["hidden_size"],
@@ -132,11 +125,7 @@ class HeadConfig:
             )
 
     def layer(self, *, input_norm: bool = False, final_norm: bool = False) -> ModelShape:
-        """Return the shape of the head's decoder layer.
-
-        Raises:
-            ModelError: A field of `shape` is missing or wrong.
-        """
+        """Return the shape of the head's decoder layer; a ModelError for a wrong `shape`."""
         given: Any = self.shape
         if not isinstance(given, dict):
             raise ModelError(f"shape is {reprlib.repr(given)}; it must hold the fields of a Llama config")
@@ -151,11 +140,7 @@ class HeadConfig:
 
 
 def layer_shape(fields: dict[str, Any]) -> ModelShape:
-    """Return the shape of a Llama decoder of one layer, from the fields of its config.
-
-    Raises:
-        ModelError: A field is wrong or not supported.
-    """
+    """Return the shape of a Llama decoder of one layer, from the fields of its config."""
     check_fields(fields, "shape")
     fixed: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
     given = {name: fields[name] for name in READ if name in fields} | fixed

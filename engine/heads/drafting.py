@@ -11,6 +11,7 @@ A head drafts for several sequences at once: each of its forwards has the rows o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -21,16 +22,13 @@ from engine.model.weights import identity
 from engine.types import Prefix, Tree
 
 Take = Callable[[str], Tensor]
-"""Returns a head's tensor by name."""
 
 
 class Columns:
     """The tokens of the columns of a drafter's logits.
 
     A level's nodes are chosen among the columns, without a softmax and a top-k over all tokens.
-
-    Args:
-        tokens: (N,) int64, rising; None if column i is token i.
+    `tokens` is (N,) int64, rising, or None if column i is token i.
     """
 
     def __init__(self, tokens: Tensor | None = None) -> None:
@@ -41,7 +39,6 @@ class Columns:
         return column if self._ids is None else self._ids[column]
 
     def spread(self, q: Tensor, vocab_size: int) -> Tensor:
-        """Return a row of q, (N,), as a row over all tokens, (V,)."""
         if self.tokens is None:
             return q
         return q.new_zeros(vocab_size).index_copy_(0, self.tokens.to(q.device), q)
@@ -120,40 +117,25 @@ class HeadForwards(Protocol):
     def exact(self, trees: Sequence[Growing], masks: Sequence[int]) -> Sequence[Tensor]:
         """Forward the prefixes' uncached rows, with the target's states, then mask tokens.
 
-        Args:
-            trees: B trees.
-            masks: Number of mask tokens after each prefix.
-
-        Returns:
-            For each prefix the logits of its last token and its masks, (1 + masks, N).
+        Returns for each prefix the logits of its last token and its `masks`, (1 + masks, N).
         """
         ...
 
     def deepen(self, trees: Sequence[Growing]) -> Sequence[Tensor]:
         """Forward the frontiers in one forward; each row reads its parent's predicted state.
 
-        Returns:
-            The logits after each frontier, (R, N).
+        Returns the logits after each frontier, (R, N).
         """
         ...
 
 
-class Head(Protocol):
+@dataclass(frozen=True, slots=True)
+class Head:
     """A loaded head, beside its target."""
 
-    @property
-    def columns(self) -> Columns: ...
-
-    @property
-    def keeps(self) -> tuple[int, ...]:
-        """Hidden states of its layer that are kept, because the next level reads them."""
-        ...
-
-    @property
-    def layer(self) -> HeadLayer | None:
-        """Its decoder layer; None if it has none."""
-        ...
-
-    def draft(self, forwards: HeadForwards, /) -> LevelLogits:
-        """Return the function that computes the logits of a draft, level by level."""
-        ...
+    columns: Columns
+    draft: Callable[[HeadForwards], LevelLogits]
+    """Returns the function that computes the logits of a draft, level by level."""
+    layer: HeadLayer | None = None
+    keeps: tuple[int, ...] = ()
+    """Hidden states of its layer that are kept, because the next level reads them."""

@@ -31,11 +31,10 @@ VERSION = 1
 
 
 class HeadWeights(NamedTuple):
-    """The content of a head's files."""
+    """A head's config, and its tensors, named as in `Kind.tensors`."""
 
     config: HeadConfig
     tensors: dict[str, Tensor]
-    """Named as in `Kind.tensors`."""
 
 
 def read_head(
@@ -46,12 +45,8 @@ def read_head(
 ) -> HeadWeights:
     """Read a head in SpecScope's own form or a published one, and check it first.
 
-    If `target` is given, the head must have been trained for it. `dtype` is that of the
-    floating-point tensors.
-
-    Raises:
-        ModelError: It is missing, broken, pickled, or of a kind that is unknown or cannot be run.
-        UsageError: It is for another target: hidden size, vocabulary or tokenizer differ.
+    If `target` is given, the head must have been trained for it: a UsageError if hidden size,
+    vocabulary or tokenizer differ. `dtype` is that of the floating-point tensors.
     """
     head, weights = _open(path, target)
     place = torch.device(device)
@@ -91,11 +86,7 @@ def write_head(
 
 
 def check_target(path: Path, config: HeadConfig, target: Path) -> None:
-    """Check that a head was trained for a target.
-
-    Raises:
-        UsageError: A size or the tokenizer differs; the message has both values.
-    """
+    """Check that a head was trained for a target; a UsageError names what differs."""
     expected, digest = read_config(target), tokenizer_digest(target)
     pairs: list[tuple[str, object, object]] = [("hidden_size", config.hidden_size, expected.hidden_size)]
     if config.vocab_size:
@@ -114,9 +105,6 @@ def tokenizer_digest(target: Path) -> str | None:
     """Return the SHA-256 of a target's tokens by id; None without tokenizer.json.
 
     Programs write one vocabulary in different files; all of these have one digest.
-
-    Raises:
-        ModelError: The file cannot be read, or has no vocabulary.
     """
     path = target / "tokenizer.json"
     if not path.is_file():
@@ -135,7 +123,6 @@ def tokenizer_digest(target: Path) -> str | None:
 
 
 def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
-    """Return a head's config, its tensors' names in the file, and the file, all checked."""
     if not path.is_dir():
         raise ModelError(
             f"{path} is no directory; give the one that holds a head's config.json and *.safetensors"
@@ -162,11 +149,7 @@ def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
 
 
 def recognise(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Return a published head's config and the names of its tensors.
-
-    Raises:
-        ModelError: Its kind is unknown or cannot be run, or its config lacks a size.
-    """
+    """Return a published head's config and the names of its tensors."""
     check_supported(path, shapes)
     for kind in KINDS.values():
         if kind.published and kind.published.matches(shapes):
@@ -186,7 +169,6 @@ def _kind(config: HeadConfig) -> Kind:
 
 @contextmanager
 def _naming(file: Path) -> Generator[None, None, None]:
-    """Put the file's name before the message of a ModelError."""
     try:
         yield
     except ModelError as error:

@@ -33,11 +33,7 @@ class HeadFile:
     target: Path
 
     def check_split(self) -> None:
-        """Check that the head can draft on the last device of a target that is split by layers.
-
-        Raises:
-            UsageError: It reads states of inner layers, which other devices compute.
-        """
+        """Check that the head reads only the last state, which a target's last stage has."""
         if self.config.features != (-1,):
             raise UsageError(
                 f"the head {self.path} reads the target's states {list(self.config.features)}, and this target is "
@@ -51,16 +47,13 @@ class HeadFile:
 
     @property
     def serves(self) -> str:
-        """The kind that methods ask for."""
         return KINDS[self.config.kind].serves or self.config.kind
 
     @property
     def context(self) -> float:
-        """Positions that its layer supports; infinite without a layer."""
         return self.config.layer().context if KINDS[self.config.kind].layered else inf
 
     def check_length(self, positions: int) -> None:
-        """Check that its layer's context holds a number of positions."""
         if positions > self.context:
             raise UsageError(
                 f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "
@@ -78,9 +71,8 @@ class Heads:
     def find(self, kind: str) -> HeadFile:
         """Return the head of a kind, checked against the pair's target.
 
-        Raises:
-            UsageError: The pair has none, or those named are of other kinds or for another target.
-            ModelError: It is broken, or of a kind that cannot be run.
+        Raises a UsageError if the pair has none, or those named are of other kinds or for another
+        target; a ModelError if it is broken, or of a kind that cannot be run.
         """
         paths = self.named
         if not paths and self.pair.heads_path and (stored := self.pair.heads_path / kind).is_dir():
@@ -103,14 +95,8 @@ class Heads:
 def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
     """Load the head of a directory beside its target; both are static, or none is.
 
-    Args:
-        path: The head's directory.
-        target: The target, or the last stage of one that is split by layers.
-        origin: The target's directory; its embeddings are read if the stage has none.
-
-    Raises:
-        ModelError: Its config or its weights are missing or broken.
-        UsageError: The target has no hidden states.
+    `target` may be the last stage of one that is split by layers: then its embeddings are read from
+    the directory `origin`. A UsageError if it has no hidden states.
     """
     if isinstance(target, MemoizedModel):
         target = target.model

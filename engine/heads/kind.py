@@ -20,7 +20,7 @@ class PublishedForm(NamedTuple):
     """How checkpoints of a kind are published."""
 
     matches: Callable[[Collection[str]], bool]
-    """Whether a checkpoint with these tensor names is of the kind."""
+    """(names of tensors) -> whether a checkpoint is of the kind."""
     read: Callable[[Path, Mapping[str, Any], TensorShapes], Published]
     """(path for errors, config.json, shapes of the tensors) -> the head; raises ModelError."""
 
@@ -34,15 +34,14 @@ class Kind:
     """One kind of head; its key is the name of its file."""
 
     check: Callable[[HeadConfig], None]
-    """Check a config; raises ModelError."""
+    """Raises ModelError."""
     tensors: Callable[[HeadConfig], TensorShapes]
     load: Callable[[HeadConfig, Take, Decoder], Head]
-    """(config, tensors, target) -> the head to draft with."""
     work: Callable[[HeadConfig, int, int], Work]
     """(config, levels of the draft, number of the draft's forward from 0) -> the forward's work for
     one sequence. A prefill is a first forward."""
     layered: bool
-    """Whether the head has a decoder layer, with KV rows and a context."""
+    """Whether it has a decoder layer, with KV rows and a context."""
     sized_by: Literal["heads", "masks", ""] = ""
     """The config's field that bounds a draft's length; none: any length."""
     scaled: bool = False
@@ -57,7 +56,6 @@ class Kind:
     """(config, layers of the target) -> the config with all states numbered; raises ModelError."""
 
     def size(self, config: HeadConfig) -> int:
-        """Return the number of heads or masks; 0 for a kind that has neither."""
         return getattr(config, self.sized_by) if self.sized_by else 0
 
     def drafts(self, size: int) -> int:

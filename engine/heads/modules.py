@@ -10,7 +10,6 @@ exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Columns, Growing, HeadForwards, HeadLayer, LevelLogits, Take
+from engine.heads.drafting import Columns, Growing, HeadForwards, LevelLogits, Take
 from engine.heads.published import Published
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -31,7 +30,6 @@ from engine.model.weights import Linear
 
 
 def vocabulary_tensors(config: HeadConfig) -> TensorShapes:
-    """Return name and shape of the map to the target's tokens; none for a whole vocabulary."""
     return {"d2t": (config.draft_vocab,)} if config.draft_vocab else {}
 
 
@@ -51,7 +49,6 @@ def offsets(ids: Tensor) -> Tensor:
 
 
 def lent_lm_head(config: HeadConfig, take: Take, target: Decoder) -> tuple[Linear | SplitHead, Columns]:
-    """Return the target's LM head, or the rows of it that a head drafts from, and its columns."""
     lm_head = target.head
     assert isinstance(lm_head, Linear | SplitHead), "a target has its own LM head"
     if not config.draft_vocab:
@@ -61,7 +58,6 @@ def lent_lm_head(config: HeadConfig, take: Take, target: Decoder) -> tuple[Linea
 
 
 def own_lm_heads(config: HeadConfig, take: Take, names: Iterable[str]) -> tuple[list[Linear], Columns]:
-    """Return the LM heads of these names, rows in the order of the target's, and their columns."""
     weights = map(take, names)
     if not config.draft_vocab:
         return [Linear(weight, bits=8) for weight in weights], Columns()
@@ -70,11 +66,7 @@ def own_lm_heads(config: HeadConfig, take: Take, names: Iterable[str]) -> tuple[
 
 
 def check_ids(path: Path, weights: Checkpoint, head: Published) -> None:
-    """Check that d2t maps every draft token to a different token of the target.
-
-    Raises:
-        ModelError: A token is outside the vocabulary or repeated, or `t2d` marks other tokens.
-    """
+    """Check that d2t maps every draft token to another token of the target, as `t2d` marks them."""
     if not head.config.draft_vocab:
         return
     cpu, vocab = torch.device("cpu"), head.config.vocab_size
@@ -109,7 +101,6 @@ def residual(blocks: Iterable[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
 
 
 def layer_tensors(shape: ModelShape) -> TensorShapes:
-    """Return names and shapes of a decoder layer's tensors, without those that the target lends."""
     shapes = {name.removeprefix("model."): size for name, size in shape.tensors().items()}
     return {name: size for name, size in shapes.items() if name not in _LENT}
 
@@ -123,13 +114,9 @@ def decoder_layer(
 ) -> Decoder:
     """Return a head's layer as a decoder.
 
-    Args:
-        shape: Of the layer.
-        take: Returns its tensors.
-        inputs: (rows, their embeddings) -> (residual input, optional attention input), (T, ...)
-            each.
-        ends: Embedding, (V, D), and LM head.
-        masks: K, number of mask tokens; mask k has id -1 - k.
+    `inputs` maps rows and their embeddings to the residual input and an optional attention input,
+    (T, ...) each; `ends` are the embedding, (V, D), and the LM head; mask k of the K `masks` has id
+    -1 - k.
     """
 
     def named(key: str) -> Tensor:
@@ -149,35 +136,28 @@ def decoder_layer(
 
 
 def vectors_of(rows: Rows) -> Tensor:
-    """Return the states that rows read beside their tokens, (T, D)."""
     assert rows.vectors is not None, "a head's rows carry states"
     return rows.vectors
 
 
 def learned_masks(config: HeadConfig, take: Take, *names: str) -> list[Tensor | None]:
-    """Return the masks' learned vectors of each name, (K, D); None without masks."""
     return [take(f"mask.{name}") if config.masks else None for name in names]
 
 
 def mask_tensors(config: HeadConfig, *names: str) -> TensorShapes:
-    """Return names and shapes of the masks' learned vectors."""
     return {f"mask.{name}": (config.masks, config.hidden_size) for name in names if config.masks}
 
 
 def mask_rows(rows: Rows, x: Tensor, vectors: Tensor | None) -> Tensor:
-    """Return x, (T, D), with the rows of masks replaced by their vectors; see `replace_masks`."""
     if vectors is None:
         return x
     return replace_masks(torch.from_numpy(np.maximum(-rows.tokens, 0)), x, vectors)
 
 
 def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
-    """Return x, (T, D), with the rows of masks replaced by their vectors.
+    """Return x, (T, D), with the rows of masks replaced by their vectors, (K, D).
 
-    Args:
-        numbers: Number of each row's mask, from 1, and 0 for other rows, (T,) int64.
-        x: (T, D).
-        vectors: One per mask, (K, D); None without masks.
+    `numbers`, (T,) int64, has the number of each row's mask, from 1, and 0 for other rows.
     """
     if vectors is None:
         return x
@@ -185,19 +165,7 @@ def replace_masks(numbers: Tensor, x: Tensor, vectors: Tensor | None) -> Tensor:
     return torch.where((numbers == 0)[:, None], x, vectors[(numbers - 1).clamp(min=0)])
 
 
-@dataclass(frozen=True, slots=True)
-class LayeredHead:
-    """A head that drafts with one decoder layer."""
-
-    columns: Columns
-    layer: HeadLayer
-    draft: Callable[[HeadForwards], LevelLogits]
-    keeps: tuple[int, ...] = ()
-
-
 def draft_with_states(forwards: HeadForwards) -> LevelLogits:
-    """Draft with a forward per level: the first reads exact states, the others predicted ones."""
-
     def logits(trees: Sequence[Growing]) -> Sequence[Tensor]:
         return forwards.deepen(trees) if trees[0].depth else forwards.exact(trees, [0] * len(trees))
 
@@ -207,9 +175,7 @@ def draft_with_states(forwards: HeadForwards) -> LevelLogits:
 def draft_at_once(compute: Callable[[Sequence[Growing]], Sequence[Tensor]], unread: int = 0) -> LevelLogits:
     """Draft all levels in one forward; one row of logits holds for every node of a level.
 
-    Args:
-        compute: Trees -> the logits of all levels of each, (unread + levels, N).
-        unread: Rows before the first level's.
+    `compute` returns the logits of each tree, (unread + levels, N).
     """
     rows = dict[int, Tensor]()
 
@@ -223,7 +189,6 @@ def draft_at_once(compute: Callable[[Sequence[Growing]], Sequence[Tensor]], unre
 
 
 def draft_with_masks(forwards: HeadForwards) -> LevelLogits:
-    """Draft in one forward over the last tokens and the masks."""
     unread = forwards.unread
     return draft_at_once(
         lambda trees: forwards.exact(trees, [tree.levels - 1 + unread for tree in trees]), unread

@@ -51,11 +51,7 @@ class Published(NamedTuple):
 
 
 def check_supported(path: Path, shapes: TensorShapes) -> None:
-    """Check that no tensor of a published head belongs to an unsupported variant.
-
-    Raises:
-        ModelError: One does, or one has no dimensions.
-    """
+    """Check that no tensor of a published head belongs to an unsupported variant."""
     if bare := [name for name, shape in shapes.items() if not shape and not is_redundant(name)]:
         raise ModelError(f"{path}: {plain_name(bare[0])} is a single number; no tensor of a head is one")
     for name, (prefix, variant) in product(shapes, _REFUSED.items()):
@@ -69,11 +65,7 @@ def is_redundant(name: str) -> bool:
 
 
 def layer_config(path: Path, raw: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the `LAYER_FIELDS` and the vocab_size of an EAGLE head's decoder layer.
-
-    Raises:
-        ModelError: A size is missing or wrong, or the head has more than one layer.
-    """
+    """Return the `LAYER_FIELDS` and the vocab_size of an EAGLE head's one decoder layer."""
     file, sizes = path / "config.json", raw.get("transformer_layer_config", raw)
     if not isinstance(sizes, dict):
         raise ModelError(f"{file}: transformer_layer_config is {reprlib.repr(sizes)}; it must be an object")
@@ -99,11 +91,6 @@ def layer_config(path: Path, raw: Mapping[str, Any], names: Iterable[str]) -> di
 
 
 def vocab_size(path: Path, raw: Mapping[str, Any]) -> int:
-    """Return the vocab_size in the config of a head without an LM head; 0 if missing.
-
-    Raises:
-        ModelError: It is no whole number.
-    """
     if type(vocab := raw.get("vocab_size", 0)) is not int:
         raise ModelError(
             f"{path / 'config.json'}: vocab_size is {reprlib.repr(vocab)}; it must be a whole number of at least 0"
@@ -112,7 +99,6 @@ def vocab_size(path: Path, raw: Mapping[str, Any]) -> int:
 
 
 def target_name(raw: Mapping[str, Any]) -> str:
-    """Return the name of the target that a published head was trained for; empty if missing."""
     speculators = raw.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     source, key = (

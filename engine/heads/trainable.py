@@ -177,19 +177,15 @@ class Frozen(NamedTuple):
     embedding: Tensor
     """E, (V, D)."""
     lm_head: Tensor
-    """(V, D); the embedding if they are tied."""
     tokens: Tensor | None = None
     """The tokens that the head drafts, (N,) int64, rising; None: all."""
     rows: Tensor | None = None
-    """Their rows of the LM head, (N, D)."""
 
     def shortened(self, tokens: Tensor) -> Frozen:
-        """Return the same for a head that drafts some tokens, (N,) int64, rising."""
         return self._replace(tokens=tokens, rows=self.lm_head[tokens])
 
     @property
     def draft_lm_head(self) -> Tensor:
-        """The rows of the LM head that the head drafts from, (N, D)."""
         return self.lm_head if self.rows is None else self.rows
 
     def columns(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,14 +196,11 @@ class Frozen(NamedTuple):
         return columns, self.tokens[columns] == tokens
 
     def target_best(self, states: Tensor) -> Tensor:
-        """Return the target's most probable token of each state, (T,), for states of (T, D)."""
+        """Return the target's most probable token of each state: (T, D) -> (T,)."""
         return torch.cat([(part @ self.lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
 
     def draft_best(self, states: Tensor, own: Tensor | None = None) -> Tensor:
-        """Return the head's most probable token of each state, (T,), for states of (T, D).
-
-        `own` is the head's own LM head, (N, D); None: the target's.
-        """
+        """Return the head's most probable token of each state, (T,); `own`: its LM head, (N, D)."""
         lm_head = self.draft_lm_head if own is None else own
         columns = torch.cat([(part @ lm_head.T).argmax(-1) for part in states.split(_AT_ONCE)])
         return columns if self.tokens is None else self.tokens[columns]
@@ -222,7 +215,7 @@ class Learned(NamedTuple):
     """Index in `Texts` of the token that each state predicts, (A',) int64; its feature is one
     before."""
     own: Tensor | None = None
-    """The LM head of these states, (N, D); None: the target's."""
+    """Their LM head, (N, D); None: the target's."""
 
     def of_answers(self, texts: Texts) -> Learned:
         if texts.answers is None:
@@ -246,8 +239,7 @@ class TrainableHead:
     scale: float = 1.0
     """Factor of the embeddings in training; the file's weights include it."""
     add_lm_heads: Callable[[Tensor], None] | None = None
-    """Gives each head an LM head of its own, a copy of the target's (N, D); None: the kind's heads
-    always use the target's."""
+    """Gives each head a copy of the target's LM head, (N, D); None: heads of the kind have none."""
 
     def tensors(self) -> dict[str, Tensor]:
         return self.rescale(self.module.state_dict(), self.scale)
@@ -265,15 +257,10 @@ def rows_of_anchors(texts: Texts, packed: Packed, number: int) -> Tensor:
 def layered_head(
     module: nn.Module, masks: int, draft: Callable[[Texts, Frozen, int], Tensor] | None = None, **more: Any
 ) -> TrainableHead:
-    """Return the functions of a module that maps the rows' embeddings and features to states.
+    """Return the functions of a module (embeddings, features, packed) -> states, (R, D) each.
 
-    It learns the states of all tokens, and of the masks behind the anchors.
-
-    Args:
-        module: (embeddings, features, packed) -> states, (R, D) each.
-        masks: K.
-        draft: As in `TrainableHead`; None: all tokens in one forward over masks.
-        more: Further fields of `TrainableHead`.
+    It learns the states of all tokens, and of the K masks behind the anchors. Without `draft`, it
+    drafts all tokens in one forward over masks.
     """
 
     def states_of(texts: Texts, packed: Packed) -> Tensor:

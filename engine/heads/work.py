@@ -9,7 +9,6 @@ class Work(NamedTuple):
     """The size of one forward of a head, from which latency models compute its time."""
 
     layers: int
-    """Transformer layers of the target's shape."""
     squares: float
     """Products with a D x D matrix outside the layers."""
     heads: float = 1

@@ -9,6 +9,5 @@ for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
     importlib.import_module(f"{__name__}.{_module}")
 
 BASELINE = next(method.key for method in METHODS.values() if method.baseline)
-"""Key of the method that is the baseline of speed-ups."""
 
 __all__ = ["BASELINE", "METHODS", "Method", "Setting", "Situation", "find"]

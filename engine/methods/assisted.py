@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.layout import Layout, Separate
 from engine.methods.common import chain_drafts
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
@@ -60,7 +59,6 @@ def plan(cfg: Config, _: Situation) -> Config:
     source="Gante 2023, as in PEARL",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     length, sampled, adapts = cfg.start, cfg.drafts == "sampled", cfg.schedule == "heuristic"

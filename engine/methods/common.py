@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.drafting.copy import Copier
-from engine.drafting.plan import best_tree
+from engine.drafting.planner import best_tree
 from engine.drafting.static import MOST_NODES, spelled, within
 from engine.drafting.static import tree as tree_of
 from engine.drafting.tree import Static, TreeShape
@@ -19,6 +19,10 @@ from engine.types import check_range
 MOST_LEVELS = 32
 """Levels of a static tree that heads may be asked for."""
 AUTO = "auto"
+GAMMA = 5
+"""Draft length where nothing is planned."""
+LONGEST = 8
+"""Draft length of runs that measure acceptance rates, and the longest planned one."""
 PROBE = Static(
     (
         *((0,), (1,), (2,), (3,), (4,), (5,)),
@@ -34,7 +38,6 @@ PROBE = Static(
 
 
 def chain_drafts() -> Any:
-    """Declare the setting `drafts` of a method that drafts chains."""
     return setting(
         "sampled",
         "How the drafter picks tokens when the temperature is above 0.",
@@ -42,8 +45,18 @@ def chain_drafts() -> Any:
     )
 
 
+def planned(doc: str, high: int, paper: int | None = None) -> Any:
+    """Declare a whole number that is planned where it is 0, else at least 1."""
+    return setting(0, doc, low=1, high=high, auto="planned", paper=paper)
+
+
+def draft_length(unit: str) -> Any:
+    """Declare the setting `gamma`, in tokens or levels."""
+    doc = f"Draft length: {unit} drafted before each verification; 0 plans it from measured cost, and is "
+    return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA)
+
+
 def tree_drafts() -> Any:
-    """Declare the setting `drafts` of a method that drafts trees."""
     return setting(
         "sampled",
         "How the drafter picks tokens when the temperature is above 0: "
@@ -53,7 +66,6 @@ def tree_drafts() -> Any:
 
 
 def static_tree(paper: str) -> Any:
-    """Declare the setting `tree`: a name, a file, paths, or `auto`; `paper` is the usual tree."""
     return setting(
         AUTO,
         "Static tree: eagle, medusa, the path of a file that ends in .toml, paths such as "
@@ -64,7 +76,6 @@ def static_tree(paper: str) -> Any:
 
 
 def tree_heads() -> Any:
-    """Declare the setting `heads`: how many of a head's levels draft."""
     return setting(
         0,
         "Heads that draft, one level of the tree each; 0 uses as many as the tree has levels.",
@@ -75,7 +86,6 @@ def tree_heads() -> Any:
 
 
 def tree_masks() -> Any:
-    """Declare the setting `masks`: ParallelSpec's K."""
     return setting(
         0,
         "K, mask tokens: the tree is cut to K + 1 levels; 0 uses as many as the tree needs.",
@@ -112,7 +122,6 @@ def window_rows(level: int, window: int) -> int:
 
 
 def head_layout(kind: str) -> Layout:
-    """Return the layout of a method whose head drafts on the target's device."""
     return Layout(Separate(drafters=0), head=kind)
 
 
@@ -135,14 +144,8 @@ def planned_tree(tree: str, paper: str, levels: int, situation: Situation, **set
 def plan_heads(cfg: Any, situation: Situation, head: str, paper: str) -> Any:
     """Choose the tree, and the number of heads that draft: by default one per level of the tree.
 
-    Args:
-        cfg: A Config with `tree` and `heads`.
-        situation: Facts about the cluster.
-        head: Kind of the drafting head.
-        paper: The tree where nothing is planned.
-
-    Raises:
-        UsageError: The drafting head is missing or has fewer levels, or the tree is wrong.
+    `cfg` has `tree` and `heads`; `paper` is the tree where nothing is planned. UsageError if the
+    drafting head is missing or has fewer levels, or the tree is wrong.
     """
     levels = situation.head_levels(head)
     tree = planned_tree(cfg.tree, paper, min(cfg.heads or levels, levels), situation)
@@ -184,5 +187,5 @@ async def decode_copies(run: Run, copier: Copier) -> None:
     A round without a match is one plain target forward.
     """
     while not run.done:
-        draft = copier.draft(run.x.tokens, run.room)
+        draft = copier.draft(run.x.tokens, run.remaining)
         run.commit(await run.target.verify(run.x, draft))

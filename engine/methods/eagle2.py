@@ -13,19 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.drafting.plan import best_dynamic
+from engine.drafting.planner import best_dynamic
 from engine.drafting.static import MOST_NODES
 from engine.drafting.tree import Dynamic
 from engine.errors import UsageError
-from engine.methods.common import decode_trees, head_layout
-from engine.methods.registry import Situation, method, setting
+from engine.methods.common import decode_trees, head_layout, planned
+from engine.methods.registry import Situation, method
 from engine.run.run import Run
 
 HEAD = "eagle"
 MOST_ROWS = 80
 """Most expanded nodes of a tree: KV rows of the layer in addition to the text's."""
 PAPER = {"top": 10, "depth": 6, "total": 59}
-"""The tree where nothing is planned."""
 PLANNED = {"top": 4, "depth": 5, "total": 24}
 """The tree of runs that measure acceptance, and the largest planned one."""
 
@@ -34,31 +33,22 @@ PLANNED = {"top": 4, "depth": 5, "total": 24}
 class Config:
     """Settings of EAGLE-2."""
 
-    top: int = setting(
-        0,
+    top: int = planned(
         f"Children per expanded node, and expanded nodes per level; 0 is {PLANNED['top']} in a planned "
         f"tree and {PAPER['top']} where nothing is planned.",
-        low=1,
         high=16,
-        auto="planned",
         paper=PAPER["top"],
     )
-    depth: int = setting(
-        0,
+    depth: int = planned(
         "Levels: forwards of the layer per round; 0 plans them from measured cost, and is "
         f"{PAPER['depth']} where nothing is planned.",
-        low=1,
         high=16,
-        auto="planned",
         paper=PAPER["depth"],
     )
-    total: int = setting(
-        0,
+    total: int = planned(
         "Nodes to verify: those with the largest path probability; 0 plans them, and is "
         f"{PAPER['total']} where nothing is planned.",
-        low=1,
         high=MOST_NODES,
-        auto="planned",
         paper=PAPER["total"],
     )
 
@@ -72,11 +62,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Check the head, and choose the settings that are 0.
-
-    Raises:
-        UsageError: The head is missing, or does not fit the target.
-    """
     situation.head_levels(HEAD)
     asked = {name: getattr(cfg, name) for name in PAPER}
     if all(asked.values()):

@@ -14,47 +14,31 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafting.plan import best_wide
+from engine.drafting.planner import best_wide
 from engine.drafting.static import MOST_NODES
 from engine.drafting.tree import Wide
 from engine.errors import UsageError
 from engine.layout import LayerParallel, Layout, Separate
-from engine.methods.common import check_nodes, tree_drafts
+from engine.methods.common import GAMMA, LONGEST, check_nodes, draft_length, planned, tree_drafts
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
 from engine.types import check_range
-
-GAMMA = 5
-"""Draft length where nothing is planned."""
-LONGEST = 8
-"""Draft length of runs that measure acceptance rates, and the longest planned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of EasySpec."""
 
-    gamma: int = setting(
-        0,
-        "Draft length: levels drafted before each verification; 0 plans it from measured cost, and is "
-        f"{GAMMA} where nothing is planned.",
-        low=1,
-        high=32,
-        auto="planned",
-        paper=GAMMA,
-    )
+    gamma: int = draft_length("levels")
     size: int = setting(
         4,
         "Layer-parallel size: attention layers that read the same hidden state; 1 is ordinary drafting.",
         low=1,
         high=5,
     )
-    devices: int = setting(
-        0,
+    devices: int = planned(
         "Devices that share the attention layers of a group; 0 uses all devices, up to the size.",
-        low=1,
         high=5,
-        auto="planned",
     )
     calibrate: bool = setting(
         True, "Bonus calibration: begin each draft with an exact forward; off keeps fuzzy KV rows."
@@ -72,12 +56,7 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Use all devices for 0, up to the layer-parallel size.
-
-    Raises:
-        UsageError: The drafter has fewer layers than the size, or the cluster has fewer devices
-            than asked for.
-    """
+    """Use all devices for 0, up to the layer-parallel size."""
     if 0 < situation.depth < cfg.size:
         raise UsageError(
             f"size is {cfg.size}; with a drafter of {situation.depth} layers it must be at least 1 and at most "
@@ -86,15 +65,12 @@ def plan(cfg: Config, situation: Situation) -> Config:
     most = min(cfg.size, situation.devices)
     check_range("devices", cfg.devices, 0, most)
     cfg = replace(cfg, devices=cfg.devices or most)
-    return cfg if cfg.gamma else replace(cfg, gamma=_planned_gamma(cfg, situation))
-
-
-def _planned_gamma(cfg: Config, situation: Situation) -> int:
-    """Return the draft length with the most predicted tokens per second, or the usual one."""
-    most = MOST_NODES // cfg.width
-    probe = {**asdict(cfg), "gamma": min(LONGEST, most)}
+    if cfg.gamma:
+        return cfg
+    longest = MOST_NODES // cfg.width
+    probe = {**asdict(cfg), "gamma": min(LONGEST, longest)}
     chosen = situation.planned(probe, partial(best_wide, width=cfg.width))
-    return min(GAMMA, most) if chosen is None else chosen.levels
+    return replace(cfg, gamma=min(GAMMA, longest) if chosen is None else chosen.levels)
 
 
 @method(

@@ -11,18 +11,17 @@ dynamic batching (its limitation 1) and a token tree for each sequence (its limi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.drafting.copy import Copier
-from engine.drafting.tree import Wide
+from engine.drafting.tree import TreeShape, Wide
 from engine.layout import Layout, Packing, Separate
 from engine.methods.common import check_nodes
 from engine.methods.registry import method, setting
 from engine.run.run import Run
-from engine.run.serving import Batch
-from engine.types import Draft
+from engine.types import Draft, Prefix, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,75 @@ class Config:
         check_nodes(self.width, self.gamma, "gamma")
 
 
+class Batch:
+    """Up to `size` sequences at once, in the run's order; the first ones are prefilled.
+
+    Args:
+        run: The run.
+        size: Sequences decoded at once; at least 1.
+        dynamic: Whether a waiting sequence takes a finished one's place at once (EMS-SD, section
+            4.4 and limitation 1); otherwise a whole batch ends before the next one begins.
+        feed_finished: Whether the target's forwards have a row for each sequence that ended, until
+            others take the places. Its result is dropped.
+    """
+
+    def __init__(self, run: Run, size: int, *, dynamic: bool = False, feed_finished: bool = False) -> None:
+        self._run = run
+        self._size = size
+        self._dynamic = dynamic
+        self._feed_finished = feed_finished
+        self._sequences = {sequence.x.sequence: sequence for sequence in run.sequences}
+        self._active = list(run.sequences[:size])
+        self._waiting = list(run.sequences[size:])
+        self._ended: list[int] = []
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def xs(self) -> list[Prefix]:
+        return [sequence.x for sequence in self._active]
+
+    def remaining(self, prefix: Prefix) -> int:
+        return self._sequences[prefix.sequence].remaining(prefix)
+
+    async def propose(self, gamma: int) -> list[Draft]:
+        return await self._run.drafter.draft_each(self.xs, Wide(1, gamma), chain=True)
+
+    async def grow(self, shape: TreeShape) -> list[Draft]:
+        return await self._run.drafter.draft_each(self.xs, shape)
+
+    async def verify(self, drafts: Sequence[Draft]) -> list[Verdict]:
+        """Judge one draft for each sequence, all in one target forward."""
+        finished = [self._sequences[number].x for number in self._ended] if self._feed_finished else []
+        empty = [Draft.empty() for _ in finished]
+        verdicts = await self._run.target.verify_each([*self.xs, *finished], [*drafts, *empty])
+        return verdicts[: len(drafts)]
+
+    def commit(self, verdicts: Sequence[Verdict]) -> None:
+        """Commit a round; sequences that end with it leave."""
+        self._run.commit(*verdicts)
+        self._ended += [sequence.x.sequence for sequence in self._active if sequence.done]
+        self._active = [sequence for sequence in self._active if not sequence.done]
+
+    async def admit(self) -> None:
+        """Prefill waiting sequences in the KV slots of finished ones, until the batch is full."""
+        free = self._size - len(self._active)
+        if not self._waiting or not free or (self._active and not self._dynamic):
+            return
+        joining, self._waiting = self._waiting[:free], self._waiting[free:]
+        await self._run.retire(self._ended)
+        await self._run.prefill([sequence.x.sequence for sequence in joining])
+        self._active += joining
+        self._ended = []
+
+
 Propose = Callable[[], Awaitable[list[Draft]]]
 """Returns one draft for each active sequence of the batch."""
 
 
 def _drafted(batch: Batch, cfg: Config) -> Propose:
-    """Let the drafter draft a chain or a tree for each sequence."""
     if cfg.width == 1:
         return lambda: batch.propose(cfg.gamma)
     shape = Wide(cfg.width, cfg.gamma)
@@ -82,7 +144,7 @@ def _copied(batch: Batch, cfg: Config) -> Propose:
         drafts = list[Draft]()
         for x in batch.xs:
             copier = copiers.setdefault(x.sequence, Copier(match=cfg.match, copy=cfg.copy))
-            drafts.append(copier.draft(x.tokens, batch.room(x)))
+            drafts.append(copier.draft(x.tokens, batch.remaining(x)))
         return drafts
 
     return propose

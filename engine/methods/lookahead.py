@@ -48,7 +48,7 @@ async def decode(run: Run, cfg: Config) -> None:
     lookahead = Lookahead("target", run.x.tokens, cfg.level, cfg.window, cfg.guesses)
     while not run.done:
         last = int(run.x.tokens[-1])
-        draft = lookahead.guesses(Draft.empty(), last, cfg.guesses, run.room)
-        verdict = await run.target.verify(run.x, draft, window=lookahead.window.tree(last, run.room))
+        draft = lookahead.guesses(Draft.empty(), last, cfg.guesses, run.remaining)
+        verdict = await run.target.verify(run.x, draft, window=lookahead.window.tree(last, run.remaining))
         lookahead.move(verdict.best, draft)
         run.commit(verdict, pool=lookahead)

@@ -64,7 +64,7 @@ async def decode(run: Run, cfg: Config) -> None:
         lookahead.learn(_ngrams(run.document(cfg.reference), cfg.level))
     while not run.done:
         chain = await _draft(run, cfg, lookahead)
-        draft = lookahead.guesses(chain, chain.ids[-1], cfg.phrases, run.room)
+        draft = lookahead.guesses(chain, chain.ids[-1], cfg.phrases, run.remaining)
         verdict = await run.target.verify(run.x, draft, window=NO_TREE)
         lookahead.learn(_ngrams(_target_tokens(verdict, len(chain)), cfg.level))
         lookahead.learn(_confirmed_grams(verdict, chain.ids, cfg.level))
@@ -75,8 +75,8 @@ async def decode(run: Run, cfg: Config) -> None:
 async def _draft(run: Run, cfg: Config, lookahead: Lookahead) -> Draft:
     """Draft gamma tokens or more by greedy lookahead decoding, at most a full output."""
     chain = Draft.empty()
-    while len(chain) < min(cfg.gamma, run.room):
-        x, remaining = run.x + chain, run.room - len(chain)
+    while len(chain) < min(cfg.gamma, run.remaining):
+        x, remaining = run.x + chain, run.remaining - len(chain)
         last = int(x.tokens[-1])
         guesses = lookahead.guesses(Draft.empty(), last, cfg.guesses, remaining - 1)
         accepted, best = await run.drafter.decode(x, guesses, lookahead.window.tree(last, remaining))
@@ -86,7 +86,6 @@ async def _draft(run: Run, cfg: Config, lookahead: Lookahead) -> Draft:
 
 
 def _ngrams(tokens: Gram, level: int) -> list[Gram]:
-    """Return all n-grams of length `level` of a sequence."""
     return [tokens[i : i + level] for i in range(len(tokens) - level + 1)]
 
 

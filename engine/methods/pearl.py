@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from engine.drafting.copy import Copier
-from engine.drafting.plan import best_parallel
+from engine.drafting.planner import best_parallel
 from engine.layout import Colocated, Layout, Pipelined, Separate
+from engine.methods.common import planned
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
 from engine.types import Draft, Prefix
@@ -32,13 +33,10 @@ MEASURED = 8
 class Config:
     """Settings of PEARL."""
 
-    gamma: int = setting(
-        0,
+    gamma: int = planned(
         "Window size: tokens drafted in one go; 0 plans it from measured cost and acceptance, and is "
         "round(c), the paper's best choice, where nothing is planned.",
-        low=1,
         high=32,
-        auto="planned",
     )
     pre_verify: bool = setting(
         True,
@@ -80,7 +78,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
 def layout(cfg: Config) -> Layout:
     if cfg.placement == "pipeline":
         return Layout(Pipelined(max(2, cfg.stages)))
-    return Layout(Colocated() if cfg.placement == "co-located" else Separate(), in_step=True)
+    return Layout(Colocated() if cfg.placement == "co-located" else Separate(), lockstep=True)
 
 
 @method(
@@ -100,7 +98,7 @@ async def decode(run: Run, cfg: Config) -> None:
             run.commit(await run.target.verify(run.x, pending))
             pending = Draft.empty()
             continue
-        guess = copier.draft(run.x.tokens, run.room) if cfg.guesses and not pending else Draft.empty()
+        guess = copier.draft(run.x.tokens, run.remaining) if cfg.guesses and not pending else Draft.empty()
         scores = run.target.score(run.x, pending or guess)
         chunk = await _draft(run, run.x + pending, cfg.gamma)
         if guess:
@@ -119,7 +117,7 @@ async def _draft(run: Run, prefix: Prefix, gamma: int) -> Draft:
         return await run.drafter.propose(prefix, gamma)
     last, first = run.drafters
     half = await last.propose(prefix, ceil(gamma / 2))
-    count = min(gamma // 2, run.room + len(run.x) - len(prefix) - len(half))
+    count = min(gamma // 2, run.remaining + len(run.x) - len(prefix) - len(half))
     if count < 1:
         return half
     await last.move(prefix + half, to=first)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from engine.drafting.plan import Best, Plan
+from engine.drafting.planner import Best, Plan
 from engine.errors import UsageError, shown
 from engine.layout import Layout, Separate
 from engine.run.run import Run
@@ -95,11 +95,7 @@ class Setting:
         return self.type is str and not self.choices
 
     def parse(self, value: Any) -> Any:
-        """Convert a value to the field's type and check it.
-
-        Raises:
-            UsageError: The value has another type or is out of range.
-        """
+        """Convert a value to the field's type and check it; UsageError if it does not fit."""
         value = self._convert(value)
         if self.choices and value not in self.choices:
             raise UsageError(f"{self.name} is {shown(value)}; choose one of {', '.join(self.choices)}")
@@ -163,9 +159,7 @@ class Method:
     Config: type
     decode: Decode
     layout: Callable[[Any], Layout]
-    """Config -> the workers that the method needs."""
     batched: bool
-    """Whether one run decodes several prompts at once."""
     plain: Mapping[str, Any]
     """For a method for batches: settings with which it drafts nothing, the baseline of a batch."""
     plan: Callable[[Any, Situation], Any]
@@ -182,11 +176,7 @@ class Method:
         return not any(getattr(cfg, s.name) in s.lossy for s in self.settings())
 
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """Make a Config; fields that are not given have their defaults.
-
-        Raises:
-            UsageError: A field is unknown, has the wrong type or is out of range.
-        """
+        """Make a Config, with defaults for what is not given; UsageError if a value is wrong."""
         settings = {s.name: s for s in self.settings()}
         for name in values:
             if name not in settings:
@@ -209,9 +199,10 @@ def method(
 ) -> Callable[[Decode], Decode]:
     """Register the decorated coroutine as the method of its file; one method per file.
 
-    For the arguments see `Method`; `layout` is by default one device for each model in `uses`.
+    For the arguments see `Method`. By default the models in `uses` take turns, each on a device of
+    its own.
     """
-    device_per_model = Layout(Separate(drafters=int("drafter" in uses)))
+    in_turns = Layout(Separate(turns=True) if "drafter" in uses else Separate(drafters=0))
 
     def register(decode: Decode) -> Decode:
         key = decode.__module__.rpartition(".")[2]
@@ -227,7 +218,7 @@ def method(
             baseline,
             config,
             decode,
-            layout or (lambda _: device_per_model),
+            layout or (lambda _: in_turns),
             batched,
             plain or {},
             plan or (lambda cfg, _: cfg),
@@ -238,11 +229,6 @@ def method(
 
 
 def find(key: str) -> Method:
-    """Return the method with this key.
-
-    Raises:
-        UsageError: The key is unknown; the message lists the keys.
-    """
     if key not in METHODS:
         raise UsageError(f"there is no method {shown(key)}; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[key]

@@ -10,31 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.plan import best_tree
-from engine.layout import Layout, Separate
-from engine.methods.common import chain_drafts
-from engine.methods.registry import Situation, method, setting
+from engine.drafting.planner import best_tree
+from engine.methods.common import GAMMA, LONGEST, chain_drafts, draft_length
+from engine.methods.registry import Situation, method
 from engine.run.run import Run
-
-GAMMA = 5
-"""Draft length where nothing is planned."""
-LONGEST = 8
-"""Draft length of runs that measure acceptance rates, and the longest planned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Settings of speculative decoding."""
 
-    gamma: int = setting(
-        0,
-        "Draft length: tokens drafted before each verification; 0 plans it from measured cost, and is "
-        f"{GAMMA} where nothing is planned.",
-        low=1,
-        high=32,
-        auto="planned",
-        paper=GAMMA,
-    )
+    gamma: int = draft_length("tokens")
     drafts: str = chain_drafts()
 
 
@@ -51,7 +37,6 @@ def plan(cfg: Config, situation: Situation) -> Config:
     source="Leviathan et al. 2023, algorithm 1",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     while not run.done:

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafting.plan import best_wide
+from engine.drafting.planner import best_wide
 from engine.drafting.static import MOST_NODES
 from engine.drafting.tree import Wide
-from engine.layout import Layout, Separate
-from engine.methods.common import check_nodes, decode_trees, tree_drafts
-from engine.methods.registry import Situation, method, setting
+from engine.methods.common import check_nodes, decode_trees, planned, tree_drafts
+from engine.methods.registry import Situation, method
 from engine.run.run import Run
 
 PAPER = {"width": 4, "depth": 5}
@@ -30,22 +29,16 @@ PLANNED = {"width": 4, "depth": 6}
 class Config:
     """Settings of token trees."""
 
-    width: int = setting(
-        0,
+    width: int = planned(
         "Largest number of nodes per level; width times depth is at most 64. 0 plans it from measured cost, "
         f"and is {PAPER['width']} where nothing is planned.",
-        low=1,
         high=16,
-        auto="planned",
         paper=PAPER["width"],
     )
-    depth: int = setting(
-        0,
+    depth: int = planned(
         "Levels: tokens of the longest path; 0 plans them from measured cost, and is "
         f"{PAPER['depth']} where nothing is planned.",
-        low=1,
         high=32,
-        auto="planned",
         paper=PAPER["depth"],
     )
     drafts: str = tree_drafts()
@@ -55,7 +48,6 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    """Choose width and depth where they are 0."""
     if cfg.width and cfg.depth:
         return cfg
     probe = {**asdict(cfg), **_within(cfg, PLANNED)}
@@ -76,7 +68,6 @@ def _within(cfg: Config, usual: Mapping[str, int]) -> dict[str, int]:
     source="SpecInfer (2024), as in EasySpec",
     config=Config,
     plan=plan,
-    layout=lambda _: Layout(Separate(turns=True)),
 )
 async def decode(run: Run, cfg: Config) -> None:
     await decode_trees(run, Wide(cfg.width, cfg.depth), sampled=cfg.drafts == "sampled")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -67,23 +67,6 @@ def attend(
     return (torch.softmax(scores, -1) @ values.unsqueeze(2)).flatten(1, 2)
 
 
-class Attention(Protocol):
-    """Attention of the new rows of one or several slots, in one forward."""
-
-    def run(self, layer: int, window: int | None) -> None:
-        """Move the buffered keys and values to the cache; write the output to `buffers.attended`.
-
-        Args:
-            layer: Index of the layer, from 0.
-            window: Positions that a row sees, its own included; None for all.
-        """
-        ...
-
-    def cells(self, window: int | None) -> int:
-        """Return the query-key cells that a layer computes in one head, masked ones included."""
-        ...
-
-
 class SlotAttention:
     """Attention of the new rows of one slot, in one forward."""
 
@@ -139,16 +122,11 @@ class SlotAttention:
             weights = torch.softmax(scores, -1)
             torch.bmm(weights, view.values[layer], out=self._attended)
         else:
-            attended = attend(
-                self._queries,
-                view.keys[layer],
-                view.values[layer],
-                view.mask,
-                self._cap,
-                causal=view.causal,
-                grouped=self._grouped,
+            kv, how = (
+                (view.keys[layer], view.values[layer]),
+                {"causal": view.causal, "grouped": self._grouped},
             )
-            self._attended.copy_(attended)
+            self._attended.copy_(attend(self._queries, *kv, view.mask, self._cap, **how))
 
     def _view(self, window: int | None) -> CacheView:
         first = self._first_read(window)
@@ -179,81 +157,87 @@ class SlotAttention:
 
 
 class PaddedAttention:
-    """Attention of S neighbouring slots with R new rows each and N rows read each, in one forward.
+    """Attention of S neighbouring slots with R new rows each over N cached rows, in one forward.
+
+    One call per layer; the heads that share keys and values are rows of one product.
 
     Args:
-        cache: The cache; the rows are appended, their keys and values not yet written.
+        cache: The cache.
         buffers: Buffers of the forward.
-        parts: The attention of each slot; all of them causal.
+        slots: The S slots.
+        length: N.
+        indices: The cache row of each new row, (S R,).
         first: Index of the first slot's first row in the packed batch.
     """
 
-    def __init__(self, cache: Cache, buffers: Buffers, parts: Sequence[SlotAttention], first: int) -> None:
-        shape, device = cache.shape, cache.tensor.device
-        starts = [part.start for part in parts]
-        self._same_starts = len(set(starts)) == 1
-        """Whether one mask serves all slots."""
-        slots, rows = len(parts), parts[0].count
-        self._shape = (slots, rows, shape.heads, shape.head_dim)
-        self._rows_read = parts[0].rows_read
-        self._grouped, self._cap = shape.heads != shape.kv_heads, shape.attention_cap
-        kv = cache.tensor.narrow(1, parts[0].slot, slots)
+    def __init__(
+        self, cache: Cache, buffers: Buffers, slots: range, length: int, indices: Tensor, first: int = 0
+    ) -> None:
+        shape, count, rows = cache.shape, len(indices), len(indices) // len(slots)
+        heads = (shape.kv_heads, shape.heads // shape.kv_heads)
+        split = (len(slots), rows, *heads, shape.head_dim)
+        self._length, self._indices, self._cap = length, indices, shape.attention_cap
+        self._slots = torch.arange(len(slots), device=indices.device).repeat_interleave(rows)
+        kv = cache.tensor.narrow(1, slots.start, len(slots))
         self._kv = kv.unbind(0)
-        keys, values = kv.narrow(3, 0, self._rows_read).chunk(2, 2)
+        keys, values = kv.narrow(3, 0, length).chunk(2, 2)
         self._keys, self._values = keys.unbind(0), values.unbind(0)
-        offsets = torch.arange(rows, device=device)
-        self._indices = (torch.tensor(starts, device=device)[:, None] + offsets).flatten()
-        self._slots = torch.arange(slots, device=device).repeat_interleave(rows)
-        self._buffered_kv = buffers.kv.narrow(1, first, slots * rows).transpose(0, 1)
-        self._queries = buffers.queries.narrow(0, first, slots * rows).view(self._shape).transpose(1, 2)
-        self._attended = buffers.attended.narrow(0, first, slots * rows).view(self._shape)
+        self._new_kv = buffers.kv.narrow(1, first, count).transpose(0, 1)
+        self._queries = buffers.queries.narrow(0, first, count).view(split).permute(0, 2, 3, 1, 4)
+        self._attended = buffers.attended.narrow(0, first, count).view(split).permute(0, 2, 3, 1, 4)
         self._masks: dict[int | None, Tensor] = {}
 
+    def mask(self, visible: dict[int | None, Tensor]) -> None:
+        """Make the masks of a forward from whether a new row sees a cached row, (S, R, N)."""
+        groups = self._queries.shape[2]
+        for window, seen in visible.items():
+            mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+            grouped = mask[:, None, None].expand(-1, -1, groups, -1, -1)
+            self._masks[window] = grouped.flatten(2, 3)
+
     def run(self, layer: int, window: int | None) -> None:
-        self._kv[layer][self._slots, :, self._indices] = self._buffered_kv
-        if window not in self._masks:
-            self._masks[window] = self._mask(window)
-        attended = attend(
-            self._queries,
-            self._keys[layer],
-            self._values[layer],
-            self._masks[window],
-            self._cap,
-            grouped=self._grouped,
-        )
-        self._attended.copy_(attended.transpose(1, 2))
+        self._kv[layer][self._slots, :, self._indices] = self._new_kv
+        keys, values = self._keys[layer], self._values[layer]
+        attended = attend(self._queries.flatten(2, 3), keys, values, self._masks[window], self._cap)
+        self._attended.copy_(attended.view(self._attended.shape))
 
     def cells(self, window: int | None) -> int:  # noqa: ARG002 - all keys are read, whatever the window
-        return len(self._indices) * self._rows_read
+        return len(self._indices) * self._length
 
-    def _mask(self, window: int | None) -> Tensor:
-        """Return 0 for visible rows and minus infinity for others, (S or 1, 1, R, N)."""
-        keys = torch.arange(self._rows_read, device=self._indices.device)
-        rows = self._indices.view(self._shape[0], 1, self._shape[1], 1)
-        distances = (rows[:1] if self._same_starts else rows) - keys
-        hidden = distances < 0
-        if window is not None:
-            hidden |= distances >= window
-        return self._queries.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+
+Attention: TypeAlias = SlotAttention | PaddedAttention
+"""Attention of the new rows of one or several slots, in one forward.
+
+`run` moves the buffered keys and values of a layer to the cache, and writes the output of its
+window to `buffers.attended`; `cells` counts the query-key cells of one layer and head, masked ones
+included."""
 
 
 def attention_parts(
     cache: Cache, buffers: Buffers, segments: Sequence[tuple[int, int, int]]
-) -> Iterator[SlotAttention | PaddedAttention]:
+) -> Iterator[Attention]:
     """Yield the attention of a forward's slots; neighbouring slots of equal lengths share a part.
 
     Args:
-        cache: The cache; the rows are appended.
+        cache: The cache; the rows are appended, their keys and values not yet written.
         buffers: Buffers of the forward.
         segments: (slot, first, end) of each slot's rows, as `Rows.segments` returns them.
     """
     parts = [SlotAttention(cache, buffers, slot, first, end - first) for slot, first, end in segments]
     cuts = {0, *(i for i, (a, b) in enumerate(pairwise(parts), 1) if not _can_join(a, b)), len(parts)}
     for low, high in pairwise(sorted(cuts)):
-        if high - low == 1:
-            yield parts[low]
-        else:
-            yield PaddedAttention(cache, buffers, parts[low:high], segments[low][1])
+        yield parts[low] if high - low == 1 else _joined(cache, buffers, parts[low:high], segments[low][1])
+
+
+def _joined(cache: Cache, buffers: Buffers, parts: Sequence[SlotAttention], first: int) -> PaddedAttention:
+    slots, device = range(parts[0].slot, parts[0].slot + len(parts)), cache.tensor.device
+    starts = torch.tensor([part.start for part in parts], device=device)
+    indices = starts[:, None] + torch.arange(parts[0].count, device=device)
+    joined = PaddedAttention(cache, buffers, slots, parts[0].rows_read, indices.flatten(), first)
+    distances = indices[:, :, None] - torch.arange(parts[0].rows_read, device=device)
+    seen = {w: distances < (parts[0].rows_read if w is None else w) for w in set(cache.shape.windows)}
+    joined.mask({window: near & (distances >= 0) for window, near in seen.items()})
+    return joined
 
 
 def _can_join(one: SlotAttention, other: SlotAttention) -> bool:

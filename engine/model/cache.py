@@ -76,7 +76,6 @@ class Cache(Slots):
         return to_bytes(self.tensor[:, slot].index_select(2, rows))
 
     def import_kv(self, slot: int, tokens: np.ndarray, data: bytes) -> None:
-        """Append rows with their keys and values; see `Slots.import_kv`."""
         first, last = self.length(slot), self.length(slot) + len(tokens)
         shape = (self.shape.layers, 2 * self.shape.kv_heads, len(tokens), self.shape.head_dim)
         kv = from_bytes(data, shape, self.tensor) if data else None
@@ -129,10 +128,9 @@ class Buffers:
             self._pairs = torch.view_as_complex(pairs)
 
     def rotate(self, rotation: Tensor) -> None:
-        """Multiply the rotary pairs of queries and keys by `rotation`, in place.
+        """Multiply the rotary pairs of queries and keys in place.
 
-        Args:
-            rotation: (T, heads + kv_heads, head_dim / 2), complex.
+        `rotation` is complex, (T, heads + kv_heads, head_dim / 2).
         """
         if self._exact:
             self._pairs.mul_(rotation)

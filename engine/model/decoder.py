@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,8 @@ from torch import Tensor
 from engine.errors import RunCancelled, UsageError
 from engine.model.attention import Attention, SlotAttention, attention_parts
 from engine.model.cache import Buffers, Cache
-from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.int8 import rotated
-from engine.model.language import Output, Steps, never
+from engine.model.language import Output, never
 from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
 from engine.model.shard import Ranks, Shard
 from engine.model.slots import Rows
@@ -31,6 +30,8 @@ from engine.model.stage import StageIO
 from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
+    from engine.model.fuzzy import Fuzzy
+
     MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
 
@@ -93,7 +94,7 @@ class Decoder:
         if shard is not None and ranks is not None:
             head = shard.head(self.embedding, take, ranks)
         self.head = self._load_head(take, bits, rotate) if head is None else head
-        self._exact = Fuzzy(layer_groups(len(span), 1))
+        self._single_layers = [range(i, i + 1) for i in range(len(span))]
         # The rotation of queries includes their factor.
         scales = torch.ones((shape.heads + shape.kv_heads, 1))
         scales[: shape.heads] *= shape.query_scale or 1 / math.sqrt(shape.head_dim)
@@ -103,17 +104,15 @@ class Decoder:
         self._frequencies = torch.tensor(list(tables))[:, None]
         self.rotations = self._rotations(0)
         """Both rotations, or the only one, of each position, (R, P, 1, head_dim / 2) complex."""
-        self.steps: Steps | None = None
-        """Runs forwards of few rows in fixed shapes, if set."""
+        self.steps: Any = None
+        """Runs forwards of few rows in fixed shapes, if set (`engine.model.static.StaticSteps`)."""
 
     def _load_embedding(self, take: Callable[[str], Tensor]) -> Tensor:
-        """Return the embeddings, (V, D), for the first stage and for a tied head; else (0, D)."""
         if self.is_first or (self.is_last and self.shape.tied):
             return take(EMBEDDING)
         return self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
 
     def _load_head(self, take: Callable[[str], Tensor], bits: int, rotated: bool) -> Linear:
-        """Return the LM head; an empty one for all stages but the last."""
         if not self.is_last:
             weight = self.layers[0].mlp_norm.weight.new_empty((0, self.shape.width))
         else:
@@ -258,18 +257,17 @@ class Decoder:
         Args:
             x: Residual input, (T, D).
             attention_input: The first layer's attention input, if it is not the normed x.
-            rotation: Scaled rotations of each row, (R, T, heads + kv_heads, head_dim / 2) complex.
+            rotation: Of each row, scaled, (R, T, heads + kv_heads, head_dim / 2) complex.
             buffers: Buffers of T rows.
             parts: Attention of all slots.
             hidden: See `Output.hidden`.
             fuzzy: Groups of layers; default: an exact forward.
             stopped: See `LanguageModel.forward`.
         """
-        fuzzy, rotations = fuzzy or self._exact, rotation.unbind(0)
+        rotations, groups = rotation.unbind(0), fuzzy.groups if fuzzy is not None else self._single_layers
         states = {0: x.clone()} if 0 in hidden else {}
 
         def attend(i: int) -> None:
-            """Compute the attention of layer i on x, into `buffers.attended`."""
             layer = self.layers[i]
             state = layer.norm(x) if i or attention_input is None else attention_input
             layer.qkv.into(buffers.qkv, state)
@@ -278,17 +276,19 @@ class Decoder:
             buffers.rotate(rotations[layer.rotation])
             for part in parts:
                 part.run(i, layer.window)
-            if fuzzy.watch is not None:
+            if fuzzy is not None and fuzzy.watch is not None:
                 fuzzy.watch(i, buffers)
 
         def attention_output(i: int) -> Tensor:
             attend(i)
             return self._output(self.layers[i].out, buffers.attended, self.layers[i].out_norm)
 
-        for group in fuzzy.groups:
+        for group in groups:
             if stopped():
                 raise RunCancelled("a forward was stopped")
-            outputs = fuzzy.attend(group, x, attention_output) if len(group) > 1 else None
+            outputs = (
+                fuzzy.attend(group, x, attention_output) if fuzzy is not None and len(group) > 1 else None
+            )
             for i in group:
                 layer = self.layers[i]
                 if outputs is not None:  # EasySpec, algorithm 2
@@ -315,11 +315,7 @@ def _required(stage_io: StageIO | None) -> StageIO:
 def check_forward(
     name: str, rows: Rows, want: np.ndarray, hidden: tuple[int, ...], *, ids: range, layers: int
 ) -> None:
-    """Check a forward's arguments; see `LanguageModel.forward`.
-
-    Raises:
-        UsageError: A token id, a row or a layer does not exist.
-    """
+    """Raise UsageError if a token, row or layer of `LanguageModel.forward` does not exist."""
     tokens, wanted = rows.tokens.tolist(), want.tolist()
     if tokens and not ids.start <= min(tokens) <= max(tokens) < ids.stop:
         unknown = next(token for token in tokens if token not in ids)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from engine.errors import ModelError
 
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
-"""Supported activations, by their names in configs."""
 
 
 class Place(NamedTuple):
@@ -25,11 +24,8 @@ class Place(NamedTuple):
     start: int = 0
     """First row of ours in it; matrices that are fused follow each other."""
     rows: int = 0
-    """Number of our rows."""
     transposed: bool = False
-    """Whether it is stored as (in, out)."""
     added: float = 0.0
-    """Added to what is stored."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,6 @@ class Family:
     options: Callable[[Any], dict[str, Any]]
     """Config -> fields of the shape that differ from Llama's."""
     activation: str = "hidden_act"
-    """The config's field with the activation."""
     needs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Field of the config -> its only supported value."""
     prefix: str = "model"
@@ -52,18 +47,13 @@ class Family:
     transposed: bool = False
     """Whether the matrices of layers are stored as (in, out)."""
     norm_offset: float = 0.0
-    """Added to the stored weights of norms."""
     skipped: int = 0
     """Rows of the stored table of positions before position 0."""
     ignored: tuple[str, ...] = ()
     """Ends of names of stored tensors without weights."""
 
     def check(self, config: Any, path: Path) -> None:
-        """Check the options that only one value is supported of.
-
-        Raises:
-            ModelError: An option has another value.
-        """
+        """Raise ModelError if an option has another value than its only supported one."""
         for name, value in self.needs.items():
             value = getattr(config, value) if isinstance(value, str) else value
             given = getattr(config, name, value)
@@ -97,7 +87,6 @@ class Family:
 
 
 def family_of(name: Any, path: Path) -> Family:
-    """Return the family of an architecture."""
     if isinstance(name, str) and name in FAMILIES:
         return FAMILIES[name]
     known = f"supported are {', '.join(FAMILIES)}"
@@ -246,4 +235,3 @@ FAMILIES: dict[str, Family] = {
         ignored=(".attn.bias", ".attn.masked_bias"),
     ),
 }
-"""Architecture -> its family."""

@@ -15,12 +15,10 @@ from engine.errors import ModelError, plain_name
 
 MOST_LAYERS = 1024
 MOST_TOKENS = 1 << 22
-"""Most entries of a vocabulary."""
 MOST_POSITIONS = 1 << 27
 LONGEST_VOCABULARY = 1 << 26
 """Most bytes of a tokenizer file."""
 MOST_ENDS = 64
-"""Most token ids that end a text."""
 WHOLE = {
     "vocab_size": (1, MOST_TOKENS),
     "hidden_size": (1, 1 << 17),
@@ -85,30 +83,11 @@ FACTORS = ("short_factor", "long_factor")
 """Lists of factors of a rotation's frequencies."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "ffn_dim",
-    "word_embed_proj_dim",
-    "n_embd",
-    "n_layer",
-    "n_head",
-    "n_positions",
-    "layer_norm_epsilon",
-    "query_pre_attn_scalar",
-    "hidden_activation",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_local_base_freq",
-    "sliding_window_pattern",
-    "no_rope_layer_interval",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "attention_multiplier",
-    "logits_scaling",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("ffn_dim", "word_embed_proj_dim", "n_embd", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"),
+    *("query_pre_attn_scalar", "hidden_activation", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_theta", "rope_local_base_freq", "sliding_window_pattern", "no_rope_layer_interval"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
 )
 """Fields that may be missing but not null."""
 ROPE_NEEDS = {
@@ -135,11 +114,7 @@ READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)
 
 
 def check_fields(fields: Mapping[str, Any], where: object) -> None:
-    """Check types and ranges of a config's fields; unknown fields are ignored.
-
-    Raises:
-        ModelError: A field has a wrong type or is out of range.
-    """
+    """Raise ModelError on a field of a wrong type or out of range; unknown fields are ignored."""
     for name in (name for name in READ if name in fields):
         value = fields[name]
         if value is None and name not in _NEEDED:
@@ -163,11 +138,7 @@ def check_fields(fields: Mapping[str, Any], where: object) -> None:
 
 
 def end_ids(value: Any, where: object, vocab: int = MOST_TOKENS) -> tuple[int, ...]:
-    """Return the token ids of an `eos_token_id`: null, one id, or a list.
-
-    Raises:
-        ModelError: The value is none of these, or an id is not less than `vocab`.
-    """
+    """Return the ids of an `eos_token_id`: null, one id or a list; else raise ModelError."""
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if len(ids) > MOST_ENDS or not all(type(i) is int and 0 <= i < vocab for i in ids):
         raise ModelError(
@@ -178,11 +149,7 @@ def end_ids(value: Any, where: object, vocab: int = MOST_TOKENS) -> tuple[int, .
 
 
 def check_rotation(rope: Mapping[str, Any], where: object) -> None:
-    """Check that a rotation of a supported type has all required parameters.
-
-    Raises:
-        ModelError: A parameter is missing or invalid, or two contradict each other.
-    """
+    """Raise ModelError unless a rotation of a supported type has all its parameters."""
     _check_rope(rope, f"{where}: rope_parameters")
     for name in ("rope_theta", *ROPE_NEEDS.get(rope.get("rope_type", "default"), ())):
         if rope.get(name) is None:
@@ -229,7 +196,6 @@ def _check_factors(values: Any, where: str) -> None:
 
 
 def _check_plain(name: str, value: Any, where: str) -> None:
-    """Check the number or flag `name`; other fields are ignored."""
     if name in (*FLAGS, "truncate") and not isinstance(value, bool):
         raise ModelError(f"{where} is {reprlib.repr(value)}; it must be true or false")
     if name in WHOLE:

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.model.attention import PaddedAttention
 from engine.model.slots import Rows
-from engine.model.static import PerCache, Size, StaticAttention, captured, graph_pool, read_length
+from engine.model.static import PerCache, captured, graph_pool, read_length
 from engine.sampling.draws import TOP, pick_rows, process_logits, softmax
 
 if TYPE_CHECKING:
@@ -122,7 +123,6 @@ class FusedDrafts:
         return len(self._drafts.of(cache))
 
     def fits(self, cache: Cache, lengths: Sequence[int], plans: Sequence[LevelPlan], columns: int) -> bool:
-        """Return whether drafts of two or more levels after such sequences find room."""
         rows = sum(plan.onward_count for plan in plans[:-1])
         return (
             len(plans) > 1
@@ -187,7 +187,6 @@ class FusedDraft:
         self._launch: Callable[[], None] | None = None
 
     def run(self, given: Given, lengths: Sequence[int], clock: Clock) -> Drafted:
-        """Draft after slots of these lengths; see `FusedDrafts.draft`."""
         lines = self._fill(given, lengths)
         if self._launch is None:
             self._launch = captured(self._compute, self._pool) if given.logits.is_cuda else self._compute
@@ -224,7 +223,6 @@ class FusedDraft:
         return lines
 
     def _compute(self) -> None:
-        """Choose the nodes of all levels, with a forward between two of them."""
         lengths, slots = self._places[0], self._kind.slots
         logits, states = self._logits[:, None], self._states[:, None]
         paths = logits.new_ones((slots, 1), dtype=torch.float64)
@@ -315,7 +313,6 @@ class _Choice:
         return torch.stack(drawn, 2)
 
     def onward(self, paths: Tensor, exists: Tensor) -> Tensor:
-        """Return the places of the nodes that get children, rising, (S, K')."""
         if not isinstance(self._plan.onward, int):
             return self._fixed.expand(len(paths), -1)
         ranked = torch.where(exists, paths, -1.0).sort(dim=1, descending=True, stable=True).indices
@@ -357,31 +354,24 @@ class _Forwards:
         self._parts = [made[rows] for rows in forwarded]
         self.cells = [attention.cells(None) for _, _, attention in self._parts]
 
-    def _part(self, cache: Cache, rows: int) -> tuple[Buffers, Tensor, StaticAttention]:
-        """Return the buffers, the cache rows and the attention of forwards of K rows per slot."""
+    def _part(self, cache: Cache, rows: int) -> tuple[Buffers, Tensor, PaddedAttention]:
+        """Return buffers, cache rows and attention of forwards of K rows per slot."""
         kind = self._kind
         buffers = cache.buffers(kind.slots * rows)
         indices = torch.zeros(kind.slots * rows, dtype=torch.int64, device=self.device)
-        size = Size(kind.slot, kind.slots, rows, kind.length, logits=True, hidden=self._keeps)
-        return buffers, indices, StaticAttention(cache, buffers, size, indices)
+        slots = range(kind.slot, kind.slot + kind.slots)
+        return buffers, indices, PaddedAttention(cache, buffers, slots, kind.length, indices)
 
     def begin(self, lengths: Tensor) -> None:
-        """Take the rows of each slot before the draft, (S,), -1 for a void slot."""
         self._lengths = lengths
         self._above = lengths.new_zeros((len(lengths), 1, self._total), dtype=torch.bool)
         """Which forwarded rows are a row of the last forward, or its ancestors, (S, K, T)."""
 
     def run(self, level: int, tokens: Tensor, parents: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Forward nodes of a level, from 0: their tokens, and their parents among the rows above.
+        """Forward nodes of a level, from 0.
 
-        Args:
-            level: The level.
-            tokens: (S, K).
-            parents: (S, K).
-            states: The predicted states of the rows above, (S, K above, D).
-
-        Returns:
-            Logits, (S, K, N), and predicted states, (S, K, D), after the nodes.
+        `tokens` and `parents`, among the rows above, are (S, K); `states` are the predicted states
+        of the rows above. Returns logits, (S, K, N), and predicted states, (S, K, D).
         """
         decoder, (slots, count) = self.decoder, tokens.shape
         own = torch.arange(count, device=tokens.device) + self._firsts[level]
@@ -401,7 +391,6 @@ class _Forwards:
         return logits, hidden[self._keeps[0]].view(split) if self._keeps else states
 
     def _inputs(self, tokens: Tensor, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the inputs of the first layer; a head's layer reads the states of the parents."""
         decoder = self.decoder
         if decoder.make_inputs is None:
             return decoder.embed(tokens, positions), None

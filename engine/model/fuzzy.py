@@ -24,10 +24,8 @@ def layer_groups(layers: int, size: int) -> list[range]:
     """Return the groups of layers whose attention runs at the same time (EasySpec, Table 6).
 
     The first and the last layer form groups of one. Between them, the first group has min(size, 3)
-    layers and the others `size`; the last of these may have fewer.
-
-    Raises:
-        UsageError: The size is less than 1 or more than the number of layers.
+    layers and the others `size`; the last of these may have fewer. UsageError unless 1 <= size <=
+    layers.
     """
     check_range("layer-parallel size", size, 1, layers)
     cuts = {0, 1, *range(1 + min(size, 3), layers - 1, size), layers - 1, layers}
@@ -47,15 +45,9 @@ class DeviceGroup(Protocol):
     def ways(self) -> int: ...
 
     def swap(self, mine: Mapping[int, Tensor], count: int, like: Tensor) -> list[Tensor]:
-        """Exchange tensors with the other devices.
+        """Return the `count` tensors of all devices, in order of index; `mine` are this device's.
 
-        Args:
-            mine: This device's tensors, by index.
-            count: Number of tensors of all devices.
-            like: A tensor with their shape and dtype, on this device.
-
-        Returns:
-            The `count` tensors of all devices.
+        All have the shape and dtype of `like`.
         """
         ...
 
@@ -112,14 +104,9 @@ class Fuzzy:
         self._times: list[PartTime] = []
 
     def attend(self, group: range, like: Tensor, attention: Callable[[int], Tensor]) -> list[Tensor]:
-        """Return the attention output (T, D) of each layer of a group.
+        """Return the attention output (T, D) of each layer of a group that reads `like`, (T, D).
 
         Device i mod `ways` computes the group's i-th layer.
-
-        Args:
-            group: The layers.
-            like: The hidden state that they read, (T, D).
-            attention: Computes the output of one layer, (T, D).
         """
         devices = self._devices
         mine: dict[int, Tensor] = {}

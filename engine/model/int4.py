@@ -51,10 +51,10 @@ def _on_grid(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def int4_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> x W' with W in int4; None if this device has no fast product.
+    """Return x -> x W' with W, (out, in), in int4; None if this device has no fast product.
 
-    Args:
-        weight: W, (out, in), in fp32 on a CPU or bf16 on CUDA.
+    W is in fp32 on a CPU or bf16 on CUDA. x has shape (T, in), the product (T, out), in any float
+    type.
     """
     if not fits_int4(weight.shape):
         return None
@@ -64,11 +64,7 @@ def int4_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
 
 
 class X86Product:
-    """x W' with W in int4 and x rounded to bf16, in torch's kernels for AVX2 and AVX-512.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-    """
+    """x W' with W in int4 and x rounded to bf16, in torch's kernels for AVX2 and AVX-512."""
 
     def __init__(self, weight: Tensor) -> None:
         q, scale, zero = quantised(weight)
@@ -77,7 +73,6 @@ class X86Product:
         self._product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out) bf16, for x of (T, in)."""
         return self._product(x.bfloat16(), self._packed, GROUP, self._scale_and_zero)
 
 
@@ -85,9 +80,6 @@ class ArmProduct:
     """x W' with W in int4 and each row of x rounded to int8, in torch's kernels for Arm.
 
     These kernels have no zeros: only groups of Q4_0 keep their values.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -103,16 +95,11 @@ class ArmProduct:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out) float32, for x of (T, in)."""
         return torch.ops.aten._dyn_quant_matmul_4bit(x.float(), self._packed, GROUP, *self._sizes)
 
 
 class CudaProduct:
-    """x W' with W in int4 and x in bf16, in torch's tensor-core kernel.
-
-    Args:
-        weight: W, (out, in), in bf16 on CUDA.
-    """
+    """x W' with W and x in bf16 on CUDA, W in int4, in torch's tensor-core kernel."""
 
     def __init__(self, weight: Tensor) -> None:
         q, scale, zero = quantised(weight)
@@ -123,5 +110,4 @@ class CudaProduct:
         self._scale_and_zero = torch.stack([scale.t(), zero.t()], 2).bfloat16()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out) bf16, for x of (T, in)."""
         return torch.ops.aten._weight_int4pack_mm(x, self._packed, GROUP, self._scale_and_zero)

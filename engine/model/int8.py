@@ -36,7 +36,6 @@ _READERS = {
 }
 """Matrices that read a norm's output, and the norm."""
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
-"""Matrices that write to the hidden state."""
 
 
 @cache
@@ -69,9 +68,7 @@ def rotated_model(
 ) -> tuple[ModelShape, Callable[[str], Tensor]]:
     """Return shape and tensors of the rotated model; its embeddings are rotated when they are read.
 
-    Args:
-        shape: The model's shape; `can_rotate` holds.
-        take: Returns its tensors by name.
+    `can_rotate` holds for `shape`.
     """
 
     def take_rotated(name: str) -> Tensor:
@@ -134,11 +131,9 @@ def is_rotated(shape: ModelShape, dtype: torch.dtype, bits: int, *, on_cpu: bool
 
 
 def int8_product(weight: Tensor, *, rotated_inputs: bool = False) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> x W' with W in int8; None if this processor has no fast product.
+    """Return x -> x W', (T, out) float32, in int8; None if this processor has no fast product.
 
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-        rotated_inputs: Whether the inputs are rotated already (see above).
+    W is (out, in) in fp32 on a CPU; `rotated_inputs`: x is rotated already (see above).
     """
     if has_fbgemm():
         return FbgemmProduct(weight, rotates=not rotated_inputs)
@@ -158,13 +153,9 @@ def fbgemm_steps() -> int:
 
 
 class FbgemmProduct:
-    """x W' with W and x in int8, for x86.
+    """x W' with W and x in int8, for x86; a row's result does not depend on the other rows.
 
-    A row's result does not depend on the other rows.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-        rotates: Whether x and W are rotated first: (x R) (W R)' = x W' (see above).
+    `rotates` is whether x and W are rotated first: (x R) (W R)' = x W' (see above).
     """
 
     def __init__(self, weight: Tensor, *, rotates: bool) -> None:
@@ -179,7 +170,6 @@ class FbgemmProduct:
         self._product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out) float32, for x of (T, in)."""
         if not len(x):
             return x.new_empty((0, self._outputs))
         x = rotated_blocks(x) if self._rotates else x
@@ -191,12 +181,7 @@ class FbgemmProduct:
 
 
 class RefinedProduct:
-    """x W' by a product that rounds; each row's largest outputs are computed again from W.
-
-    Args:
-        product: x -> x W', (T, out) float32.
-        weight: W, (out, in), in fp32.
-    """
+    """x W' by a product that rounds; each row's largest outputs are computed again from W."""
 
     def __init__(self, product: Callable[[Tensor], Tensor], weight: Tensor) -> None:
         self._product, self._weight = product, weight
@@ -210,17 +195,12 @@ class RefinedProduct:
 
 
 class WeightOnlyProduct:
-    """x W' with W in int8 and x rounded to bf16, for processors without FBGEMM.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-    """
+    """x W' with W in int8 and x rounded to bf16, for processors without FBGEMM."""
 
     def __init__(self, weight: Tensor) -> None:
         self._matrix, self._scale = quantised(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W', (T, out) float32, for x of (T, in)."""
         return torch.ops.aten._weight_int8pack_mm(x.bfloat16(), self._matrix, self._scale).float()
 
 

@@ -32,27 +32,6 @@ class Output(NamedTuple):
     """Nanoseconds of communication between the ranks of a model that is split by tensors."""
 
 
-class Steps(Protocol):
-    """Runs forwards of few rows in fixed shapes (`engine.model.static`)."""
-
-    def run(
-        self, cache: Any, rows: Rows, indices: np.ndarray, want: np.ndarray, hidden: tuple[int, ...]
-    ) -> Output | None:
-        """Run a forward; see `LanguageModel.forward`.
-
-        Args:
-            cache: The cache; the rows are appended, their keys and values not yet written.
-            rows: The T new rows.
-            indices: Index of each row inside its slot, (T,).
-            want: Indices of the rows whose logits are returned, (W,).
-            hidden: Layers whose states are returned.
-
-        Returns:
-            None if no shape holds the rows.
-        """
-        ...
-
-
 class LanguageModel(Protocol):
     """The part of a model that workers use."""
 

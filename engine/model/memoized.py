@@ -70,10 +70,7 @@ class MemoizedModel:
         return out
 
     def _recall(self, cache: Slots, rows: Rows, want: np.ndarray) -> torch.Tensor | None:
-        """Append the rows and return the wanted logits, (W, V).
-
-        Appends no rows and returns None if some of the logits are not memoized.
-        """
+        """Append the rows and return their logits, (W, V); None, and no rows, if some miss."""
         lengths = [(slot, cache.length(slot)) for slot, _, _ in rows.segments()]
         indices = cache.append(rows)
         keys = [_key(cache, rows, indices, row) for row in want.tolist()]
@@ -96,13 +93,11 @@ class MemoizedModel:
 
 
 def _key(cache: Slots, rows: Rows, indices: np.ndarray, row: int) -> bytes:
-    """Return a hash of all tokens up to a row."""
     tokens = cache.tokens_to(int(rows.slots[row]), int(indices[row]))
     return blake2b(tokens.tobytes(), digest_size=16).digest()
 
 
 def _cells(cache: Slots, rows: Rows) -> int:
-    """Return the query-key cells that a forward of the rows computes."""
     counts = [(slot, end - first) for slot, first, end in rows.segments()]
     return sum(count * cache.rows_read(slot, count) for slot, count in counts)
 

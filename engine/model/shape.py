@@ -52,11 +52,7 @@ def no_rotation(config: Any) -> dict[str, Any]:
 
 
 def rotations(config: Any, path: Path) -> dict[str, Any]:
-    """Return the fields of the shape that describe the rotations.
-
-    Raises:
-        ModelError: A rotation is not supported.
-    """
+    """Return the shape's fields of the rotations; ModelError for unsupported ones."""
     parameters = config.rope_parameters
     kinds = [kind for kind in LAYER_TYPES if isinstance(parameters.get(kind), dict)]
     if kinds and config.model_type not in TWO_ROTATIONS:
@@ -122,9 +118,7 @@ def _rotation(
 
 
 EMBEDDING = "model.embed_tokens.weight"
-"""Our name of the embeddings."""
 POSITIONS = "model.embed_positions.weight"
-"""Our name of the table of learned positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +141,6 @@ class ModelShape:
     mlp_bias: bool
     tied: bool
     windows: tuple[int | None, ...]
-    """Sliding window of each layer in positions; None for all positions."""
     frequencies: tuple[float, ...]
     """Rotary frequencies in radians per position, (head_dim / 2,); 0 for pairs not rotated."""
     rope_scale: float
@@ -163,17 +156,14 @@ class ModelShape:
     final_norm: bool = True
     """Whether the LM head reads normed states; False in EAGLE's layer."""
     family: str = "LlamaForCausalLM"
-    """The architecture, a key of `FAMILIES`."""
     layer_norm: bool = False
     """Whether norms subtract the mean and have biases; otherwise they are RMS norms."""
     gated: bool = True
     """Whether the MLP multiplies two products; otherwise it has one."""
     activation: str = "silu"
-    """One of `ACTIVATIONS`."""
     learned_positions: bool = False
     """Whether a vector for each position is added to the embeddings, without a rotation."""
     post_norms: bool = False
-    """Whether norms follow attention and MLP, too."""
     embed_scale: float = 1.0
     """Factor of the embeddings, not of a tied LM head."""
     residual_scale: float = 1.0
@@ -189,7 +179,6 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: PretrainedConfig, path: Path) -> ModelShape:
-        """Return the shape in a config; error messages name `path`."""
         check_fields(vars(config), path)
         family = (config.architectures or ["none"])[0]
         kind = family_of(family, path)
@@ -230,7 +219,6 @@ class ModelShape:
         )
 
     def places(self, stored: Collection[str]) -> dict[str, Place]:
-        """Return where a checkpoint with these stored names keeps each of our tensors."""
         tensors, family = self.tensors(), FAMILIES[self.family]
         if not any(name.startswith(f"{family.prefix}.") for name in stored):
             family = replace(family, prefix="")  # a checkpoint of the bare model
@@ -243,11 +231,7 @@ class ModelShape:
         return {key: family.place(key, size, starts) for key, size in tensors.items()}
 
     def check_llama(self, path: Path) -> None:
-        """Check that the block is Llama's, of which trained heads are made.
-
-        Raises:
-            ModelError: It differs, or its checkpoint names its matrices in other ways.
-        """
+        """Raise ModelError unless block and names are Llama's, of which trained heads are made."""
         plain = (self.embed_scale, self.residual_scale, self.logit_scale, self.query_scale) == (1, 1, 1, 0)
         if FAMILIES[self.family].names or self.others or not plain:
             raise ModelError(
@@ -266,11 +250,7 @@ class ModelShape:
         return self.layers * 2 * self.kv_heads * self.head_dim
 
     def tensors(self, span: range | None = None) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of a checkpoint's tensors.
-
-        Args:
-            span: Layers of one stage of a split model; default: all tensors.
-        """
+        """Return name -> shape of a checkpoint's tensors: all, or of one stage's layers, `span`."""
         span = range(self.layers) if span is None else span
         is_last = span.stop == self.layers
         q, kv, d = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width

@@ -30,14 +30,10 @@ class Ranks(Protocol):
     """
 
     @property
-    def rank(self) -> int:
-        """Number of this rank, from 0."""
-        ...
+    def rank(self) -> int: ...
 
     @property
-    def ways(self) -> int:
-        """Number of ranks."""
-        ...
+    def ways(self) -> int: ...
 
     @property
     def spent(self) -> int:
@@ -115,13 +111,7 @@ class Shard:
         return tensor.zero_() if summed and self.rank else tensor
 
     def head(self, embedding: Tensor, take: Callable[[str], Tensor], ranks: Ranks) -> SplitHead:
-        """Return the rank's LM head.
-
-        Args:
-            embedding: The embeddings, (V, D), whose rows a tied head shares.
-            take: Returns the rank's part of a tensor by name.
-            ranks: The ranks that hold the other rows.
-        """
+        """Return the rank's LM head; a tied one shares the rows of the embeddings, (V, D)."""
         if not self.whole.tied:
             return SplitHead(take(HEAD), self.whole.vocab, ranks)
         rows = self.vocabulary
@@ -135,7 +125,6 @@ class Shard:
 
 
 def padded(tensor: Tensor, part: Part) -> Tensor:
-    """Return a tensor with zeros appended to the size of a part."""
     missing = part.stop - part.start - tensor.shape[part.dim]
     if not missing:
         return tensor

@@ -38,15 +38,9 @@ class Similarity(NamedTuple):
 
 
 def similarity(decoder: Decoder, tokens: Sequence[int], size: int) -> Similarity:
-    """Compare the fuzzy and the exact forward of every row of a text.
+    """Compare the fuzzy and the exact forward of every row of a text, at least one token.
 
-    Args:
-        decoder: The drafter.
-        tokens: Token ids of the text, at least 1.
-        size: Layer-parallel size.
-
-    Raises:
-        UsageError: The size is out of range, or makes no group of several layers.
+    UsageError if the layer-parallel size is out of range, or makes no group of several layers.
     """
     groups = layer_groups(decoder.depth, size)
     stale = {layer: group.start for group in groups for layer in group[1:]}
@@ -68,11 +62,7 @@ def similarity(decoder: Decoder, tokens: Sequence[int], size: int) -> Similarity
 
 
 def _states(decoder: Decoder, cache: Cache, row: Rows, groups: Sequence[range]) -> list[list[Tensor]]:
-    """Forward one row.
-
-    Returns:
-        For each layer its input, queries, keys, values and attention output.
-    """
+    """Forward one row; return each layer's input, queries, keys, values and attention output."""
     layers: list[list[Tensor]] = []
 
     def watch(layer: int, buffers: Buffers) -> None:

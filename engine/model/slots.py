@@ -51,7 +51,6 @@ class Rows:
         flags: Sequence[int] | np.ndarray | None = None,
         vectors: Tensor | None = None,
     ) -> Rows:
-        """Return rows of one slot."""
         ids = np.array(tokens, dtype=np.int64)
         n = len(ids)
         bits = np.zeros(n, dtype=np.uint8) if flags is None else np.array(flags, dtype=np.uint8)
@@ -78,11 +77,7 @@ class Rows:
         return cls(tokens, slots, parents, flags, torch.cat(vectors) if vectors else None)
 
     def segments(self) -> list[tuple[int, int, int]]:
-        """Return (slot, first, end) for each slot; its rows are self[first:end].
-
-        Raises:
-            ValueError: The rows of a slot are not contiguous.
-        """
+        """Return (slot, first, end) for each slot; its rows are self[first:end], contiguous."""
         runs = [(slot, len(list(run))) for slot, run in groupby(self.slots.tolist())]
         ends = list(accumulate(count for _, count in runs))
         if len({slot for slot, _ in runs}) < len(runs):
@@ -94,13 +89,7 @@ class Rows:
 
 
 class Slots:
-    """The rows of several sequences, without keys and values.
-
-    Args:
-        slots: Number of slots, one sequence each.
-        capacity: Most rows of a slot, tree rows included.
-        context: The model's context length in positions; default: the capacity.
-    """
+    """The rows of several sequences, without keys and values."""
 
     def __init__(self, slots: int, capacity: int, context: int | None = None) -> None:
         self.slots = slots
@@ -123,7 +112,6 @@ class Slots:
         self._most = [0] * slots
 
     def length(self, slot: int) -> int:
-        """Return the number of rows in a slot, tree rows included."""
         return self._extents[slot].length
 
     def most_rows(self, slot: int) -> int:
@@ -135,10 +123,7 @@ class Slots:
         return self._extents[slot].chain
 
     def append(self, rows: Rows) -> np.ndarray:
-        """Add rows; on an error none is added.
-
-        Returns:
-            The index of each row inside its slot, (T,) int64.
+        """Add rows; on an error none is added. Return each row's index in its slot, (T,) int64.
 
         Raises:
             UsageError: A slot would exceed its capacity, or a row the model's context.
@@ -151,7 +136,6 @@ class Slots:
         return index[0] if len(index) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *index])
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop all rows from index `length` on."""
         self._extents[slot] = _Extent(*(min(length, n) for n in self._extents[slot]))
 
     def reset(self, slot: int, sequence: int | None = None) -> None:
@@ -161,11 +145,10 @@ class Slots:
         self.sequences[slot] = slot if sequence is None else sequence
 
     def pad(self, length: int, new_rows: int = 0) -> None:  # noqa: ARG002 - tensors need it
-        """Let attention read `length` cached rows of every slot; it masks those that are padding.
+        """Let attention read `length` cached rows of every slot, and mask those that are padding.
 
-        Args:
-            length: At least the length of every slot in the next forward; 0 turns padding off.
-            new_rows: Most new rows per slot in the next forward.
+        `length` is at least the length of every slot in the next forward, which has at most
+        `new_rows` new rows per slot; 0 turns padding off.
         """
         self.padded_length = length
 
@@ -174,17 +157,9 @@ class Slots:
         return max(self._extents[slot].length, self.padded_length + count)
 
     def match(self, slot: int, prefix: np.ndarray, limit: int) -> np.ndarray:
-        """Return the row indices of the longest path from the root that matches `prefix[:limit]`.
+        """Return the row indices, (n,) int64, of the longest path that matches `prefix[:limit]`.
 
-        Padding and provisional rows, and rows after them, never match.
-
-        Args:
-            slot: The slot.
-            prefix: Token ids, (P,) int64.
-            limit: Most tokens to match.
-
-        Returns:
-            Row indices, (n,) int64, n <= limit.
+        It begins at the root. Padding and provisional rows, and rows after them, never match.
         """
         length, _, committed = self._extents[slot]
         limit = min(limit, len(prefix))
@@ -219,13 +194,7 @@ class Slots:
         return b""
 
     def import_kv(self, slot: int, tokens: np.ndarray, data: bytes) -> None:
-        """Append a chain of rows that another copy of the model computed.
-
-        Args:
-            slot: The slot; its rows are a chain.
-            tokens: Ids of the N new rows, (N,) int64.
-            data: Result of `export_kv` on the other copy.
-        """
+        """Append a chain of rows, (N,) ids, and what another copy's `export_kv` returned."""
         first = self.length(slot)
         self.append(Rows.chain(slot, tokens, first))
         self.missing_kv[slot, first : first + len(tokens)] = not data
@@ -250,7 +219,6 @@ class Slots:
         return mask
 
     def _write(self, slot: int, rows: Rows, first: int, end: int) -> _Extent:
-        """Write rows after the slot's last row; they become visible once the extent is stored."""
         start, chain, committed = self._extents[slot]
         stop = start + end - first
         if stop > self.capacity:
@@ -301,14 +269,7 @@ class Slots:
         return int(positions[start : start + len(parents)].max())
 
     def _match_tree(self, slot: int, prefix: np.ndarray, matched: int, committed: int) -> int:
-        """Return the last row of the longest match; -1 for none.
-
-        Args:
-            slot: The slot.
-            prefix: Token ids to match, (P,).
-            matched: Leading committed rows that match the prefix.
-            committed: Length of the committed prefix.
-        """
+        """Return the last row of the longest match, -1 for none; `matched` committed rows match."""
         length = self._extents[slot].length
         positions = self.positions[slot, committed:length]
         candidates = (self.flags[slot, committed:length] == 0) & (positions < len(prefix))

@@ -19,19 +19,14 @@ if TYPE_CHECKING:
 def layer_stages(layers: int, count: int) -> list[range]:
     """Return the contiguous range of layers of each stage; sizes differ by at most 1.
 
-    Raises:
-        UsageError: `count` is less than 1 or more than `layers`.
+    UsageError unless there are 1 to `layers` stages.
     """
     check_range("stages", count, 1, layers)
     return [range(layers * i // count, layers * (i + 1) // count) for i in range(count)]
 
 
 class StageIO:
-    """Hidden states into and out of one stage, for one forward.
-
-    Args:
-        incoming: Hidden states (T, D) of the previous stage as bytes; empty for the first stage.
-    """
+    """Hidden states, (T, D) as bytes, into and out of a stage; nothing comes into the first."""
 
     def __init__(self, incoming: bytes = b"") -> None:
         self._incoming = incoming
@@ -39,7 +34,6 @@ class StageIO:
         """Hidden states (T, D) for the next stage as bytes; None for the last stage."""
 
     def receive(self, rows: int, like: Tensor) -> Tensor:
-        """Return the incoming states, (rows, D), with dtype and device of `like`, (..., D)."""
         return from_bytes(self._incoming, (rows, like.shape[-1]), like)
 
     def send(self, states: Tensor) -> None:
@@ -55,8 +49,7 @@ def to_bytes(tensor: Tensor) -> bytes:
 def from_bytes(data: bytes, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return the tensor of `to_bytes`, with dtype and device of `like`.
 
-    Raises:
-        SpecScopeError: The size differs: two devices do not hold the same rows.
+    SpecScopeError if the size differs: two devices do not hold the same rows.
     """
     import torch
 

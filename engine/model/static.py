@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.attention import attend
-from engine.model.cache import Buffers, Cache
+from engine.model.attention import PaddedAttention
+from engine.model.cache import Cache
 from engine.model.decoder import Decoder
 from engine.model.language import Output
 from engine.model.slots import Rows
@@ -125,7 +125,8 @@ class StaticStep:
         self._spare = cache.tensor.shape[3] - 1
         self._buffers = cache.buffers(count)
         self._rotations = decoder.rotations
-        self._attention = StaticAttention(cache, self._buffers, size, self._numbers[2])
+        slots = range(size.slot, size.slot + size.slots)
+        self._attention = PaddedAttention(cache, self._buffers, slots, size.length, self._numbers[2])
         self._logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}
         self._launch: Callable[[], None] | None = None
@@ -182,7 +183,6 @@ class StaticStep:
                 seen[:, :length] &= positions > positions[start:, None] - window
 
     def _fill_inputs(self, rows: Rows, places: Tensor) -> None:
-        """Write the inputs of a drafting head's layer."""
         made = self._decoder.inputs_of(rows)
         if self._inputs is None:
             count = self.size.slots * self.size.rows
@@ -194,7 +194,6 @@ class StaticStep:
                 held.index_copy_(0, places, part)
 
     def _compute(self) -> None:
-        """Run all operations of the step; the results are in `_logits` and `_states`."""
         decoder, attention = self._decoder, None
         ids, positions = self._numbers[:2]
         if self._inputs is None:
@@ -209,63 +208,7 @@ class StaticStep:
             self._logits = decoder.logits(x)
 
 
-class StaticAttention:
-    """Attention of S slots with K new rows each over N cached rows, in one call per layer.
-
-    The heads that share keys and values are rows of one product.
-
-    Args:
-        cache: The cache.
-        buffers: Buffers of the step's forward.
-        size: The step's size.
-        indices: The cache row of each new row, (S K,).
-    """
-
-    def __init__(self, cache: Cache, buffers: Buffers, size: Size, indices: Tensor) -> None:
-        shape = cache.shape
-        heads = (shape.kv_heads, shape.heads // shape.kv_heads)
-        split = (size.slots, size.rows, *heads, shape.head_dim)
-        self._size, self._cap = size, shape.attention_cap
-        self._indices = indices
-        self._slots = torch.arange(size.slots, device=indices.device).repeat_interleave(size.rows)
-        kv = cache.tensor.narrow(1, size.slot, size.slots)
-        self._kv = kv.unbind(0)
-        keys, values = kv.narrow(3, 0, size.length).chunk(2, 2)
-        self._keys, self._values = keys.unbind(0), values.unbind(0)
-        self._new_kv = buffers.kv.transpose(0, 1)
-        self._queries = buffers.queries.view(split).permute(0, 2, 3, 1, 4)
-        self._attended = buffers.attended.view(split).permute(0, 2, 3, 1, 4)
-        self._masks: dict[int | None, Tensor] = {}
-
-    def mask(self, visible: dict[int | None, Tensor]) -> None:
-        """Make the masks of a forward.
-
-        Args:
-            visible: Per window, whether a new row sees a cached row, (S, K, N).
-        """
-        slots, groups, rows = self._size.slots, self._queries.shape[2], self._size.rows
-        for window, seen in visible.items():
-            mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-            grouped = mask[:, None, None].expand(-1, -1, groups, -1, -1)
-            self._masks[window] = grouped.reshape(slots, 1, groups * rows, -1)
-
-    def run(self, layer: int, window: int | None) -> None:
-        self._kv[layer][self._slots, :, self._indices] = self._new_kv
-        attended = attend(
-            self._queries.flatten(2, 3),
-            self._keys[layer],
-            self._values[layer],
-            self._masks[window],
-            self._cap,
-        )
-        self._attended.copy_(attended.view(self._attended.shape))
-
-    def cells(self, window: int | None) -> int:  # noqa: ARG002 - all keys are read, whatever the window
-        return self._size.slots * self._size.rows * self._size.length
-
-
 def read_length(needed: int, most: int) -> int:
-    """Return how many cached rows the step reads that holds `needed` of `most` rows."""
     length = SHORTEST
     while length < needed:
         length *= 2

@@ -37,14 +37,10 @@ _ROWS = 256
 
 
 def packed_product(weight: Tensor) -> Callable[[Tensor], Tensor] | None:
-    """Return x -> x W' with a packed copy of W; None if torch has neither library.
-
-    Args:
-        weight: W, (out, in), in fp32 on a CPU.
-    """
+    """Return x -> x W' with a packed copy of W, fp32 on a CPU; None if torch has no library."""
     if torch.backends.mkl.is_available() and (is_intel() or not torch.backends.mkldnn.is_available()):
-        return MklProduct(weight)
-    return OneDnnProduct(weight) if torch.backends.mkldnn.is_available() else None
+        return _mkl_product(weight)
+    return _onednn_product(weight) if torch.backends.mkldnn.is_available() else None
 
 
 @cache
@@ -58,26 +54,16 @@ def is_intel() -> bool:
     return vendor.endswith("GenuineIntel")
 
 
-class MklProduct:
-    """x W' with W in MKL's packed layout."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
-        # The product reads the shape of W only: an expanded scalar holds no memory.
-        self._shape_of = weight.new_empty((1, 1)).expand(weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkl._mkl_linear(x, self._packed, self._shape_of, None, len(x))
+def _mkl_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
+    # The product reads the shape of W only: an expanded scalar holds no memory.
+    shape_of = weight.new_empty((1, 1)).expand(weight.shape)
+    return lambda x: torch.ops.mkl._mkl_linear(x, packed, shape_of, None, len(x))
 
 
-class OneDnnProduct:
-    """x W' with W in oneDNN's packed layout."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+def _onednn_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 PACKED_FROM = 1 << 20
@@ -124,7 +110,6 @@ class Linear:
         return self.transposed.t().index_select(0, indices)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x W' + b, (T, out), for x of (T, in)."""
         if self._product is not None:
             output = self._product(x).to(x.dtype)
             return output if self.bias is None else output.add_(self.bias)
@@ -161,7 +146,6 @@ def _product(weight: Tensor, bits: int, rotated: bool) -> Callable[[Tensor], Ten
 
 
 def large(weight: Tensor) -> bool:
-    """Return whether a layout of its own is worth a matrix's copy."""
     return weight.nbytes >= PACKED_FROM
 
 
@@ -196,7 +180,6 @@ class LayerNorm:
 
 
 def norm_of(shape: ModelShape, take: Callable[[str], Tensor], name: str) -> Norm | LayerNorm:
-    """Return a model's norm by its name, without its kind."""
     weight = take(f"{name}.weight")
     return LayerNorm(weight, take(f"{name}.bias"), shape.eps) if shape.layer_norm else Norm(weight, shape.eps)
 
@@ -207,7 +190,6 @@ ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), partial(functional.gelu, approximate="tanh")),
 }
-"""The activations by name (`engine.model.families.ACTIVATIONS`)."""
 
 
 def identity(x: Tensor) -> Tensor:
@@ -244,7 +226,6 @@ class Layer:
         bits: int = 0,
         rotated: bool = False,
     ) -> Layer:
-        """Collect the weights of layer `number`."""
         prefix, linear = f"model.layers.{number}.", partial(Linear, bits=bits, rotated=rotated)
 
         def pairs(x: Tensor) -> Tensor:

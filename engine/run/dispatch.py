@@ -1,11 +1,11 @@
-"""A run's jobs: submission to workers, span ids, and spans."""
+"""A run's jobs: submission to workers, span ids, spans, and calls that become one batch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from engine.errors import WorkerDied
 from engine.trace.events import Part, Row, Span, SpanKind
@@ -19,24 +19,13 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """A job at its worker. `record` emits its spans, once.
-
-    Args:
-        dispatcher: Emits the spans.
-        worker: The worker that does the job.
-        role: `target` or `drafter`, for the spans.
-        sequence: The sequence it works on, for the spans; -1 for several.
-        ticket: The worker's promise of a reply.
-    """
+    """A job at its worker; -1 is the sequence of a job for several."""
 
     def __init__(
         self, dispatcher: Dispatcher, worker: Worker, role: str, sequence: int, ticket: Ticket
     ) -> None:
-        self.worker = worker
-        self.role = role
-        self.sequence = sequence
+        self.worker, self.role, self.sequence = worker, role, sequence
         self.step = dispatcher.step
-        """The round that submitted it."""
         self.spans = range(0)
         """Span ids, one per stamp of the reply."""
         self.chunks: Sequence[Chunk] = ()
@@ -50,13 +39,11 @@ class Submission:
         self._stopped = False
 
     async def result(self) -> Reply:
-        """Return the reply and emit the spans; if the caller is cancelled, stop the job."""
         await self.wait()
         self.record()
         return self.reply.result()
 
     async def wait(self) -> None:
-        """Wait until the job is over; if the caller is cancelled, stop the job."""
         try:
             await asyncio.shield(self.reply)
         except asyncio.CancelledError:
@@ -64,20 +51,17 @@ class Submission:
             raise
 
     def stop(self) -> None:
-        """Ask the worker to stop; the spans are emitted as cancelled when the reply arrives."""
         self._stopped = True
         self._ticket.stop()
         self.record_when_over()
 
     def record_when_over(self) -> None:
-        """Emit the spans now, or when the reply arrives."""
         if self.reply.done():
             self.record()
         else:
             self.reply.add_done_callback(lambda _: self.record())
 
     def record(self) -> None:
-        """Emit the spans unless that is done or the job failed; the job must be over."""
         failed = self.reply.cancelled() or self.reply.exception() is not None
         if self.recorded or failed:
             return
@@ -124,11 +108,7 @@ class Dispatcher:
     def submit(self, worker: Worker, role: str, job: Job, spans: range = range(0)) -> Submission:
         """Submit a job, then emit the pending events of earlier rounds: the worker is busy now.
 
-        Args:
-            worker: The worker that does the job.
-            role: `target` or `drafter`, for the spans.
-            job: The job.
-            spans: Ids of its spans.
+        `role` and the ids `spans` are those of its spans.
         """
         self._check()
         submission = Submission(self, worker, role, _sequence(job), worker.submit(job))
@@ -138,17 +118,12 @@ class Dispatcher:
         self.emitter.flush()
         return submission
 
-    async def call(self, worker: Worker, role: str, job: Job, spans: range) -> Reply:
-        """Submit a job, wait for its reply and emit its spans; for the arguments see `submit`."""
-        return await self.submit(worker, role, job, spans).result()
-
     def keep(self, submission: Submission) -> Submission:
         """Remember a job whose spans are emitted later; `settle` emits them at the latest."""
         self._unrecorded = [*(s for s in self._unrecorded if not s.recorded), submission]
         return submission
 
     def busy(self, worker: Worker) -> bool:
-        """Whether a worker has a job of this run, stopped jobs included."""
         return any(submission.worker is worker for submission in self._in_flight.values())
 
     def forget(self, submission: Submission, scores: int) -> None:
@@ -170,11 +145,8 @@ class Dispatcher:
     async def settle(self, patience: float | None = None) -> WorkerDied | None:
         """Stop the jobs in flight, wait until the workers are free, and emit the pending events.
 
-        Args:
-            patience: Seconds after which workers that have not answered are killed; None waits.
-
-        Returns:
-            The error of a worker that died meanwhile, if one did.
+        Workers that have not answered after `patience` seconds are killed; None waits. Returns the
+        error of a worker that died meanwhile, if one did.
         """
         for submission in self._unrecorded:
             if not submission.recorded and not submission.reply.done():
@@ -195,7 +167,6 @@ class Dispatcher:
         return next((error for error in errors if isinstance(error, WorkerDied)), None)
 
     def emit_spans(self, submission: Submission, reply: Reply, outcome: str) -> None:
-        """Emit one span per stamp, and the parts of fuzzy forwards."""
         work, devices = submission, submission.worker.devices
         for number, stamp in zip(work.spans, reply.stamps, strict=False):
             device, kind = devices[stamp.lane].name, cast("SpanKind", stamp.kind)
@@ -219,7 +190,6 @@ class Dispatcher:
                 self._emit(Part(number, at.kind, at.layer, at.start, at.end))
 
     def _emit_chunks(self, work: Submission, forward: Span, lane: int) -> Span:
-        """Emit a prefill span for each part of a prompt in a forward; return the forward's rest."""
         each, chunks = work.worker.lanes(work.role), work.chunks
         for chunk, first in zip(chunks, work.spans[-each * len(chunks) :: each], strict=True):
             rows, sequence = len(chunk.prefix) - chunk.start, chunk.prefix.sequence
@@ -230,6 +200,84 @@ class Dispatcher:
 
 
 def _sequence(job: Job) -> int:
-    """Return the sequence that a job works on; -1 for several, 0 for a job without prefixes."""
+    # -1 for several, 0 for a job without prefixes
     prefixes: Sequence[Prefix] = getattr(job, "prefixes", ())
     return prefixes[0].sequence if len(prefixes) == 1 else -1 if prefixes else 0
+
+
+class _Call(NamedTuple):
+    """A call of a model for some sequences."""
+
+    role: str
+    """`target`, `drafter`, or `scores` and `judge`, the parts of a target's call that overlaps."""
+    start: Callable[..., Awaitable[list[Any]]]
+    """(*columns, *options) -> one result for each sequence."""
+    columns: tuple[Sequence[Any], ...]
+    """Arguments with one entry for each sequence; the first are the prefixes."""
+    options: tuple[Any, ...]
+    results: asyncio.Future[list[Any]]
+
+
+class Gathering:
+    """Continuous batching: merges the pending calls of all sequences into one batched call.
+
+    Each sequence waits in one call at most.
+    """
+
+    def __init__(self) -> None:
+        self.decoding = 0
+        """Sequences that will make a call, or end."""
+        self._calls = list[_Call]()
+        self._begun = list[_Call]()
+        """Calls whose sequences go on."""
+        self._changed = asyncio.Event()
+
+    async def join(
+        self,
+        role: str,
+        start: Callable[..., Awaitable[list[Any]]],
+        columns: tuple[Sequence[Any], ...],
+        *options: Any,
+    ) -> list[Any]:
+        """Wait until the call has been made together with others; return its own results."""
+        call = _Call(role, start, columns, options, asyncio.get_running_loop().create_future())
+        self._calls.append(call)
+        self._changed.set()
+        return await call.results
+
+    def begin(
+        self, role: str, start: Callable[..., Awaitable[list[Any]]], columns: tuple[Sequence[Any], ...]
+    ) -> None:
+        """Let the call be made together with others, without waiting for it."""
+        results: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._begun.append(_Call(role, start, columns, (), results))
+
+    def end(self) -> None:
+        self.decoding -= 1
+        self._changed.set()
+
+    async def complete(self) -> None:
+        """Wait until each decoding sequence waits in a call, or ended."""
+        while len(self._calls) < self.decoding:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def waits(self, role: str) -> bool:
+        return any(call.role == role for call in (*self._calls, *self._begun))
+
+    async def make(self, role: str, **more: Any) -> None:
+        """Make the calls of a role, equal ones as one; `more` are arguments of the first."""
+        taken = [call for call in (*self._calls, *self._begun) if call.role == role]
+        self._calls = [call for call in self._calls if call.role != role]
+        self._begun = [call for call in self._begun if call.role != role]
+        while taken:
+            start, options = taken[0].start, taken[0].options
+            same = [call for call in taken if (call.start, call.options) == (start, options)]
+            taken = [call for call in taken if (call.start, call.options) != (start, options)]
+            columns = zip(*(call.columns for call in same), strict=True)
+            joined = [[entry for part in parts for entry in part] for parts in columns]
+            found, more = await start(*joined, *options, **more), {}
+            for call in same:
+                count = len(call.columns[0])
+                call.results.set_result(found[:count])
+                found = found[count:]

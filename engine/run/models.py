@@ -1,8 +1,15 @@
-"""The target and the drafters as a method sees them."""
+"""The target and the drafters as a method sees them.
+
+Logits stay on the target's worker and are judged there. `verify` scores and judges in one job;
+`score` starts a forward whose logits may be judged several times. Under load, calls of several
+sequences become one (`engine.run.dispatch.Gathering`): one forward scores their drafts, beside
+their next drafts, and its logits are judged together, once, when all of these drafts are done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -10,14 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.drafting.tree import TreeShape, Wide
-from engine.run.batching import Call, Gathering
-from engine.run.scores import Scorer, Scores, chunk_spans, judge_job, mode_of, new_verdict
 from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, Tree, Typical, Verdict
-from engine.worker.jobs import PREFILL_ROWS, Export, Import, Prefill, Propose, Retire, Score
+from engine.worker.jobs import PREFILL_ROWS, Export, Import, Judge, JudgeAll, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
-    from engine.run.dispatch import Dispatcher
-    from engine.run.sequences import Sequence as Decoded
+    from engine.run.dispatch import Dispatcher, Gathering, Submission
     from engine.worker.jobs import Chunk, Grown, Job, Reply
     from engine.worker.shared import Slab
     from engine.worker.worker import Worker
@@ -31,7 +35,7 @@ class Model:
         worker: The worker that holds the model.
         name: The model's name on its worker: `target`, `drafter`, or the name of a drafting head.
         role: `target` or `drafter`, for the spans.
-        sequences: The run's sequences: drafts end where the output does.
+        remaining: Returns how many tokens the output can still take after a prefix.
         slab: Rows of q for sampled drafts; None for a target and in a greedy run.
         gathering: Under load: makes the drafts and verifications of several sequences in one.
     """
@@ -42,18 +46,15 @@ class Model:
         worker: Worker,
         name: str,
         role: str,
-        sequences: Sequence[Decoded],
+        remaining: Callable[[Prefix], int],
         slab: Slab | None = None,
         gathering: Gathering | None = None,
     ) -> None:
-        self.worker = worker
-        self.name = name
-        self.role = role
+        self.worker, self.name, self.role = worker, name, role
         self._dispatcher = dispatcher
-        self._sequences = sequences
+        self._remaining = remaining
         self._slab = slab
         self._gathering = gathering
-        self._scorer = Scorer(dispatcher, worker, name, gathering)
         self._cached: dict[int, np.ndarray] = {}
 
     @property
@@ -64,6 +65,8 @@ class Model:
     def lanes(self) -> int:
         """Devices that each of its forwards occupies."""
         return self.worker.lanes(self.name)
+
+    # Drafts.
 
     async def propose(
         self, prefix: Prefix, n: int, *, sampled: bool = True, stop_below: float = 0.0
@@ -77,8 +80,8 @@ class Model:
                 argmax (rule 2).
             stop_below: The draft ends after a token of smaller probability.
         """
-        one = await self.draft_each((prefix,), Wide(1, n), chain=True, sampled=sampled, stop_below=stop_below)
-        return one[0]
+        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), chain=True, stop_below=stop_below)
+        return (await self._drafts((prefix,), n, job))[0]
 
     async def grow(
         self,
@@ -102,36 +105,26 @@ class Model:
             calibrate: Make the first level by an exact forward, and count no fuzzy row as cached.
             unread: Last tokens of the prefix that a drafting head with masks does not read.
         """
-        one = await self.draft_each(
-            (prefix,), shape, sampled=sampled, fuzzy=fuzzy, calibrate=calibrate, unread=unread
-        )
-        return one[0]
+        job = Propose(self.name, (), shape, (), sampled, (), fuzzy=fuzzy, calibrate=calibrate, unread=unread)
+        return (await self._drafts((prefix,), shape.depth, job))[0]
 
     async def draft_each(
-        self,
-        prefixes: Sequence[Prefix],
-        shape: TreeShape,
-        *,
-        chain: bool = False,
-        sampled: bool = True,
-        stop_below: float = 0.0,
-        fuzzy: int = 1,
-        calibrate: bool = True,
-        unread: int = 0,
+        self, prefixes: Sequence[Prefix], shape: TreeShape, *, chain: bool = False
     ) -> list[Draft]:
         """Draft after each prefix; each forward drafts one level for all of them.
 
-        With `chain` the shape is `Wide(1, n)`; for the other arguments see `propose` and `grow`.
+        With `chain` the shape is `Wide(1, n)`, and the drafts are those of `propose`.
         """
-        depths, shape = [shape.depth] * len(prefixes), Wide(1, 1) if chain else shape
-        options = (chain, stop_below, fuzzy, calibrate, "", unread)
-        job = Propose(self.name, (), shape, (), sampled, (), *options)
-        return await self._join(Call(self.role, self._draft, (prefixes, depths), (job,)))
+        job = Propose(self.name, (), Wide(1, 1) if chain else shape, (), True, (), chain)
+        return await self._drafts(prefixes, shape.depth, job)
+
+    async def _drafts(self, prefixes: Sequence[Prefix], depth: int, job: Propose) -> list[Draft]:
+        columns = (prefixes, [depth] * len(prefixes))
+        return await self._batched(self.role, self._draft, columns, job)
 
     async def _draft(self, prefixes: Sequence[Prefix], depths: Sequence[int], job: Propose) -> list[Draft]:
-        """Lease rows of q, call the worker, and number the drafted tokens."""
-        emitter, rooms = self._dispatcher.emitter, [self._sequences[p.sequence].room(p) for p in prefixes]
-        levels = tuple(max(0, min(one)) for one in zip(depths, rooms, strict=True))
+        emitter = self._dispatcher.emitter
+        levels = tuple(max(0, min(n, self._remaining(p))) for n, p in zip(depths, prefixes, strict=True))
         shape = Wide(1, max(levels, default=0)) if job.chain else job.shape
         slab, parents = self._slab if job.sampled else None, 0 if job.chain else shape.parents
         leases = [slab.lease((parents or n) if n else 0) if slab else None for n in levels]
@@ -158,6 +151,41 @@ class Model:
         span = spans[node.forward * self.lanes]
         return DraftToken(node.id, node.parent, q, node.probability, node.top, span)
 
+    async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
+        """Draft by one forward of greedy decoding: the confirmed guesses, and one token more.
+
+        Args:
+            prefix: The tokens so far, drafted ones included.
+            guesses: A tree of tokens; the output can take its longest path and one token more.
+            window: Rows of a look-ahead window in the same forward; not judged.
+
+        Returns:
+            The drafted chain (rule 2 judges it); and the most probable token after the prefix, each
+            guess and each row of the window.
+        """
+        columns = ((prefix,), (guesses,), (window,))
+        return (await self._batched(self.role, self._decode, columns))[0]
+
+    async def _decode(
+        self, prefixes: Sequence[Prefix], guesses: Sequence[Draft], windows: Sequence[Tree]
+    ) -> list[tuple[Draft, tuple[int, ...]]]:
+        spans, exact = self._dispatcher.span_ids(self.lanes), [None] * len(guesses)
+        judgements = await self._judgements(spans, prefixes, guesses, windows, exact, greedy=True)
+        return [
+            (self._confirmed(prefix, judgement, spans[0]), judgement.best)
+            for prefix, judgement in zip(prefixes, judgements, strict=True)
+        ]
+
+    def _confirmed(self, prefix: Prefix, judgement: Judgement, span: int) -> Draft:
+        kept = [j for j in judgement.judged if j.outcome not in ("rejected", "discarded")]
+        tokens = (DraftToken(j.token, i - 1, None, j.p, j.top_p, span) for i, j in enumerate(kept))
+        drafted = self._dispatcher.emitter.drafted
+        return Draft(
+            tuple(drafted(prefix.sequence, j.position, t) for j, t in zip(kept, tokens, strict=True))
+        )
+
+    # Verification.
+
     async def verify(
         self, prefix: Prefix, draft: Draft, *, window: Tree | None = None, typical: Typical | None = None
     ) -> Verdict:
@@ -170,21 +198,13 @@ class Model:
                 verdict's `best` then has the most probable token after every row.
             typical: Judge by typical acceptance, which is lossy.
         """
-        return (await self.verify_each((prefix,), (draft,), (window,), typical))[0]
+        columns = ((prefix,), (draft,), (window,), (typical,))
+        return (await self._batched(self.role, self._verify, columns))[0]
 
-    async def verify_each(
-        self,
-        prefixes: Sequence[Prefix],
-        drafts: Sequence[Draft],
-        windows: Sequence[Tree | None] = (),
-        typical: Typical | None = None,
-    ) -> list[Verdict]:
-        """Score and judge one draft per prefix, all in one forward.
-
-        For `windows`, one per prefix or none at all, and for `typical` see `verify`.
-        """
-        columns = (prefixes, drafts, windows or [None] * len(drafts), [typical] * len(drafts))
-        return await self._join(Call(self.role, self._verify, columns, ()))
+    async def verify_each(self, prefixes: Sequence[Prefix], drafts: Sequence[Draft]) -> list[Verdict]:
+        """Score and judge one draft per prefix, all in one forward."""
+        none = [None] * len(drafts)
+        return await self._batched(self.role, self._verify, (prefixes, drafts, none, none))
 
     async def _verify(
         self,
@@ -195,60 +215,95 @@ class Model:
         chunks: tuple[Chunk, ...] = (),
     ) -> list[Verdict]:
         spans = self._dispatcher.span_ids((3 + len(chunks)) * self.lanes)
-        rules = zip(drafts, typicals, strict=True)
-        judges = tuple(judge_job(spans[0], draft, typical=typical) for draft, typical in rules)
-        rows = tuple(_rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
-        best = any(window is not None for window in windows)
-        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=best, chunks=chunks)
-        judgements, ends = (await self._call(job, spans)).value, chunk_spans(chunks, spans, self.lanes)
+        judgements = await self._judgements(spans, prefixes, drafts, windows, typicals, chunks)
+        ends = _chunk_spans(chunks, spans, self.lanes)
         return [
-            new_verdict(j, x, draft, mode_of(len(draft), len(draft)), ends.get(x.sequence, spans[0]))
+            _new_verdict(j, x, draft, _mode_of(len(draft), len(draft)), ends.get(x.sequence, spans[0]))
             for j, x, draft in zip(judgements, prefixes, drafts, strict=True)
         ]
 
+    async def _judgements(
+        self,
+        spans: range,
+        prefixes: Sequence[Prefix],
+        drafts: Sequence[Draft],
+        windows: Sequence[Tree | None],
+        typicals: Sequence[Typical | None],
+        chunks: tuple[Chunk, ...] = (),
+        *,
+        greedy: bool = False,
+    ) -> Sequence[Judgement]:
+        rules = zip(drafts, typicals, strict=True)
+        judges = tuple(_judge_job(spans[0], draft, typical=typical) for draft, typical in rules)
+        rows = tuple(_rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
+        best = any(window is not None for window in windows)
+        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best, greedy, chunks=chunks)
+        return (await self._call(job, spans)).value
+
     def score(self, prefix: Prefix, draft: Draft) -> Scores:
-        """Start one forward over prefix and draft; the logits stay on the device.
+        """Start one forward over prefix and draft; under load, with the sequences' next drafts."""
+        scores = Scores(self, prefix, len(draft))
+        if self._gathering is not None:
+            self._gathering.begin("scores", self._score, ((scores,), (draft,)))
+        else:
+            forward = self._start_scores((scores,), (draft,))
+            finalizer = weakref.finalize(scores, self._dispatcher.forget, forward, scores.number)
+            finalizer.atexit = False
+        return scores
 
-        Under load it starts with the sequences' next drafts.
-        """
-        return Scores(self._scorer, prefix, draft)
+    async def _score(
+        self, parts: Sequence[Scores], drafts: Sequence[Draft], chunks: tuple[Chunk, ...] = ()
+    ) -> list[None]:
+        await self._start_scores(parts, drafts, chunks).wait()
+        return [None] * len(parts)
 
-    async def decode(self, prefix: Prefix, guesses: Draft, window: Tree) -> tuple[Draft, tuple[int, ...]]:
-        """Draft by one forward of greedy decoding: the confirmed guesses, and one token more.
+    def _start_scores(
+        self, parts: Sequence[Scores], drafts: Sequence[Draft], chunks: tuple[Chunk, ...] = ()
+    ) -> Submission:
+        # the numbers of the logits are as unique as span ids
+        spans = self._dispatcher.span_ids(max(self.lanes * (1 + len(chunks)), len(parts)))
+        rows = tuple((draft.ids, draft.parents) for draft in drafts)
+        job = Score(self.name, tuple(part.prefix for part in parts), rows, spans[0], chunks=chunks)
+        forward = self._dispatcher.keep(self._dispatcher.submit(self.worker, self.role, job, spans))
+        forward.kind = "verify"
+        ends = _chunk_spans(chunks, spans, self.lanes)
+        for part, number in zip(parts, spans, strict=False):
+            part.forward, part.number = forward, number
+            part.span = ends.get(part.prefix.sequence, spans[0])
+        return forward
 
-        Args:
-            prefix: The tokens so far, drafted ones included.
-            guesses: A tree of tokens; the output has room for its longest path and one token more.
-            window: Rows of a look-ahead window in the same forward; not judged.
+    async def judge(self, scores: Scores, draft: Draft, bonus: bool, skip: int, mode: str) -> Verdict:
+        """Judge a draft; see `Scores.judge`."""
+        columns = ((scores,), (draft,), (bonus,), (skip,), (mode,))
+        return (await self._batched("judge", self._judge, columns))[0]
 
-        Returns:
-            The drafted chain (rule 2 judges it); and the most probable token after the prefix, each
-            guess and each row of the window.
-        """
-        columns = ((prefix,), (guesses,), (window,))
-        return (await self._join(Call(self.role, self._decode, columns, ())))[0]
-
-    async def _decode(
-        self, prefixes: Sequence[Prefix], guesses: Sequence[Draft], windows: Sequence[Tree]
-    ) -> list[tuple[Draft, tuple[int, ...]]]:
-        spans = self._dispatcher.span_ids(self.lanes)
-        judges = tuple(judge_job(spans[0], draft) for draft in guesses)
-        rows = tuple(map(_rows_of, guesses, windows))
-        job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best=True, greedy=True)
-        judgements = (await self._call(job, spans)).value
+    async def _judge(
+        self,
+        parts: Sequence[Scores],
+        drafts: Sequence[Draft],
+        bonuses: Sequence[bool],
+        skips: Sequence[int],
+        modes: Sequence[str],
+    ) -> list[Verdict]:
+        jobs = tuple(map(_judge_job, (part.number for part in parts), drafts, bonuses, skips))
+        usual = [_mode_of(d.depth, p.rows - skip) for p, d, skip in zip(parts, drafts, skips, strict=True)]
+        if self._gathering is None:
+            judging = self._dispatcher.submit(self.worker, self.role, jobs[0])
+            await parts[0]
+            _record(parts, usual)
+        else:
+            _record(parts, usual)
+            judging = self._dispatcher.submit(self.worker, self.role, JudgeAll(jobs))
+        judging.spans = self._dispatcher.span_ids(2 * self.lanes)
+        judging.sequence = parts[0].prefix.sequence if len(parts) == 1 else -1
+        value = (await judging.result()).value
+        judgements: Sequence[Judgement] = [value] if self._gathering is None else value
         return [
-            (self._confirmed(prefix, judgement, spans[0]), judgement.best)
-            for prefix, judgement in zip(prefixes, judgements, strict=True)
+            _new_verdict(judgement, part.prefix, draft, mode or own, part.span)
+            for judgement, part, draft, mode, own in zip(judgements, parts, drafts, modes, usual, strict=True)
         ]
 
-    def _confirmed(self, prefix: Prefix, judgement: Judgement, span: int) -> Draft:
-        """Return the tokens that the drafter's own greedy decoding confirmed, as a chain."""
-        kept = [j for j in judgement.judged if j.outcome not in ("rejected", "discarded")]
-        tokens = (DraftToken(j.token, i - 1, None, j.p, j.top_p, span) for i, j in enumerate(kept))
-        drafted = self._dispatcher.emitter.drafted
-        return Draft(
-            tuple(drafted(prefix.sequence, j.position, t) for j, t in zip(kept, tokens, strict=True))
-        )
+    # Caches.
 
     def held(self, prefix: Prefix) -> int:
         """Return how many KV rows of a prefix the device caches; tree rows do not count."""
@@ -277,23 +332,97 @@ class Model:
         self._cached |= {p.sequence: p.tokens[:-1] for p in prefixes}
 
     async def cache(self, chunks: tuple[Chunk, ...]) -> None:
-        """Cache parts of prompts in one forward of the target."""
         await self._verify((), (), (), (), chunks)
 
     async def retire(self, sequences: Sequence[int]) -> None:
         for sequence in sequences:
             await self._dispatcher.submit(self.worker, self.role, Retire(sequence)).reply
 
-    async def _join(self, call: Call) -> list[Any]:
+    async def _batched(
+        self,
+        role: str,
+        start: Callable[..., Awaitable[list[Any]]],
+        columns: tuple[Sequence[Any], ...],
+        *options: Any,
+    ) -> list[Any]:
+        """Call `start`; under load together with the other sequences' calls (see `Gathering`)."""
         if self._gathering is not None:
-            return await self._gathering.join(call)
-        return await call.start(*call.columns, *call.options)
+            return await self._gathering.join(role, start, columns, *options)
+        return await start(*columns, *options)
 
     async def _call(self, job: Job, spans: range) -> Reply:
-        return await self._dispatcher.call(self.worker, self.role, job, spans)
+        return await self._dispatcher.submit(self.worker, self.role, job, spans).result()
+
+
+class Scores:
+    """Logits after a prefix and each of `rows` drafted tokens; `Model.score` makes them.
+
+    Await them to wait for the forward. The device forgets the logits when this object is deleted,
+    or under load when they were judged.
+    """
+
+    def __init__(self, model: Model, prefix: Prefix, rows: int) -> None:
+        self.prefix, self.rows, self._model = prefix, rows, model
+        self.number = -1
+        """The worker's number for its logits."""
+        self.forward: Submission | None = None
+        self.span = -1
+        """The span that scored it: the forward's, or that of its prompt's last part."""
+
+    def __await__(self) -> Generator[None, None, Scores]:
+        assert self.forward is not None, "the forward has started"
+        yield from self.forward.wait().__await__()
+        return self
+
+    async def judge(self, draft: Draft, *, bonus: bool = True, skip: int = 0, mode: str = "") -> Verdict:
+        """Judge a draft with these scores, as soon as the forward is over.
+
+        Args:
+            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond the
+                scored ones. Without `bonus`, leaves may follow the scored tokens in the draft.
+            bonus: Draw a token of the target's own after a fully accepted draft.
+            skip: Scored draft tokens that were judged before.
+            mode: The round's mode for the trace; default: from the judged and the scored tokens.
+        """
+        return await self._model.judge(self, draft, bonus, skip, mode)
+
+
+def _record(parts: Sequence[Scores], modes: Sequence[str]) -> None:
+    """Emit the spans of the parts' forwards, once."""
+    for part in parts:
+        assert part.forward is not None, "the forward is over"
+        own = {mode for other, mode in zip(parts, modes, strict=True) if other.forward is part.forward}
+        part.forward.kind = "pre-verify" if own - {"plain"} == {"pre-verify"} else "verify"
+        part.forward.record()
+
+
+def _chunk_spans(chunks: Sequence[Chunk], spans: Sequence[int], lanes: int) -> dict[int, int]:
+    own = spans[-lanes * len(chunks) :: lanes] if chunks else ()
+    return {chunk.prefix.sequence: span for chunk, span in zip(chunks, own, strict=True)}
+
+
+def _judge_job(
+    scores: int, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None
+) -> Judge:
+    """Return the job, without the draft's fields that only the trace needs."""
+    tokens = tuple(replace(token, top=()) for token in draft.tokens)
+    return Judge(scores, Draft(tokens), bonus, skip, typical)
 
 
 def _rows_of(draft: Draft, window: Tree) -> Tree:
     """Return (ids, parents) of a draft's rows, then of a look-ahead window's."""
     parents = (parent if parent < 0 else parent + len(draft) for parent in window[1])
     return (*draft.ids, *window[0]), (*draft.parents, *parents)
+
+
+def _mode_of(judged: int, scored: int) -> str:
+    if judged == 0:
+        return "plain"
+    if judged <= scored:
+        return "verify"
+    return "post-verify" if scored else "pre-verify"
+
+
+def _new_verdict(judgement: Judgement, prefix: Prefix, draft: Draft, mode: str, span: int) -> Verdict:
+    facts = vars(judgement)
+    return Verdict(**facts, sequence=prefix.sequence, draft=draft, mode=mode, span=span)

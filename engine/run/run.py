@@ -1,24 +1,76 @@
-"""What a method sees of a run: a prefix, models and `commit`. The run records everything."""
+"""What a method sees of a run: sequences, models and `commit`. The run records everything."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Sequence as Seq
 from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from engine.run.models import Model
 from engine.trace.emitter import Committed
-from engine.types import Draft, Prefix, Verdict
+from engine.types import Draft, Limits, Prefix, Verdict
 
 if TYPE_CHECKING:
+    from engine.checkpoints.text import IncrementalText
     from engine.drafting.ngrams import Lookahead
-    from engine.run.batching import Gathering
-    from engine.run.dispatch import Dispatcher
-    from engine.run.sequences import Sequence as Decoded
+    from engine.run.dispatch import Dispatcher, Gathering
     from engine.worker.shared import Slab
     from engine.worker.worker import Worker
+
+
+class Sequence:
+    """A prompt, at least one token, and the tokens committed after it.
+
+    Only here EOS, stop strings and limits end it.
+    """
+
+    def __init__(self, number: int, prompt: Seq[int], limits: Limits, decoder: IncrementalText) -> None:
+        self.x = Prefix(number, np.asarray(prompt, dtype=np.int64))
+        self.prompt_length = len(prompt)
+        self.text = ""
+        self.reason = ""
+        """Why it ended: eos, stop or length; empty before."""
+        self._limits = limits
+        self._decoder = decoder
+        self._withheld = ""
+        """The end of the text that may begin a stop string."""
+
+    @property
+    def done(self) -> bool:
+        return bool(self.reason)
+
+    def remaining(self, prefix: Prefix) -> int:
+        return self.prompt_length + self._limits.max_new_tokens - len(prefix)
+
+    def push(self, token: int) -> str:
+        self.x = self.x + (token,)  # noqa: RUF005 - a Prefix, not a tuple
+        is_eos = token in self._limits.eos
+        added = self._withheld + ("" if is_eos else self._decoder.push(token))
+        if is_eos:
+            self.reason = "eos"
+        elif self.remaining(self.x) <= 0:
+            self.reason = "length"
+        if self.reason:
+            added += self._decoder.flush()
+        cut = min((i for s in self._limits.stop if (i := added.find(s)) >= 0), default=-1)
+        if cut >= 0:
+            self.reason, added = "stop", added[:cut]
+        self._withheld = "" if self.reason else self._stop_prefix(added)
+        added = added[: len(added) - len(self._withheld)]
+        self.text += added
+        return added
+
+    def _stop_prefix(self, text: str) -> str:
+        longest = max((len(s) - 1 for s in self._limits.stop), default=0)
+        for n in range(min(longest, len(text)), 0, -1):
+            if any(s.startswith(text[-n:]) for s in self._limits.stop):
+                return text[-n:]
+        return ""
 
 
 class Run:
@@ -38,9 +90,9 @@ class Run:
 
     def __init__(
         self,
-        sequences: Sequence[Decoded],
-        workers: Mapping[str, Sequence[Worker]],
-        drafters: Sequence[str],
+        sequences: Seq[Sequence],
+        workers: Mapping[str, Seq[Worker]],
+        drafters: Seq[str],
         slabs: Mapping[str, Slab],
         dispatcher: Dispatcher,
         *,
@@ -50,16 +102,18 @@ class Run:
         readers: Collection[str] = (),
     ) -> None:
         self.sequences = sequences
+
+        def remaining(prefix: Prefix) -> int:
+            return sequences[prefix.sequence].remaining(prefix)
+
         self.targets = [
-            Model(dispatcher, worker, "target", "target", sequences, gathering=gathering)
+            Model(dispatcher, worker, "target", "target", remaining, gathering=gathering)
             for worker in workers.get("target", ())
         ]
-        """The target servers."""
         self.drafters = [
-            Model(dispatcher, worker, name, "drafter", sequences, slabs.get(worker.name), gathering)
+            Model(dispatcher, worker, name, "drafter", remaining, slabs.get(worker.name), gathering)
             for name, worker in zip(drafters, workers.get("drafter", ()), strict=True)
         ]
-        """Most methods use the first."""
         self._readers = [drafter for drafter in self.drafters if drafter.name in readers]
         self._dispatcher = dispatcher
         self._clock = clock
@@ -78,9 +132,8 @@ class Run:
         return self.sequences[0].done
 
     @property
-    def room(self) -> int:
-        """Tokens that the output of the (first) sequence can still take."""
-        return self.sequences[0].room(self.x)
+    def remaining(self) -> int:
+        return self.sequences[0].remaining(self.x)
 
     @property
     def step(self) -> int:
@@ -99,14 +152,13 @@ class Run:
         return Race()
 
     def document(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a reference document, and record it."""
         tokens = self._encode(text)
         if self._counts_rounds or tokens not in self._documents:
             self._dispatcher.emitter.document(len(self._documents), tokens)
             self._documents.append(tokens)
         return tokens
 
-    def sequence(self, number: int) -> Decoded:
+    def sequence(self, number: int) -> Sequence:
         return self._all[number]
 
     def of(self, number: int) -> Run:
@@ -119,11 +171,10 @@ class Run:
         return view
 
     async def start(self, n: int) -> None:
-        """Prefill the first n sequences and begin round 1."""
         await self.prefill(range(n))
         self._dispatcher.step = 1
 
-    async def prefill(self, numbers: Sequence[int]) -> None:
+    async def prefill(self, numbers: Seq[int]) -> None:
         """Cache sequences on all models, without their last tokens.
 
         All models compute at once; the drafters that read the target's KV rows get them afterwards.
@@ -139,7 +190,7 @@ class Run:
             for prefix in prefixes:
                 await self.target.move(prefix, to=drafter)
 
-    async def retire(self, numbers: Sequence[int]) -> None:
+    async def retire(self, numbers: Seq[int]) -> None:
         for model in (*self.drafters, *self.targets):
             await model.retire(numbers)
 
@@ -190,7 +241,6 @@ class Race:
         self._finished: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start work; the iteration yields its result."""
         task = asyncio.ensure_future(work)
         self._running[task] = None
         task.add_done_callback(self._finish)

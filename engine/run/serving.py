@@ -1,6 +1,6 @@
-"""Several sequences at once: requests that arrive while others decode, and lockstep batches.
+"""Requests that arrive while others decode.
 
-Requests: continuous batching with chunked prefill. A request waits for a free KV slot. Then its
+Continuous batching with chunked prefill. A request waits for a free KV slot. Then its
 prompt is cached in chunks, each in the forward that verifies the drafts of the others
 (Sarathi-Serve, arXiv:2403.02310). The logits of the prompt's last token give the first token, as in
 vLLM. Then its sequence decodes: the method's own coroutine, which sees a run of this sequence
@@ -14,22 +14,17 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.bounds import MOST_SEQUENCES
-from engine.drafting.tree import Wide
 from engine.errors import UsageError, shown
 from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
-from engine.run.batching import Gathering
-from engine.run.dispatch import Dispatcher
+from engine.run.dispatch import Dispatcher, Gathering
 from engine.run.run import Run
-from engine.types import Draft, Prefix, Verdict, check_range
+from engine.types import Draft, Prefix, check_range
 from engine.worker.jobs import Chunk
-
-if TYPE_CHECKING:
-    from engine.drafting.tree import TreeShape
 
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""
@@ -46,7 +41,6 @@ class Load:
     batch: int = 8
     """Sequences decoded at once, and KV slots."""
     chunk: int = CHUNK
-    """Prompt tokens that a forward caches at most."""
 
     def __post_init__(self) -> None:
         check_range("batch", self.batch, 1, MOST_SEQUENCES)
@@ -62,26 +56,24 @@ class Load:
         return [round(1e6 * time) * 1000 for time in self.arrivals]
 
     def facts(self) -> dict[str, Any]:
-        """Return the load for a run's header: `arrivals` in nanoseconds, `batch` and `chunk`."""
         return {"arrivals": self.times, "batch": self.batch, "chunk": self.chunk}
 
 
 def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     """Return a method's layout with the batch of a load.
 
-    Raises:
-        UsageError: The sequences cannot go in step, the method pads, or the number of arrivals is
-            not that of the prompts.
+    UsageError if the sequences cannot go in lockstep, the method pads, or there are not as many
+    arrivals as prompts.
     """
     if isinstance(layout.arrangement, Pipelined):
         raise UsageError(
             f"{method} cannot run under load in a pipeline, whose drafter moves between devices with one sequence: "
             "choose another placement"
         )
-    if not _goes_in_step(layout):
+    if not _in_lockstep(layout):
         raise UsageError(
             f"{method} cannot run under load: it starts and stops forwards of one sequence at any time, and sequences "
-            "share forwards only if they go in step; choose another method"
+            "share forwards only if they go in lockstep; choose another method"
         )
     if layout.packing != Packing():
         raise UsageError(f"{method} cannot pad under load; leave unpad_inputs and unpad_kv on")
@@ -90,13 +82,12 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
     return replace(layout, batch=load.batch)
 
 
-def _goes_in_step(layout: Layout) -> bool:
-    """Return whether drafter and target take turns, or the method itself lets them go in step."""
+def _in_lockstep(layout: Layout) -> bool:
     match layout.arrangement:
         case Separate(targets, drafters, turns):
-            return targets == 1 and (turns or not drafters or layout.in_step)
+            return targets == 1 and (turns or not drafters or layout.lockstep)
         case models:
-            return isinstance(models, LayerParallel) or layout.in_step
+            return isinstance(models, LayerParallel) or layout.lockstep
 
 
 class _Part(NamedTuple):
@@ -108,17 +99,11 @@ class _Part(NamedTuple):
 
 
 class Serving:
-    """Serves the requests of a run.
+    """Serves the requests of a run, whose models make their calls through `gathering`.
 
-    Args:
-        run: The run; its models make their calls through `gathering`.
-        load: When its sequences arrive, and how many decode at once.
-        decode: The method: (run of one sequence) -> until it is done.
-        gathering: The calls of the sequences that decode.
-        dispatcher: Its step counts the rounds.
-        clock: Returns nanoseconds since the run's start.
-        scored: Whether the method drafts while its earlier drafts are scored: first tokens are then
-            judged with these scores.
+    Each round is one step of the dispatcher. `clock` returns nanoseconds since the run's start.
+    `scored` is whether the method drafts while its earlier drafts are scored: first tokens are then
+    judged with these scores.
     """
 
     def __init__(
@@ -211,11 +196,7 @@ class Serving:
     async def _draft(self, parts: list[_Part]) -> list[_Part]:
         """Draft for all sequences that decode; score their earlier drafts meanwhile, if they ask.
 
-        Args:
-            parts: Parts of prompts, cached with such scores.
-
-        Returns:
-            The parts that are left.
+        Parts of prompts are cached with such scores; the parts that are left are returned.
         """
         gathering = self._gathering
         while (scores := gathering.waits("scores")) or gathering.waits("drafter"):
@@ -239,7 +220,6 @@ class Serving:
             work.create_task(model.prefill(prefixes))
 
     def _next_parts(self) -> list[_Part]:
-        """Return the parts of prompts for one forward, in the order of the requests."""
         left, parts = self._load.chunk, list[_Part]()
         for number, cached in self._cached.items():
             count = min(left, self._prompt(number) - cached)
@@ -253,68 +233,3 @@ class Serving:
 
     def _prompt(self, number: int) -> int:
         return self._run.sequence(number).prompt_length
-
-
-class Batch:
-    """Up to `size` sequences at once, in the run's order; the first ones are prefilled.
-
-    Args:
-        run: The run.
-        size: Sequences decoded at once; at least 1.
-        dynamic: Whether a waiting sequence takes a finished one's place at once (EMS-SD, section
-            4.4 and limitation 1); otherwise a whole batch ends before the next one begins.
-        feed_finished: Whether the target's forwards have a row for each sequence that ended, until
-            others take the places. Its result is dropped.
-    """
-
-    def __init__(self, run: Run, size: int, *, dynamic: bool = False, feed_finished: bool = False) -> None:
-        self._run = run
-        self._size = size
-        self._dynamic = dynamic
-        self._feed_finished = feed_finished
-        self._sequences = {sequence.x.sequence: sequence for sequence in run.sequences}
-        self._active = list(run.sequences[:size])
-        self._waiting = list(run.sequences[size:])
-        self._ended: list[int] = []
-
-    @property
-    def active(self) -> int:
-        return len(self._active)
-
-    @property
-    def xs(self) -> list[Prefix]:
-        return [sequence.x for sequence in self._active]
-
-    def room(self, prefix: Prefix) -> int:
-        """Return how many tokens the output can still take after a prefix."""
-        return self._sequences[prefix.sequence].room(prefix)
-
-    async def propose(self, gamma: int) -> list[Draft]:
-        return await self._run.drafter.draft_each(self.xs, Wide(1, gamma), chain=True)
-
-    async def grow(self, shape: TreeShape) -> list[Draft]:
-        return await self._run.drafter.draft_each(self.xs, shape)
-
-    async def verify(self, drafts: Sequence[Draft]) -> list[Verdict]:
-        """Judge one draft for each sequence, all in one target forward."""
-        finished = [self._sequences[number].x for number in self._ended] if self._feed_finished else []
-        empty = [Draft.empty() for _ in finished]
-        verdicts = await self._run.target.verify_each([*self.xs, *finished], [*drafts, *empty])
-        return verdicts[: len(drafts)]
-
-    def commit(self, verdicts: Sequence[Verdict]) -> None:
-        """Commit a round; sequences that end with it leave."""
-        self._run.commit(*verdicts)
-        self._ended += [sequence.x.sequence for sequence in self._active if sequence.done]
-        self._active = [sequence for sequence in self._active if not sequence.done]
-
-    async def admit(self) -> None:
-        """Prefill waiting sequences in the KV slots of finished ones, until the batch is full."""
-        free = self._size - len(self._active)
-        if not self._waiting or not free or (self._active and not self._dynamic):
-            return
-        joining, self._waiting = self._waiting[:free], self._waiting[free:]
-        await self._run.retire(self._ended)
-        await self._run.prefill([sequence.x.sequence for sequence in joining])
-        self._active += joining
-        self._ended = []

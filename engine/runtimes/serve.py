@@ -92,7 +92,7 @@ def serve(handle: int) -> None:
 
 def serve_forks(handle: int) -> None:
     """Answer requests until the other end hangs up."""
-    import_module("engine.checkpoints.load")
+    import_module("engine.checkpoints.loader")
     gc.freeze()  # a collection in a worker would copy the memory that all of them share
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a caller without stdout or stderr: no received file may get their numbers

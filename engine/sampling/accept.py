@@ -25,18 +25,8 @@ from typing import NamedTuple, cast
 from torch import Tensor
 
 from engine.sampling.draws import Draws, Key
-from engine.sampling.rows import TargetRows, WholeRows, check_rows
-from engine.types import (
-    Draft,
-    DraftToken,
-    Judged,
-    Judgement,
-    Origin,
-    Outcome,
-    Rule,
-    Sampling,
-    Typical,
-)
+from engine.sampling.rows import TargetRows, check_rows
+from engine.types import Draft, DraftToken, Judged, Judgement, Origin, Outcome, Rule, Sampling, Typical
 
 
 def judge(
@@ -75,7 +65,7 @@ def judge(
     """
     children = _children(draft)
     needed = check_rows(len(logits), draft, bonus)
-    rows = WholeRows(logits[:needed], sampling) if isinstance(logits, Tensor) else logits
+    rows = TargetRows(logits[:needed], sampling) if isinstance(logits, Tensor) else logits
     walk = _Walk(rows, draft.tokens, q_row, draws, typical)
     judged, path, node = list[Judged](), list[int](), -1
     while children[node + 1] or bonus:
@@ -137,7 +127,6 @@ class _Walk:
         return [Judged(-1, parent, position, x, nan, nan, u, "target", origin)]
 
     def _own(self, parent: int, position: int) -> tuple[int, float]:
-        """Return the target's own token after a node, and the number it was drawn with."""
         key = Key(position, "target")
         x = self._rows.own(parent + 1, self._draws, key)
         return x, self._draws.value(key) if self._rows.sampled else nan
@@ -191,7 +180,6 @@ class _Walk:
         return q
 
     def with_target_rows(self, judged: list[Judged]) -> tuple[Judged, ...]:
-        """Fill in missing p and the target's most probable tokens, for all rows at once."""
         if not judged:
             return ()
         rows = list(dict.fromkeys(j.parent + 1 for j in judged))
@@ -203,7 +191,6 @@ class _Walk:
         )
 
     def discarded(self, draft: Draft, decided: set[int], position: int) -> tuple[Judged, ...]:
-        """Return the nodes that no decision reached, in the draft's order."""
         depths, judged = list[int](), list[Judged]()
         for node, t in enumerate(draft.tokens):
             depths.append(0 if t.parent < 0 else depths[t.parent] + 1)
@@ -217,8 +204,7 @@ class _Walk:
 def _children(draft: Draft) -> list[list[int]]:
     """Return the children of the prefix (index 0) and of each node i (index i + 1).
 
-    Raises:
-        ValueError: A parent is after its child, siblings are equal, or they have different q rows.
+    ValueError if a parent is after its child, siblings are equal, or have different q rows.
     """
     children: list[list[int]] = [[] for _ in range(len(draft) + 1)]
     for node, token in enumerate(draft.tokens):
@@ -241,7 +227,6 @@ class _Chosen(NamedTuple):
     """Nodes of a draft that typical acceptance chose."""
 
     path: frozenset[int]
-    """The accepted path."""
     enough: frozenset[int]
     """All nodes whose path is probable enough."""
 
@@ -266,7 +251,6 @@ def _choose(p: TargetRows, tokens: tuple[DraftToken, ...], typical: Typical) -> 
 
 
 def _without(q: Tensor, token: int) -> Tensor:
-    """Return q without one token, renormalised, in float64 on the CPU."""
     rest = q.cpu().double().clone()
     rest[token] = 0
     return rest / rest.sum()

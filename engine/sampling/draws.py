@@ -46,10 +46,6 @@ class Draws:
 
     The acceptance rules decide by `below` and `choose` only; tests replace them to enumerate every
     outcome.
-
-    Args:
-        seed: The run's seed.
-        sequence: Number of the sequence in the run.
     """
 
     def __init__(self, seed: int, sequence: int) -> None:
@@ -68,12 +64,8 @@ class Draws:
     def choose(self, key: Key, weights: Tensor | np.ndarray) -> int:
         """Return an index with probability proportional to its weight, never one of weight zero.
 
-        Args:
-            key: What the draw is for.
-            weights: (V,), at least 0, of any positive sum; summed in float64.
-
-        Raises:
-            ModelError: The weights have no finite, positive sum.
+        The weights, (V,), are at least 0 and summed in float64; ModelError unless the sum is finite
+        and positive.
         """
         return pick(self.value(key), weights)
 
@@ -92,12 +84,7 @@ def pick(u: float, weights: Tensor | np.ndarray) -> int:
 
 
 def pick_rows(u: Tensor, weights: Tensor) -> Tensor:
-    """Return `pick` of each row on the weights' device, (R,).
-
-    Args:
-        u: A number in [0, 1) per row, (R,) float64.
-        weights: (R, V), at least 0.
-    """
+    """Return `pick` of each row of weights, (R, V) and at least 0, for u, (R,) float64."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
     chosen = torch.searchsorted(cumulative, u[:, None] * total, right=True)
@@ -110,14 +97,8 @@ def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return the probabilities after temperature, then top-k, then top-p; not for temperature 0.
 
     Tokens that tie with the last kept one are kept, too, so the order of a sort has no effect. The
-    most probable token is always kept.
-
-    Args:
-        logits: (R, V), any float type.
-        sampling: Its temperature must be above 0.
-
-    Returns:
-        (R, V) in float32, or float64 for float64 logits; every row sums to 1.
+    most probable token is always kept. The result is (R, V) in float32, or float64 for float64
+    logits; every row sums to 1.
     """
     x = logits if logits.dtype == torch.float64 else logits.float()
     # subtract the maximum first: a tiny temperature then overflows to -inf, never to nan
@@ -147,16 +128,8 @@ def propose_token(
 ) -> tuple[int, Tensor | None]:
     """Draft one token: from q by sampling (rule 1), or the drafter's argmax (rule 2).
 
-    Args:
-        logits_row: The drafter's logits, (V,).
-        position: Position of the drafted token.
-        sampling: Its logits processors make q.
-        draws: Its number with the key (position, "draft", node) decides.
-        sampled: Draw from q; ignored at temperature 0.
-        node: Distinguishes drafts at one position of a tree.
-
-    Returns:
-        The token; and the q it was drawn from, (V,), or None for the argmax.
+    The number with the key (position, "draft", node) decides. Returns the token; and the q it was
+    drawn from, (V,), or None for the argmax, as always at temperature 0.
     """
     if not sampled or sampling.greedy:
         return argmax(logits_row[None])[0], None
@@ -169,17 +142,9 @@ def facts(
 ) -> tuple[tuple[float, ...], tuple[Top, ...]]:
     """Return the probability of each drafted token and the k most probable tokens of each row.
 
-    Both are for the trace: q(token) as it was sampled, or the plain softmax of a greedy draft.
-
-    Args:
-        logits: The drafter's rows, (R, V).
-        ids: The token drafted from each row, (R,).
-        sampling: The logits processors of q.
-        sampled: Whether the tokens were drawn from q.
-        k: Tokens to list per row; tokens of probability 0 are left out.
-
-    Raises:
-        ModelError: The logits are not finite.
+    Both are for the trace: q(token) as it was sampled, or the plain softmax of a greedy draft. Row
+    i of the drafter's logits, (R, V), drafted ids[i]; tokens of probability 0 are left out.
+    ModelError if the logits are not finite.
     """
     q = process_logits(logits, sampling) if sampled and not sampling.greedy else softmax(logits)
     tops = most_probable(q, k)
@@ -208,8 +173,7 @@ def most_probable(p: Tensor, k: int) -> tuple[Top, ...]:
 def most_probable_of(ids: Tensor, values: Tensor) -> tuple[Top, ...]:
     """Return the tokens of each row, (R, k), without those of probability 0.
 
-    Raises:
-        ModelError: A probability is not a number.
+    ModelError if a probability is not a number.
     """
     tops = tuple(
         tuple((i, v) for i, v in zip(row, probabilities, strict=True) if v)
@@ -221,14 +185,10 @@ def most_probable_of(ids: Tensor, values: Tensor) -> tuple[Top, ...]:
 
 
 def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest numbers of each row and their columns, both (R, k), as `Tensor.topk`.
+    """Return the k largest numbers of each row, (R, V), and their columns, as `Tensor.topk`.
 
-    On a CPU long rows take a half to a sixth of its time: the k largest numbers lie in k groups
-    of columns with the largest maxima.
-
-    Args:
-        rows: (R, V).
-        k: At most V.
+    On a CPU long rows take a half to a sixth of its time: the k largest numbers lie in k groups of
+    columns with the largest maxima.
     """
     count, width = rows.shape
     groups = width // SPREAD

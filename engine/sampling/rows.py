@@ -1,6 +1,6 @@
 """The target's rows of one draft, as the acceptance rules read them.
 
-`WholeRows` computes each number when it is asked for, which on a CPU costs nothing extra.
+`TargetRows` computes each number when it is asked for, which on a CPU costs nothing extra.
 `PackedRows` are the rows of several sequences, read ahead: on a GPU every copy costs a wait.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,75 +31,31 @@ from engine.sampling.draws import (
 from engine.types import Draft, Sampling, Typical
 
 
-class TokenDistribution(Protocol):
-    """The target's distribution p of one position, or what rejections left of it."""
+class TokenDistribution:
+    """The target's distribution p of one position, or what rejections left of it, (V,)."""
 
-    def of(self, token: int) -> float: ...
+    def __init__(self, p: Tensor) -> None:
+        self._p = p
+
+    def of(self, token: int) -> float:
+        return float(self._p[token])
 
     def residual(self, q: Tensor) -> TokenDistribution:
-        """Return norm(max(0, p - q)), p if that is zero everywhere; q is (V,) on the CPU."""
-        ...
+        """Return norm(max(0, p - q)) in float64, p if that is zero everywhere; q is on the CPU."""
+        p = self._p.cpu().double()
+        rest = (p - q.cpu()).clamp_(min=0)
+        total = float(rest.sum())
+        return TokenDistribution(rest / total if total > 0 else p)
 
-    def draw(self, draws: Draws, key: Key) -> int: ...
-
-
-class TargetRows(Protocol):
-    """Row 0 follows the prefix, row i + 1 follows draft node i."""
-
-    @property
-    def sampled(self) -> bool:
-        """Whether tokens are drawn from p; otherwise they are the argmax."""
-        ...
-
-    @property
-    def size(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def argmax(self) -> list[int]:
-        """Return the best token of each row; ties go to the lowest id."""
-        ...
-
-    def own(self, row: int, draws: Draws, key: Key) -> int:
-        """Return the target's own token after a row: the argmax, or a draw from p."""
-        ...
-
-    def distribution(self, row: int) -> TokenDistribution: ...
-
-    def bounds(self, rows: Sequence[int], typical: Typical) -> list[float]:
-        """Return the probability that typical acceptance asks for in each row."""
-        ...
-
-    def probabilities(self, tokens: Sequence[tuple[int, int]]) -> list[float]:
-        """Return p of drafted or decided tokens, given as (row, token)."""
-        ...
-
-    def described(
-        self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
-    ) -> tuple[list[float], tuple[Top, ...]]:
-        """Return p of (row, token), and each row's most probable tokens.
-
-        Without sampling, p is the plain softmax.
-
-        Each token is a drafted one of its row, or was decided there.
-        """
-        ...
+    def draw(self, draws: Draws, key: Key) -> int:
+        return draws.choose(key, self._p)
 
 
-def check_rows(count: int, draft: Draft, bonus: bool) -> int:
-    """Return how many rows a judgement of this draft may read.
+class TargetRows:
+    """Rows of logits, (R, V): row 0 follows the prefix, row i + 1 draft node i.
 
-    Raises:
-        ValueError: There are fewer.
+    `sampled` is whether tokens are drawn from p; otherwise they are the argmax. `size` is V.
     """
-    rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
-    if count < rows:
-        raise ValueError(f"{count} rows of logits were given; judging this draft needs {rows}")
-    return rows
-
-
-class WholeRows:
-    """Rows of logits, (R, V); see `TargetRows`."""
 
     def __init__(self, logits: Tensor, sampling: Sampling) -> None:
         self._logits = logits
@@ -110,25 +66,30 @@ class WholeRows:
     def __len__(self) -> int:
         return len(self._logits)
 
-    def argmax(self) -> list[int]:
-        return argmax(self._logits)
-
     def own(self, row: int, draws: Draws, key: Key) -> int:
+        """Return the target's own token after a row: the argmax, or a draw from p."""
         return draws.choose(key, self._p[row]) if self.sampled else self._best[row]
 
     def distribution(self, row: int) -> TokenDistribution:
-        return RowDistribution(self._p[row])
+        return TokenDistribution(self._p[row])
 
     def bounds(self, rows: Sequence[int], typical: Typical) -> list[float]:
+        """Return the probability that typical acceptance asks for in each row."""
         entropy = torch.special.entr(self._p[torch.tensor(rows, device=self._p.device)]).sum(-1)
         return (typical.delta * (-entropy).exp()).clamp(max=typical.epsilon).tolist()
 
     def probabilities(self, tokens: Sequence[tuple[int, int]]) -> list[float]:
+        """Return p of drafted or decided tokens, given as (row, token)."""
         return _take(self._p, tokens)
 
     def described(
         self, rows: Sequence[int], tokens: Sequence[tuple[int, int]]
     ) -> tuple[list[float], tuple[Top, ...]]:
+        """Return p of (row, token), and each row's most probable tokens.
+
+        Without sampling, p is the plain softmax. Each token is a drafted one of its row, or was
+        decided there.
+        """
         is_chain = rows[-1] == len(rows) - 1  # a chain needs no copy of the rows
         chosen = slice(len(rows)) if is_chain else list(rows)
         p = self._p[chosen] if self.sampled else softmax(self._logits[chosen])
@@ -137,24 +98,12 @@ class WholeRows:
         return _take(p, [(index[row], token) for row, token in tokens]), tops
 
 
-class RowDistribution:
-    """The probabilities of one row, (V,); see `TokenDistribution`."""
-
-    def __init__(self, p: Tensor) -> None:
-        self._p = p
-
-    def of(self, token: int) -> float:
-        return float(self._p[token])
-
-    def residual(self, q: Tensor) -> TokenDistribution:
-        """Return norm(max(0, p - q)) in float64 on the CPU; p if that is zero everywhere."""
-        p = self._p.cpu().double()
-        rest = (p - q.cpu()).clamp_(min=0)
-        total = float(rest.sum())
-        return RowDistribution(rest / total if total > 0 else p)
-
-    def draw(self, draws: Draws, key: Key) -> int:
-        return draws.choose(key, self._p)
+def check_rows(count: int, draft: Draft, bonus: bool) -> int:
+    """Return how many rows a judgement of this draft may read; ValueError if there are fewer."""
+    rows = len(draft) + 1 if bonus else max(draft.parents, default=-1) + 2
+    if count < rows:
+        raise ValueError(f"{count} rows of logits were given; judging this draft needs {rows}")
+    return rows
 
 
 def _take(p: Tensor, tokens: Sequence[tuple[int, int]]) -> list[float]:
@@ -173,15 +122,12 @@ class Case(NamedTuple):
     draws: Draws
     bonus: bool = True
     typical: bool = False
-    """Whether it is judged by typical acceptance."""
 
 
 def read(cases: Sequence[Case], sampling: Sampling) -> list[PackedRows]:
     """Read the rows of all cases, with one copy to the host.
 
-    Raises:
-        ValueError: Rows of a case are missing.
-        ModelError: The logits are not finite.
+    ValueError if rows of a case are missing, ModelError if the logits are not finite.
     """
     for case in cases:
         check_rows(len(case.logits), case.draft, case.bonus)
@@ -210,11 +156,8 @@ def _own_numbers(case: Case) -> Iterator[tuple[int, float]]:
 class _Table:
     """R rows on their device, and the numbers of them that judging reads, on the host.
 
-    Args:
-        logits: (R, V).
-        sampling: The logits processors of p; at temperature 0, p is the plain softmax.
-        drafted: (row, token) of the D drafted tokens.
-        numbers: Row -> the number in [0, 1) of the target's own draw after it.
+    `drafted` are (row, token) of the D drafted tokens; `numbers` maps a row to the number in [0, 1)
+    of the target's own draw after it. At temperature 0, p is the plain softmax.
     """
 
     def __init__(
@@ -240,7 +183,7 @@ class _Table:
             own,
             self.p[own_rows, own],
         ]
-        flat = host(torch.cat([part.double() for part in parts]))
+        flat = torch.cat([part.double() for part in parts]).cpu().numpy()
         ends = list(accumulate(part.numel() for part in parts))
         best_ids, self.entropy, ids, values, p_drafted, own_ids, p_own = np.split(flat, ends[:-1])
         split = (count, -1)
@@ -256,14 +199,8 @@ class _Table:
         """(row, token) -> p, for drafted tokens and the target's own."""
 
 
-class PackedRows:
-    """The rows of one sequence; see `TargetRows`.
-
-    Args:
-        table: The rows of all sequences.
-        first: The sequence's first row among them.
-        count: R.
-    """
+class PackedRows(TargetRows):
+    """The R rows of one sequence, from row `first` of a table on."""
 
     def __init__(self, table: _Table, first: int, count: int) -> None:
         self._table, self._first, self._count = table, first, count
@@ -273,6 +210,7 @@ class PackedRows:
         return self._count
 
     def argmax(self) -> list[int]:
+        """Return the best token of each row; ties go to the lowest id."""
         return self._table.best[self._first : self._first + self._count]
 
     def own(self, row: int, draws: Draws, key: Key) -> int:  # noqa: ARG002 - drawn ahead, by this key
@@ -294,23 +232,19 @@ class PackedRows:
         return self.probabilities(tokens), tuple(self._table.tops[self._first + row] for row in rows)
 
 
-class PackedDistribution:
-    """A row of a table on its device; see `TokenDistribution`.
+class PackedDistribution(TokenDistribution):
+    """A row of a table on its device, to whose numbers p of a drawn token is added.
 
-    Args:
-        table: The rows; p of a drawn token is added to its numbers.
-        row: The row.
-        rest: What rejections left of p, (V,) float64 with sum 1; None for p itself.
+    `rest` is what rejections left of p, (V,) float64 with sum 1; None for p itself.
     """
 
     def __init__(self, table: _Table, row: int, rest: Tensor | None = None) -> None:
         self._table, self._row, self._rest = table, row, rest
 
     def of(self, token: int) -> float:
-        """Return a token's probability; that of a residual costs a copy."""
         if self._rest is None:
             return self._table.probabilities[self._row, token]
-        return float(host(self._rest[token : token + 1])[0])
+        return float(self._rest[token])
 
     def residual(self, q: Tensor) -> TokenDistribution:
         p = self._table.p[self._row].double() if self._rest is None else self._rest
@@ -319,22 +253,15 @@ class PackedDistribution:
         return PackedDistribution(self._table, self._row, torch.where(total > 0, rest / total, p))
 
     def draw(self, draws: Draws, key: Key) -> int:
-        """Draw a token with the number of a key: one copy."""
         p = self._table.p[self._row]
         weights = p if self._rest is None else self._rest
         token = pick_rows(upload([draws.value(key)], p.device), weights[None])
-        found, p_token, mass = host(
-            torch.cat([token.double(), p[token].double(), weights.sum()[None]])
-        ).tolist()
+        # one copy to the host
+        found, p_token, mass = torch.cat([token.double(), p[token].double(), weights.sum()[None]]).tolist()
         if not 0 < mass < np.inf:
             raise ModelError(NOT_FINITE)
         self._table.probabilities[self._row, int(found)] = p_token
         return int(found)
-
-
-def host(tensor: Tensor) -> np.ndarray:
-    """Copy numbers to the host; on a GPU this waits for the device."""
-    return tensor.cpu().numpy()
 
 
 def upload(numbers: Sequence[float] | Tensor, device: torch.device) -> Tensor:

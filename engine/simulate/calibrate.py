@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.environment import processor
 from engine.errors import UsageError
@@ -86,7 +86,7 @@ class Plan:
         positions = min(model.context for model in models)
         rows = tuple(n for n in self.rows if n <= positions)
         contexts = tuple(n for n in self.contexts if n + max(rows) <= positions)
-        row = max(_row_bytes(model) for model in models)
+        row = max(model.shape.kv_numbers * model.dtype.itemsize for model in models)
         fits = KV_LIMIT // (row * (max(contexts) + max(rows)))
         return Plan(rows, contexts, tuple(n for n in self.batches if n == 1 or n <= fits), self.turns)
 
@@ -104,13 +104,11 @@ class Calibration:
     processor: str
     date: str
     shapes: Mapping[str, ModelShape]
-    """Shapes of `target` and, if the pair has one, `drafter`."""
     dtype: str
     forwards: Mapping[str, Mapping[Cell, Times]]
     hop: Times
     """Round trip of an empty job to a worker process."""
     sample: Times
-    """Judging `DRAFTS` drafted tokens."""
     link_gb_s: float
     """Speed of a copy in memory, 10^9 bytes per second."""
 
@@ -118,15 +116,8 @@ class Calibration:
 def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = print) -> Calibration:
     """Measure a pair on this machine.
 
-    Args:
-        pair: A target, with or without a drafter.
-        plan: The grid and the turns.
-        device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
-        report: Takes lines of progress.
-
-    Raises:
-        UsageError: This machine has no such device.
-        ModelError: A model cannot be loaded.
+    `device` is `cpu`, `cuda`, or `auto` for CUDA if there is a GPU; `report` takes lines of
+    progress.
     """
     names, place, dtype = _device(device)
     with _one_thread(names):
@@ -151,7 +142,6 @@ def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = pri
 
 
 def _device(device: str) -> tuple[tuple[str, ...], str, torch.dtype]:
-    """Return the devices' names, the torch device, and the dtype of its workers."""
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
     gpus = torch.cuda.device_count()
@@ -170,7 +160,6 @@ def _cores() -> list[int]:
 
 @contextmanager
 def _one_thread(names: Sequence[str]) -> Generator[None]:
-    """Run with a worker's settings: on a CPU, one thread on the first core."""
     threads, cores = torch.get_num_threads(), _cores()
     pinned = names[0].startswith("cpu:") and hasattr(os, "sched_setaffinity")
     torch.set_num_threads(1)
@@ -208,7 +197,6 @@ def _turn(model: Decoder, plan: Plan) -> Iterator[tuple[Cell, float]]:
 
 
 def _forward(model: Decoder, cache: Cache, cell: Cell) -> float:
-    """Time one forward after the cached rows, then remove its rows."""
     job = _rows(cell.batch, cell.rows, cell.context)
     want = np.arange(len(job) if cell.rows <= READ else 0)
     us = _timed(lambda: model.forward(cache, job, want), model)
@@ -231,7 +219,6 @@ def _timed(work: Callable[[], object], model: Decoder | None = None) -> float:
 
 
 def _hop(names: Sequence[str], turns: int = 50) -> Times:
-    """Time the round trip of an empty job to a worker process on the last core."""
     name = names[-1]
     core = int(name.removeprefix("cpu:")) if name.startswith("cpu:") else None
     worker = ProcessWorker(Setup(name, Device(name, "", name, "cpu"), 1, core))
@@ -281,13 +268,7 @@ def _link(place: str, size: int = 2**25) -> float:
     return size / median(_timed(work) for _ in range(10)) / 1e3
 
 
-def _row_bytes(model: Decoder) -> int:
-    shape = model.shape
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
-
-
 def profile_text(calibration: Calibration, name: str) -> str:
-    """Return a calibration as the text of a profile file, `NAME.toml`."""
     origin = f"measured on {calibration.processor} on {calibration.date}"
     source = f"source = {json.dumps(origin)}"
     drafts = "drafter" in calibration.shapes

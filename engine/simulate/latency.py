@@ -22,7 +22,6 @@ class Latency:
     """Times of one pair of models under a profile; all methods are pure functions."""
 
     pair: str
-    """The pair's key in its profile."""
     target: Model
     drafter: Model | None
     """None in a pair without a drafter, such as EMS-SD's with LLMA."""
@@ -40,29 +39,19 @@ class Latency:
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         """Return the microseconds of one forward; the formula is in `roofline.py`.
 
-        Args:
-            model: `target` or `drafter`; `drafter-2` and so on take the time of `drafter`.
-            rows: New rows of all sequences, at least 1. A prefill is a forward of many rows.
-            context: Cached rows of all sequences.
-            batch: Sequences of the rows, assumed equally long; at least 1.
-
-        Raises:
-            UsageError: An argument is out of range, or the pair has no such model.
+        `model` is `target` or `drafter`; `drafter-2` and so on take the time of `drafter`. `rows`
+        are the new rows, `context` the cached ones, of all `batch` sequences together, which are
+        assumed equally long. A prefill is a forward of many rows.
         """
         return round(self._forward_us(model, self._shape(model, rows, context, batch), rows, context, batch))
 
     def fitted(self, verify_ms: float | None, fuzzy_ms: float | None) -> Latency:
         """Return these times with a published verification or fuzzy forward.
 
-        Args:
-            verify_ms: A target forward over the rows of a draft; replaces the roofline's one row by
-                this time, for any number of rows above 1.
-            fuzzy_ms: A one-row fuzzy forward of the drafter, layer-parallel size 4; determines
-                attention's share of a layer's launches.
-
-        Raises:
-            UsageError: A time is impossible for the one-row speeds; the message begins with its
-                key.
+        `verify_ms` is a target forward over the rows of a draft; it replaces the roofline's one row
+        by this time, for any number of rows above 1. `fuzzy_ms` is a one-row fuzzy forward of the
+        drafter, layer-parallel size 4; it determines attention's share of a layer's launches. A
+        UsageError for a time that is impossible with the one-row speeds begins with its key.
         """
         fitted = self
         if verify_ms is not None:
@@ -85,7 +74,6 @@ class Latency:
         return fitted
 
     def _attention_launches(self, shape: Model, fuzzy_us: float) -> float:
-        """Return attention's share of launches that gives a one-row fuzzy forward this time."""
         groups = [len(g) for g in layer_groups(shape.layers, FITTED_SIZE) if len(g) > 1]
         gathers = sum(self._gather_us(shape, 1, layers - 1) for layers in groups)
         whole = shape.forward_us(self.hardware, 1, 0)
@@ -94,7 +82,6 @@ class Latency:
         return (attention - streamed) / shape.launch_us(self.hardware)
 
     def _forward_us(self, model: str, shape: Model, rows: int, context: int, batch: int) -> float:
-        """Return the microseconds of an ordinary forward; arguments as for a call."""
         several = rows > batch and model.partition("-")[0] == "target"
         return shape.forward_us(self.hardware, rows, context, batch) + (self.verify_us if several else 0.0)
 
@@ -107,10 +94,7 @@ class Latency:
         gather exchanges their outputs. It takes outputs of other devices * rows * dim * element
         size / link, and one collective's wait. MLPs run in order, the same on every device
         ("identical copies"), and cost the same as before. With size 1, or on one device, this is
-        the ordinary forward. `devices` 0 stands for `size` devices; the rest is as for a call.
-
-        Raises:
-            UsageError: An argument is out of range, or the profile has no times of it.
+        the ordinary forward. `devices` 0 stands for `size` devices.
         """
         shape = self._shape(model, rows, context, batch)
         groups = layer_groups(shape.layers, size)
@@ -151,20 +135,13 @@ class Latency:
     def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
         """Return the microseconds of a drafting head's forward; the formula is in `roofline.py`.
 
-        Args:
-            work: The forward's layers and matrices.
-            rows: Tokens and masks of a layer; without a layer, nodes.
-            context: Rows cached by its layer.
-            batch: Sequences.
-
-        Raises:
-            UsageError: An argument is out of range.
+        `rows` are tokens and masks of a layer, or without a layer nodes; `context` are rows cached
+        by its layer.
         """
         shape = self._shape("target", rows, context, batch)
         return max(1, round(shape.head_us(self.hardware, work, rows, context, batch)))
 
     def _gather_us(self, shape: Model, rows: int, others: int) -> float:
-        """Return the microseconds to receive the attention outputs of `others` layers."""
         return self.hardware.known("collective_us") + self.hardware.link_us(
             others * rows * shape.dim * shape.element
         )
@@ -185,9 +162,6 @@ class Latency:
         """Return the microseconds to send KV rows from one GPU to another (PEARL, appendix G).
 
         It is bytes / link + `start_us`, which is from Table 16.
-
-        Raises:
-            UsageError: Rows are below 1, or the profile has no `start_us`.
         """
         shape = self._shape(model, rows, 0, 1)
         if self.start_us is None:

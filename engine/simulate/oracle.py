@@ -42,16 +42,10 @@ class Source(NamedTuple):
 
 
 class Scripted:
-    """A language model whose next token is given by a function.
+    """A language model whose next token is given by a function of the tokens so far.
 
-    Args:
-        name: The model's name in messages.
-        next_token: Returns the next token.
-        vocab_size: V; tokens are 0 to V - 1.
-        context: The most positions.
-        certainty: Returns the next token's probability; all other tokens share the rest. It is 1
-            without this function.
-        seeded: Whether sequence i of a run with seed s is number s + i to these functions.
+    `certainty` returns that token's probability, 1 without it; all other tokens share the rest. If
+    `seeded`, sequence i of a run with seed s is number s + i to these functions.
     """
 
     def __init__(
@@ -86,11 +80,7 @@ class Scripted:
         stage_io: StageIO | None = None,  # noqa: ARG002 - every stage has the same output
         stopped: Callable[[], bool] = never,  # noqa: ARG002 - it takes no time
     ) -> Output:
-        """Add the rows to the cache and return the logits of the wanted ones; no layer runs.
-
-        Raises:
-            UsageError: Hidden states were requested, or the token is outside the vocabulary.
-        """
+        """Add the rows to the cache and return the logits of the wanted ones; no layer runs."""
         if len(hidden):
             raise UsageError(f"{self.name} is scripted: it has no hidden states, which this method needs")
         indices = cache.append(rows)
@@ -111,7 +101,6 @@ class Scripted:
         return Output(logits, {}, sum(count * cache.rows_read(slot, count) for slot, count in counts))
 
     def _others(self, certainty: float) -> float:
-        """Return the logit of all other tokens; the next token stays the most probable one."""
         certainty = max(certainty, 2 / self.vocab_size)
         odds = certainty / max(1 - certainty, 1e-9)
         return -log(odds * (self.vocab_size - 1))
@@ -131,17 +120,9 @@ def bernoulli_models(
     has the tokens of its prompt alone with seed s + i. A drafter returns the target's token with
     probability `rate`, by a keyed hash of the seed, the sequence and the position, and otherwise
     another token. This holds on every path. Drafters agree independently of each other.
-
-    Args:
-        rates: Acceptance rate of each drafter's token after accepted ones; 0 to 1.
-        vocab_size: V, at least 2 more than the tokens to avoid.
-        prompt_length: Position of the first token to count. With the prompt's length, neither text
-            nor agreement depends on the prompt.
-        seed: Selects the text and the positions of agreement, beside the run's own seed.
-        avoid: Token ids that are never returned, such as EOS ids.
-
-    Raises:
-        UsageError: A rate or the vocabulary is out of range.
+    `prompt_length` is the position of the first token to count: with the prompt's length, neither
+    text nor agreement depends on the prompt. Tokens to `avoid`, such as EOS ids, are never
+    returned.
     """
     for rate in rates:
         check_range("acceptance rate", rate, 0, 1)

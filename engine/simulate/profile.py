@@ -23,7 +23,6 @@ from engine.trace.events import Device
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 _LONGEST = 1 << 22
-"""Most bytes of a profile's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,6 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A `[[devices]]` table: one or more GPUs with one model."""
-
     name: str
     role: str
     label: str
@@ -99,25 +96,18 @@ class Profile:
     title: str
     source: str
     default: str
-    """Key of the pair that runs use by default."""
     gpus: tuple[str, ...]
     devices: tuple[Device, ...]
-    """The device of each model, of one or several GPUs; empty if the method places the models."""
+    """The device of each model; empty if the method places the models."""
     hardware: Hardware
     models: Mapping[str, Model]
-    """Models that have a speed, by key."""
+    """Those that have a speed, by key."""
     pairs: Mapping[str, Pair]
     latencies: Mapping[str, Latency]
-    """Times by the pair's key."""
 
     @classmethod
     def load(cls, name: str) -> Profile:
-        """Return the profile with a name, or at a path that ends in `.toml`.
-
-        Raises:
-            UsageError: The name is unknown (the message lists the known names), or its file is
-                wrong.
-        """
+        """Return the profile with a name, or at a path that ends in `.toml`."""
         if name.endswith(".toml"):
             return cls.read(Path(name))
         if name not in (names := profiles()):
@@ -128,11 +118,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """Return the profile of a file.
-
-        Raises:
-            UsageError: The file cannot be read or is wrong; the message names file and key.
-        """
+        """Return the profile of a file; a UsageError names file and key."""
         text = read_text(path, _LONGEST)
         try:
             return parse(path.stem, text)
@@ -142,11 +128,7 @@ class Profile:
             raise UsageError(f"the profile {path} cannot be read: {one_line(error)}") from None
 
     def latency(self, pair: str | None = None) -> Latency:
-        """Return the times of a pair, by default of the profile's default pair.
-
-        Raises:
-            UsageError: The profile has no such pair.
-        """
+        """Return the times of a pair, by default of the profile's default pair."""
         key = pair or self.default
         if key not in self.latencies:
             raise UsageError(
@@ -160,12 +142,7 @@ def profiles() -> list[str]:
 
 
 def parse(stem: str, text: str) -> Profile:
-    """Return the profile of a file's text.
-
-    Raises:
-        UsageError: A key is missing, unknown or wrong; the message names it.
-        TOMLDecodeError: The text is not TOML.
-    """
+    """Return the profile of a file's text; a UsageError names the key."""
     document = tomllib.loads(text)
     texts = {"name", "title", "source", "default"}
     tables = {"hardware", "step", "models", "pairs"}
@@ -214,7 +191,6 @@ def _places(document: Mapping[str, Any]) -> tuple[list[_Place], tuple[str, ...]]
 
 
 def _gpu_names(gpus: Any) -> tuple[str, ...]:
-    """Return the names in `gpus`: a number of GPUs, or a list of names (as for CPU cores)."""
     if not isinstance(gpus, list):
         return tuple(f"gpu{i}" for i in range(value(gpus, int, "gpus")))
     if len(gpus) > MOST_GPUS:
@@ -291,7 +267,6 @@ def _latency(
 
 
 def _check_places(places: list[_Place], pairs: Mapping[str, Pair], latencies: Mapping[str, Latency]) -> None:
-    """Raise UsageError unless every model takes exactly the GPUs of its device."""
     for key, latency in latencies.items():
         for place in places:
             name, model = (

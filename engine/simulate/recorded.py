@@ -22,18 +22,12 @@ def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scri
     token again. The drafter returns the token tested at each position, accepted or rejected. At
     positions without a tested draft (bonus and plain tokens, and after the end) it agrees with the
     run's acceptance rate, by a keyed hash. Discarded drafts were not tested and are left out. Off
-    the recorded text both return hashes.
+    the recorded text both return hashes. A forward after another prompt raises a UsageError.
 
-    Args:
-        trace: The recorded run.
-        doubts: Whether the drafter's tokens have the recorded q instead of probability 1. Where
-            none is recorded, the q of another right or wrong draft counts, and after a wrong draft
-            that of a discarded one; without any, a token is almost certain. Then only greedy runs
-            repeat the recorded run.
-
-    Raises:
-        UsageError: The run has no tokens or tested no draft; in a forward, the prompt is not the
-            recorded one.
+    With `doubts` the drafter's tokens have the recorded q instead of probability 1. Where none is
+    recorded, the q of another right or wrong draft counts, and after a wrong draft that of a
+    discarded one; without any, a token is almost certain. Then only greedy runs repeat the recorded
+    run.
     """
     recording = _Recording(trace)
     return (
@@ -84,12 +78,10 @@ class _Recording:
         self._rate = sum(agreed) / len(agreed)
 
     def target_token(self, path: np.ndarray, sequence: int) -> int:
-        """Return the target's token after the path."""
         token = self._sequence(path, sequence).after(path)
         return self._hashed_token("say", path, sequence) if token is None else token
 
     def drafter_token(self, path: np.ndarray, sequence: int) -> int:
-        """Return the drafter's token after the path."""
         text, position = self._sequence(path, sequence), len(path)
         token = text.after(path)
         if token is None:
@@ -101,7 +93,6 @@ class _Recording:
         return another(token, self.vocab_size, "other", self._seed, sequence, position)
 
     def certainty(self, path: np.ndarray, sequence: int) -> float:
-        """Return the recorded q of the drafter's token after the path."""
         text, position = self._sequence(path, sequence), len(path)
         token = text.after(path)
         if token is None:
@@ -117,7 +108,6 @@ class _Recording:
         return found or ALMOST
 
     def _any(self, kind: str, sequence: int, position: int) -> float | None:
-        """Return a recorded q of drafts of a kind, by a hash of the place."""
         values = self._certainties[kind]
         return values[number(kind, self._seed, sequence, position) % len(values)] if values else None
 
@@ -167,21 +157,17 @@ class _Sequence:
         """(position of a wrong draft, later position) -> q of the draft there."""
 
     def is_right(self, position: int) -> bool:
-        """Return whether the draft at a position is the target's token."""
         return int(self._text[position - len(self._prompt)]) == self.drafts[position]
 
     def agreements(self) -> list[bool]:
-        """Return for each position with a draft whether it is the target's token."""
         return [self.is_right(position) for position in self.drafts]
 
     def left(self, path: np.ndarray) -> int:
-        """Return the position where a path left the text."""
         output = path[len(self._prompt) :]
         known = np.append(self._text, np.full(max(0, len(output) - len(self._text)), self._end))
         return len(self._prompt) + int((output != known[: len(output)]).argmax())
 
     def has_prompt(self, path: np.ndarray) -> bool:
-        """Return whether the path starts with the recorded prompt."""
         return np.array_equal(path[: len(self._prompt)], self._prompt)
 
     def after(self, path: np.ndarray) -> int | None:

@@ -47,11 +47,7 @@ RANGES: dict[str, tuple[float, float]] = {
 def record(kind: type[Record], table: Table, where: str) -> Record:
     """Return a dataclass with the values of a table; keys of fields with a default are optional.
 
-    `where` is the prefix of keys in messages, such as `models.x.`.
-
-    Raises:
-        UsageError: A key is missing or unknown; a value has the wrong type, is out of range or
-            empty.
+    `where` is the prefix of keys in messages, such as `models.x.`; a UsageError names the key.
     """
     hints = _hints(kind)
     known = fields(kind)  # pyright: ignore[reportArgumentType] - callers pass dataclasses
@@ -61,12 +57,11 @@ def record(kind: type[Record], table: Table, where: str) -> Record:
 
 @cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Return a dataclass's types; a file has many records of a few kinds."""
+    """Return a dataclass's types, cached: a file has many records of a few kinds."""
     return get_type_hints(kind)
 
 
 def records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:
-    """Return the dataclasses of a table of tables by name."""
     rows = value(document[key], dict, key)
     if len(rows) > MOST_TABLES:
         raise UsageError(f"{key} has {len(rows)} tables; there may be at most {MOST_TABLES}")
@@ -78,7 +73,6 @@ def records(kind: type[Record], document: Table, key: str) -> dict[str, Record]:
 
 
 def keys(table: Table, needed: set[str], where: str, known: set[str]) -> None:
-    """Raise UsageError unless the table has all needed keys and no unknown key."""
     if missing := sorted(needed - set(table)):
         raise UsageError(f"{where}{missing[0]} is missing")
     if unknown := sorted(set(table) - known):
@@ -88,7 +82,6 @@ def keys(table: Table, needed: set[str], where: str, known: set[str]) -> None:
 
 
 def value(content: Any, kind: type[Any], where: str) -> Any:
-    """Return a value of the file; raise UsageError if it has a wrong type or range or is empty."""
     types = (int, float) if kind is float else kind
     if not isinstance(content, types) or (isinstance(content, bool) and kind is not bool):
         raise UsageError(f"{where} is {reprlib.repr(content)}; it must be of type {kind.__name__}")
@@ -106,7 +99,6 @@ def value(content: Any, kind: type[Any], where: str) -> Any:
 
 
 def check_name(name: str, where: str) -> None:
-    """Raise UsageError unless a name is one line and short enough for messages."""
     if not name or plain_name(name) != name:
         raise UsageError(
             f"{where} has the name {reprlib.repr(name)}; it must be one line that is not too long"

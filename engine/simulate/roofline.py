@@ -52,7 +52,6 @@ from engine.heads.work import Work
 Axis = tuple[float, ...]
 MOST_POINTS = 10_000
 MOST_ROWS = 1 << 27
-"""Largest value on an axis."""
 _SHORTEST, _LONGEST = 1e-3, 1e9
 """Microseconds of a forward."""
 
@@ -62,24 +61,14 @@ class Grid:
     """Microseconds of a forward at every combination of three ascending axes."""
 
     rows: Axis
-    """New rows per sequence."""
     contexts: Axis
-    """Cached rows per sequence."""
     batches: Axis
-    """Sequences."""
     times: Mapping[tuple[float, float, float], float] = field(hash=False)
-    """Microseconds by (rows, context, batch)."""
+    """By (rows, context, batch)."""
 
     @classmethod
     def of(cls, points: Sequence[Any]) -> Grid:
-        """Return the grid of points (rows, context, batch, microseconds).
-
-        Rows and context are per sequence.
-
-        Raises:
-            UsageError: A point is not four numbers in range, is repeated, or is missing in the
-                grid.
-        """
+        """Return the grid of points (rows and context per sequence, batch, microseconds)."""
         if len(points) > MOST_POINTS:
             raise UsageError(f"there are {len(points)} points; there may be at most {MOST_POINTS}")
         times: dict[tuple[float, float, float], float] = {}
@@ -107,7 +96,6 @@ class Grid:
 
     @property
     def one_row(self) -> float:
-        """Microseconds of one row of one sequence: the median over the measured contexts."""
         return median(self(1, context, 1) for context in self.contexts)
 
 
@@ -173,15 +161,12 @@ class Hardware:
         return value
 
     def stream_us(self, size: float) -> float:
-        """Return the microseconds to read `size` bytes of one GPU's memory."""
         return size / (self.known("bandwidth_gb_s") * 1e3)
 
     def compute_us(self, operations: float) -> float:
-        """Return the microseconds of floating-point operations on one GPU."""
         return operations / (self.known("peak_tflops") * 1e6)
 
     def link_us(self, size: float) -> float:
-        """Return the microseconds to send `size` bytes from one GPU to another."""
         return size / (self.link_gb_s * 1e3)
 
 
@@ -227,16 +212,13 @@ class Model:
 
     @property
     def element(self) -> int:
-        """Bytes of one weight."""
         return ELEMENT_BYTES[self.dtype]
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the KV cache per row."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.element
 
     def forward_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
-        """Return the microseconds of a forward; arguments as for `Latency`."""
         if self.measured is not None:
             return self.measured(rows / batch, context / batch, batch)
         return self.layers * self.launch_us(hardware) + self.roofline_us(hardware, rows, context, batch)
@@ -274,18 +256,14 @@ class Model:
         return (1e6 / self.speed - self.roofline_us(hardware, 1, 0)) / self.layers
 
     def attention_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
-        """Return the microseconds of one layer's attention: launches, matrices and KV rows.
-
-        Raises:
-            UsageError: The model has measured times of whole forwards only.
-        """
+        """Return the microseconds of one layer's attention: launches, matrices and KV rows."""
         launches = self.attention_launches * self._launch_known(hardware)
         busy = self._matrices_us(hardware, self.attention_weights, 1, rows, context, batch)
         cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer / self.layers
         return launches + busy + cache
 
     def layer_us(self, hardware: Hardware, rows: int, context: int, batch: int = 1) -> float:
-        """Return the microseconds of one layer without transfers (errors as for `attention_us`)."""
+        """Return the microseconds of one layer without transfers."""
         launches = self._launch_known(hardware)
         busy = self._matrices_us(hardware, self.layer_weights, 1, rows, context, batch)
         cache = hardware.stream_us(self.kv_bytes * (context + rows)) / self._gpus_per_layer / self.layers
@@ -321,5 +299,4 @@ class Model:
 
 
 def _keys(rows: int, context: int, batch: int) -> float:
-    """Return the mean number of keys to which a row of a forward attends."""
     return (context + (rows + batch) / 2) / batch

@@ -42,9 +42,7 @@ class _Drafted(NamedTuple):
 class TraceEmitter:
     """Turns verdicts into events, and remembers drafted tokens until they are decided.
 
-    Args:
-        emit: Receives every event.
-        read: Token id -> text.
+    `read` maps a token id to its text.
     """
 
     def __init__(self, emit: Callable[[Row], None], read: Callable[[int], str]) -> None:
@@ -74,7 +72,6 @@ class TraceEmitter:
             self._pending.pop(0)()
 
     def round(self, step: int, verdict: Verdict, committed: list[Committed], now: int) -> None:
-        """Emit a verdict's decisions, the tokens it committed, and the round."""
         sequence = verdict.sequence
         for judged in verdict.judged:
             self._decide(step, verdict, judged)
@@ -105,13 +102,7 @@ class TraceEmitter:
         self._emit(Document(number, tokens))
 
     def discard(self, step: int, sequence: int, kept: Collection[int] = ()) -> None:
-        """Emit the undecided tokens of a sequence as discarded.
-
-        Args:
-            step: The round that discards them.
-            sequence: The sequence.
-            kept: Numbers of tokens that may still be judged.
-        """
+        """Emit the undecided tokens of a sequence but those with `kept` numbers as discarded."""
         for number, drafted in list(self._undecided.items()):
             if drafted.sequence == sequence and number not in kept:
                 del self._undecided[number]

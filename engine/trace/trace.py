@@ -23,6 +23,18 @@ from engine.trace.events import (
     Status,
 )
 
+_LISTS: dict[type[Row], str] = {
+    Span: "spans",
+    Part: "parts",
+    Round: "rounds",
+    Decision: "decisions",
+    Commit: "commits",
+    Document: "documents",
+    Copied: "copies",
+    Pooled: "pooled",
+    Occupancy: "occupancy",
+}
+
 
 @dataclass
 class Trace:
@@ -42,37 +54,16 @@ class Trace:
     footer: Footer | None = None
 
     def add(self, event: Row | Footer) -> None:
-        match event:
-            case Span():
-                self.spans.append(event)
-            case Part():
-                self.parts.append(event)
-            case Round():
-                self.rounds.append(event)
-            case Decision():
-                self.decisions.append(event)
-            case Commit():
-                self.commits.append(event)
-            case Document():
-                self.documents.append(event)
-            case Copied():
-                self.copies.append(event)
-            case Pooled():
-                self.pooled.append(event)
-            case Piece():
-                self.pieces[event.token] = event.text
-            case Occupancy():
-                self.occupancy.append(event)
-            case Footer():
-                self.footer = event
+        if isinstance(event, Footer):
+            self.footer = event
+        elif isinstance(event, Piece):
+            self.pieces[event.token] = event.text
+        else:
+            getattr(self, _LISTS[type(event)]).append(event)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Trace:
-        """Return the trace of these events.
-
-        Raises:
-            ValueError: The first event is not the header, or there is a second header.
-        """
+        """Return the trace of these events; ValueError unless they begin with the only header."""
         stream = iter(events)
         first = next(stream, None)
         if not isinstance(first, Header):
@@ -86,15 +77,8 @@ class Trace:
 
     def rows(self) -> Iterator[Row]:
         yield from (Piece(t, s) for t, s in self.pieces.items())
-        yield from self.spans
-        yield from self.parts
-        yield from self.rounds
-        yield from self.decisions
-        yield from self.commits
-        yield from self.documents
-        yield from self.copies
-        yield from self.pooled
-        yield from self.occupancy
+        for name in _LISTS.values():
+            yield from getattr(self, name)
 
     def events(self) -> Iterator[Event]:
         yield self.header
@@ -105,10 +89,7 @@ class Trace:
     def new_footer(self, status: Status, error: str = "", reasons: tuple[str, ...] = ()) -> Footer:
         """Return a footer: the committed texts, and the end of the last span or commit.
 
-        Args:
-            status: How the run ended.
-            error: Why it failed, in one line.
-            reasons: Per sequence eos, stop, length or empty; all empty unless given.
+        `reasons` are per sequence eos, stop, length or empty; all empty unless given.
         """
         parts: list[list[str]] = [[] for _ in self.header.prompts]
         for commit in self.commits:

@@ -58,12 +58,7 @@ class Measured(NamedTuple):
 
 
 def make_card(pair: Pair, facts: Mapping[str, Any], settings: CardSettings) -> str:
-    """Measure a pair and return its card as Markdown; call with torch on one thread.
-
-    Raises:
-        UsageError: A file of prompts or the corpus cannot be read, or the pair has no drafter.
-        ModelError: A model is missing or broken.
-    """
+    """Measure a pair and return its card as Markdown; call with torch on one thread."""
     fixed, loaded = read_json(settings.fixed), LoadedPair.load(pair)
     window = min(settings.window, pair.context)
     new = min(settings.new_tokens, window // 2)
@@ -122,7 +117,6 @@ def render(facts: Mapping[str, Any], measured: Measured, fixed: Mapping[str, Any
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 

@@ -258,7 +258,6 @@ def _print(line: str) -> None:
 
 
 def given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict[str, Any]:
-    """Return the settings on the command line, and more."""
     names = {f.name for f in dataclasses.fields(options)}
     return {name: value for name, value in vars(args).items() if name in names} | more
 
@@ -292,11 +291,7 @@ def _report_download(progress: Download) -> None:
 
 
 def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace) -> bool:
-    """Train with a progress bar; Ctrl-C stops the training with a checkpoint.
-
-    Returns:
-        Whether this is the main process, which writes the results.
-    """
+    """Train until the end or Ctrl-C; return whether this is the main process, which writes."""
     import torch
     from accelerate import PartialState
 

@@ -50,13 +50,7 @@ def split_chat(document: str) -> list[str]:
 
 
 def train_tokenizer(documents: Iterable[str], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE trained on documents.
-
-    Args:
-        documents: Training text; role markers of chats are removed.
-        vocabulary: Most tokens; a small text gives fewer.
-        context: Context of the models.
-    """
+    """Return a byte-level BPE of at most `vocabulary` tokens; a small text gives fewer."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         # one token per digit, so that numbers are spelt the same way everywhere
@@ -84,9 +78,7 @@ def train_tokenizer(documents: Iterable[str], vocabulary: int, context: int) -> 
 class Encoder:
     """Encodes documents: role markers of chats become special tokens, everything else is text.
 
-    Args:
-        tokenizer: Begin and end of text that it lacks are left out; role markers that it lacks are
-            text.
+    Begin and end of text that a tokenizer lacks are left out; role markers that it lacks are text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -148,11 +140,7 @@ _HASH = 1 << 64
 
 
 def find_sources(data: Path) -> dict[str, Path]:
-    """Return the files of a folder by source name, sorted.
-
-    Raises:
-        UsageError: The folder is missing or has no such file.
-    """
+    """Return the files of a folder by source name, sorted; a UsageError if there are none."""
     if not data.is_dir():
         raise UsageError(f"{data} is not a folder; --data takes one with {SUFFIX[1:]} files")
     sources = {path.name.removesuffix(SUFFIX): path for path in sorted(data.glob(f"*{SUFFIX}"))}
@@ -162,11 +150,7 @@ def find_sources(data: Path) -> dict[str, Path]:
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """Yield the documents of one file, read in pieces; empty documents are left out.
-
-    Raises:
-        UsageError: The file is missing, not xz, cut short or not UTF-8.
-    """
+    """Yield the documents of an xz file that are not empty, read in pieces."""
     rest = ""
     try:
         with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
@@ -186,11 +170,7 @@ def is_held_out(document: str, share: float) -> bool:
 
 
 def read_mixture(text: str, sources: Iterable[str]) -> dict[str, int]:
-    """Return the repetitions of each source: the defaults, then `NAME=N,NAME=N`.
-
-    Raises:
-        UsageError: The text is malformed, names an unknown source or removes every source.
-    """
+    """Return the repetitions of each source: the defaults, then `NAME=N,NAME=N`."""
     mixture = {name: SOURCES.get(name, UNKNOWN).repeat for name in sources}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, count = item.partition("=")
@@ -238,11 +218,7 @@ class Corpus:
         held_out: float,
         encode: Callable[[Iterable[str]], Iterator[list[int]]],
     ) -> Corpus:
-        """Read and encode all documents that are not held out.
-
-        Raises:
-            UsageError: A file cannot be read, or no document is left.
-        """
+        """Read and encode the documents that are not held out; a UsageError if none is left."""
         parts, repeats = list[np.ndarray](), list[int]()
         for name in (name for name in sources if mixture[name]):
             documents = (d for d in read_documents(sources[name]) if not is_held_out(d, held_out))

@@ -54,7 +54,7 @@ Listener = Callable[[Progress], None]
 
 
 class Control(TypedDict, total=False):
-    """The arguments of `Training` that every function that trains takes, too."""
+    """The arguments of `Training` that every training function takes, too."""
 
     progress: Listener
     cancel: threading.Event
@@ -70,7 +70,6 @@ class State:
 
     phase: int = 0
     step: int = 0
-    """Finished steps of the phase."""
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     tokenizer: bool = False
     """Whether the tokenizer is trained, or for `train distil` the pair's models are copied."""
@@ -85,11 +84,8 @@ class Training:
 
     `progress` is called after every step, in the main process. `cancel`, once set, stops the
     training after the current step, with a checkpoint; `resume` goes on with the one in `out`.
-
-    Raises:
-        UsageError: The device is missing; `out` is in use, has nothing to resume, or its training
-            has other settings.
-        ModelError: The checkpoint is broken.
+    A UsageError says that the device is missing, or that `out` is in use, has nothing to resume, or
+    has a training with other settings; a ModelError that its checkpoint is broken.
     """
 
     def __init__(
@@ -112,11 +108,7 @@ class Training:
         self.progress(Progress(part, 0, 0, nan))
 
     def read_corpus(self, sources: Mapping[str, Path], mixture: Mapping[str, int], tokenizer: Any) -> Corpus:
-        """Return the tokenized text of the sources.
-
-        Raises:
-            UsageError: Its length differs from that at the start of the training.
-        """
+        """Return the tokenized sources; a UsageError if their length has changed."""
         self.begin("text")
         options, state = self._options, self.state
         corpus = Corpus.read(sources, mixture, options.held_out, Encoder(tokenizer))
@@ -139,11 +131,8 @@ class Training:
         """Train a model from `state` to the end of a phase.
 
         `measure` returns a row of `MEASURED`, every `checkpoint_every` steps and at the end.
-
-        Raises:
-            RunCancelled: The event was set; a checkpoint is written.
-            UsageError: The loss is not a finite number, or the batch cannot be divided.
-            ModelError: The checkpoint is broken.
+        `cancel` raises RunCancelled after a checkpoint; a UsageError is raised for a loss that is
+        not finite, or a batch that cannot be divided.
         """
         options, state, execution = self._options, self.state, self.execution
         execution.parts(phase.rows)  # refuse an impossible batch before the first step
@@ -280,7 +269,6 @@ def _names(model: nn.Module) -> dict[torch.Tensor, str]:
 
 
 def check_empty(out: Path, otherwise: str = "") -> None:
-    """Raise a UsageError if `out` is in use."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not empty; choose another --out{otherwise}")
 
@@ -297,21 +285,12 @@ def write_facts(out: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the facts of a pair's or head's training; empty if unknown.
-
-    Raises:
-        UsageError: The file is not JSON.
-    """
+    """Return the facts of a pair's or head's training; empty if unknown."""
     path = folder / FACTS
     return read_json(path) if path.is_file() else {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        UsageError: It cannot be read.
-    """
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.files import parse_json, read_text
@@ -32,11 +32,7 @@ MOST_BYTES = 64 * 2**20
 
 
 def prompt_sets(settings: CardSettings, held_out: float, sources: Iterable[str]) -> dict[str, list[str]]:
-    """Return the prompts of a card by the name of their set: held-out chats, then each file.
-
-    Raises:
-        UsageError: The corpus or a file cannot be read.
-    """
+    """Return the prompts of a card by the name of their set: held-out chats, then each file."""
     sets = dict[str, list[str]]()
     if settings.data is not None:
         chats = held_out_prompts(settings.data, held_out, sources, settings.chats)
@@ -56,11 +52,7 @@ def held_out_prompts(data: Path, held_out: float, sources: Iterable[str], count:
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
-    """Return up to `count` prompts, evenly spread over a JSONL file with `turns` or `prompt`.
-
-    Raises:
-        UsageError: The file is missing or has another form.
-    """
+    """Return up to `count` prompts, evenly spread over a JSONL file with `turns` or `prompt`."""
     lines = read_text(path, MOST_BYTES).split("\n")
     try:
         rows = [parse_json(line) for line in lines if line.strip()]
@@ -88,12 +80,6 @@ class LoadedPair:
 
     @classmethod
     def load(cls, pair: Pair) -> LoadedPair:
-        """Load both models.
-
-        Raises:
-            ModelError: One of them is missing or broken.
-            UsageError: The pair has no drafter.
-        """
         if pair.drafter_path is None:
             raise UsageError(f"{pair.name} has no drafter; a card measures a target with its drafter")
         drafter = load(pair.drafter_path, name="drafter")
@@ -107,8 +93,8 @@ class LoadedPair:
     def write(self, prompt: Sequence[int], new: int, sampling: Sampling) -> tuple[list[int], Tensor]:
         """Let the target answer, as `autoregressive` would with this seed.
 
-        Returns:
-            The written ids, with the end of text, and the logits that each was drawn from, (N, V).
+        Returns the written ids, with the end of text, and the logits that each was drawn from, (N,
+        V).
         """
         draws, cache = Draws(sampling.seed, 0), self.target.new_cache(1, len(prompt) + new)
         fed, written, logits = list(prompt), list[int](), list[Tensor]()
@@ -142,11 +128,8 @@ class Cost(NamedTuple):
     """Interleaved timings of one thread, in its own processor time."""
 
     target: Timing
-    """One row of the target."""
     drafter: Timing
-    """One row of the drafter."""
     rows: Timing
-    """`ROWS` rows of the target in one forward."""
     context: int
     repeats: int
     load: float
@@ -175,10 +158,7 @@ def measure_cost(loaded: LoadedPair, context: int = 128, repeats: int = 300) -> 
 
 
 def timed_forward(model: Decoder, rows: int, context: int) -> Callable[[], float]:
-    """Return a function that forwards `rows` rows after `context` cached ones.
-
-    It returns the seconds of this thread's processor time; torch must use one thread.
-    """
+    """Return a function that takes `rows` rows' seconds of this thread's processor time."""
     cache = model.new_cache(1, context + rows)
     model.forward(cache, Rows.chain(0, np.ones(context, dtype=np.int64), 0), np.empty(0, dtype=np.int64))
     job, want = Rows.chain(0, np.ones(rows, dtype=np.int64), context), np.arange(rows)
@@ -196,7 +176,6 @@ Record = TypeVar("Record", "Loss", "Acceptance")
 
 
 def _added(one: Record, other: Record) -> Record:
-    """Return the sums of all numbers, with the text of the first record."""
     names = [f.name for f in fields(one) if not isinstance(getattr(one, f.name), str)]
     return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in names})
 
@@ -211,7 +190,7 @@ class Loss:
     bytes: int
     """UTF-8 bytes of text, without role markers."""
     target_nats: float
-    """Cross-entropy of the target, summed over the tokens."""
+    """Cross-entropy, summed over the tokens."""
     drafter_nats: float
 
     def __add__(self, other: Loss) -> Loss:
@@ -219,7 +198,6 @@ class Loss:
 
     @property
     def bits_per_byte(self) -> float:
-        """Loss of the target in bits per byte of text."""
         return self.target_nats / log(2) / self.bytes
 
 
@@ -276,12 +254,10 @@ class Acceptance:
 
     @property
     def greedy(self) -> float:
-        """Acceptance rate at temperature 0."""
         return self.greedy_matches / max(1, self.greedy_tokens)
 
     @property
     def sampled(self) -> float:
-        """Acceptance rate at temperature 1."""
         return self.overlap / max(1, self.sampled_tokens)
 
 
@@ -305,5 +281,4 @@ def measure_acceptance(
 
 
 def _drafter_on(loaded: LoadedPair, prompt: list[int], written: list[int]) -> Tensor:
-    """Return the drafter's logits for the written tokens, (N, V)."""
     return loaded.read(loaded.drafter, (prompt + written)[:-1])[len(prompt) - 1 :]

@@ -32,11 +32,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read `layers x hidden x heads x feed_forward`.
-
-        Raises:
-            UsageError: The text has another form.
-        """
+        """Read `layers x hidden x heads x feed_forward`; a UsageError for another form."""
         parts = text.lower().split("x")
         if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
             raise UsageError(
@@ -193,9 +189,9 @@ class DistilOptions(Recipe):
     """Settings of `distil_drafter`; with the defaults, one CPU core needs half an hour."""
 
     pair: Path = Path()
-    """Folder of the pair whose drafter is trained further, with `target` and `drafter` in it."""
+    """With `target` and `drafter` in it."""
     text: Path | None = None
-    """File of text that the same target wrote in an earlier training; None: it is written now."""
+    """File of text that the same target wrote in an earlier training; None: write it now."""
 
     batch: int = setting(8, "Sequences in one step.", low=1, high=65536)
     sequence: int = setting(512, "Tokens in one sequence.", low=2, high=131072)
@@ -222,13 +218,13 @@ class HeadOptions(Recipe):
     target_name: str = ""
     """Name of the target in the outputs; empty: the directory's name."""
     text: Path | None = None
-    """File of text that the same target wrote in an earlier training; None: it is written now."""
+    """File of text that the same target wrote in an earlier training; None: write it now."""
     start: Path | None = None
     """Directory of a head whose tensors are copied; None: all are random."""
     start_partial: bool = False
     """Whether tensors of `start` without a place in this head are left out."""
     recipe: str = "quick"
-    """Name of the settings that were chosen, one of `RECIPES`."""
+    """One of `RECIPES`."""
 
     size: int = setting(
         4,
@@ -274,11 +270,7 @@ class HeadOptions(Recipe):
 
     @classmethod
     def of(cls, kind: str, recipe: str = "quick", **given: Any) -> HeadOptions:
-        """Return the settings of a kind: its own defaults, the recipe's, then those given.
-
-        Raises:
-            UsageError: The recipe is unknown, or a setting is wrong.
-        """
+        """Return a kind's own defaults, changed by the recipe's settings, then by those given."""
         if recipe not in RECIPES:
             raise UsageError(f"recipe is {recipe!r}; choose one of {', '.join(RECIPES)}")
         settings = HEAD_DEFAULTS.get(kind, {}) | RECIPES[recipe].get(kind, {})
@@ -294,13 +286,10 @@ class CardSettings:
     data: Path | None = None
     """Corpus whose held-out documents are measured; None: no losses and no chats."""
     prompts: tuple[Path, ...] = ()
-    """JSONL files of prompts that were never trained on."""
     fixed: Path = PROMPTS
-    """The fixed prompts."""
     count: int = 80
-    """Number of prompts from each file."""
     chats: int = 10
-    """Number of held-out chats from each source."""
+    """Held-out chats from each source."""
     new_tokens: int = 64
     """Tokens of each measured answer; at most half of the window."""
     tokens: int = 4000

@@ -26,23 +26,11 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load_reference
+from engine.checkpoints.loader import load_reference
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.shape import ModelShape
-from engine.training.data import (
-    BOS,
-    EOS,
-    PAD,
-    USER,
-    Corpus,
-    Mixed,
-    Stream,
-    find_sources,
-    read_mixture,
-    train_tokenizer,
-    training_documents,
-)
+from engine.training import data
 from engine.training.loop import Control, Training, read_facts, write_facts
 from engine.training.options import DistilOptions, PairOptions, Shape
 from engine.training.step import Phase, pick_device, plan, text_losses
@@ -57,27 +45,27 @@ _CALIBRATION = 8192
 
 def train_pair(options: PairOptions, **control: Unpack[Control]) -> Path:
     """Train a pair; write `target`, `drafter` and `loss.jsonl`, every step's loss, to `out`."""
-    sources = find_sources(options.data)
-    mixture = read_mixture(options.weights, sources)
+    sources = data.find_sources(options.data)
+    mixture = data.read_mixture(options.weights, sources)
     training = Training(options, **control)
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
             training.begin("tokenizer")
-            documents = training_documents(sources, mixture, options.held_out)
-            tokenizer = train_tokenizer(documents, options.vocabulary, options.context)
+            documents = data.training_documents(sources, mixture, options.held_out)
+            tokenizer = data.train_tokenizer(documents, options.vocabulary, options.context)
             for role in ROLES:
                 tokenizer.save_pretrained(options.out / role)
             training.state.tokenizer = True
             training.save()
     tokenizer = AutoTokenizer.from_pretrained(options.out / "target")
     corpus = training.read_corpus(sources, mixture, tokenizer)
-    _run_phases(options, training, Stream(corpus, options.seed), len(tokenizer))
+    _run_phases(options, training, data.Stream(corpus, options.seed), len(tokenizer))
     if training.is_main:
         write_facts(options.out, _pair_facts(options, training, mixture))
     return options.out
 
 
-def _run_phases(options: PairOptions, training: Training, stream: Stream, vocabulary: int) -> None:
+def _run_phases(options: PairOptions, training: Training, stream: data.Stream, vocabulary: int) -> None:
     """Run the remaining phases; save each model after its last phase."""
     phases, state = plan(options), training.state
     model: Any = None
@@ -118,18 +106,12 @@ def _pair_facts(options: PairOptions, training: Training, mixture: dict[str, int
 def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
     """Prune a pair's drafter and distil it on the target's own text; write the pair to `out`.
 
-    Returns:
-        `out`: the unchanged `target`, the new `drafter`, and the target's text in
-        `written.safetensors`.
-
-    Raises:
-        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
-        RunCancelled: `cancel` was set; the training can be resumed.
-        ModelError: A model or the checkpoint is broken.
+    `out` then has the unchanged `target`, the new `drafter`, and the target's text in
+    `written.safetensors`. RunCancelled means that `cancel` was set; the training can be resumed.
     """
     pair = _checked_pair(options)
-    sources = find_sources(options.data)
-    mixture = read_mixture(options.weights, sources)
+    sources = data.find_sources(options.data)
+    mixture = data.read_mixture(options.weights, sources)
     training, out = Training(options, **control), options.out
     with training.execution.main_first():
         if training.is_main and not training.state.tokenizer:
@@ -139,13 +121,13 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
             training.save()
         corpus = training.read_corpus(sources, mixture, pair.tokenizer)
         written = _written(options, corpus, training)
-    stream = Stream(corpus, options.seed)
+    stream = data.Stream(corpus, options.seed)
     model = load_reference(out / "drafter")
     if options.feed_forward:
         prune(model, options.feed_forward, stream.batch(0, _CALIBRATION // 256, 256)[0])
     rows = (options.batch, options.sequence)
     phase = Phase("distil", "drafter", options.steps, *rows, options.learning_rate, 0)
-    mixed = Mixed(Stream(written, options.seed), stream, options.share)
+    mixed = data.Mixed(data.Stream(written, options.seed), stream, options.share)
     model, teacher = model.to(training.device), _teacher(training, out)
     training.fit(phase, model, text_losses(mixed, phase, model, teacher, options.token_loss))
     if training.is_main:
@@ -155,7 +137,6 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
 
 
 def _checked_pair(options: DistilOptions) -> Pair:
-    """Return the pair, if its drafter can be trained with these settings."""
     folders = [options.pair / role for role in ROLES]
     if not all(folder.is_dir() for folder in folders):
         raise UsageError(f"pair is {options.pair}; it must be a folder with target and drafter in it")
@@ -177,7 +158,7 @@ def _shape(folder: Path) -> ModelShape:
     return ModelShape.of(read_config(folder), folder / "config.json")
 
 
-def _written(options: DistilOptions, corpus: Corpus, training: Training) -> Corpus:
+def _written(options: DistilOptions, corpus: data.Corpus, training: Training) -> data.Corpus:
     """Return the target's own text: stored in `out`, given, or written now."""
     path, folder = options.out / FILE, options.out / "target"
     if not path.is_file() and options.text is not None:
@@ -189,9 +170,8 @@ def _written(options: DistilOptions, corpus: Corpus, training: Training) -> Corp
 
 
 def _distil_facts(
-    options: DistilOptions, phase: dict[str, Any], mixture: dict[str, int], written: Corpus
+    options: DistilOptions, phase: dict[str, Any], mixture: dict[str, int], written: data.Corpus
 ) -> dict[str, Any]:
-    """Return the facts of the pair's training, extended by this one."""
     facts, before = read_facts(options.pair), _shape(options.pair / "drafter").inner
     cut = f"cut from {before} to {options.feed_forward} units in each feed-forward layer and "
     sources = ", ".join(f"{name} {count}x" for name, count in mixture.items() if count)
@@ -220,14 +200,16 @@ def new_model(shape: Shape, vocabulary: int, context: int, seed: int) -> Any:
         num_key_value_heads=shape.heads,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
+        pad_token_id=data.PAD,
+        bos_token_id=data.BOS,
+        eos_token_id=data.EOS,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=[EOS, USER])
+    model.generation_config = GenerationConfig(
+        pad_token_id=data.PAD, bos_token_id=data.BOS, eos_token_id=[data.EOS, data.USER]
+    )
     return model
 
 
@@ -245,12 +227,8 @@ def prune(model: Any, width: int, tokens: np.ndarray) -> None:
     """Keep the `width` units of each feed-forward layer that add most to the residual stream.
 
     A unit adds a = silu(gate) * up times its column of the down matrix: its score is mean |a| over
-    the tokens times that column's norm. The kept units stay in their order.
-
-    Args:
-        model: A transformers model of the Llama family; changed in place.
-        width: Units to keep, at most the layer's width.
-        tokens: Ids that the scores are computed on, (B, L).
+    the tokens, (B, L), times that column's norm. The kept units stay in their order. The model, of
+    transformers' Llama family, is changed in place.
     """
     mlps: list[Any] = [m for m in model.modules() if hasattr(m, "gate_proj")]
     sums: dict[nn.Module, torch.Tensor] = {mlp: torch.zeros(mlp.down_proj.in_features) for mlp in mlps}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from statistics import mean
 from typing import Any, NamedTuple
@@ -28,14 +28,11 @@ class Phase(NamedTuple):
 
     name: str
     role: str
-    """`target` or `drafter`; a drafter is distilled from the finished target."""
+    """`target`, or `drafter`, which is distilled from the finished target."""
     steps: int
     rows: int
-    """Sequences in a step."""
     length: int
-    """Tokens in a sequence."""
     rate: float
-    """Learning rate after the warm-up."""
     position: int
     """Index of its first token in the stream: each phase continues where the previous one ended."""
 
@@ -97,9 +94,7 @@ class Losses(NamedTuple):
     """Losses of one batch in nats per token."""
 
     total: torch.Tensor
-    """The minimised loss, a scalar."""
     tokens: float
-    """Cross-entropy to the text's tokens."""
     divergence: float | None
     """KL(p || q) from the target; None for the target itself."""
     places: tuple[float, ...] = ()
@@ -149,21 +144,13 @@ _PATIENCE = timedelta(days=7)
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of `auto`, `cpu` or `cuda`.
-
-    Raises:
-        UsageError: torch has no CUDA device.
-    """
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, but torch finds no CUDA device; use cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of `auto`, `fp32` or `bf16`.
-
-    `auto` is bf16 where matrix units compute it: on CUDA and on CPUs with AMX.
-    """
+    """Return the dtype of a precision; `auto` is bf16 where matrix units compute it."""
     if precision == "auto":
         amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
         precision = "bf16" if device.type == "cuda" or amx else "fp32"
@@ -171,14 +158,7 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 class Execution:
-    """The device, the precision and the processes of a training.
-
-    Args:
-        options: The settings.
-
-    Raises:
-        UsageError: The device is missing, or this process has trained on another one.
-    """
+    """The device, the precision and the processes of a training."""
 
     def __init__(self, options: Recipe) -> None:
         device = pick_device(options.device)
@@ -201,29 +181,17 @@ class Execution:
         """Whether this process writes files, logs and progress."""
         return self._accelerator.is_main_process
 
-    @contextmanager
-    def main_first(self) -> Generator[None]:
+    def main_first(self) -> AbstractContextManager[None]:
         """Run the block in the main process, then in all others."""
-        with self._accelerator.main_process_first():
-            yield
+        return self._accelerator.main_process_first()
 
     def any_process(self, condition: bool) -> bool:
         if self._accelerator.num_processes == 1:
             return condition
         return bool(self._average(torch.tensor(float(condition), device=self.device)))
 
-    @contextmanager
-    def autocast(self) -> Generator[None]:
-        """Compute the block's matrix products in `dtype`."""
-        with self._accelerator.autocast(AutocastKwargs(enabled=self.dtype == torch.bfloat16)):
-            yield
-
     def parts(self, rows: int) -> list[slice]:
-        """Return the parts of a batch that this process computes, one after the other.
-
-        Raises:
-            UsageError: The rows cannot be divided into equal parts.
-        """
+        """Return the equal parts of a batch that this process computes, one after the other."""
         accelerator = self._accelerator
         steps, count = accelerator.gradient_accumulation_steps, accelerator.num_processes
         if rows % (steps * count):
@@ -243,14 +211,10 @@ class Execution:
         rows: int,
         rate: float,
     ) -> Losses:
-        """Update the model once; return the mean losses of the batch.
-
-        Raises:
-            UsageError: The loss is not a finite number.
-        """
-        computed = list[Losses]()
+        """Update the model once; return the mean losses of the batch."""
+        computed, precision = list[Losses](), AutocastKwargs(enabled=self.dtype == torch.bfloat16)
         for part in self.parts(rows):
-            with self.autocast():
+            with self._accelerator.autocast(precision):
                 losses = losses_of(part)
             if not torch.isfinite(losses.total):
                 raise UsageError(f"the loss is {losses.total.item():g}; lower learning_rate from {rate:g}")

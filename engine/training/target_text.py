@@ -23,30 +23,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
-from engine.training.data import (
-    CHAT_TEMPLATE,
-    ROLES,
-    Corpus,
-    find_sources,
-    narrow,
-    read_mixture,
-    split_chat,
-    training_documents,
-)
+from engine.training import data
 from engine.training.loop import Progress, Training
 from engine.training.options import DistilOptions, HeadOptions
 
 SLOTS = 128
-"""Most answers written at once."""
 CACHE_BYTES = 2 << 30
 """Most bytes of keys and values; fewer answers are written at once where this limit is reached."""
 _PREFILLED = 8
-"""Prompts of one prefill."""
 
 
 @dataclass(slots=True)
@@ -54,22 +43,19 @@ class Text:
     """A prompt with its answer."""
 
     ids: list[int]
-    """Prompt and answer."""
     answer: int
-    """Index of the answer's first token: the length of the prompt."""
     number: int = 0
-    """Of the prompt; answers to even numbers are greedy, the others drawn at temperature 1."""
+    """Number of the prompt; answers to even ones are greedy, the others drawn at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """All texts of a writer, from which another one can go on."""
+    """All texts of a writer; another one with the same arguments can go on from them."""
 
     finished: list[Text]
     unfinished: list[Text]
-    """One text for each slot."""
+    """One for each slot."""
     steps: int
-    """Tokens written in each slot."""
 
     @property
     def tokens(self) -> int:
@@ -79,14 +65,8 @@ class Written:
 class Writer:
     """Writes answers; each token is a function of the seed, the prompts and the number of slots.
 
-    Args:
-        target: The model.
-        prompts: An endless supply of prompts.
-        eos: Ids that end an answer.
-        longest: Most tokens of a prompt, and of an answer.
-        seed: Fixes the draws at temperature 1.
-        slots: Answers written at once.
-        before: Texts of an earlier writer with the same arguments, which this one continues.
+    `prompts` is endless; `longest` is the most tokens of a prompt and of an answer; `slots` answers
+    are written at once.
     """
 
     def __init__(
@@ -166,9 +146,7 @@ class Writer:
 
 
 def slots_for(target: Decoder, longest: tuple[int, int], tokens: int) -> int:
-    """Return how many answers are written at once; `longest` as for `Writer`."""
-    shape = target.shape
-    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * target.dtype.itemsize
+    row = target.shape.kv_numbers * target.dtype.itemsize
     return max(1, min(SLOTS, tokens, CACHE_BYTES // (row * (sum(longest) + 1))))
 
 
@@ -184,11 +162,7 @@ _KEPT_EVERY = 50
 
 
 def check_lengths(options: DistilOptions | HeadOptions, context: int, known_by: str) -> None:
-    """Check that texts and answers fit the context of the models.
-
-    Raises:
-        UsageError: A setting is too long.
-    """
+    """Check that texts and answers fit the context of the models."""
     for name, most in (("sequence", context), ("answer", context - 1)):
         if getattr(options, name) > most:
             raise UsageError(
@@ -196,17 +170,12 @@ def check_lengths(options: DistilOptions | HeadOptions, context: int, known_by: 
             )
 
 
-def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) -> Iterator[np.ndarray]:
+def cut_prompts(corpus: data.Corpus, assistant: int | None, longest: int, seed: int) -> Iterator[np.ndarray]:
     """Yield prompts without end: documents of the corpus's mixture in random order, cut short.
 
-    Args:
-        corpus: The documents.
-        assistant: Id of the marker before an answer of a chat; None if the tokenizer has none.
-        longest: Most tokens of a prompt; a chat whose first answer begins later is left out.
-        seed: Fixes the order and the cuts.
-
-    Raises:
-        UsageError: No document can be cut.
+    `assistant` is the id of the marker before an answer of a chat; None if the tokenizer has none.
+    Chats whose first answer begins after `longest` tokens are left out; a UsageError if no document
+    can be cut.
     """
     rng, lengths = np.random.default_rng([seed, 1]), np.diff(corpus.starts)
     documents, missed = np.repeat(np.arange(len(lengths)), corpus.repeats), 0
@@ -228,23 +197,14 @@ def cut_prompts(corpus: Corpus, assistant: int | None, longest: int, seed: int) 
 def chat_prompts(pair: Pair, documents: Iterable[str], longest: int, seed: int) -> Iterator[np.ndarray]:
     """Return prompts without end: first turns of chats in random order, by `Pair.encode`.
 
-    A corpus without chats is refused at once, before a model is loaded.
-
-    Args:
-        pair: The target with its tokenizer.
-        documents: The corpus, each document as often as it is in an epoch; only chats that begin
-            with the user are used.
-        longest: Most tokens of a prompt; longer ones are left out.
-        seed: Fixes the order.
-
-    Raises:
-        UsageError: There is no such chat, or all prompts are too long.
+    Only chats that begin with the user are used, and prompts of at most `longest` tokens. A corpus
+    without chats is refused at once, before a model is loaded.
     """
-    pieces = map(split_chat, documents)
-    turns = [p[1].strip() for p in pieces if len(p) > 2 and (p[0], p[2]) == ROLES[:2] and p[1].strip()]
+    pieces = map(data.split_chat, documents)
+    turns = [p[1].strip() for p in pieces if len(p) > 2 and (p[0], p[2]) == data.ROLES[:2] and p[1].strip()]
     if not turns:
         raise UsageError(
-            f"no document of the corpus is a chat that begins with {ROLES[0]}; the chat template of {pair.name} "
+            f"no document of the corpus is a chat that begins with {data.ROLES[0]}; the chat template of {pair.name} "
             "needs such chats: give it other text"
         )
     return _encoded(pair, turns, longest, seed)
@@ -265,19 +225,18 @@ def _encoded(pair: Pair, turns: list[str], longest: int, seed: int) -> Iterator[
 
 
 def _prompts(
-    pair: Pair, options: DistilOptions | HeadOptions, training: Training, corpus: Corpus | None
+    pair: Pair, options: DistilOptions | HeadOptions, training: Training, corpus: data.Corpus | None
 ) -> tuple[Iterator[np.ndarray], int]:
-    """Return the prompts, and the most tokens of one."""
     remaining, seed = pair.context - options.answer, options.seed
-    sources = find_sources(options.data)
-    mixture = read_mixture(options.weights, sources)
-    if pair.tokenizer.chat_template not in (None, CHAT_TEMPLATE):
+    sources = data.find_sources(options.data)
+    mixture = data.read_mixture(options.weights, sources)
+    if pair.tokenizer.chat_template not in (None, data.CHAT_TEMPLATE):
         longest = min(LONGEST_PROMPT, remaining)
-        documents = training_documents(sources, mixture, options.held_out)
+        documents = data.training_documents(sources, mixture, options.held_out)
         return chat_prompts(pair, documents, longest, seed), longest
     longest = min(LONGEST_CUT, remaining)
     corpus = corpus or training.read_corpus(sources, mixture, pair.tokenizer)
-    assistant = pair.tokenizer.get_added_vocab().get(ROLES[1])
+    assistant = pair.tokenizer.get_added_vocab().get(data.ROLES[1])
     return cut_prompts(corpus, assistant, longest, seed), longest
 
 
@@ -286,17 +245,12 @@ def write_text(
     pair: Pair,
     options: DistilOptions | HeadOptions,
     training: Training,
-    corpus: Corpus | None = None,
+    corpus: data.Corpus | None = None,
 ) -> None:
     """Let a pair's target write `options.written` tokens, and store them in the file `path`.
 
-    An interrupted writing goes on with the texts stored so far. `corpus` is the tokenized text of
-    `options.data`, if it is read already.
-
-    Raises:
-        RunCancelled: The training was cancelled; the texts so far are stored.
-        UsageError: The corpus gives no prompt.
-        ModelError: The target or the texts so far are broken.
+    An interrupted writing (RunCancelled) goes on with the texts stored so far. `corpus` is the
+    tokenized text of `options.data`, if it is read already.
     """
     part, folder = path.with_name(PART), pair.target_path
     before = read_part(part, folder) if part.is_file() else None
@@ -339,7 +293,6 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
 
 
 def save_part(path: Path, written: Written, target: Path) -> None:
-    """Store the texts of an unfinished writing; the file appears whole."""
     numbers = np.array([text.number for text in written.unfinished], dtype=np.int64)
     texts = [*written.finished, *written.unfinished]
     save_text(path, texts, target, numbers=numbers, steps=np.array([written.steps]))
@@ -348,7 +301,7 @@ def save_part(path: Path, written: Written, target: Path) -> None:
 def save_text(path: Path, texts: Sequence[Text], target: Path, **more: np.ndarray) -> None:
     """Store a target's text, and `more` tensors; the file appears whole."""
     starts = np.cumsum([0, *(len(text.ids) for text in texts)], dtype=np.int64)
-    ids = narrow(np.concatenate([np.array(text.ids, dtype=np.int32) for text in texts]))
+    ids = data.narrow(np.concatenate([np.array(text.ids, dtype=np.int32) for text in texts]))
     answers = starts[:-1] + np.array([text.answer for text in texts])
     part = path.with_suffix(".part")
     tensors = {"ids": ids, "starts": starts, "answers": answers, **more}
@@ -356,27 +309,14 @@ def save_text(path: Path, texts: Sequence[Text], target: Path, **more: np.ndarra
     os.replace(part, path)
 
 
-def read_text(path: Path, target: Path) -> Corpus:
-    """Return stored text as a corpus; each answer is once in an epoch.
-
-    In files without `answers` all tokens count.
-
-    Raises:
-        ModelError: The file is missing or broken.
-        UsageError: Another target wrote it.
-    """
+def read_text(path: Path, target: Path) -> data.Corpus:
+    """Return stored text as a corpus, each answer once in an epoch; without `answers` all count."""
     tensors = _read(path, target)
     ids, starts = tensors["ids"], tensors["starts"]
-    return Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64), tensors.get("answers"))
+    return data.Corpus(ids, starts, np.ones(len(starts) - 1, dtype=np.int64), tensors.get("answers"))
 
 
 def read_part(path: Path, target: Path) -> Written:
-    """Return the texts of an unfinished writing.
-
-    Raises:
-        ModelError: The file is broken.
-        UsageError: Another target wrote it.
-    """
     tensors = _read(path, target)
     ids, starts, numbers = (tensors[name] for name in ("ids", "starts", "numbers"))
     prompts = (tensors["answers"] - starts[:-1]).tolist()

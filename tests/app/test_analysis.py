@@ -15,10 +15,10 @@ from app.tabs.analysis import OWN, USUAL_C, Analysis, draw, pairs_of, settings_o
 from engine.errors import UsageError
 from tests.traces.samples import sample_trace
 from traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
+from traces.definitions import FIGURES
 from traces.diff import diff
 from traces.imports.reading import read_traces
 from traces.metrics import measure
-from traces.view.figures import FIGURES
 
 
 @pytest.fixture(scope="module")
@@ -144,4 +144,4 @@ def test_the_slider_of_c_has_the_figure_of_the_run_also_beyond_its_usual_end(pag
         assert slider["value"] == round(measure(one).c, 2)
         assert slider["maximum"] >= slider["value"]
     assert measure(slower).c > USUAL_C
-    assert page.c.label == next(figure.label for figure in FIGURES if figure.key == "c")
+    assert page.c.label == FIGURES["c"].label

@@ -21,7 +21,7 @@ from app.bench.drafters import (
     with_noise,
 )
 from engine.checkpoints.pair import Pair
-from engine.drafting.plan import LONGEST
+from engine.drafting.planner import LONGEST
 from engine.model.slots import Rows
 from engine.training.measure import LoadedPair
 from engine.types import Sampling

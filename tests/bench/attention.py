@@ -24,12 +24,10 @@ from torch import Tensor
 from app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, Size
 from app.bench.figures import Figure, Note
 from app.bench.speed import one_core
-from engine.model.attention import SlotAttention
+from engine.model.attention import PaddedAttention, SlotAttention
 from engine.model.cache import Cache
 from engine.model.shape import ModelShape
 from engine.model.slots import Rows
-from engine.model.static import Size as StepSize
-from engine.model.static import StaticAttention
 from tests.bench import script
 
 SHORTEST, LONGEST = 64, 2048
@@ -54,7 +52,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as `8x6`, or `8x21_tree`."""
         return f"{self.sequences}x{self.rows}" + "_tree" * self.tree
 
     def parents(self) -> list[int]:
@@ -107,7 +104,6 @@ class Ragged:
         self._buffers.queries.div_(self._shape.head_dim**0.5)
 
     def times(self, repeats: int) -> dict[str, Figure]:
-        """Return the milliseconds of each way; one with another result than `loop` is not valid."""
         expected, figures = self._output(self.loop), dict[str, Figure]()
         for name, way in self.ways().items():
             error = float((self._output(way) - expected).abs().max())
@@ -118,7 +114,6 @@ class Ragged:
         return figures
 
     def ways(self) -> dict[str, Callable[[], None]]:
-        """Return the ways that exist on this device, by name."""
         ways = {"loop": self.loop, "masked": self.masked}
         varlen = _varlen_attn() if self._cache.tensor.is_cuda and not self._case.tree else None
         if varlen is not None:
@@ -138,12 +133,12 @@ class Ragged:
     def masked(self) -> None:
         """Call once for each layer, over the longest cache."""
         case, longest = self._case, LONGEST
-        size = StepSize(0, case.sequences, case.rows, longest, False, ())
         visible = np.zeros((case.sequences, case.rows, longest), dtype=bool)
         for slot in range(case.sequences):
             length = self._cache.length(slot)
             visible[slot, :, :length] = self._cache.ancestor_mask(slot, length - case.rows)
-        attention = StaticAttention(self._cache, self._buffers, size, self._indices)
+        slots = range(case.sequences)
+        attention = PaddedAttention(self._cache, self._buffers, slots, longest, self._indices)
         attention.mask({None: torch.from_numpy(visible).to(self._cache.tensor.device)})
         for layer in range(self._shape.layers):
             attention.run(layer, None)
@@ -197,7 +192,6 @@ class VariableLengths:
         self._lengths = self._numbers(lengths)
 
     def run(self) -> None:
-        """Call once for each layer."""
         new = self._buffers.kv.transpose(0, 1)
         for kv in self._kv:
             kv[self._places] = new
@@ -220,7 +214,6 @@ class VariableLengths:
 
 
 def lines(figures: dict[str, Figure], fastest: dict[str, str]) -> list[str]:
-    """Return a line for each case: the fastest way, and the times of the others over its own."""
     found = list[str]()
     for case, best in fastest.items():
         times = {

@@ -67,11 +67,9 @@ class Runs:
         self.traces: list[Trace] = []
 
     def decode(self, plan: Plan) -> Generate:
-        """Return the contestant of a race."""
         return speed.decode(self.cluster, plan, self.config.kind, self.traces, tree=str(self.tree))
 
     def tokens(self) -> float:
-        """Return the tokens per target forward."""
         rows = [metrics(trace) for trace in self.traces]
         return sum(m.tokens for m in rows) / sum(m.target_forwards for m in rows)
 
@@ -144,7 +142,6 @@ def _virtual(
 
 
 def chart(figures: Mapping[str, Figure], clock: str) -> str:
-    """Return an SVG chart: tokens per forward and speed-up over K."""
     rows = {shape: [f for f in figures.values() if f.detail["shape"] == shape] for shape in SHAPES}
     tokens, ratios = list[Line](), list[Line]()
     for shape, found in rows.items():
@@ -156,12 +153,10 @@ def chart(figures: Mapping[str, Figure], clock: str) -> str:
 
 
 def _spine(levels: int) -> tuple[tuple[int, ...], ...]:
-    """Return the nodes of a chain."""
     return tuple((0,) * (level + 1) for level in range(levels))
 
 
 def from_options(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
-    """Measure, and write the chart."""
     figures = measure(args.heads, QUICK if args.quick else FULL, note, args.profile)
     clock = f"virtual, {args.profile}" if args.profile else "measured, one core"
     if args.output:

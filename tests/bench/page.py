@@ -74,7 +74,6 @@ class Turns:
     tokens: int = TOKENS
 
     def press(self) -> int:
-        """Open the page and press Run; return the number of panes."""
         page = self.page
         page.set_default_timeout(PATIENCE_MS)
         page.add_init_script(FORGET)
@@ -94,7 +93,6 @@ class Turns:
         return page.wait_for_function(PANES).json_value()
 
     def finish(self) -> None:
-        """Wait until all runs have ended and the viewer shows them."""
         self.page.locator('.app-turn[data-state="done"]').wait_for()
         self.page.locator('#live-viewer [data-state="ready"]').first.wait_for()
 
@@ -167,7 +165,6 @@ def _seconds(trace: Trace) -> float:
 
 
 def last_turn(database: Path) -> list[Trace]:
-    """Return the runs of the newest turn in a database."""
     with Store(database, readonly=True) as store:
         newest = store.runs(limit=1)[0][0].header.run_id
         return [store.load(run) for run in store.group(newest)]

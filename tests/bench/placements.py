@@ -31,7 +31,6 @@ MAX_STAGES = 16
 
 
 def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Return the settings of each placement; pipelines have default and, virtually, all stages."""
     most = min(MAX_STAGES, cluster.placement.pool.stage_limits().devices)
     settings: dict[str, dict[str, Any]] = {ALONE: {}, "co-located": {"placement": "co-located"}}
     for stages in sorted({cluster.stages(0), *([most] if cluster.placement.profile else [])}):
@@ -40,7 +39,6 @@ def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 
 def measured(plan: Plan, note: Note) -> dict[str, Figure]:
-    """Race the placements of the bundled pair on worker processes, a core each."""
     pair = Pair.find()
     note("placements")
     with engine.open(pair, runtime="local-process", device="cpu") as workers:
@@ -107,7 +105,6 @@ def _figure(
 
 
 def decoding_speed(*traces: Trace) -> float:
-    """Return decoded tokens per second over all runs."""
     rows = [metrics(trace) for trace in traces]
     return sum(m.tokens for m in rows) / sum(m.decode_seconds or 0.0 for m in rows)
 

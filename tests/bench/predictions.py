@@ -21,7 +21,7 @@ from typing import Any
 import engine
 from engine.cluster.session import Cluster
 from engine.drafting.pace import Probe, in_turns, overlapped, plain_seconds, with_servers
-from engine.drafting.plan import best_wide
+from engine.drafting.planner import best_wide
 from engine.errors import UsageError
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
@@ -41,19 +41,16 @@ TREES = {"width": 2}
 
 
 def prompts() -> list[str]:
-    """Return the first prompt of each category."""
     rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     return [next(row["text"] for row in rows if row["category"] == name) for name in CATEGORIES]
 
 
 def decode(cluster: Cluster, method: str, config: dict[str, Any]) -> list[Trace]:
-    """Return the runs of all prompts."""
     limits = Limits(NEW_TOKENS)
     return [cluster.run(method, prompt, config=config, limits=limits) for prompt in prompts()]
 
 
 def speed(runs: Sequence[Trace]) -> float:
-    """Return all decoded tokens over all time of decoding."""
     found = [measure(run) for run in runs]
     return sum(m.tokens for m in found) / sum(m.tokens / (m.tokens_per_second or 1.0) for m in found)
 
@@ -70,7 +67,6 @@ def probe_of(cluster: Cluster, method: str) -> Probe | None:
 
 
 def planned_speedup(probe: Probe, kind: Kind, length: int) -> float:
-    """Return the speed-up that a plan predicts for a length."""
     if len(probe.rates[0]) > 1:
         return best_wide(probe, TREES["width"], length).speedup
     if kind == "turns":
@@ -81,7 +77,6 @@ def planned_speedup(probe: Probe, kind: Kind, length: int) -> float:
 
 
 def advised(runs: Sequence[Trace], plain: Sequence[Trace], kind: Kind, used: int, length: int) -> float:
-    """Return the mean speed-up that the advice on the planned runs predicts for another length."""
     found = list[float]()
     for run, baseline in zip(runs, plain, strict=True):
         metrics, own = measure(run), measure(baseline)
@@ -93,7 +88,6 @@ def advised(runs: Sequence[Trace], plain: Sequence[Trace], kind: Kind, used: int
 
 
 def table_of(cluster: Cluster, method: str, longest: int) -> dict[str, Any]:
-    """Return measured, planned and advised speed-ups of a method by draft length."""
     entry = find(method)
     fixed = TREES if "width" in {s.name for s in entry.settings()} else {}
     plain, runs = decode(cluster, BASELINE, {}), decode(cluster, method, fixed)
@@ -127,7 +121,6 @@ def table_of(cluster: Cluster, method: str, longest: int) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[dict[str, Any]], chosen: int) -> dict[str, Any]:
-    """Return the errors of both predictions, and what the planned length loses to the best one."""
     result = dict[str, Any]()
     for source in ("planned", "advised"):
         errors = [row[source] / row["measured"] - 1 for row in rows if row[source]]
@@ -140,7 +133,6 @@ def summary(rows: Sequence[dict[str, Any]], chosen: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pair", nargs="?", default="smollm2")
     parser.add_argument("--methods", default=METHODS)

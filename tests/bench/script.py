@@ -16,7 +16,6 @@ Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mappi
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with the options that all scripts have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     shared.add_options(parser, shared.JSON)
@@ -24,7 +23,6 @@ def options(doc: str | None) -> argparse.ArgumentParser:
 
 
 def main(parser: argparse.ArgumentParser, measure: Measure, bars: Mapping[str, Bar]) -> None:
-    """Measure, and print the figures with their bars."""
     args, begun = parser.parse_args(), time.perf_counter()
     with progress() as note:
         figures, facts = measure(args, note)

@@ -49,7 +49,6 @@ BARS = {
 
 @contextmanager
 def serving(database: Path) -> Generator[tuple[str, psutil.Process]]:
-    """Serve the playground with the bundled pair; yield the address and the process."""
     command = [sys.executable, "-m", "app.main", "play", "--pair", "bundled"]
     command += ["--port", "0", "--db", str(database)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
@@ -78,7 +77,6 @@ class Button:
 
     @classmethod
     def of(cls, page: Mapping[str, Any]) -> Button:
-        """Return the button of a page."""
         components = {c["id"]: c for c in page["components"]}
         names = {c["props"].get("elem_id"): number for number, c in components.items()}
         (handler,) = (d for d in page["dependencies"] if [names["run"], "click"] in d["targets"])
@@ -88,7 +86,6 @@ class Button:
         return cls(handler["id"], values, *places)
 
     def pressed(self, prompt: str) -> list[Any]:
-        """Return the values that are sent with a prompt."""
         changed = {self.prompt: prompt, self.length: NEW_TOKENS}
         return [changed.get(i, value) for i, value in enumerate(self.values)]
 
@@ -147,7 +144,6 @@ def _press(address: str, button: Button, prompt: str, database: Path) -> int:
 def _presses(
     address: str, button: Button, presses: int, clients: int, pressed: Callable[[int], None]
 ) -> list[str]:
-    """Press the button many times; return what went wrong, a line each."""
     with ThreadPoolExecutor(clients) as pool:
         asked = [pool.submit(_ask, address, button, PROMPTS[i % len(PROMPTS)]) for i in range(presses)]
         failed = list[str]()
@@ -158,7 +154,6 @@ def _presses(
 
 
 def _ask(address: str, button: Button, prompt: str) -> str:
-    """Send a prompt as a browser does, read the whole answer, and return the error or nothing."""
     session = uuid.uuid4().hex[:10]
     body = {"data": button.pressed(prompt), "fn_index": button.handler, "session_hash": session}
     headers = {"Origin": address}
@@ -182,7 +177,6 @@ def _mib(server: psutil.Process) -> float:
 
 
 def _stored(database: Path, expected: int) -> dict[str, int]:
-    """Return the numbers of runs: expected, stored, and not stored as done with all their rows."""
     with Store(database, readonly=True) as store:
         rows = [row for offset in range(0, expected, 100) for row in store.runs(offset=offset, limit=100)[0]]
         whole = sum(store.load(row.header.run_id).status == "done" for row in rows)

@@ -16,7 +16,6 @@ PROMPT, ROUNDS = "Write a short story about a lighthouse.", 5
 
 
 def targets() -> None:
-    """Print the milliseconds per token of SmolLM2 on one core and split over two, in turns."""
     runs = dict[str, list[tuple[float, ...]]]()
     with engine.open("smollm2", device="cpu") as whole, engine.open("smollm2", device="cpu", tp=2) as split:
         for name, cluster in [("whole", whole), ("split", split)] * ROUNDS:

@@ -26,7 +26,6 @@ CASES = (attention.Case(3, 1), attention.Case(3, 4), attention.Case(3, 6, tree=T
 
 @pytest.fixture
 def ragged(monkeypatch):
-    """Return a function that makes a case's attention of a small model with few cached rows."""
     monkeypatch.setattr(attention, "SHORTEST", 5)
     monkeypatch.setattr(attention, "LONGEST", 40)
     size = Size("small", 2, 64, 128, 4, 2)
@@ -41,7 +40,6 @@ def test_all_ways_of_attention_have_one_result(ragged, case):
 
 
 def variable_lengths(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, **more):
-    """Stand in for `varlen_attn` of torch on the CPU: causal, aligned at the end."""
     assert (scale, window_size) == (1.0, (-1, 0))
     assert max_q == int(cu_seq_q.diff().max())
     assert max_k == int(more["seqused_k"].max())
@@ -65,7 +63,6 @@ def test_the_lengths_of_varlen_are_those_of_the_sequences(ragged, monkeypatch, c
 
 
 def test_moving_the_drafter_costs_time_only_if_drafting_takes_longer_than_verifying():
-    """Llama 2: 5 x 20.0 ms + 1.3 ms (move) during 108.5 ms. Llama 3.1: 5 x 22.5 ms, 111.1 ms."""
     figures, left_out = placements.virtual("pearl-4xA100", SMALL, lambda _: None)
     assert left_out == {}
     assert all(figure.valid for figure in figures.values()), "the same tokens everywhere"

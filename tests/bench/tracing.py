@@ -50,7 +50,6 @@ class Traced(NamedTuple):
 
     @property
     def events(self) -> int:
-        """Number of rows in the trace."""
         return sum(1 for _ in self.trace.rows())
 
 
@@ -86,7 +85,6 @@ def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], di
 def run_traced(
     store: Store, cluster: Cluster, method: str, config: Mapping[str, Any], prompt: Sequence[int], new: int
 ) -> Traced:
-    """Run a method and write its trace to a store."""
     begun, own, total = time.perf_counter(), time.thread_time(), time.process_time()
     with store.listening() as listen:
         trace = cluster.run(method, prompt, config=config, limits=Limits(new), listener=listen)
@@ -96,7 +94,6 @@ def run_traced(
 
 
 def cost_of_event(store: Store, trace: Trace) -> float:
-    """Return the CPU seconds to make an event, keep it and pass it to the writer."""
     rows = [(type(row), tuple(getattr(row, f.name) for f in dataclasses.fields(row))) for row in trace.rows()]
     copy, header = Trace(trace.header), _fresh(trace.header)
     with store.record(header) as recorder:
@@ -111,7 +108,6 @@ def cost_of_event(store: Store, trace: Trace) -> float:
 
 
 def spans_per_second(store: Store, header: Header, count: int) -> float:
-    """Return spans per second from the first one added until all are in the file."""
     device = header.devices[0].name
     spans = [Span(i, device, "draft", i, i + 1, "drafter", i // 4, 0, 1, i, "done") for i in range(count)]
     recorder = store.record(_fresh(header))
@@ -151,7 +147,6 @@ def _costliest(values: Mapping[str, tuple[float, ...]], unit: str, **detail: Any
 
 
 def compare(prompt: str, new_tokens: int, database: Path) -> list[str]:
-    """Return the command to measure."""
     command = [sys.executable, "-m", "app.main", "compare", "--methods", ",".join(CONFIGS), "--json"]
     command += ["--prompt", prompt, "--max-new-tokens", str(new_tokens)]
     return [*command, "--runtime", "local-process", "--device", "cpu", "--db", str(database)]

@@ -26,14 +26,12 @@ NEW_TOKENS = 48
 
 
 def spin() -> None:
-    """Use a core until the process is ended."""
     while True:
         pass
 
 
 @contextlib.contextmanager
 def other_programs(busy: bool) -> Generator[None]:
-    """Keep a process at work."""
     process = multiprocessing.Process(target=spin, daemon=True)
     if busy:
         process.start()
@@ -45,7 +43,6 @@ def other_programs(busy: bool) -> Generator[None]:
 
 
 def race(runs: list[Trace]) -> dict[str, Any]:
-    """Return the line over a race, and the sentences under its later runs."""
     measured = [measure(run) for run in runs]
     racers = racers_of(runs, measured)
     verdicts = [verdict(i, racers, metrics) for i, metrics in enumerate(measured)][1:]
@@ -59,7 +56,6 @@ def race(runs: list[Trace]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Race and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pair", nargs="?", default="smollm2")
     parser.add_argument("--method", default=BASELINE)

@@ -137,14 +137,12 @@ def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
 
 
 def virtual_run() -> Trace:
-    """Return a run of the bundled pair on a virtual cluster."""
     with engine.open("bundled", runtime="virtual", profile="pearl-3xA100") as cluster:
         return cluster.run("speculative", "Tell me a story.", limits=Limits(96))
 
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """Yield an empty page of headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -191,7 +189,6 @@ def repeated(base: Trace, spans: int) -> Trace:
 
 
 def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
-    """Open a whole document and move in it."""
     text = json.dumps(packed(view_model([trace])), separators=(",", ":"))
     opened, worked, frames = list[float](), list[float](), dict[str, list[float]]()
     for _ in range(repeats):
@@ -231,7 +228,6 @@ class MainThread:
         self.lap()
 
     def lap(self) -> float:
-        """Return the ms since the last call."""
         metrics: list[dict[str, Any]] = self._session.send("Performance.getMetrics")["metrics"]
         now = next(float(m["value"]) for m in metrics if m["name"] == "TaskDuration")
         spent, self._last = 1000 * (now - self._last), now
@@ -239,7 +235,6 @@ class MainThread:
 
 
 def _live(page: Page, base: Trace) -> dict[str, Figure]:
-    """Let several runs grow at once, ten deltas a second."""
     whole = repeated(base, 0)
     while len(whole.commits) < TOKENS:
         whole = repeated(base, len(whole.spans) + 1)
@@ -266,7 +261,6 @@ def _live(page: Page, base: Trace) -> dict[str, Figure]:
 
 
 def _steps(trace: Trace, low: int, high: int) -> Trace:
-    """Return the part of a run with steps above `low`, up to `high`."""
     rows: dict[str, Any] = {
         name: [row for row in getattr(trace, name) if low < row.step <= high]
         for name in ("spans", "rounds", "decisions", "commits")

@@ -164,7 +164,7 @@ class ToySequence:
     def done(self) -> bool:
         return len(self.x) >= self.end
 
-    def room(self, prefix: Prefix) -> int:
+    def remaining(self, prefix: Prefix) -> int:
         return self.end - len(prefix)
 
 
@@ -216,8 +216,8 @@ class ToyRun:
         return Race()
 
     @property
-    def room(self) -> int:
-        return self.sequences[0].room(self.x)
+    def remaining(self) -> int:
+        return self.sequences[0].remaining(self.x)
 
     def commit(self, verdict: Verdict, kept: Draft | None = None, pool: object = None) -> None:
         self.verdicts.append(verdict)
@@ -296,7 +296,7 @@ class ToyDrafter:
         run, tokens, above, at = self.run, list[DraftToken](), [root(self.run.sampling, sampled)], [-1]
         columns, size = getattr(self.logits, "columns", Columns()), len(run.target.logits(prefix.tokens))
         contexts, paths = {-1: tuple(prefix.tokens.tolist())}, list[float]()
-        for level in range(min(shape.depth, run.sequences[0].room(prefix))):
+        for level in range(min(shape.depth, run.sequences[0].remaining(prefix))):
             exact = fuzzy == 1 or (calibrate and level == 0)
             logits = self.logits if exact else getattr(self.logits, "fuzzy", self.logits)
             if isinstance(logits, Parallel):

@@ -9,24 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.drafting.copy import Copier
-from engine.trace.events import (
-    Commit,
-    Copied,
-    Decision,
-    Device,
-    Document,
-    Event,
-    Footer,
-    Header,
-    Occupancy,
-    Piece,
-    Round,
-    Span,
-)
+from engine.trace import events
+from engine.trace.events import Commit, Decision, Device, Event, Header, Round, Span
 from engine.trace.trace import Trace
 from traces.imports.reading import read_traces
 
@@ -35,23 +24,8 @@ KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared", "tree")
 """`shared` is speculative decoding with both models on one device."""
 NO_DRAFTER = ("autoregressive", "llma")
 
-WORDS = (
-    " the",
-    " cat",
-    " sat",
-    " <b>on</b>",
-    " a",
-    " déjà",
-    " vu",
-    "\n",
-    ' "mat"',
-    " 猫",
-    ",",
-    " and",
-    " purred",
-    ".",
-    "&",
-)
+_TEXTS = ' the| cat| sat| <b>on</b>| a| déjà| vu|\n| "mat"| 猫|,| and| purred|.|&'
+WORDS = tuple(_TEXTS.split("|"))
 PROMPT = (1, 12, 4, 9, 3)
 DOCUMENT = (1, 2, 3, 4, 5, 10, 1, 12, 11, 8, 13, 6, 7)
 SHAPE = (-1, -1, -1, 0, 0, 1, 3, 3, 4)
@@ -65,11 +39,13 @@ TITLES = {
 }
 
 
-class _Draft:
+class _Draft(NamedTuple):
     """A drafted token, its span (-1 for a copy), and whether the target will accept it."""
 
-    def __init__(self, token: int, span: int, good: bool, q: float) -> None:
-        self.token, self.span, self.good, self.q = token, span, good, q
+    token: int
+    span: int
+    good: bool
+    q: float
 
 
 class _Simulation:
@@ -82,27 +58,24 @@ class _Simulation:
         self.step, self.now, self.position = 1, 0, len(PROMPT)
         self.known: set[int] = set()
         self.texts: list[str] = []
-        header = self.header(kind, group)
-        self.devices = header.devices
-        self.events: list[Event] = [header]
+        self.events: list[Event] = [self.header(kind, group)]
 
     def header(self, kind: str, group: str) -> Header:
-        both = (
-            Device("gpu0", "drafter", "GPU 0 · drafter", "virtual"),
-            Device("gpu1", "target", "GPU 1 · target", "virtual"),
-        )
-        shared = (Device("gpu0", "drafter+target", "GPU 0 · drafter and target", "virtual"),)
-        devices = both[1:] if kind in NO_DRAFTER else {"shared": shared}.get(kind, both)
+        if kind == "shared":
+            devices = (Device("gpu0", "drafter+target", "GPU 0 · drafter and target", "virtual"),)
+        else:
+            roles = ("target",) if kind in NO_DRAFTER else ("drafter", "target")
+            gpus = {"drafter": 0, "target": 1}
+            devices = tuple(
+                Device(f"gpu{gpus[role]}", role, f"GPU {gpus[role]} · {role}", "virtual") for role in roles
+            )
+        config = {"llma": {"copy": self.gamma}, "tree": {"width": 3, "depth": 3}, "autoregressive": {}}
         return Header(
             run_id=f"sample-{kind}",
             created="2025-01-02T03:04:05.678+00:00",
             method=self.method,
             title=TITLES[self.method],
-            config={
-                "llma": {"copy": self.gamma},
-                "tree": {"width": 3, "depth": 3},
-                "autoregressive": {},
-            }.get(kind, {"gamma": self.gamma}),
+            config=config.get(kind, {"gamma": self.gamma}),
             prompts=("Tell me about the <cat> & the mat.",),
             prompt_ids=(PROMPT,),
             sampling={"temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 7},
@@ -130,16 +103,19 @@ class _Simulation:
         return span
 
     def prefill(self) -> None:
-        target = Span(next(self.ids), self.target, "prefill", 0, 15 * MS, "target", 0, 0, 4, 0, "done")
-        self.events.append(target)
-        self.now = target.end
+        self.now = self.fed(self.target, 0, 15 * MS, "target")
         if self.method not in NO_DRAFTER:
-            start = target.end if self.drafter == self.target else 0
-            drafter = Span(
-                next(self.ids), self.drafter, "prefill", start, start + 6 * MS, "drafter", 0, 0, 4, 0, "done"
-            )
-            self.events.append(drafter)
-            self.now = max(self.now, drafter.end)
+            start = self.now if self.drafter == self.target else 0
+            self.now = max(self.now, self.fed(self.drafter, start, 6 * MS, "drafter"))
+
+    def fed(self, device: str, start: int, duration: int, model: str) -> int:
+        end = start + duration
+        self.events.append(Span(next(self.ids), device, "prefill", start, end, model, 0, 0, 4, 0, "done"))
+        return end
+
+    def drafted(self, span: int, token: int, acceptance: float) -> _Draft:
+        good = self.random.random() < acceptance
+        return _Draft(token, span, good, round(self.random.uniform(0.2, 0.9), 4))
 
     def draft(self, start: int) -> tuple[list[_Draft], int]:
         """Draft gamma tokens from time `start`; return them and the time of the last one."""
@@ -147,9 +123,7 @@ class _Simulation:
         for _ in range(self.gamma):
             span = self.work("draft", start, 3 * MS, 1)
             start = span.end
-            token = self.random.randrange(1, len(WORDS))
-            good = self.random.random() < self.acceptance
-            drafted.append(_Draft(token, span.id, good, round(self.random.uniform(0.2, 0.9), 4)))
+            drafted.append(self.drafted(span.id, self.random.randrange(1, len(WORDS)), self.acceptance))
         return drafted, start
 
     def verify(self, start: int, rows: int, kind: str = "verify") -> Span:
@@ -163,13 +137,7 @@ class _Simulation:
         for node, d in enumerate(drafted):
             fate = "accepted" if node < accepted else "rejected" if node == accepted else "discarded"
             self.decide(node, self.position + node, d, fate, span.id if fate != "discarded" else -1)
-        own = (
-            ""
-            if accepted == len(drafted) and not bonus
-            else "bonus"
-            if accepted == len(drafted)
-            else "corrected"
-        )
+        own = "corrected" if accepted < len(drafted) else "bonus" if bonus else ""
         own = "plain" if own and not drafted else own
         new = [(d.token, "accepted") for d in drafted[:accepted]]
         if own:
@@ -177,13 +145,8 @@ class _Simulation:
             self.decide(-1, self.position + accepted, _Draft(token, -1, True, 0.0), own, span.id)
             new.append((token, own))
         start = self.position
-        emitted = new[: self.tokens - len(self.texts)]
-        for token, origin in emitted:
-            self.name(token)
-            self.events.append(Commit(self.step, 0, self.position, token, origin, WORDS[token], self.now))
-            self.texts.append(WORDS[token])
-            self.position += 1
-        self.events.append(Round(self.step, 0, mode, len(drafted), accepted, len(emitted), self.now, span.id))
+        emitted = self.commit(new)
+        self.events.append(Round(self.step, 0, mode, len(drafted), accepted, emitted, self.now, span.id))
         if own or self.done:
             for i, d in enumerate(unjudged):
                 self.decide(-1, start + len(drafted) + i, d, "discarded", -1)
@@ -191,52 +154,53 @@ class _Simulation:
         self.now += MS // 20
         return accepted == len(drafted)
 
+    def commit(self, new: list[tuple[int, str]]) -> int:
+        """Commit (token, origin) of a round; return how many there was room for."""
+        emitted = new[: self.tokens - len(self.texts)]
+        for token, origin in emitted:
+            self.name(token)
+            self.events.append(Commit(self.step, 0, self.position, token, origin, WORDS[token], self.now))
+            self.texts.append(WORDS[token])
+            self.position += 1
+        return len(emitted)
+
     def decide(
         self, node: int, position: int, d: _Draft, outcome: str, verify: int, parent: int | None = None
     ) -> None:
         self.name(d.token)
         tested, copied = outcome in ("accepted", "rejected"), d.span < 0 and node >= 0
-        p = (
-            round(d.q * (1.05 if outcome == "accepted" else 0.3), 4)
-            if tested
-            else None
-            if d.span >= 0
-            else 0.625
-        )
-        rule = (
-            ("match" if copied else "ratio")
-            if tested
-            else "target"
-            if outcome in ("corrected", "bonus", "plain")
-            else ""
-        )
+        p, rule = None if d.span >= 0 else 0.625, ""
+        if tested:
+            p = round(d.q * (1.05 if outcome == "accepted" else 0.3), 4)
+            rule = "match" if copied else "ratio"
+        elif outcome in ("corrected", "bonus", "plain"):
+            rule = "target"
+        if parent is None:
+            parent = node - 1 if node >= 0 else -1
         other = d.token % (len(WORDS) - 1) + 1
         self.name(other)
-        top = ((d.token, 0.5), (other, 0.25))
-        self.events.append(
-            Decision(
-                self.step,
-                0,
-                node,
-                parent if parent is not None else node - 1 if node >= 0 else -1,
-                position,
-                d.token,
-                p,
-                d.q if d.span >= 0 else None,
-                round(self.random.random(), 4) if rule else None,
-                rule,
-                outcome,
-                d.span,
-                verify,
-                top if rule else (),
-                top if d.span >= 0 else (),
-            )
+        top, by_model = ((d.token, 0.5), (other, 0.25)), d.span >= 0
+        u = round(self.random.random(), 4) if rule else None
+        where = (
+            self.step,
+            0,
+            node,
+            parent,
+            position,
+            d.token,
+            p,
+            d.q if by_model else None,
+            u,
+            rule,
+            outcome,
         )
+        tops = (top if rule else (), top if by_model else ())
+        self.events.append(Decision(*where, d.span, verify, *tops))
 
     def name(self, token: int) -> None:
         if token not in self.known:
             self.known.add(token)
-            self.events.append(Piece(token, WORDS[token]))
+            self.events.append(events.Piece(token, WORDS[token]))
 
     def autoregressive(self) -> None:
         while not self.done:
@@ -270,8 +234,7 @@ class _Simulation:
                 span = self.work("draft", ready, 3 * MS, max(1, len(drafted) and 3))
                 ready = span.end
                 for token in self.random.sample(range(1, len(WORDS)), len(nodes)):
-                    good = self.random.random() < self.acceptance / 2
-                    drafted.append(_Draft(token, span.id, good, round(self.random.uniform(0.2, 0.9), 4)))
+                    drafted.append(self.drafted(span.id, token, self.acceptance / 2))
             span = self.verify(ready + MS // 20, len(drafted) + 1)
             self.now = span.end
             self.judge_tree(drafted, span)
@@ -294,12 +257,8 @@ class _Simulation:
         token = self.random.randrange(1, len(WORDS))
         end = path[-1] if path else -1
         self.decide(-1, self.position + len(path), _Draft(token, -1, True, 0.0), own, span.id, end)
-        new = [*((drafted[n].token, "accepted") for n in path), (token, own)][: self.tokens - len(self.texts)]
-        for token, origin in new:
-            self.events.append(Commit(self.step, 0, self.position, token, origin, WORDS[token], self.now))
-            self.texts.append(WORDS[token])
-            self.position += 1
-        counts = (len(drafted), len(path), len(new))
+        emitted = self.commit([*((drafted[n].token, "accepted") for n in path), (token, own)])
+        counts = (len(drafted), len(path), emitted)
         self.events.append(Round(self.step, 0, "verify", *counts, self.now, span.id))
         self.step += 1
         self.now += MS // 20
@@ -308,7 +267,7 @@ class _Simulation:
         """Copy from the prompt, the output and a document, after one matching token."""
         for token in (*PROMPT, *DOCUMENT):
             self.name(token)
-        self.events.append(Document(0, DOCUMENT))
+        self.events.append(events.Document(0, DOCUMENT))
         copier = Copier([DOCUMENT], 1, self.gamma)
         while not self.done:
             out = [e.token for e in self.events if isinstance(e, Commit)]
@@ -317,22 +276,20 @@ class _Simulation:
             span = self.verify(self.now, len(drafted) + 1)
             self.now = span.end
             if source:
-                self.events.append(Copied(self.step, 0, *source, length=len(drafted)))
+                self.events.append(events.Copied(self.step, 0, *source, length=len(drafted)))
             self.judge(drafted, [], span, "verify" if drafted else "plain", True)
 
     def measure(self) -> None:
         """Add a load sample of every device each 20 ms; the second device has a power sensor."""
         for time in range(0, self.now, 20 * MS):
-            for device in self.devices:
+            for device in self.events[0].devices:
                 share = round(self.random.random(), 3)
                 power = 100 + 250 * share if device.name == "gpu1" else None
-                self.events.append(Occupancy(device.name, time, share, 2**30 + time, power))
+                self.events.append(events.Occupancy(device.name, time, share, 2**30 + time, power))
 
     def finish(self) -> list[Event]:
-        last = max(
-            e.end if isinstance(e, Span) else e.time for e in self.events if isinstance(e, Span | Commit)
-        )
-        self.events.append(Footer("done", ("length",), ("".join(self.texts),), last))
+        ends = [e.end if isinstance(e, Span) else e.time for e in self.events if isinstance(e, Span | Commit)]
+        self.events.append(events.Footer("done", ("length",), ("".join(self.texts),), max(ends)))
         return self.events
 
 

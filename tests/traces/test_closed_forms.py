@@ -94,18 +94,6 @@ def test_best_gamma_of_speculative_decoding():
     assert chosen == max(range(1, 33), key=lambda g: (1 - 0.8 ** (g + 1)) / 0.2 / (g / 5 + 1))
 
 
-def test_table_7_one_rate_explains_both_methods():
-    """PEARL's run length n between rejections gives a = n / (1 + n)."""
-    table = {  # speculative: mean accepted tokens at its gamma; PEARL: mean accepted tokens
-        "codellama-7-34": (5.27, 6, 27.95),
-        "codellama-7-70": (8.32, 10, 26.53),
-        "deepseek-1.3-33": (7.23, 8, 29.65),
-        "deepseek-6.7-33": (5.69, 6, 39.90),
-    }
-    for accepted, gamma, run in table.values():
-        assert speculative_tokens(run / (1 + run), gamma) - 1 == pytest.approx(accepted, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.trace.events import Decision, Span
+from engine.trace.events import SCHEMA, Copied, Decision, Pooled, Span
 from engine.trace.jsonl import to_json, write_jsonl
 from engine.trace.trace import Trace
 from tests.traces import strategies
@@ -104,6 +104,48 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
         read_file(path)
     assert str(caught.value).startswith(f"{path} is not a SpecScope trace: ")
     assert "\n" not in str(caught.value)
+
+
+COPY = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4}
+POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), "gained": (), "size": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual", "fields", "message"),
+    [
+        (Copied, COPY, {"document": 3}, "document 3 of a copy is not in the trace"),
+        (Copied, COPY, {"document": -2}, "document -2 of a copy is not in the trace"),
+        (Copied, COPY, {"start": 1}, "a copy has start 1, match 2 and length 4"),
+        (Copied, COPY, {"match": -1}, "a copy has start 5, match -1"),
+        (Copied, COPY, {"length": -4}, "length -4"),
+        (Copied, COPY, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
+        (Pooled, POOL, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
+        (Pooled, POOL, {"window": (("a",),)}, "window of a pooled is"),
+        (
+            Pooled,
+            POOL,
+            {"model": "nobody"},
+            "model of a pooled is 'nobody'; it must be one of target, drafter",
+        ),
+        (Pooled, POOL, {"size": -1}, "a pool holds -1 n-grams"),
+        (Pooled, POOL, {"tried": ((),)}, "an n-gram without tokens"),
+    ],
+)
+def test_an_invalid_copy_or_pool_is_refused(tmp_path, kind, usual, fields, message):
+    trace = sample_trace("llma")
+    trace.copies, trace.pooled = [], []
+    trace.add(kind(**{**usual, **fields}))
+    write_file(trace, tmp_path / "trace.jsonl")
+    with pytest.raises(UsageError, match=message):
+        read_file(tmp_path / "trace.jsonl")
+
+
+def test_a_file_of_schema_1_is_read(tmp_path):
+    old = sample_trace("pearl")
+    old.header = replace(old.header, schema=1)
+    write_file(old, tmp_path / "trace.jsonl")
+    assert read_file(tmp_path / "trace.jsonl") == old
+    assert SCHEMA == 5
 
 
 @pytest.mark.parametrize(

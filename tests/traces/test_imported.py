@@ -9,10 +9,11 @@ import pytest
 from engine.errors import StoreError, UsageError
 from engine.trace.jsonl import read_jsonl, to_json
 from tests.traces.samples import sample_trace
+from traces.definitions import FACTS, FIGURES
 from traces.export.perfetto import to_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
-from traces.imported import FIGURES, NO_TOKEN, origin
+from traces.imported import NO_TOKEN, origin
 from traces.imports.modelopt import profile_of
 from traces.imports.reading import FORMS, read_traces
 from traces.metrics import measure
@@ -258,9 +259,7 @@ def test_a_mark_of_another_form_is_no_import(entry):
     view_model([trace])
 
 
-def test_every_unknown_figure_exists_and_every_form_is_recognised_alone():
-    shown = view_model([sample_trace("speculative")])["runs"][0]
-    known = set(shown["figures"]) | set(shown["metrics"])
-    assert {key for keys in FIGURES.values() for key in keys} <= known
+def test_every_figure_needs_known_facts_and_every_form_is_recognised_alone():
+    assert {fact for figure in FIGURES.values() for fact in figure.needs} <= set(FACTS)
     for name in NAMES:
         assert sum(form.recognises(rows_of(name)[0]) for form in FORMS) == 1

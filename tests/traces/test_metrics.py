@@ -11,11 +11,12 @@ from engine.trace.events import Commit, Decision, Device, Footer, Header, Occupa
 from engine.trace.trace import Trace
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces.acceptance import USED_BY, acceptance
+from traces.definitions import FIGURES
 from traces.export.report import render_report
 from traces.imports.reading import read_traces
-from traces.metrics import DEFINITIONS, Metrics, measure, speedup
+from traces.metrics import Metrics, measure, speedup
 from traces.places import Level, Slot
+from traces.view.figures import USED_BY, acceptance
 
 MS = 1_000_000
 
@@ -203,8 +204,8 @@ def test_metrics_agree_with_the_rows_of_a_sample(kind):
 
 
 def test_every_metric_has_its_definition():
-    assert list(DEFINITIONS) == [f.name for f in fields(Metrics)]
-    assert all(text.endswith(".") for text in DEFINITIONS.values())
+    assert {f.name for f in fields(Metrics)} <= set(FIGURES)
+    assert all(figure.definition.endswith(".") for figure in FIGURES.values())
 
 
 @strategies.many
@@ -232,7 +233,7 @@ def test_every_run_has_a_text_for_every_definition():
     first = metrics.per_position[0]
     assert values["conditional, by place"].startswith(f"1: {100 * first.conditional:.0f} %")
     assert values["accepted / drafted levels"] == values["accepted / drafted"], "the drafts are chains"
-    assert found[0].definition == DEFINITIONS["acceptance_rate"]
+    assert found[0].definition == FIGURES["acceptance_rate"].definition
 
 
 def test_siblings_of_a_tree_count_once_as_a_level():

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from engine.errors import UsageError
-from engine.trace.events import SCHEMA, Copied, Document, Footer, Round
+from engine.trace.events import Document, Footer, Round
 from engine.trace.jsonl import to_json
 from engine.trace.trace import Trace
 from tests.engine.worker.harness import scripted_cluster
@@ -105,25 +104,6 @@ def test_rows_are_written_and_read_again(tmp_path, trace):
         assert store.load(trace.header.run_id) == trace
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
-        ({"window": (("a",),)}, "window of a pooled is"),
-        ({"model": "nobody"}, "model of a pooled is 'nobody'; it must be one of target, drafter"),
-        ({"size": -1}, "a pool holds -1 n-grams"),
-        ({"tried": ((),)}, "an n-gram without tokens"),
-    ],
-)
-def test_an_invalid_row_is_refused(tmp_path, trace, fields, message):
-    wrong = Trace.of(trace.events())
-    wrong.pooled = [replace(trace.pooled[0], **fields)]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(to_json(e) for e in wrong.events()))
-    with pytest.raises(UsageError, match=message):
-        read_file(path)
-
-
 @pytest.fixture
 def copied():
     return sample_trace("llma", tokens=60, acceptance=0.7)
@@ -198,35 +178,6 @@ def test_the_headline_without_a_drafter_names_the_target_only(copied):
     (run,) = view_model([copied])["runs"]
     assert [part["label"] for part in run["headline"]] == ["target busy", "target idle"]
     assert run["note"] == ""
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"document": 3}, "document 3 of a copy is not in the trace"),
-        ({"document": -2}, "document -2 of a copy is not in the trace"),
-        ({"start": 1, "match": 2}, "a copy has start 1, match 2 and length 4"),
-        ({"match": -1}, "a copy has start 5, match -1"),
-        ({"length": -4}, "length -4"),
-        ({"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
-    ],
-)
-def test_an_invalid_copy_is_refused(tmp_path, copied, fields, message):
-    values = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4, **fields}
-    copied.copies = [Copied(**values)]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(to_json(e) for e in copied.events()))
-    with pytest.raises(UsageError, match=message):
-        read_file(path)
-
-
-def test_a_file_of_schema_1_is_read(tmp_path):
-    old = sample_trace("pearl")
-    old.header = replace(old.header, schema=1)
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(to_json(e) for e in old.events()))
-    assert read_file(path) == old
-    assert SCHEMA == 5
 
 
 def test_special_tokens_of_a_prompt_have_no_text(copied):

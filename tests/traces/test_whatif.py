@@ -34,12 +34,20 @@ FILES = Path(__file__).parent / "imported"
 EOS = 3
 
 
+def toy(tokens: Source, vocabulary: int = 30, eos: tuple[int, ...] = (EOS,)) -> engine.Cluster:
+    """Return a virtual cluster of a pair without files."""
+    pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, vocabulary, 4096, eos)
+    return engine.open(pair, runtime="virtual", profile=PROFILE, tokens=tokens)
+
+
+def right(rate: float) -> Source:
+    return Source(bernoulli_models((rate,), 30, avoid=[EOS]), f"bernoulli:{rate}")
+
+
 @cache
 def recorded(method: str = "speculative", tokens: int = 40, **config: Any) -> Trace:
     """Return a run in virtual time with drafts that are right with probability 0.7."""
-    pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 30, 4096, (EOS,))
-    source = Source(bernoulli_models((0.7,), 30, avoid=[EOS]), "bernoulli:0.7")
-    with engine.open(pair, runtime="virtual", profile=PROFILE, tokens=source) as cluster:
+    with toy(right(0.7)) as cluster:
         return cluster.run(method, PROMPT, config=config, limits=engine.Limits(tokens))
 
 
@@ -67,19 +75,16 @@ def test_under_the_recorded_settings_a_replay_repeats_every_row(method: str, con
     result = replayed(trace)
     assert result.replay.spans == trace.spans
     assert result.replay.rounds == trace.rounds
-    assert [replace(c, text="") for c in result.replay.commits] == [
-        replace(c, text="") for c in trace.commits
-    ]
+    plain, wanted = ([replace(c, text="") for c in t.commits] for t in (result.replay, trace))
+    assert plain == wanted
     assert result.drawn == 0
     assert measure(result.replay) == measure(trace)
     assert result.replay.header.clock == f"what-if of {trace.header.run_id} · {trace.header.clock}"
 
 
 def test_requests_of_a_replay_arrive_when_the_recorded_ones_did():
-    pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 30, 4096, (EOS,))
-    source = Source(bernoulli_models((0.7,), 30, avoid=[EOS]), "bernoulli:0.7")
     load, prompts = Load((0.0, 0.001, 0.2, 0.9), batch=2, chunk=4), [(5, 6, 7 + i) * 3 for i in range(4)]
-    with engine.open(pair, runtime="virtual", profile=PROFILE, tokens=source) as cluster:
+    with toy(right(0.7)) as cluster:
         trace = cluster.run("speculative", *prompts, config={"gamma": 3}, limits=engine.Limits(12), load=load)
     result = replayed(trace)
     assert result.replay.spans == trace.spans
@@ -270,10 +275,8 @@ class TestImported:
 def test_probabilities_of_recorded_drafts_are_kept_and_others_are_unknown():
     trace = recorded(gamma=4)
     position = next(d for d in trace.decisions if d.outcome == "accepted").position
-    changed = Trace(
-        trace.header, spans=trace.spans, commits=trace.commits, rounds=trace.rounds, footer=trace.footer
-    )
-    changed.decisions = [replace(d, p=0.5, q=0.25) if d.position == position else d for d in trace.decisions]
+    decisions = [replace(d, p=0.5, q=0.25) if d.position == position else d for d in trace.decisions]
+    changed = replace(trace, decisions=decisions)
     replay = replayed(changed, config={"gamma": 6}).replay
     kept = next(d for d in replay.decisions if d.position == position and d.outcome == "accepted")
     assert (kept.p, kept.q, kept.u) == (0.5, 0.25, None)
@@ -283,10 +286,7 @@ def test_probabilities_of_recorded_drafts_are_kept_and_others_are_unknown():
 
 def test_a_draft_of_low_recorded_probability_ends_an_assisted_draft():
     trace, config = recorded(gamma=4), {"start": 4, "confidence": 0.4}
-    doubted = Trace(
-        trace.header, spans=trace.spans, commits=trace.commits, rounds=trace.rounds, footer=trace.footer
-    )
-    doubted.decisions = [replace(d, q=0.3) for d in trace.decisions]
+    doubted = replace(trace, decisions=[replace(d, q=0.3) for d in trace.decisions])
     sure = replayed(trace, "assisted", config=config).replay
     unsure = replayed(doubted, "assisted", config=config).replay
     assert max(r.drafted for r in unsure.rounds) < max(r.drafted for r in sure.rounds)
@@ -295,7 +295,6 @@ def test_a_draft_of_low_recorded_probability_ends_an_assisted_draft():
 @cache
 def sampled(method: str = "speculative", seed: int = 0, tokens: int = 60, **config: Any) -> Trace:
     """Return a run at temperature 1 of two models that are unsure of their tokens."""
-    pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 5, 4096, ())
 
     def token(path: Any, key: str) -> int:
         return number(key, path[-1], len(path)) % 5
@@ -311,9 +310,7 @@ def sampled(method: str = "speculative", seed: int = 0, tokens: int = 60, **conf
             certainty=lambda path, _: 0.3 + path[-1] % 4 / 10,
         ),
     ]
-    with engine.open(
-        pair, runtime="virtual", profile=PROFILE, tokens=Source(tuple(models), "unsure")
-    ) as cluster:
+    with toy(Source(tuple(models), "unsure"), 5, ()) as cluster:
         sampling, limits = engine.Sampling(temperature=1.0, seed=seed), engine.Limits(tokens)
         return cluster.run(method, (1, 2, 3), config=config, sampling=sampling, limits=limits)
 
@@ -408,7 +405,6 @@ class TestConfidence:
     @pytest.mark.parametrize("seed", range(3))
     def test_drafts_end_where_those_of_a_real_run_do(self, seed: int):
         """After a wrong draft the recorded run's discarded drafts say how sure the drafter is."""
-        pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, 30, 4096, (EOS,))
         target, drafter = bernoulli_models((0.7,), 30, avoid=[EOS], seed=seed)
         unsure = Scripted(
             "drafter",
@@ -416,9 +412,7 @@ class TestConfidence:
             30,
             certainty=lambda path, _: 0.15 + number("sure", *path) % 8 / 10,
         )
-        with engine.open(
-            pair, runtime="virtual", profile=PROFILE, tokens=Source((target, unsure), "unsure")
-        ) as cluster:
+        with toy(Source((target, unsure), "unsure")) as cluster:
             limits = engine.Limits(120)
             trace = cluster.run("speculative", PROMPT, config={"gamma": 5}, limits=limits)
             real = cluster.run("assisted", PROMPT, config={"schedule": "constant"}, limits=limits)
@@ -508,9 +502,9 @@ class TestHeadsAndTrees:
         ranks = [replace(s, device="gpu7") if s.id % 2 else s for s in trace.spans]
         for run, message in [
             (bundled("tree", "8xA100", 0.0, load=True), "does not say which of them share a forward"),
-            (_changed(trace, spans=[moved, *trace.spans[1:]]), "KV cache from the target"),
-            (_changed(trace, spans=ranks), "several devices share a model"),
-            (_changed(head, header=replace(head.header, environment={})), "does not name its head"),
+            (replace(trace, spans=[moved, *trace.spans[1:]]), "KV cache from the target"),
+            (replace(trace, spans=ranks), "several devices share a model"),
+            (replace(head, header=replace(head.header, environment={})), "does not name its head"),
         ]:
             with pytest.raises(UsageError, match=message):
                 replayed(run)
@@ -519,7 +513,7 @@ class TestHeadsAndTrees:
         trace = bundled("medusa", "8xA100", 0.0)
         environment = {**trace.header.environment, "head": "gone/head"}
         with pytest.raises(ModelError, match="gone/head"):
-            replayed(_changed(trace, header=replace(trace.header, environment=environment)))
+            replayed(replace(trace, header=replace(trace.header, environment=environment)))
 
     def test_fewer_heads_of_medusa_draft_near_the_end(self):
         """Their number is not in the span."""
@@ -527,8 +521,3 @@ class TestHeadsAndTrees:
         lengths = {s.end - s.start for s in trace.spans if s.kind == "draft"}
         assert len(lengths) > 1
         assert replayed(trace).replay.spans == trace.spans
-
-
-def _changed(trace: Trace, **fields: Any) -> Trace:
-    """Return a copy of a trace with other fields."""
-    return replace(trace, **fields)

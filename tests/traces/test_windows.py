@@ -1,40 +1,222 @@
-"""Parts of stored runs have the whole document's rows of their window; bins sum to all rows."""
+"""Windows of stored runs show what the whole document shows, and their bins are plain sums."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import engine
 from engine.errors import StoreError
+from engine.methods import METHODS
+from engine.types import Limits
 from tests.traces.samples import sample_trace
+from tests.traces.test_layers import easyspec
+from tests.traces.test_servers import dsi
 from traces.store import Store
 from traces.view.document import view_model
+from traces.view.packed import packed, packed_run
 from traces.view.part import bins_view, part_document, part_sections
+from traces.windows import Work
 
-KINDS = ("speculative", "pearl", "shared", "tree", "llma")
+SCRIPTED = {
+    "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),
+    "easyspec-fuzzy": lambda: easyspec(gamma=3, new=16),
+}
+"""Runs with a pool of servers, and with fuzzy drafts."""
+PROMPTS = ("Tell me a story.", "Why?", "Once upon a time")
+BATCHES = {
+    "ems": ("ems", {}, None),
+    "batch-of-trees": ("ems", {"batch": 2, "base": "speculative", "width": 4}, None),
+    "load": ("speculative", {}, engine.Load((0.0, 0.1, 0.2), 2)),
+}
+"""Runs of several prompts: method, settings, load."""
+KEYS = tuple(dict.fromkeys((*METHODS, *SCRIPTED, *BATCHES)))
+TIMED = ("tokens", "ghosts", "rounds", "trees", "ngrams", "packings")
+BY_STEP = ("copies",)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    with Store(tmp_path_factory.mktemp("windows") / "traces.db") as opened:
-        for kind in KINDS:
-            opened.insert(_stored(kind))
+    with (
+        Store(tmp_path_factory.mktemp("methods") / "traces.db") as opened,
+        engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster,
+    ):
+        for key in KEYS:
+            if key in SCRIPTED:
+                trace = SCRIPTED[key]()
+            elif key in BATCHES:
+                method, config, load = BATCHES[key]
+                trace = cluster.run(method, *PROMPTS, config=config, load=load, limits=Limits(16))
+            else:
+                trace = cluster.run(key, PROMPTS[0], limits=Limits(16))
+            opened.insert(replace(trace, header=replace(trace.header, run_id=key)))
+        sample = sample_trace("pearl", tokens=300)
+        opened.insert(replace(sample, header=replace(sample.header, run_id="sample")))
         yield opened
 
 
-def _stored(kind):
-    trace = sample_trace(kind, tokens=300)
-    trace.header = replace(trace.header, run_id=kind)
-    return trace
+@pytest.fixture(scope="module")
+def wholes(store):
+    return {key: view_model([store.load(key)])["runs"][0] for key in KEYS}
 
 
-def _windows(size):
-    """Return the beginning, the middle and the end of a run; the document rounds to 1000 ns."""
-    first, second = (size.start + i * (size.end - size.start) // 3 // 1000 * 1000 for i in (1, 2))
-    return [(size.start, first), (first, second), (second, size.end)]
+def windows(size):
+    """Return windows in ns: the whole run, its beginning, its middle, its end."""
+    cuts = [size.start + i * (size.end - size.start) // 3 // 1000 * 1000 for i in range(3)] + [size.end]
+    return [(cuts[0], cuts[3]), *pairwise(cuts)]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_window_of_a_single_forward_or_of_none_has_a_part(store, key):
+    size = store.extent(key)
+    starts = sorted({span.start for span in store.load(key).spans})
+    windows = [*pairwise(starts), *zip(starts, starts[2:], strict=False), (starts[0], starts[0] + 1)]
+    for low, high in windows:
+        found = part_sections(store.part(key, size, low, high, 10_000), size)
+        for view in found["caches"]:
+            assert view["step"], "a cache without a step is left out"
+            assert len(view["step"]) == len(view["t"])
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_any_window_and_any_opening_part_is_a_document_in_json(store, key):
+    size = store.extent(key)
+    share = st.floats(-0.1, 1.1)
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        low=share, length=st.floats(0, 0.3) | share, spans=st.integers(1, size.spans), bins=st.integers(1, 50)
+    )
+    def check(low, length, spans, bins):
+        start = size.start + round(low * (size.end - size.start))
+        end = start + max(1, round(length * (size.end - size.start)))
+        part = store.part(key, size, start, end, 10_000)
+        documents = [
+            packed_run(part_sections(part, size)),
+            packed(part_document([(store.opening(key, size, spans), size)])),
+            bins_view(store.bins(key, size, start, end, bins), size),
+        ]
+        assert all(json.dumps(document, allow_nan=False) for document in documents)
+
+    check()
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_part_shows_what_the_whole_document_shows_of_its_window(store, wholes, key):
+    whole, size = wholes[key], store.extent(key)
+    for low, high in windows(size):
+        found = part_sections(store.part(key, size, low, high, 10_000), size)
+        start, end = found["part"]["from"], found["part"]["to"]
+        for name in TIMED:
+            wanted = [row for row in whole[name] if start <= row["t"] <= end]
+            assert [row for row in found[name] if start <= row["t"] <= end] == wanted, name
+        steps = {row["step"] for row in found["rounds"]}
+        for name in BY_STEP:
+            assert [r for r in found[name] if r["step"] in steps] == [
+                r for r in whole[name] if r["step"] in steps
+            ], name
+        assert found["pieces"].items() <= whole["pieces"].items()
+        assert found["sequences"] == whole["sequences"]
+        assert not found["copies"] or found["sources"] == whole["sources"]
+        band, cut = ([(a, b, kind) for kind, a, b in run["band"]] for run in (whole, found))
+        assert _cut(cut, start, end) == _cut(band, start, end)
+        for ours, theirs in zip(found["tracks"], whole["tracks"], strict=False):  # a part has no queue
+            assert _cut(ours["waits"], start, end) == _cut(theirs["waits"], start, end)
+            assert (ours["label"], ours["lanes"] <= theirs["lanes"]) == (theirs["label"], True)
+            if ours["lanes"] == theirs["lanes"]:
+                assert _spans(ours, start, end) == _spans(theirs, start, end)
+        for name in ("layers", "pool"):
+            assert drawn(found[name], start, end) == drawn(whole[name], start, end), name
+        parts = {(view["model"], view["label"], view["sequence"]): view for view in found["caches"]}
+        for view in whole["caches"]:
+            ours = parts.get((view["model"], view["label"], view["sequence"]), {"step": [], "t": []})
+            known, wanted = cached(ours, start, end), cached(view, start, end)
+            assert known == wanted[: len(known)]
+            assert len(wanted) - len(known) <= (2 if high < size.end else 0), "the next forward is not read"
+
+
+def cached(view, low, high):
+    """Return the rows of a cache by step in a window.
+
+    A part does not know which forwards wrote the older rows.
+    """
+    sums = [
+        ("earlier", "valid", "fuzzy", "unknown"),
+        ("lost", "lost-fuzzy"),
+        ("new",),
+        ("calibrated",),
+        ("padded",),
+    ]
+    return [
+        (step, t, [sum(view["rows"].get(state, [0] * (i + 1))[i] for state in states) for states in sums])
+        for i, (step, t) in enumerate(zip(view["step"], view["t"], strict=True))
+        if low <= t <= high
+    ]
+
+
+def drawn(section, low, high):
+    """Return the forwards of a section inside a window, and the drafts of its pool."""
+    if section is None:
+        return []
+    if "rounds" in section:
+        rows = [
+            row
+            for row in section["rounds"]
+            if low <= row["spans"]["start"][0] and row["spans"]["end"][-1] <= high
+        ]
+        return [section["devices"], section["groups"], rows] if rows else []
+    columns = section["forwards"]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    drafts = [row for row in section["drafts"] if low <= row[0] <= high]
+    return [section["servers"], [r for r in rows if low <= r["start"] and r["end"] <= high], drafts]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_bins_of_a_window_are_the_sums_over_its_rows(store, key):
+    trace, size = store.load(key), store.extent(key)
+    for low, high in windows(size):
+        for number in (7, 40):
+            found = store.bins(key, size, low, high, number)
+            assert found._asdict() == plain_bins(trace, size, low, high, number)
+
+
+def plain_bins(trace, size, low, high, number):
+    """Sum over the rows of a window one by one."""
+    width = max(1, -(-(high - low) // number))
+
+    def place(time):
+        return min((max(time, low) - low) // width, number - 1)
+
+    counts, busy = [0] * number, {}
+    for span in trace.spans:
+        if low - size.longest <= span.start <= high and span.end > low:
+            counts[place(span.start)] += 1
+            row = busy.setdefault((span.device, span.kind, span.outcome), [0] * number)
+            row[place(span.start)] += min(span.end, high) - max(span.start, low)
+    for row in busy.values():
+        for i in range(number):
+            if row[i] > width:
+                if i + 1 < number:
+                    row[i + 1] += row[i] - width
+                row[i] = width
+    tokens, drafted, accepted = ([0] * number for _ in range(3))
+    for commit in trace.commits:
+        if low <= commit.time <= high:
+            tokens[place(commit.time)] += 1
+    for r in trace.rounds:
+        if low <= r.time <= high:
+            drafted[place(r.time)] += r.drafted
+            accepted[place(r.time)] += r.accepted
+    work = [Work(d, k, o == "cancelled", row) for (d, k, o), row in sorted(busy.items())]
+    names = ("low", "width", "spans", "work", "tokens", "drafted", "accepted")
+    return dict(zip(names, (low, width, counts, work, tokens, drafted, accepted), strict=True))
 
 
 def _cut(rows, low, high):
@@ -48,30 +230,10 @@ def _spans(track, low, high):
     return [row for row in rows if row["start"] <= high and row["end"] >= low]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_part_has_the_rows_of_the_whole_document_in_its_window(store, kind):
-    (whole,) = view_model([store.load(kind)])["runs"]
-    size = store.extent(kind)
-    assert size.spans == sum(len(track["spans"]["id"]) for track in whole["tracks"])
-    for window in _windows(size):
-        found = part_sections(store.part(kind, size, *window, 10_000), size)
-        low, high = found["part"]["from"], found["part"]["to"]
-        assert high - low > 0.9 * (window[1] - window[0]) / 1e6
-        for name in ("tokens", "ghosts", "rounds"):
-            assert found[name] == [row for row in whole[name] if low <= row["t"] <= high], name
-        assert len(found["tokens"]) > 20
-        band, cut = ([(a, b, kind) for kind, a, b in run["band"]] for run in (whole, found))
-        assert _cut(cut, low, high) == _cut(band, low, high)
-        for ours, theirs in zip(found["tracks"], whole["tracks"], strict=True):
-            assert _spans(ours, low, high) == _spans(theirs, low, high)
-            assert _cut(ours["waits"], low, high) == _cut(theirs["waits"], low, high)
-            assert (ours["label"], ours["lanes"]) == (theirs["label"], theirs["lanes"])
-
-
 def test_the_first_document_has_the_beginning_and_the_extent_of_the_run(store):
-    size = store.extent("pearl")
-    document = part_document([(store.opening("pearl", size, 60), size)])
-    (run,), (whole,) = document["runs"], view_model([store.load("pearl")])["runs"]
+    size = store.extent("sample")
+    document = part_document([(store.opening("sample", size, 60), size)])
+    (run,), (whole,) = document["runs"], view_model([store.load("sample")])["runs"]
     assert run["long"] == {"spans": size.spans, "tokens": 300}
     assert (run["from"], run["to"]) == (whole["from"], whole["to"])
     assert document["axis"] == {"min": whole["from"], "max": whole["to"]}
@@ -81,37 +243,9 @@ def test_the_first_document_has_the_beginning_and_the_extent_of_the_run(store):
 
 
 def test_a_window_with_too_many_spans_has_no_rows(store):
-    size = store.extent("pearl")
-    assert store.part("pearl", size, size.start, size.end, size.spans - 1) is None
-    assert store.part("pearl", size, size.start, size.end, size.spans) is not None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_bins_count_every_span_and_token_and_all_work(store, kind):
-    trace, size = store.load(kind), store.extent(kind)
-    bins = store.bins(kind, size, size.start, size.end, 40)
-    assert len(bins.spans) == 40
-    assert sum(bins.spans) == len(trace.spans)
-    assert sum(bins.tokens) == len(trace.commits)
-    assert sum(bins.drafted) == sum(r.drafted for r in trace.rounds)
-    for device in size.working:
-        busy = sum(s.end - s.start for s in trace.spans if s.device == device)
-        found = sum(sum(row.busy) for row in bins.work if row.device == device)
-        assert abs(found - busy) < 2 * bins.width, "work beyond the last bin is cut"
-    view = bins_view(bins, size)
-    for row in (look for looks in view["tracks"].values() for look in looks):
-        assert all(0 <= share <= 1 for share in row["busy"])
-    drafts = [look for looks in view["tracks"].values() for look in looks if look["kind"] == "draft"]
-    rejected = any(d.outcome == "rejected" for d in trace.decisions)
-    assert any(look["lost"] and sum(look["busy"]) > 0 for look in drafts) == (bool(drafts) and rejected)
-
-
-def test_the_bins_of_a_window_count_only_its_spans(store):
-    trace, size = store.load("speculative"), store.extent("speculative")
-    low, high = _windows(size)[1]
-    bins = store.bins("speculative", size, low, high, 10)
-    assert sum(bins.spans) == sum(1 for s in trace.spans if s.end > low and s.start <= high)
-    assert sum(bins.tokens) == sum(1 for c in trace.commits if low <= c.time <= high)
+    size = store.extent("sample")
+    assert store.part("sample", size, size.start, size.end, size.spans - 1) is None
+    assert store.part("sample", size, size.start, size.end, size.spans) is not None
 
 
 def test_a_run_without_an_end_and_an_unknown_one_have_no_windows(store):
@@ -123,7 +257,7 @@ def test_a_run_without_an_end_and_an_unknown_one_have_no_windows(store):
 
 
 def test_the_header_of_a_run_is_read_without_its_rows(store):
-    assert store.header("tree") == store.load("tree").header
+    assert store.header("sample") == store.load("sample").header
 
 
 def test_rows_after_the_footer_change_the_size_and_the_bins_of_a_run(tmp_path):

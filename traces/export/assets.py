@@ -62,13 +62,11 @@ def viewer_script() -> str:
 
 @cache
 def viewer_style() -> str:
-    """Return the viewer's style sheet."""
     return (FOLDER / "viewer.css").read_text(encoding="utf-8")
 
 
 @cache
 def report_template() -> str:
-    """Return the page of a report, with the names of its parts in double braces."""
     return (FOLDER / "report.html").read_text(encoding="utf-8")
 
 
@@ -101,7 +99,6 @@ h1 { font: 700 22px/1.25 system-ui, sans-serif; }
 
 @cache
 def page_asset(name: str) -> str:
-    """Return a script or a style sheet of the playground's page."""
     return (FOLDER.parent / name).read_text(encoding="utf-8")
 
 

@@ -23,16 +23,11 @@ if TYPE_CHECKING:
 
 
 def write_perfetto(trace: Trace, file: IO[str]) -> None:
-    """Write the trace as one JSON object."""
     json.dump(to_perfetto(trace), file, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def to_perfetto(trace: Trace) -> dict[str, Any]:
-    """Return the trace as one JSON object of that format.
-
-    Raises:
-        UsageError: The run was imported from a file without times.
-    """
+    """Return the trace as one JSON object of that format; UsageError without times."""
     if not is_timed(trace.header):
         raise UsageError(
             f"run {trace.header.run_id} has no times, so it has no timeline; export JSONL or CSV"
@@ -61,7 +56,6 @@ def _us(nanoseconds: int) -> float:
 
 
 def _threads(trace: Trace) -> dict[int, int]:
-    """Return the thread of each span, by id: its lane, from 1."""
     by_device: dict[str, list[Span]] = {}
     for span in sorted(trace.spans, key=lambda s: (s.start, s.id)):
         by_device.setdefault(span.device, []).append(span)

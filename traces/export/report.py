@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.checkpoints.forms import model_name
 from engine.errors import UsageError
-from traces.acceptance import acceptance
 from traces.comparable import other_load
 from traces.export.assets import report_template, viewer_script, viewer_style
-from traces.view.document import view_model
-from traces.view.form import Document, RunView
+from traces.view.document import Document, RunView, view_model
+from traces.view.figures import acceptance
 from traces.view.packed import packed
 from traces.view.settings import shown_config
 
@@ -41,17 +40,10 @@ def render_report(
     earlier: Sequence[Turn] = (),
     redact_prompt: bool = False,
 ) -> str:
-    """Return the report as the text of one HTML file (UTF-8).
+    """Return the report as the text of one HTML file (UTF-8), of at least one run.
 
-    Args:
-        traces: The runs compared, in the order shown; at least one.
-        passes: For each run, all passes of it; empty if no run was repeated.
-        earlier: The turns before, each with its runs and their passes; the viewer can show them.
-        redact_prompt: Leave out prompts and texts in settings. The answers stay; they may repeat a
-            prompt.
-
-    Raises:
-        UsageError: No run was given.
+    `passes` and `redact_prompt` are those of `view_model`; the viewer can show the turns of
+    `earlier`. Redacted, the answers stay; they may repeat a prompt.
     """
     if not traces:
         raise UsageError("a report needs at least one run; 0 were given")
@@ -74,7 +66,6 @@ def render_report(
 
 
 def inline_json(value: Any) -> str:
-    """Return JSON that is safe inside a script element."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")).translate(_UNSAFE)
 
 
@@ -128,7 +119,6 @@ def _prompts(run: RunView) -> str:
 
 
 def beginning(prompt: str) -> str:
-    """Return a prompt, or one line with the beginning of a long one."""
     return prompt if len(prompt) <= LONG else " ".join(prompt[:LONG].split()) + "…"
 
 
@@ -150,7 +140,6 @@ def _output(run: RunView) -> str:
 
 
 def _compared(run: RunView) -> str:
-    """Return how the output compares with the baseline's."""
     identity = run["identity"]
     if identity is None:
         return "baseline" if run["baseline"] else "–"
@@ -160,7 +149,6 @@ def _compared(run: RunView) -> str:
 
 
 def _section(trace: Trace, run: RunView) -> str:
-    """Return one run: its texts, its end, its waiting, and all settings to repeat it."""
     header = trace.header
     texts = trace.footer.texts if trace.footer else (trace.text,)
     shares = " · ".join(f"{part['label']} {part['percent']} %" for part in run["headline"])
@@ -207,7 +195,6 @@ def _settings(values: Mapping[str, Any]) -> str:
 
 
 def _figures(title: str, head: Iterable[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
-    """Return a heading and a table, which scrolls sideways in a narrow window, also by keyboard."""
     scrolls = f'class="ss-scroll" tabindex="0" role="group" aria-label="{title}"'
     return f"<h2>{title}</h2><div {scrolls}>{_table(head, rows, kind)}</div>"
 

@@ -23,12 +23,8 @@ _DECISION = ("p", "q", "u", "rule")
 def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
     """Write one table with a header line, times in ns; open the file with `newline=""`.
 
-    A time or a token id that the file of an imported run did not hold is an empty cell.
-
-    A text that a spreadsheet would run as a formula gets an apostrophe in front.
-
-    Raises:
-        UsageError: The table is unknown.
+    A time or a token id that the file of an imported run did not hold is an empty cell. A text that
+    a spreadsheet would run as a formula gets an apostrophe in front. UsageError: no such table.
     """
     makers = {"tokens": _tokens, "decisions": _decisions, "copies": _copies, "spans": _spans}
     if table not in makers:

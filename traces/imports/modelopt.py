@@ -26,16 +26,10 @@ _TOLERANCE = 2e-6
 
 
 def _recognises(row: Any) -> bool:
-    """Return whether a JSON value is such a profile, of any version."""
     return is_object(row) and "schema_version" in row and "marginal_accept_rates" in row
 
 
 def _read(row: dict[str, Any]) -> Trace | None:
-    """Return the trace of a profile, which holds counts only.
-
-    Raises:
-        ValueError: The profile is of another version, is a placeholder, or contradicts itself.
-    """
     if row["schema_version"] != SCHEMA:
         raise ValueError(f"schema_version is {shown(row['schema_version'])}; expected {SCHEMA!r}")
     if row.get("measured") is not True:
@@ -106,10 +100,7 @@ def profile_of(trace: Trace) -> dict[str, Any]:
     """Return the profile of a run's verifications that judged a draft of the longest length.
 
     Shorter drafts, which the end of the output cuts, are left out: the rates of a profile are about
-    one draft length.
-
-    Raises:
-        UsageError: The run verified no draft, or its drafts are trees or were judged in parts.
+    one draft length. UsageError if nothing was verified, or if drafts are trees or judged in parts.
     """
     times, gamma = _verifications(trace)
     marginal = marginal_rates(times, gamma)

@@ -58,7 +58,6 @@ class _Scope(NamedTuple):
     end: float
     name: str
     place: tuple[Any, Any]
-    """(GPU, stream)"""
 
 
 class _Work(NamedTuple):
@@ -72,17 +71,10 @@ class _Work(NamedTuple):
 
 
 def _recognises(row: Any) -> bool:
-    """Return whether a JSON value is a trace in Chrome's form."""
     return is_object(row) and isinstance(row.get("traceEvents"), list)
 
 
 def _read(row: dict[str, Any]) -> Trace | None:
-    """Return the trace of a profile: spans without tokens.
-
-    Raises:
-        ValueError: The file has no such scopes on a GPU, scopes of several GPUs, or of an older
-            version.
-    """
     scopes = _scopes(row["traceEvents"])
     vllm = any(_VLLM.fullmatch(scope.name) for scope in scopes)
     work = _vllm(scopes) if vllm else _sglang(scopes)
@@ -99,11 +91,7 @@ def _read(row: dict[str, Any]) -> Trace | None:
 
 
 def _scopes(events: list[Any]) -> list[_Scope]:
-    """Return the named scopes of one stream of one GPU, by start; the stream with the most of them.
-
-    Raises:
-        ValueError: An event has a wrong type, there are too many, or they are of several GPUs.
-    """
+    """Return the named scopes, by start, of the GPU's stream with the most of them."""
     scopes: list[_Scope] = []
     for event in events:
         if not is_object(event) or event.get("ph") != "X" or event.get("cat") != "gpu_user_annotation":
@@ -133,7 +121,6 @@ def _place(event: dict[str, Any], name: str) -> str:
 
 
 def _sglang(scopes: list[_Scope]) -> list[_Work]:
-    """Return the work of SGLang's steps."""
     work: list[_Work] = []
     for scope in scopes:
         match = _SGLANG.fullmatch(scope.name)

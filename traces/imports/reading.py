@@ -45,8 +45,7 @@ class Imports:
 def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
     """Read a file; each request of another engine becomes a trace of its own.
 
-    Raises:
-        UsageError: The file cannot be read, is too large, or is of no known form or version.
+    UsageError if it cannot be read, is too large, or is of no known form or version.
     """
     content = read_bytes(Path(path), max_bytes)
     try:
@@ -78,8 +77,7 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
 def _unpacked(content: bytes) -> bytes:
     """Return the content of a file, unpacked if it is gzip, as profilers write traces.
 
-    Raises:
-        ValueError: The file is damaged, or too large when unpacked; not more is unpacked.
+    Not more than the largest file is unpacked.
     """
     if not content.startswith(b"\x1f\x8b"):
         return content
@@ -96,7 +94,6 @@ def _unpacked(content: bytes) -> bytes:
 
 
 def _form_of(rows: list[Any]) -> Form | None:
-    """Return the form of a file's values, judged by the first."""
     return next((form for form in FORMS if rows and form.recognises(rows[0])), None)
 
 
@@ -113,7 +110,6 @@ def _own(content: bytes, path: str | Path) -> Trace:
 
 
 def _read(form: Form, row: Any, number: int) -> Trace | None:
-    """Return the trace of one request, checked and dated."""
     try:
         if not form.recognises(row):
             raise ValueError(f"expected {form.name}")
@@ -134,9 +130,6 @@ def _rows(content: bytes) -> list[Any]:
     """Return the JSON values of a file: one, those of a list, or one per line.
 
     The list is empty if the file is SpecScope's own, or no JSON.
-
-    Raises:
-        ValueError: A file of another engine is too large, has too many requests, or is cut.
     """
     first = content.lstrip()[:4096].split(b"\n", 1)[0]
     if first.startswith(b'{"event"') or not first.startswith((b"{", b"[")):

@@ -33,14 +33,9 @@ class Form(NamedTuple):
     """A form of files of another engine or tool."""
 
     name: str
-    """What a message says was expected."""
     recognises: Callable[[Any], bool]
-    """Return whether a JSON value is of this form, of any version."""
     read: Callable[[dict[str, Any]], Trace | None]
-    """Return the trace of a value, or None if it says nothing of speculative decoding.
-
-    Raises ValueError for another version, or numbers that contradict each other.
-    """
+    """None if the value says nothing of speculative decoding; ValueError for another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +45,11 @@ class Request:
     source: str
     engine: str
     key: str
-    """The request's id in the file; empty without one."""
     content: Any
     """The part of the file that describes it; the run id is a hash of it."""
     steps: tuple[tuple[int, int], ...] | None = None
     """(drafted, accepted) of each verification in order; None if the file does not say."""
     counts: Counts
-    """The same as totals."""
     tokens: tuple[int, ...] | None = None
     prompt: tuple[int, ...] | None = None
     text: str = ""
@@ -70,11 +63,7 @@ class Request:
 def check_counts(
     counts: Counts, steps: int, accepted: int, arrays: tuple[tuple[int, int], ...] | None = None
 ) -> None:
-    """Check that the totals, the histogram and the arrays of a request agree.
-
-    Raises:
-        ValueError: They contradict each other; the message holds both numbers.
-    """
+    """Raise ValueError unless the totals, the histogram and the arrays of a request agree."""
     if counts.steps != steps:
         raise ValueError(f"the histogram counts {counts.steps} steps, but the number of steps is {steps}")
     if counts.accepted != accepted:
@@ -107,10 +96,7 @@ def trace_of(request: Request) -> Trace:
     The output has 1 + sum(accepted + 1) tokens: one of the prompt's forward, and per verification
     the accepted tokens and one of the target's own; the end of the text may cut the last step. A
     longer output has steps without a draft, at places that the file does not name: then no token's
-    origin is known.
-
-    Raises:
-        ValueError: The output is shorter than the steps allow, or longer than is read.
+    origin is known. ValueError if it is shorter than the steps allow, or longer than is read.
     """
     rows, unknown = _rows(request)
     if request.tokens is None:
@@ -157,13 +143,11 @@ def _rows(request: Request) -> tuple[list[Row], list[str]]:
 
 
 def _of_counts(counts: Counts) -> list[str]:
-    """Return what counts leave open."""
     lengths = [] if counts.gamma is not None else ["draft length of each step"]
     return ["origin of each token", "order of the steps", *lengths]
 
 
 def _decoded(request: Request, steps: tuple[tuple[int, int], ...], length: int) -> list[Row]:
-    """Return the rows of an output whose tokens' origins are determined."""
     ids = request.tokens or (NO_TOKEN,) * length
     start = len(request.prompt or ())
     rows: list[Row] = [Commit(0, 0, start, ids[0], "plain", "", 0)]
@@ -239,19 +223,16 @@ def _date(seconds: float) -> str:
 
 
 def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return whether a value is a JSON object."""
     return isinstance(value, dict)
 
 
 def known(row: Mapping[str, Any], names: Collection[str], what: str) -> None:
-    """Check that an object has no field beside those of the versions that are read."""
     for name in row:
         if name not in names:
             raise ValueError(f"{what} has a field {shown(name)}; expected only {', '.join(sorted(names))}")
 
 
 def whole(row: Mapping[str, Any], name: str, high: int = MOST) -> int:
-    """Return a whole number of at least 0."""
     value = row.get(name)
     if type(value) is not int or not 0 <= value <= high:
         raise ValueError(f"{name} is {_found(row, name)}; expected a whole number from 0 to {high}")
@@ -259,12 +240,10 @@ def whole(row: Mapping[str, Any], name: str, high: int = MOST) -> int:
 
 
 def optional_whole(row: Mapping[str, Any], name: str, high: int = MOST) -> int | None:
-    """Return a whole number of at least 0, or None if the field is null or missing."""
     return None if row.get(name) is None else whole(row, name, high)
 
 
 def wholes(row: Mapping[str, Any], name: str, most: int, high: int = MOST) -> tuple[int, ...]:
-    """Return a list of at most `most` whole numbers from 0 to `high`."""
     values = row.get(name)
     if not isinstance(values, list):
         raise ValueError(f"{name} is {_found(row, name)}; expected a list of whole numbers")
@@ -293,7 +272,6 @@ def histogram(row: Mapping[str, Any], name: str, first: int = 0) -> tuple[int, .
 
 
 def number(row: Mapping[str, Any], name: str) -> float:
-    """Return a finite number."""
     value: Any = row.get(name)
     if type(value) not in (int, float) or abs(value) > 1e300 or not math.isfinite(value):
         raise ValueError(f"{name} is {_found(row, name)}; expected a number")

@@ -113,7 +113,6 @@ def _read_vllm(row: dict[str, Any]) -> Trace | None:
 
 
 def _is_aiperf(row: Any) -> bool:
-    """Return whether a JSON value is such a record, of a request with or without drafts."""
     return is_object(row) and is_object(row.get("metadata")) and is_object(row.get("metrics"))
 
 
@@ -183,11 +182,7 @@ def _completion_tokens(row: dict[str, Any]) -> int | None:
 
 
 def _paired(metrics: dict[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    """Return (drafted, accepted) of each verification; None without the two lists.
-
-    Raises:
-        ValueError: One list is missing, or their lengths differ.
-    """
+    """Return (drafted, accepted) of each verification; None without the two lists."""
     if metrics.get("per_step_accepted") is None and metrics.get("per_step_drafted") is None:
         return None
     accepted = wholes(metrics, "per_step_accepted", MOST_STEPS, LONGEST_DRAFT)
@@ -219,7 +214,6 @@ def _ids(row: dict[str, Any], name: str) -> tuple[int, ...] | None:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """Return the output's text, of a completion or of a chat."""
     message = choice.get("message")
     return text(message, "content", 2**20) if is_object(message) else text(choice, "text", 2**20)
 

@@ -19,7 +19,6 @@ DRAFTER = "drafter"
 USUAL = "usual"
 """The drafter of the models that decode: the pair's own, or the one that was named."""
 Value: TypeAlias = float | str
-"""A number, or the name of a drafter."""
 MOST_CELLS = 60
 _CHAINS = frozenset({"gamma", "lookahead"})
 """Fields that are the length of a chain of drafts."""
@@ -29,22 +28,18 @@ class Axis(NamedTuple):
     """One axis of a sweep."""
 
     name: str
-    """A numeric field of the method's Config, `ACCEPTANCE` or `DRAFTER`."""
     values: tuple[Value, ...]
 
     @property
     def title(self) -> str:
-        """The name in words."""
         return self.name.replace("_", " ")
 
     @property
     def scripted(self) -> bool:
-        """Whether the values are acceptance rates."""
         return self.name == ACCEPTANCE
 
     @property
     def drafters(self) -> bool:
-        """Whether the values are drafters."""
         return self.name == DRAFTER
 
     @property
@@ -55,17 +50,14 @@ class Axis(NamedTuple):
 
 
 def value_text(value: Value) -> str:
-    """Return a value of an axis as people read it."""
     return model_name(value) if isinstance(value, str) else f"{value:g}"
 
 
 def numeric(method: Method) -> list[Setting]:
-    """Return the fields of a method's Config that are numbers, in their order."""
     return [s for s in method.settings() if s.type in (int, float)]
 
 
 def sweepable() -> list[str]:
-    """Return the keys of the methods that have a numeric field."""
     return [key for key, method in METHODS.items() if numeric(method)]
 
 
@@ -80,23 +72,17 @@ def can_be_scripted(method: Method) -> bool:
 
 
 def has_drafter(method: Method) -> bool:
-    """Return whether a model drafts for a method, so that another one can take its place."""
     return method.layout(method.configure({})).needs_drafter
 
 
 def names_of(method: Method) -> list[str]:
-    """Return the names of the axes that a method has."""
     names = [s.name for s in numeric(method)]
     names += [ACCEPTANCE] if can_be_scripted(method) else []
     return names + ([DRAFTER] if has_drafter(method) else [])
 
 
 def axis(method: Method, name: str, text: str) -> Axis:
-    """Return an axis from its values as text: `1-4, 8` or `1:4,8` for whole numbers.
-
-    Raises:
-        UsageError: The method has no such axis, or a value is no number or out of range.
-    """
+    """Return an axis from its values as text: `1-4, 8` or `1:4,8` for whole numbers."""
     found = Axis(name, ())
     if name == ACCEPTANCE:
         found = found._replace(values=shares(text))
@@ -111,11 +97,7 @@ def axis(method: Method, name: str, text: str) -> Axis:
 
 
 def check_axis(method: Method, given: Axis) -> None:
-    """Check an axis of a sweep.
-
-    Raises:
-        UsageError: The method has no such axis, or a value is missing or out of range.
-    """
+    """Raise UsageError for an unknown axis, or a value that is missing or out of range."""
     names = names_of(method)
     if given.name not in names:
         known = f"it has {', '.join(names)}" if names else f"choose one of {', '.join(sweepable())}"
@@ -132,11 +114,7 @@ def check_axis(method: Method, given: Axis) -> None:
 
 
 def numbers(text: str, field: Setting) -> tuple[int, ...]:
-    """Return the whole numbers of `1-4, 8` or `1:4,8`.
-
-    Raises:
-        UsageError: A part is neither a number nor a range of numbers, or the field refuses it.
-    """
+    """Return the whole numbers of `1-4, 8` or `1:4,8`."""
     found = list[int]()
     for part in filter(None, map(str.strip, text.split(","))):
         low, dash, high = part.replace(":", "-").partition("-")
@@ -152,11 +130,6 @@ def numbers(text: str, field: Setting) -> tuple[int, ...]:
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """Return the acceptance rates of `0.5, 0.8`.
-
-    Raises:
-        UsageError: A part is no number.
-    """
     try:
         return _floats(text)
     except UsageError:

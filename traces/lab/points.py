@@ -27,9 +27,7 @@ class Point:
 
     field: str
     value: int | None
-    """Value of the field, such as the draft length."""
     rate: float | None
-    """Acceptance rate of a tested token."""
     speedup: float | None
     source: str
     label: str

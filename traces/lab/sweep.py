@@ -47,20 +47,10 @@ class Job(NamedTuple):
     rate: float | None
     """Acceptance rate of scripted drafts; None if models draft."""
     group: str
-    """Shared by the runs of one comparison."""
     drafter: str = USUAL
 
 
-class Setup(NamedTuple):
-    """What a cell runs with."""
-
-    config: dict[str, Any]
-    rate: float | None
-    drafter: str
-
-
 Runner: TypeAlias = Callable[[Job], "Trace"]
-"""Executes a job; raises UsageError if the method refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +65,18 @@ class Sweep:
     samples: int = 2
     passes: int = 1
     measured: bool = False
-    """Whether times are measured; virtual times never vary."""
 
     @property
     def places(self) -> list[tuple[Value | None, Value]]:
-        """The (row, column) of every cell, row by row."""
         rows = self.rows.values if self.rows else (None,)
         return [(row, column) for row in rows for column in self.columns.values]
 
     @property
     def scripted(self) -> bool:
-        """Whether an axis has acceptance rates, so that no model decodes."""
         return self.columns.scripted or bool(self.rows and self.rows.scripted)
 
     def check(self) -> Method:
-        """Return the method.
-
-        Raises:
-            UsageError: A name or a number is wrong, or the sweep is too large.
-        """
+        """Return the method; UsageError for a wrong name or number, or too many cells."""
         method = find(self.method)
         axes = [self.columns, *([self.rows] if self.rows else [])]
         for one in axes:
@@ -115,8 +98,8 @@ class Sweep:
         check_range("passes", self.passes, 1, MOST_PASSES if self.measured else 1)
         return method
 
-    def setup(self, row: Value | None, column: Value) -> Setup:
-        """Return the settings, the acceptance rate and the drafter of a cell."""
+    def job(self, row: Value | None, column: Value) -> Job:
+        """Return the run of a cell, without its sample and group."""
         config, rate, drafter = dict(self.config), None, USUAL
         for one, value in ((self.columns, column), (self.rows, row)):
             if one is None:
@@ -127,7 +110,7 @@ class Sweep:
                 rate = value
             else:
                 config[one.name] = value
-        return Setup(config, rate, drafter)
+        return Job(self.method, config, 0, rate, "", drafter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +132,10 @@ class Cell:
 
     @property
     def low(self) -> float:
-        """The smallest speed-up of a sample and pass."""
         return min(map(min, self.speedups))
 
     @property
     def high(self) -> float:
-        """The largest speed-up of a sample and pass."""
         return max(map(max, self.speedups))
 
     @property
@@ -174,17 +155,11 @@ class Cell:
 
     @property
     def clock(self) -> str:
-        """The source of the times, and its profile and pair."""
         return self.traces[0][0].header.clock if self.traces else ""
 
 
 def sweep(plan: Sweep, run: Runner, cancel: threading.Event | None = None) -> Iterator[Cell]:
-    """Yield the cells as they are done, row by row; a set `cancel` ends the sweep.
-
-    Raises:
-        UsageError: The sweep is wrong.
-        SpecScopeError: A run failed.
-    """
+    """Yield the cells as they are done, row by row; a set `cancel` ends the sweep."""
     method, cancel = plan.check(), cancel or threading.Event()
     work = _Work(plan, method, run, cancel)
     for row, column in plan.places:
@@ -224,30 +199,21 @@ class _Work:
         self._groups: dict[tuple[Value | None, float | None, str, int], str] = {}
 
     def cell(self, row: Value | None, column: Value) -> Cell:
-        """Execute the runs of a cell.
-
-        Raises:
-            RunCancelled: The sweep was cancelled.
-            UsageError: The method refuses the values.
-        """
-        setup = self._plan.setup(row, column)
-        self._method.configure(setup.config)  # two values may not go together
-        samples = [self._sample(setup, row, i) for i in range(self._plan.samples)]
+        job = self._plan.job(row, column)
+        self._method.configure(job.config)  # two values may not go together
+        samples = [self._sample(job._replace(sample=i), row) for i in range(self._plan.samples)]
         speedups = tuple(tuple(_ratio(run, plain) for run, plain in passes) for passes in samples)
         return Cell(row, column, speedups, samples[0])
 
-    def _sample(self, setup: Setup, row: Value | None, sample: int) -> tuple[tuple[Trace, Trace], ...]:
-        """Return a sample's run and plain decoding, by pass."""
-        place = (row, setup.rate, setup.drafter, sample)
-        group = self._groups.setdefault(place, uuid.uuid4().hex[:12])
-        job = Job(self._method.key, setup.config, sample, setup.rate, group, setup.drafter)
+    def _sample(self, job: Job, row: Value | None) -> tuple[tuple[Trace, Trace], ...]:
+        place = (row, job.rate, job.drafter, job.sample)
+        job = job._replace(group=self._groups.setdefault(place, uuid.uuid4().hex[:12]))
         sides: dict[bool, list[Trace]] = {True: [], False: []}
         for _, plainly in alternating((True, False), self._plan.passes):
             sides[plainly].append(self._decode_plainly(job) if plainly else self._execute(job))
         return tuple(zip(sides[False], sides[True], strict=True))
 
     def _decode_plainly(self, job: Job) -> Trace:
-        """Return plain decoding under the job's conditions."""
         plain = job._replace(method=BASELINE, config={})
         if self._method.plain:
             plain = job._replace(config={**job.config, **self._method.plain})
@@ -268,11 +234,6 @@ class _Work:
 
 
 def _ratio(run: Trace, plain: Trace) -> float:
-    """Return the speed-up of a run.
-
-    Raises:
-        UsageError: The two runs have no speed, or not the same conditions.
-    """
     if different := differences(conditions([run]), conditions([plain])):
         raise UsageError(f"no speed-up over plain decoding: different {', '.join(different)}")
     found = speedup(measure(run), measure(plain))
@@ -290,23 +251,12 @@ class Scripted:
     tokens: int = 64
 
     def check(self, seeds: int) -> None:
-        """Check profile, pair, tokens, and the number of seeds.
-
-        Raises:
-            UsageError: One of them is unknown or out of range.
-        """
         check_range("tokens", self.tokens, 1, MOST_TOKENS)
         check_range("seeds", seeds, 1, MOST_SEEDS)
         Profile.load(self.profile).latency(self.profile_pair or None)
 
     def __call__(self, job: Job) -> Trace:
-        """Return the trace of a run whose drafts are right at the job's rate.
-
-        Scripted drafts have no second choices, so a tree is as good as its chain.
-
-        Raises:
-            UsageError: The method refuses its settings, or drafts n-grams of the text.
-        """
+        """Scripted drafts have no second choices, so a tree is as good as its chain."""
         import engine
         from engine.checkpoints.pair import Pair  # imports torch, which takes seconds
         from engine.simulate.oracle import Source, bernoulli_models

@@ -14,7 +14,7 @@ AIME, the data with the shortest prompts. No speed-up of PEARL is used.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from engine.heads.work import Work
@@ -22,29 +22,16 @@ from engine.simulate.profile import Profile
 from engine.simulate.roofline import Model
 from traces.closed_forms import pearl_tokens
 from traces.papers.parallelspec import round_cost
-from traces.papers.rows import Paper, Row, numbers
+from traces.papers.rows import Paper, Row
 
-_DATA = numbers("outside")
+PAPER = Paper("outside")
+_DATA = PAPER.numbers
 _KNOWN = ("EAGLE", "Hydra", "Medusa", "PLD", "SpS", "Lookahead")
 _CONTEXT = 500
 """Cached rows of a forward; a prompt of Spec-Bench with half of its answer."""
 _PROFILES = {"Spec-Bench, A100": "A100-40G", "Spec-Bench, RTX 3090": "RTX-3090"}
-_REASONS = {
-    "Spec-Bench, A100": "the authors of ParallelSpec measured 1.42x for 2.39 tokens of Medusa on an A100 40 GB; "
-    "Spec-Bench has 1.78x for 2.32 on an A100, so the two measured rounds differ by 29 %.",
-    "Spec-Bench, RTX 3090": "the costs are an A100's. A 3090 has 60 % of the bandwidth of an A100 40 GB, so a "
-    "small drafter's share of a round is less, and 23 % of its tensor rate, so many rows cost more.",
-}
-
-_VIRTUAL = "Accepted tokens over a round of the profile: forwards of drafter, heads and target, and judging."
-_WORK = (
-    "the profile has forwards and judging only. A round of the measured program also builds trees, masks and caches in "
-    "Python: for EAGLE, Hydra, Medusa and Lookahead ParallelSpec's Table 1 implies 1.64, 1.53, 1.68 and 1.21 plain "
-    "steps a round, where the profile has 1.26, 1.12, 1.10 and 1.06."
-)
 _TABLE = _DATA["nano-PEARL, H200"]
 _PLAIN = 2
-"""Column of plain decoding's tokens per second."""
 _WIDEST = 32
 _TARGET = "72B"
 _TARGET_GPUS = 2
@@ -70,7 +57,6 @@ SHAPES = {
 
 
 def profile_cost(method: str, profile: str) -> float:
-    """Return a round's time in plain steps on a profile."""
     latency, shape = Profile.load(profile).latency(), SHAPES[method]
     drafting = shape.drafts * latency("drafter", 1, _CONTEXT)
     heads = sum(latency.head(work, 1, _CONTEXT) for work in shape.heads)
@@ -78,48 +64,35 @@ def profile_cost(method: str, profile: str) -> float:
     return (drafting + heads + verification) / latency("target", 1, _CONTEXT)
 
 
+@PAPER.item(*_PROFILES)
 def _spec_bench(item: str) -> Iterator[Row]:
-    text = "Accepted tokens over the round's cost that ParallelSpec's Table 1 implies for Vicuna 7B on an A100 40 GB."
-    for method, values in _DATA[item].items():
-        if method == "columns":
-            continue
-        speed, accepted = values
+    profile = _PROFILES[item]
+    for method, (speed, accepted) in ((k, v) for k, v in _DATA[item].items() if k != "columns"):
+        row = f"{method}, speed-up"
         if method in _KNOWN:
-            ours = accepted / round_cost(method)
-            yield Row(f"{method}, speed-up", speed, ours, "closed form", text, _REASONS[item])
-            virtual = accepted / profile_cost(method, _PROFILES[item])
-            name = f"{method}, speed-up on the profile {_PROFILES[item]}"
-            yield Row(name, speed, virtual, "closed form", _VIRTUAL, _WORK)
+            yield PAPER.row(row, speed, accepted / round_cost(method), "cost of a round", item)
+            virtual = accepted / profile_cost(method, profile)
+            yield PAPER.row(f"{row} on the profile {profile}", speed, virtual, "round of the profile")
         else:
-            why = "No cost of its round is printed."
-            yield Row(f"{method}, speed-up", speed, None, "published only", why)
-        yield Row(f"{method}, accepted", accepted, None, "published only", "An input of the speed-up.")
+            yield PAPER.row(row, speed, None, "no cost")
+        yield PAPER.row(f"{method}, accepted", accepted, None, "input")
 
 
+@PAPER.item("nano-PEARL, H200")
 def _nano_pearl() -> Iterator[Row]:
-    """Yield a prediction for each speed-up, and the inputs as published."""
-    text = (
-        "PEARL's closed form at the rate 1 - 1 / MAT; gamma = round(c) of the H200; plain decoding's printed step, "
-        "and its own time of a row more."
-    )
-    reason = "the printed times include the prefill, which is the same for both ways: articles of CNN/DM at large batches."
     for name, (speed_up, accepted, plain) in ((k, v) for k, v in _TABLE.items() if k != "columns"):
         pair, _, batch = name.split(", ")
         drafter = pair.removeprefix("Qwen2.5 ").partition("/")[0]
         ours = predicted(drafter, int(batch.removeprefix("batch ")), accepted, plain)
-        yield Row(f"{name}, speed-up", speed_up, ours, "closed form", text, reason)
+        yield PAPER.row(f"{name}, speed-up", speed_up, ours, "closed form of PEARL")
         for column, number in (("MAT", accepted), ("plain tokens/s", plain)):
-            yield Row(f"{name}, {column}", number, None, "published only", "An input of the speed-up.")
+            yield PAPER.row(f"{name}, {column}", number, None, "input")
 
 
 def predicted(drafter: str, batch: int, accepted: float, plain: float) -> float:
-    """Return the speed-up over plain decoding.
+    """Return the speed-up over plain decoding of a drafter, such as `1.5B`, at MAT `accepted`.
 
-    Args:
-        drafter: Size of the drafter, such as `1.5B`.
-        batch: Sequences.
-        accepted: MAT.
-        plain: Tokens per second of plain decoding, all sequences together.
+    `plain` are the tokens per second of plain decoding, all sequences together.
     """
     rate, step = 1 - 1 / accepted, 1e3 * batch / plain
     gamma = max(1, round(step / drafter_ms(drafter)))
@@ -155,9 +128,3 @@ def _model(name: str, gpus: int, speed: float) -> Model:
         source="nano-PEARL",
         split="tensor",
     )
-
-
-PAPER = Paper(
-    "outside",
-    {name: partial(_spec_bench, name) for name in _REASONS} | {"nano-PEARL, H200": _nano_pearl},
-)

@@ -14,8 +14,8 @@ import numpy as np
 
 from engine.plot import ticks
 from traces.export.assets import file_page, page_asset
-from traces.papers.report import Summary
 from traces.papers.rows import WITHIN, Heat, Paper, Row
+from traces.papers.summary import Summary
 
 _FILTERS = {
     "exact": "exact",
@@ -29,7 +29,6 @@ _FILTERS = {
     "easy": "can hardly miss",
     "missed": f"off by more than {WITHIN:.0%}",
 }
-"""Words of a row's `data-is`, and their names."""
 _STATES = {"fitted": "fitted", "easy": "can hardly miss"}
 _KEY = (
     '<p class="key"><span><svg viewBox="0 0 12 12" aria-hidden="true"><circle class="published" cx="6" cy="6" r="5"/>'
@@ -40,7 +39,6 @@ _KEY = (
 
 
 def render_page(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
-    """Return the page as the text of one HTML file (UTF-8)."""
     return file_page("The papers, row by row", render_body(papers, rows), page_asset("papers/papers.css"))
 
 
@@ -60,7 +58,6 @@ def render_body(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
 
 
 def _filters(papers: Sequence[Paper]) -> str:
-    """Return the choices of a paper and of a kind, with the rules that hide all other rows."""
     titles = {paper.key: paper.title.partition(":")[0] for paper in papers}
     rules = [
         f'.papers:has([name="papers-paper"][value="{key}"]:checked) .paper:not([data-paper="{key}"])'
@@ -220,7 +217,6 @@ def _mixed(points: Sequence[tuple[float | None, float]]) -> bool:
 def _mark(
     row: Row, point: tuple[float | None, float], where: tuple[float, float], place: Callable[[float], float]
 ) -> str:
-    """Return a row's two circles and their line, at an abscissa and with a radius."""
     assert row.ours is not None
     (published, ours), (x, radius) = point, where
     printed = "nothing" if row.published is None else f"{row.published:.5g}"
@@ -262,7 +258,6 @@ def heat_map(heat: Heat) -> str:
 
 
 def _png(pixels: np.ndarray) -> bytes:
-    """Return an RGB picture as PNG."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
 

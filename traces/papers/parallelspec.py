@@ -20,13 +20,13 @@ import numpy as np
 from engine.heads.work import Work
 from engine.simulate.profile import Profile
 from traces.closed_forms import speculative_tokens
-from traces.papers.rows import Paper, Row, bisect, cells, numbers, published_only
+from traces.papers.rows import Paper, Row, bisect, cells, numbers, per_cell
 
-_DATA = numbers("parallelspec")
-_TAU, _AVERAGE = -1, -2
-_BASE = "V 7B "
-_COLD = ", temperature 0.0"
+PAPER = Paper("parallelspec")
+_DATA = PAPER.numbers
 _TABLE = _DATA["Table 1"]
+_TAU, _AVERAGE = -1, -2
+_BASE, _COLD = "V 7B ", ", temperature 0.0"
 LEVELS = 5
 """Levels of a draft: the parallel group of section 5.1."""
 _ROUNDS, _CONTEXT = 20_000, 500
@@ -43,10 +43,6 @@ _HEADS = {
     "Medusa": ((Work(0, LEVELS, LEVELS), 1, 1), (Work(1, 0), LEVELS, 1), 64),
 }
 """Work, rows and number of the head's forwards, without and with ParallelSpec; rows verified."""
-_WORK = (
-    "the profile has forwards and judging only; the measured program also builds trees and masks in Python in each "
-    "round, which the ratio of the two rows does not contain."
-)
 
 
 def round_cost(method: str, *, large: bool = False) -> float:
@@ -54,7 +50,7 @@ def round_cost(method: str, *, large: bool = False) -> float:
 
     The method is named as in Table 1 (`EAGLE +ParallelSpec`); a `large` target has 13B weights.
     """
-    row = _DATA["Table 1"][f"{_BASE}{method}{_COLD}"]
+    row = _TABLE[f"{_BASE}{method}{_COLD}"]
     cost = row[_TAU] / row[_AVERAGE]
     return 1 + (cost - 1) * _scale() if large else cost
 
@@ -67,86 +63,74 @@ def _scale() -> float:
 
 
 def _speeds(item: str) -> Iterator[Row]:
-    text = "tau over the round's cost; the cost is fitted to Vicuna 7B at temperature 0."
-    why = "tau is printed for the average only."
     table = _DATA[item]
     for name, column, number in cells(table):
-        if item != "Table 1" and table[name] in _DATA["Table 1"].values():
-            yield Row(f"{name}, {column}", number, None, "published only", "Repeats a row of Table 1.")
+        row = f"{name}, {column}"
+        if item != "Table 1" and table[name] in _TABLE.values():
+            yield PAPER.row(row, number, None, "repeats Table 1")
         elif column == "tau (tokens)":
-            yield Row(f"{name}, {column}", number, None, "published only", "Needs the named models.")
+            yield PAPER.row(row, number, None, "named models")
         elif column != "Avg.":
-            yield Row(f"{name}, {column}", number, None, "published only", why)
+            yield PAPER.row(row, number, None, "average only")
         else:
             method = _method(name)
             ours = table[name][_TAU] / round_cost(method, large="13B" in name)
+            why = "Vicuna's cost" if "LLaMA 3" in name else "Medusa on 13B"
             is_fit = name == f"{_BASE}{method}{_COLD}"
-            yield Row(f"{name}, {column}", number, ours, "closed form", text, _reason(name), fitted=is_fit)
+            yield PAPER.row(row, number, ours, "cost of a round", why, fitted=is_fit)
 
 
 def _method(name: str) -> str:
-    """Return the method of a row's name."""
     rest = name.partition(",")[0].replace("w/ ", "").removesuffix(" +self-distillation")
     return rest.split("B ", 1)[1]
 
 
-def _reason(name: str) -> str:
-    if "LLaMA 3" in name:
-        return (
-            "the cost is Vicuna's; Table 2's two Llama rows imply 1.48 (Llama 2) and 1.38 (Llama 3) for EAGLE, "
-            "where Vicuna 7B has 1.64."
-        )
-    return (
-        "the rows imply 1.30 target forwards a round for Medusa on 13B and 1.68 on 7B; the heads are 7 and 11 % "
-        "of the target's weights, so their size does not explain it."
-    )
-
-
+@PAPER.item("Table 1")
 def _table_1() -> Iterator[Row]:
     yield from _speeds("Table 1")
-    table, claims = _DATA["Table 1"], _DATA["claims"]
-    own, base = (
-        table[f"V 7B {name}, temperature 0.0"][_AVERAGE] for name in ("Medusa +ParallelSpec", "Medusa")
-    )
-    percent, group = round(100 * (own / base - 1), 1), claims["masks"] + 1
-    gain, size = "improvement of Vicuna 7B Medusa, %", "size of the parallel group"
-    yield Row(gain, claims["improvement"], percent, "arithmetic", "2.31 over 1.42.")
-    yield Row(size, claims["group"], group, "arithmetic", "A token and k masks.")
+    claims = _DATA["claims"]
+    own, base = (_TABLE[f"{_BASE}{name}{_COLD}"][_AVERAGE] for name in ("Medusa +ParallelSpec", "Medusa"))
+    percent = round(100 * (own / base - 1), 1)
+    yield PAPER.row("improvement of Vicuna 7B Medusa, %", claims["improvement"], percent, "Medusa's averages")
+    yield PAPER.row("size of the parallel group", claims["group"], claims["masks"] + 1, "masks")
 
 
+@PAPER.item("Table 2")
+def _table_2() -> Iterator[Row]:
+    return _speeds("Table 2")
+
+
+@PAPER.item("Table 3")
+def _table_3() -> Iterator[Row]:
+    return PAPER.rows_of(per_cell(_DATA["Table 3"]), "training")
+
+
+@PAPER.item("Figure 1")
 def _figure_1() -> Iterator[Row]:
     for base in ("Medusa", "EAGLE"):
         for method in (base, f"{base} +ParallelSpec"):
-            ours = round_cost(method) - 1
-            text = "No numbers printed: target forwards that a round spends besides its verification (Vicuna 7B)."
-            yield Row(f"{method}, drafting and overhead", None, ours, "closed form", text)
+            yield PAPER.row(f"{method}, drafting and overhead", None, round_cost(method) - 1, "overhead")
 
 
+@PAPER.item("Figure 4")
 def _figure_4() -> Iterator[Row]:
     """Speed-up over the number of masks, with acceptance that falls with the distance."""
-    table = _DATA["Table 1"]
-    tau = table[f"{_BASE}EAGLE +ParallelSpec{_COLD}"][_TAU]
+    tau = _TABLE[f"{_BASE}EAGLE +ParallelSpec{_COLD}"][_TAU]
     rate = bisect(lambda a: speculative_tokens(a, _DATA["claims"]["group"]), tau, 0, 1)
     for masks in range(1, 9):
-        tokens = speculative_tokens(rate, masks + 1)
-        text = "No numbers in the text: one rate for all levels, fitted to tau at four masks."
-        yield Row(f"tau with {masks} masks", None, tokens, "closed form", text)
+        yield PAPER.row(f"tau with {masks} masks", None, speculative_tokens(rate, masks + 1), "one rate")
 
 
+@PAPER.item("Figure 5")
 def _figure_5() -> Iterator[Row]:
-    figure = _DATA["Figure 5"]
-    base, own = figure["accepted"]
+    base, own = _DATA["Figure 5"]["accepted"]
     ours = base / own * round_cost("Medusa +ParallelSpec") / round_cost("Medusa")
-    text = "The printed accepted lengths, and Table 1's round costs of Vicuna 7B."
-    reason = "the figure counts forwards of drafter and target only; Table 1's costs include all other work of a round."
     name = "time of the text, with over without ParallelSpec"
-    yield Row(name, figure["time"], ours, "closed form", text, reason)
+    yield PAPER.row(name, _DATA["Figure 5"]["time"], ours, "accepted lengths")
 
 
+@PAPER.item("Stub head")
 def _stub_head() -> Iterator[Row]:
-    """Yield lengths and speed-ups without and with ParallelSpec, and the gain between them."""
-    fit = f"Drawn lengths of {_ROUNDS} rounds; one rate for all five levels, fitted to tau."
-    text = "The drawn length over the time of a round on the profile A100-40G."
     for name, method in _PAIRS.items():
         speeds, printed = list[float](), list[float]()
         for parallel in (False, True):
@@ -155,15 +139,13 @@ def _stub_head() -> Iterator[Row]:
             drawn = accepted_length([rate_for(tau)] * LEVELS)
             speeds.append(drawn / stub_round_cost(method, parallel=parallel))
             printed.append(speed)
-            yield Row(f"{row}, tau", tau, drawn, "simulated", fit, fitted=True)
-            yield Row(f"{row}, speed-up", speed, speeds[-1], "simulated", text, _WORK)
-        about = "The ratio of the two rows above: work that both ways have cancels out."
+            yield PAPER.row(f"{row}, tau", tau, drawn, "drawn lengths", rounds=_ROUNDS)
+            yield PAPER.row(f"{row}, speed-up", speed, speeds[-1], "drawn speed-up", "programs")
         gain, ours = printed[1] / printed[0], speeds[1] / speeds[0]
-        yield Row(f"{name}, gain by ParallelSpec", gain, ours, "simulated", about, _WORK)
+        yield PAPER.row(f"{name}, gain by ParallelSpec", gain, ours, "gain", "programs")
 
 
 def rate_for(tau: float) -> float:
-    """Return the rate of all levels at which a round has so many tokens on average."""
     return bisect(lambda rate: speculative_tokens(rate, LEVELS), tau, 0, 1)
 
 
@@ -174,25 +156,8 @@ def accepted_length(rates: Sequence[float]) -> float:
 
 
 def stub_round_cost(method: str, *, parallel: bool) -> float:
-    """Return a round's time in plain steps on the profile A100-40G."""
     latency, shapes = Profile.load("A100-40G").latency(), _HEADS[method]
     work, width, forwards = shapes[1] if parallel else shapes[0]
     drafting = forwards * latency.head(work, width, _CONTEXT)
     verification = latency("target", shapes[2], _CONTEXT) + latency.sample_us
     return (drafting + verification) / latency("target", 1, _CONTEXT)
-
-
-PAPER = Paper(
-    "parallelspec",
-    {
-        "Table 1": _table_1,
-        "Table 2": lambda: _speeds("Table 2"),
-        "Table 3": lambda: published_only(
-            _DATA["Table 3"], "Settings of the authors' training; `specscope train` has its own."
-        ),
-        "Figure 1": _figure_1,
-        "Figure 4": _figure_4,
-        "Figure 5": _figure_5,
-        "Stub head": _stub_head,
-    },
-)

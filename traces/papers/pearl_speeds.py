@@ -45,7 +45,6 @@ class Pair(NamedTuple):
 
 @cache
 def latency(pair: str) -> Latency:
-    """Return the times of a pair of the paper's two profiles."""
     for name in profiles():
         if name.startswith("pearl-") and pair in (profile := Profile.load(name)).pairs:
             return profile.latency(pair)
@@ -70,14 +69,12 @@ def pair_of(name: str, speed_up: float | None = None) -> Pair:
 
 
 def speculative(pair: Pair, gamma: int) -> float:
-    """Return the speed-up of speculative decoding."""
     return (
         speculative_tokens(pair.rate, gamma) * pair.target / (gamma * pair.drafter + pair.target + pair.step)
     )
 
 
 def best_speculative(pair: Pair) -> float:
-    """Return it at the best gamma, as appendix D.2 does."""
     return max(speculative(pair, gamma) for gamma in range(1, 33))
 
 
@@ -130,12 +127,10 @@ def assisted(pair: Pair) -> float:
 
 
 def together(pair: Pair, gamma: int) -> float:
-    """Return the milliseconds of a step that drafts and verifies at once."""
     return max(gamma * pair.drafter, pair.target) + pair.step
 
 
 def best_gamma(name: str) -> int:
-    """Return the best gamma of Table 14."""
     table = _DATA["Table 14"]
     return table["gamma"][name][table["speed"][name].index(max(table["speed"][name]))]
 
@@ -171,7 +166,6 @@ def runs(kept: float) -> np.ndarray:
 
 
 def runs_of_mean(mean: float) -> np.ndarray:
-    """Return runs with about this many accepted tokens on average."""
     wrong, _ = _recorded()
     return runs(len(wrong) / (mean + 1) / wrong.sum())
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "assets" / "papers"
 
 Kind = Literal["exact", "copied", "arithmetic", "closed form", "simulated", "measured", "published only"]
 Group = Literal["exact", "repeated", "predicted", "easy", "fitted", "not printed", "published only"]
-"""What a row shows; every row is in one group."""
 WITHIN = 0.15
 """A prediction hits if it differs from the published number by at most this share."""
 
@@ -57,7 +56,6 @@ class Row:
 
     @property
     def group(self) -> Group:
-        """What the row shows."""
         match self.kind:
             case "exact" | "published only":
                 return self.kind
@@ -72,16 +70,13 @@ class Row:
 
     @property
     def predicted(self) -> bool:
-        """Whether the row judges a prediction."""
         return self.group == "predicted"
 
     @property
     def hit(self) -> bool:
-        """Whether ours differs by at most `WITHIN`."""
         return self.difference is not None and abs(self.difference) <= WITHIN
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         missed = self.predicted and not self.hit
         return {
             "paper": self.paper,
@@ -106,32 +101,77 @@ class Heat:
 
 
 Item = Callable[[], Iterable[Row]]
-"""Computes the rows of one table or figure."""
 Entry = tuple[str, float | None, float | None]
 """(name, published number, ours) of a row."""
 
 
-@dataclass(frozen=True, slots=True)
 class Paper:
-    """A paper's key and items; title and inconsistencies are in its TOML file."""
+    """A paper's numbers (its TOML file), and the functions that compute its tables and figures.
 
-    key: str
-    items: Mapping[str, Item]
-    maps: Mapping[str, Callable[[], Sequence[Heat]]] = field(default_factory=dict[str, Any])
-    """Heat maps by item."""
+    The file's `how` has, by name, what rows share: `kind`, `text` (the assumption), `reason`,
+    `fitted` and `easy`; `why` has reasons of some rows only.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.numbers = numbers(key)
+        self.maps: dict[str, Callable[[], Sequence[Heat]]] = {}
+        self._known: dict[str, Item] = {}
 
     @property
     def title(self) -> str:
-        """Title and year."""
-        return str(numbers(self.key)["title"])
+        return str(self.numbers["title"])
 
     @property
     def inconsistencies(self) -> Sequence[str]:
         """Numbers of the paper that contradict each other, a sentence each."""
-        return numbers(self.key)["inconsistencies"]
+        return self.numbers["inconsistencies"]
+
+    @property
+    def items(self) -> Mapping[str, Item]:
+        """The tables and figures, in the order of the file's `items`."""
+        return {name: self._known[name] for name in self.numbers["items"]}
+
+    def item(self, *names: str) -> Callable[[Callable[..., Iterable[Row]]], Callable[..., Iterable[Row]]]:
+        """Register a function as that of a table or figure; one of several items gets the name."""
+
+        def register(compute: Callable[..., Iterable[Row]]) -> Callable[..., Iterable[Row]]:
+            self._known |= {name: partial(compute, name) if len(names) > 1 else compute for name in names}
+            return compute
+
+        return register
+
+    def row(
+        self,
+        name: str,
+        published: float | None,
+        ours: float | None,
+        how: str,
+        why: str = "",
+        *,
+        fitted: bool = False,
+        **words: object,
+    ) -> Row:
+        """Return a row; `words` fill the braces of the text in `how`."""
+        shared = self.numbers["how"][how]
+        return Row(
+            name,
+            published,
+            ours,
+            kind=shared["kind"],
+            assumption=shared["text"].format(**words),
+            reason=self.numbers["why"][why] if why else shared.get("reason", ""),
+            fitted=fitted or shared.get("fitted", False),
+            easy=shared.get("easy", False),
+        )
+
+    def rows_of(
+        self, entries: Iterable[Entry], how: str, *, fitted: bool = False, **words: object
+    ) -> Iterator[Row]:
+        for entry in entries:
+            yield self.row(*entry, how, "", fitted=fitted, **words)
 
     def rows(self) -> Iterator[Row]:
-        """Compute all rows, in the order of the items."""
         for item, compute in self.items.items():
             for row in compute():
                 yield replace(row, paper=self.key, item=item)
@@ -139,7 +179,6 @@ class Paper:
 
 @cache
 def numbers(key: str) -> dict[str, Any]:
-    """Return the published numbers of a paper."""
     return tomllib.loads((FOLDER / f"{key}.toml").read_text(encoding="utf-8"))
 
 
@@ -152,31 +191,14 @@ def cells(table: Mapping[str, Any], *names: str) -> Iterator[tuple[str, str, flo
 
 
 def per_cell(
-    table: Mapping[str, Any], *names: str, ours: Callable[[str, str], float], label: str = "{}, {}"
+    table: Mapping[str, Any],
+    *names: str,
+    ours: Callable[[str, str], float] | None = None,
+    label: str = "{}, {}",
 ) -> Iterator[Entry]:
     """Yield an entry for each number of a table; `ours` and `label` get its row and column."""
     for name, column, number in cells(table, *names):
-        yield label.format(name, column), number, ours(name, column)
-
-
-def rows(
-    entries: Iterable[Entry],
-    kind: Kind,
-    text: str,
-    reason: str = "",
-    *,
-    fitted: bool = False,
-    easy: bool = False,
-) -> Iterator[Row]:
-    """Yield the rows of entries that are computed in the same way; see `Row`."""
-    for name, published, ours in entries:
-        yield Row(name, published, ours, kind, text, reason, fitted, easy)
-
-
-def published_only(table: Mapping[str, Any], why: str, *names: str) -> Iterator[Row]:
-    """Yield rows without a number of ours."""
-    for name, column, number in cells(table, *names):
-        yield Row(f"{name}, {column}", number, None, "published only", why)
+        yield label.format(name, column), number, ours(name, column) if ours else None
 
 
 def bisect(function: Callable[[float], float], wanted: float, low: float, high: float) -> float:

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from traces.imported import NO_TOKEN, is_timed
-from traces.view.tokens import NumberedView
+from traces.view.tokens import NumberedView, commit_view
 
 if TYPE_CHECKING:
     from engine.trace.events import Commit, Header
@@ -30,14 +30,12 @@ class AlignedView(TypedDict):
     """A sequence of the reference run, which is the first one shown, and the runs beside it."""
 
     rows: list[RowView]
-    """For each run, in the order shown."""
 
 
 class PartRow(RowView):
     """A run beside the reference run, in a window of time of the reference run."""
 
     length: int
-    """Tokens of the run's sequence."""
     before: float
     """When the token before the first one was committed; 0 if there is none."""
     tokens: list[NumberedView]
@@ -58,11 +56,9 @@ class Output(NamedTuple):
 
     header: Header
     ids: Callable[[int], Sequence[int]]
-    """Returns the token ids of a sequence."""
 
 
 def aligned(traces: Sequence[Trace]) -> list[AlignedView]:
-    """Return how the runs align with each sequence of the first one; empty for a single run."""
     if len(traces) < 2:
         return []
     outputs = [Output(trace.header, trace.token_ids) for trace in traces]
@@ -72,7 +68,6 @@ def aligned(traces: Sequence[Trace]) -> list[AlignedView]:
 
 
 def aligned_rows(outputs: Sequence[Output], sequence: int) -> list[RowView]:
-    """Return how the runs align with a sequence of the first one."""
     return [_row(output, outputs[0], sequence) for output in outputs]
 
 
@@ -96,23 +91,11 @@ def _row(output: Output, reference: Output, sequence: int) -> RowView:
 
 
 def equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return how many ids, from the first on, are equal."""
     pairs = zip(ours, theirs, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def aligned_tokens(commits: Sequence[tuple[int, Commit]], clock: Clock) -> list[NumberedView]:
-    """Return the tokens of some commits, each with the number of the run's commits before it."""
     return [
-        {
-            "index": index,
-            "sequence": commit.sequence,
-            "position": commit.position,
-            "id": commit.token,
-            "text": commit.text,
-            "outcome": commit.origin,
-            "step": commit.step,
-            "t": clock(commit.time),
-        }
-        for index, commit in commits
+        {"index": index, **commit_view(commit, commit.text, clock(commit.time))} for index, commit in commits
     ]

@@ -51,14 +51,11 @@ class CacheView(TypedDict):
     """One sequence's rows in the cache of a model on a device."""
 
     label: str
-    """The device's label."""
     model: str
-    """`target` or `drafter`."""
     sequence: int
     step: list[int]
     """The steps with a forward, in their order on the device; 0 is prefill."""
     t: list[float]
-    """When the first forward of each step began."""
     rows: dict[str, list[int]]
     """By state of `STATES`, the rows in each step; states that no step has are left out."""
 
@@ -159,7 +156,6 @@ class _Rows:
 
     def __init__(self) -> None:
         self.segments: list[tuple[str, int]] = []
-        """(provenance, rows)."""
         self.counts: Counter[str] = Counter()
         self.length = 0
 
@@ -185,13 +181,11 @@ class _Rows:
         return dropped
 
     def fill(self, length: int) -> None:
-        """Append rows of unknown origin up to `length`."""
         if length > self.length:
             self.add("unknown", length - self.length)
 
 
 def _batch(trace: Trace, around: Around) -> list[CacheView]:
-    """Return the target's cache for each sequence of a batch, from the shares of its forwards."""
     shared = packings(trace, around)
     device = {span.id: span.device for span in trace.spans}
     labels = {d.name: d.label for d in trace.header.devices}
@@ -208,7 +202,6 @@ def _batch(trace: Trace, around: Around) -> list[CacheView]:
 
 
 def _shares(own: list[PackingView], sequence: int) -> Iterator[tuple[int, dict[str, int]]]:
-    """Yield (step, rows by state) of one sequence of a batch."""
     shares = [next(s for s in p["shares"] if s["sequence"] == sequence) for p in own]
     for (packing, share), later in zip_longest(zip(own, shares, strict=True), shares[1:]):
         counts = dict.fromkeys(STATES, 0)
@@ -240,7 +233,6 @@ class ShareView(TypedDict):
     rows: int
     """New rows: its last token and its drafts; none for a sequence that ended and is still fed."""
     cached: int
-    """Its cached rows."""
     padded_rows: int
     """Rows fed for it, padding included."""
     padded_cached: int
@@ -257,7 +249,6 @@ class PackingView(TypedDict):
 
 
 def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
-    """Return the forwards that verified several sequences at once."""
     clock, times = decoding_clock(trace), {r.step: r.time for r in trace.rounds}
     return [
         {"step": step, "span": span, "t": clock(times[step]), "shares": shares}
@@ -266,7 +257,6 @@ def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
 
 
 def _forwards(trace: Trace, around: Around) -> Iterator[tuple[int, int, list[ShareView]]]:
-    """Yield (step, span, shares) of the steps whose sequences share one forward."""
     spans = {s.id: s for s in trace.spans}
     prompts = {s.id for s in trace.spans if s.kind == "prefill"}
     fed = trace.header.config.get("feed_finished")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from engine.errors import SpecScopeError
 from engine.methods import METHODS
@@ -12,25 +12,138 @@ from traces.comparable import batch_size, drafts, other_load
 from traces.imported import is_timed, origin
 from traces.metrics import Metrics, measure, speedup
 from traces.race import Racer, Spread, race_line, racers_of, spread
-from traces.verdict import verdict
-from traces.view.aligned import aligned, equal_tokens
-from traces.view.caches import caches, packings
-from traces.view.figures import LOSSY, figure_rows, figure_texts
-from traces.view.form import VERSION, Compared, Document, Heading, IdentityView, RunView, Sections
-from traces.view.layers import layers
-from traces.view.ngrams import CopyView, NgramsView, copies, ngrams, sources
-from traces.view.servers import server_pool
+from traces.verdict import Verdict, verdict
+from traces.view.aligned import AlignedView, aligned, equal_tokens
+from traces.view.caches import CacheView, PackingView, caches, packings
+from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
+from traces.view.layers import LayersView, layers
+from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
+from traces.view.servers import ServersView, server_pool
 from traces.view.settings import config_text, drafter_text, planned_text, shown_config
-from traces.view.tokens import GhostView, TokenView, committed, ghosts, has_trees, trees
-from traces.view.tracks import band, headline, queue, rounds, tracks
+from traces.view.tokens import GhostView, TokenView, TreeView, committed, ghosts, has_trees, trees
+from traces.view.tracks import RoundView, ShareOfTime, TrackView, band, headline, queue, rounds, tracks
 from traces.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
 
 if TYPE_CHECKING:
     from engine.trace.events import Device
     from engine.trace.trace import Trace
 
-
 Made = TypeVar("Made")
+VERSION = 1
+"""Version of the document; the viewer refuses another one."""
+
+
+class IdentityView(TypedDict):
+    """How a run's token ids compare with the baseline's."""
+
+    same: bool
+    at: int | None
+    """Index of the first difference; null if there is none."""
+    length: int
+    final: bool
+
+
+class Heading(TypedDict):
+    """What a run is called and how it went."""
+
+    id: str
+    title: str
+    config: str
+    drafter: str
+    planned: str
+    badge: str
+    virtual: bool
+    lossy: str
+    """A sentence if the run is lossy, else empty."""
+    status: str
+    error: str
+    reasons: list[str]
+    prompts: list[str]
+    redacted: bool
+    greedy: bool
+    imported: bool
+    """Whether another engine made the run; then its rule of acceptance is unknown."""
+    busy: str
+    """A sentence if other programs loaded the machine during the run, else empty."""
+    timed: bool
+    """Whether the times are facts; if not, all of them are 0."""
+
+
+Extent = TypedDict("Extent", {"from": float, "to": float})
+"""The first and the last time of a run."""
+
+
+class Sections(Extent):
+    """What the viewer draws of a run."""
+
+    tracks: list[TrackView]
+    band: list[tuple[str, float, float]]
+    """(kind, start, end), see `traces.view.tracks`."""
+    headline: list[ShareOfTime]
+    note: str
+    """Why nothing was drafted, or what is unknown of an imported run; may be empty."""
+    sequences: list[int]
+    tokens: list[TokenView]
+    ghosts: list[GhostView]
+    pieces: dict[str, str]
+    """Texts of the token ids in top lists and n-grams, by id."""
+    rounds: list[RoundView]
+    copies: list[CopyView]
+    ngrams: list[NgramsView]
+    """Empty if redacted: a window begins with tokens of the prompt."""
+    caches: list[CacheView]
+    layers: LayersView | None
+    packings: list[PackingView]
+    pool: ServersView | None
+    trees: list[TreeView]
+    sources: list[SourceView]
+
+
+class Compared(TypedDict):
+    """A run's figures, and how it compares with its baseline."""
+
+    baseline: bool
+    """Whether it drafts nothing and runs are compared with it, see `traces.comparable`."""
+    over: str | None
+    """Id of the run's baseline; null without one."""
+    reason: str
+    """Why the run has no baseline; empty with one, and for a run that is shown alone."""
+    batch: int
+    """Sequences decoded at once, at most."""
+    metrics: dict[str, Any]
+    figures: dict[str, str]
+    passes: Spread | None
+    """The speeds of all passes; the other figures are the drawn pass's. Null for one pass."""
+    verdict: Verdict
+    """How fast the run is, why, and what would help. Redacted, it names no run to start."""
+    identity: IdentityView | None
+
+
+class RunView(Heading, Sections, Compared):
+    """A run."""
+
+
+class Axis(TypedDict):
+    """The first and the last time of all runs."""
+
+    min: float
+    max: float
+
+
+class Document(TypedDict):
+    """Everything that the viewer shows."""
+
+    model: int
+    state: str
+    """`empty` without runs, `live` while one of them is in progress, else `ready`."""
+    axis: Axis
+    clocks: list[str]
+    figures: list[FigureView]
+    aligned: list[AlignedView]
+    """For each sequence of the first run; empty for a single run."""
+    race: str
+    """Which run is the fastest, or that these times do not show it; empty for a single run."""
+    runs: list[RunView]
 
 
 def view_model(
@@ -79,7 +192,6 @@ def _state(traces: Sequence[Trace]) -> str:
 
 
 def heading(trace: Trace, redact_prompt: bool) -> Heading:
-    """Return what a run is called and how it went."""
     header, footer = trace.header, trace.footer
     return {
         "id": header.run_id,
@@ -152,7 +264,6 @@ class _Views:
         self._failed: list[str] = []
 
     def of(self, name: str, make: Callable[[], Made], empty: Made) -> Made:
-        """Return what `make` returns, or `empty` if it fails."""
         try:
             return make()
         except SpecScopeError:
@@ -162,7 +273,6 @@ class _Views:
             return empty
 
     def note(self) -> str:
-        """Return which views are missing; empty if none is."""
         missing = ", ".join(self._failed)
         return f"Not shown, because of a fault of SpecScope: {missing}. Please report it." if missing else ""
 
@@ -186,10 +296,7 @@ def _pieces(
 
 
 def _note(trace: Trace) -> str:
-    """Return why nothing was drafted, or what is unknown of an imported run.
-
-    The text is empty if something was drafted, or if no round has ended yet.
-    """
+    """Return why nothing was drafted, or what is unknown of an imported run; else nothing."""
     if imported := origin(trace.header):
         return imported.sentence
     if drafts(trace) or (trace.status == "running" and not trace.rounds):
@@ -219,7 +326,6 @@ def _compared(
     *,
     redact_prompt: bool,
 ) -> Compared:
-    """Return the figures of run i, and how it compares with its baseline."""
     trace, metrics, k = racers[i].trace, measured[i], racers[i].baseline
     reference = None if k is None else measured[k]
     faster = speedup(metrics, reference) if reference else racers[i].reason or None
@@ -244,7 +350,6 @@ def _compared(
 
 
 def _identity(trace: Trace, baseline: Trace) -> IdentityView:
-    """Compare token ids with the baseline's."""
     ours, theirs = trace.token_ids(), baseline.token_ids()
     length = min(len(ours), len(theirs))
     same = equal_tokens(ours, theirs)

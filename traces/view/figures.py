@@ -1,27 +1,20 @@
-"""Figures: the labels and texts of the metrics, for the viewer, the report and the page."""
+"""Figures: the labels and texts of the metrics, and all definitions of acceptance side by side."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from traces.metrics import DEFINITIONS
+from traces.definitions import FIGURES
+from traces.imported import origin
+from traces.metrics import measure
+from traces.places import drafted_levels
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
+    from engine.trace.trace import Trace
     from traces.metrics import Metrics
     from traces.race import Spread
-
-
-class Figure(NamedTuple):
-    """One row of the metric table."""
-
-    key: str
-    label: str
-    form: str
-    """`count`, `share`, `times`, `places`, `levels`, `devices`, or the number of decimals."""
-    main: bool = False
-    """Whether it is in the short table."""
 
 
 class FigureView(TypedDict):
@@ -33,47 +26,7 @@ class FigureView(TypedDict):
     definition: str
 
 
-FIGURES = (
-    Figure("tokens_per_second", "tokens/s", "1", main=True),
-    Figure("tokens_per_second_per_sequence", "tokens/s per sequence", "1"),
-    Figure("speedup", "speed-up", "times", main=True),
-    Figure("acceptance_rate", "accepted / drafted", "share", main=True),
-    Figure("acceptance_rate_tested", "accepted / tested", "share", main=True),
-    Figure("tokens_per_target_forward", "tokens / forward, own included", "2", main=True),
-    Figure("target_forwards", "target forwards", "count", main=True),
-    Figure("c", "drafter speed, c", "2", main=True),
-    Figure("both", "both busy", "share", main=True),
-    Figure("tokens", "tokens", "count"),
-    Figure("seconds", "seconds", "3"),
-    Figure("tokens_per_second_with_prefill", "tokens/s with prefill", "1"),
-    Figure("decode_seconds", "decode seconds", "3"),
-    Figure("ttft_ms", "time to first token, ms", "1"),
-    Figure("tpot_ms", "time per output token, ms", "2"),
-    Figure("draft_forwards", "drafter forwards", "count"),
-    Figure("drafted", "drafted", "count"),
-    Figure("accepted", "accepted", "count"),
-    Figure("rejected", "rejected", "count"),
-    Figure("discarded", "discarded", "count"),
-    Figure("dsi_acceptance", "acceptance, from runs", "share"),
-    Figure("mean_accepted_length", "accepted per round", "2"),
-    Figure("acceptance_length", "tokens per verification", "2"),
-    Figure("least_acceptance_length", "tokens per verification, least", "2"),
-    Figure("padding_ratio", "padding ratio", "share"),
-    Figure("padding_share", "padding share", "share"),
-    Figure("attention_cells", "query-key cells", "count"),
-    Figure("run_length", "run length", "2"),
-    Figure("per_position", "accepted / drafted by place", "places"),
-    Figure("per_level", "acceptance by level", "levels"),
-    Figure("draft_seconds_per_100_tokens", "draft seconds / 100 tokens", "3"),
-    Figure("verify_seconds_per_100_tokens", "verify seconds / 100 tokens", "3"),
-    Figure("target_waits", "target waits for drafter", "share"),
-    Figure("drafter_waits", "drafter waits for target", "share"),
-    Figure("occupancy", "occupancy, from spans", "devices"),
-    Figure("measured_occupancy", "occupancy, measured", "devices"),
-    Figure("sp_degree", "target servers at once", "count"),
-    Figure("wasted_device_seconds", "wasted device seconds", "3"),
-    Figure("preempted_device_seconds", "of these, preempted", "3"),
-)
+_SHOWN = [figure for figure in FIGURES.values() if figure.label]
 
 LOSSY = (
     "Its acceptance rule changes the distribution: the text is not drawn as the target alone would draw it."
@@ -81,40 +34,17 @@ LOSSY = (
 """The sentence shown with a run that is not lossless."""
 
 UNKNOWN = "unknown"
-"""The text of a figure that the file of an imported run leaves open."""
-
-_MORE = {
-    "speedup": (
-        "Tokens/s of this run / tokens/s of its baseline: a run that drafts nothing (autoregressive), with the same "
-        "prompt, models, clock, profile, sampling and batch size. Without one, the cell names what differs."
-    ),
-    "both": "Share of decoding in which drafter and target work at the same time.",
-    "target_waits": "Share of decoding in which only the drafter works, on a device of its own.",
-    "drafter_waits": "Share of decoding in which only the target works, and the drafter has a device of its own.",
-}
-
-
-_OF_BATCHES = {
-    "tokens_per_second": "throughput, tokens/s",
-    "tokens_per_second_per_sequence": "tokens/s per sequence",
-}
-"""Labels of the two speeds where a run decodes several sequences at once; both are main figures."""
 
 
 def figure_rows(*, batches: bool = False) -> list[FigureView]:
-    """Return every figure, in the order shown.
-
-    With `batches`, one of the runs decodes several sequences at once.
-    """
-    special = _OF_BATCHES if batches else {}
     return [
         {
             "key": f.key,
-            "label": special.get(f.key, f.label),
-            "main": f.main or f.key in special,
-            "definition": _MORE.get(f.key) or DEFINITIONS[f.key],
+            "label": (f.of_batches if batches else "") or f.label,
+            "main": f.main or (batches and bool(f.of_batches)),
+            "definition": f.definition,
         }
-        for f in FIGURES
+        for f in _SHOWN
     ]
 
 
@@ -129,13 +59,8 @@ def figure_texts(
 ) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
-    Args:
-        metrics: The run's metrics.
-        speedup: Over the baseline, or the reason why there is none.
-        labels: Label of each device; a device without one is left out of the occupancies.
-        unknown: Keys of the figures that the file of an imported run leaves open.
-        trees: Whether the run verifies trees: accepted tokens per round follow the acceptance rate.
-        passes: The speeds of all passes; the run is the median one.
+    `speedup` is the reason where there is none. A device without a label is left out of the
+    occupancies. With `trees`, accepted tokens per round follow the acceptance rate.
     """
     values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
     if trees and metrics.mean_accepted_length is not None:
@@ -148,7 +73,7 @@ def figure_texts(
         values[key] = {label: shares[name] for name, label in labels.items() if name in shares}
     if not metrics.draft_forwards and "draft_forwards" not in unknown:
         values |= {"both": None, "target_waits": None, "drafter_waits": None}
-    texts = {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in FIGURES}
+    texts = {f.key: UNKNOWN if f.key in unknown else _text(f.form, values[f.key]) for f in _SHOWN}
     if passes is not None:
         low, high, count = f"{passes['low']:.1f}", f"{passes['high']:.1f}", passes["count"]
         each = f"{low} to {high} in {count} passes" if count > 2 else f"mean of {low} and {high}"
@@ -176,3 +101,71 @@ def _text(form: str, value: Any) -> str:
             return " · ".join(f"{name} {_text('share', share)}" for name, share in value.items())
         case _:
             return f"{value:,.{int(form)}f}"
+
+
+# Acceptance: papers and engines count differently.
+
+USED_BY = {
+    "acceptance_rate": "vLLM and AIPerf: draft acceptance rate",
+    "acceptance_rate_tested": "Leviathan et al.: α",
+    "levels": "EasySpec: α, as its times show",
+    "dsi_acceptance": "DSI, from the first run of each prompt only",
+    "mean_accepted_length": "drafts only",
+    "acceptance_length": "vLLM, AIPerf, Model Optimizer: mean acceptance length; EMS-SD",
+    "tokens_per_target_forward": "Spec-Bench: mean accepted tokens",
+    "run_length": "PEARL, table 7: mean accepted tokens",
+    "per_position": "Model Optimizer: marginal rates",
+    "per_level": "EAGLE: n-α; Sequoia; this project's planner",
+    "conditional": "Model Optimizer: conditional rates",
+}
+"""Where each definition is used, by key of the figure."""
+_OWN = {
+    "conditional": (
+        "conditional, by place",
+        "Accepted / tested at each place of the draft: the rate after accepted tokens.",
+    ),
+    "levels": (
+        "accepted / drafted levels",
+        "Accepted / drafted levels: siblings of a tree count once. Of chains it is accepted / drafted.",
+    ),
+}
+"""Label and definition of rates that no other table has."""
+
+
+class Definition(NamedTuple):
+    """One definition of acceptance."""
+
+    label: str
+    values: tuple[str, ...]
+    used_by: str
+    definition: str
+
+
+def acceptance(traces: Sequence[Trace]) -> list[Definition]:
+    known = {key: (figure.label, figure.definition) for key, figure in FIGURES.items()} | _OWN
+    columns = [_acceptance_texts(trace) for trace in traces]
+    return [
+        Definition(known[key][0], tuple(column[key] for column in columns), user, known[key][1])
+        for key, user in USED_BY.items()
+    ]
+
+
+def _acceptance_texts(trace: Trace) -> dict[str, str]:
+    metrics, found = measure(trace), origin(trace.header)
+    unknown = found.figures if found else frozenset[str]()
+    texts = figure_texts(metrics, None, {}, unknown)
+    own = {
+        "conditional": UNKNOWN if "per_position" in unknown else _conditional(metrics),
+        "levels": UNKNOWN if "per_level" in unknown else _levels(trace),
+    }
+    return texts | own
+
+
+def _levels(trace: Trace) -> str:
+    accepted, drafted = drafted_levels(trace.decisions)
+    return f"{100 * accepted / drafted:.0f} %" if drafted else "–"
+
+
+def _conditional(metrics: Metrics) -> str:
+    rates = [(slot.slot, slot.conditional) for slot in metrics.per_position]
+    return " · ".join(f"{slot}: {100 * rate:.0f} %" for slot, rate in rates if rate is not None) or "–"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.view import columns_of
 from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ class PartColumns(TypedDict):
     rank: list[int]
     """Index in `LayersView.devices`."""
     kind: list[str]
-    """`attention` or `exchange`."""
     layer: list[int]
     start: list[float]
     end: list[float]
@@ -41,7 +41,6 @@ class FuzzyDraftView(TypedDict):
 
     step: int
     shown: int
-    """Id of the first fuzzy forward, whose parts are shown."""
     spans: FuzzySpanColumns
     parts: PartColumns
 
@@ -50,14 +49,12 @@ class LayersView(TypedDict):
     """The fuzzy drafts of a run."""
 
     devices: list[str]
-    """Labels of the drafting devices, by rank."""
     groups: list[list[int]]
     """[first layer, last layer] of each group whose attention outputs were exchanged together."""
     rounds: list[FuzzyDraftView]
 
 
 def layers(trace: Trace) -> LayersView | None:
-    """Return the fuzzy drafts of a run; None if no forward was fuzzy."""
     parts: dict[int, list[Part]] = {}
     for part in trace.parts:
         parts.setdefault(part.span, []).append(part)
@@ -78,7 +75,6 @@ def layers(trace: Trace) -> LayersView | None:
 
 
 def _draft(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Part]]) -> FuzzyDraftView | None:
-    """Return a step's draft; None if none of its forwards was fuzzy."""
     lead = [s for s in spans if s.rank == 0]
     fuzzy = {s.id - s.rank for s in spans if s.id in parts}
     shown = next((s.id for s in lead if s.id in fuzzy), None)
@@ -89,20 +85,19 @@ def _draft(trace: Trace, step: int, spans: list[Span], parts: dict[int, list[Par
     return {
         "step": step,
         "shown": shown,
-        "spans": {
-            "id": [s.id for s in lead],
-            "kind": [s.kind for s in lead],
-            "start": [clock(s.start) for s in lead],
-            "end": [clock(s.end) for s in lead],
-            "rows": [s.rows for s in lead],
-        },
-        "parts": {
-            "rank": [rank for rank, _ in rows],
-            "kind": [p.kind for _, p in rows],
-            "layer": [p.layer for _, p in rows],
-            "start": [clock(p.start) for _, p in rows],
-            "end": [clock(p.end) for _, p in rows],
-        },
+        "spans": columns_of(
+            FuzzySpanColumns,
+            lead,
+            start=[clock(s.start) for s in lead],
+            end=[clock(s.end) for s in lead],
+        ),
+        "parts": columns_of(
+            PartColumns,
+            [part for _, part in rows],
+            rank=[rank for rank, _ in rows],
+            start=[clock(part.start) for _, part in rows],
+            end=[clock(part.end) for _, part in rows],
+        ),
     }
 
 

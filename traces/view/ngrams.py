@@ -10,6 +10,7 @@ import codecs
 import re
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.view import row_of
 from traces.view.tokens import judged_drafts
 from traces.waiting import decoding_clock
 
@@ -30,7 +31,6 @@ class TriedView(TypedDict):
     ids: list[int]
     """Its token ids; the first is the token that it continues."""
     accepted: int
-    """How many of the other ids were accepted."""
 
 
 class NgramsView(TypedDict):
@@ -40,17 +40,14 @@ class NgramsView(TypedDict):
     step: int
     t: float
     model: str
-    """The model whose window it is."""
     window: list[list[int]]
     """The window's levels; the last one holds the model's own predictions."""
     tried: list[TriedView]
     gained: list[list[int]]
     size: int
-    """N-grams in the pool after the round."""
 
 
 def ngrams(trace: Trace) -> list[NgramsView]:
-    """Return the complete rounds that used a pool."""
     clock = decoding_clock(trace)
     times = {(r.sequence, r.step): clock(r.time) for r in trace.rounds}
     drafts = judged_drafts(trace.decisions)
@@ -97,7 +94,6 @@ class CopyView(TypedDict):
     document: int
     """Index of the document; -1 is the sequence itself, prompt and output."""
     start: int
-    """Index of the first copied token in the source."""
     match: int
     """Tokens right before `start` that equal the last tokens of the prefix."""
     length: int
@@ -116,18 +112,9 @@ class SourceView(TypedDict):
 
 
 def copies(trace: Trace) -> list[CopyView]:
-    """Return the copied drafts that were judged."""
     first = {(d.sequence, d.step): d.position for d in trace.decisions if d.node == 0}
     return [
-        {
-            "step": c.step,
-            "sequence": c.sequence,
-            "document": c.document,
-            "start": c.start,
-            "match": c.match,
-            "length": c.length,
-            "position": first[c.sequence, c.step],
-        }
+        row_of(CopyView, c, position=first[c.sequence, c.step])
         for c in trace.copies
         if (c.sequence, c.step) in first
     ]

@@ -15,25 +15,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from engine.trace.events import Commit, Span
-from traces.view.tokens import CommitView
+from traces.view import columns_of
+from traces.view.tokens import CommitView, commit_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from engine.trace.events import Event
-    from traces.view.form import Document
+    from traces.view.document import Document
 
 OBJECTS = ("tokens", "ghosts", "rounds")
-"""Fields of a run with lists of objects."""
 
 
 def packed(document: Document | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with columns in place of the long lists of its runs."""
     return {**document, "runs": [packed_run(run) for run in document["runs"]]}
 
 
 def packed_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run of a document, or its sections, with columns in place of the long lists."""
     return {
         **run,
         **{name: _objects(run[name]) for name in OBJECTS},
@@ -88,9 +86,7 @@ class Delta(TypedDict):
     """The new part of a run."""
 
     run: str
-    """Id of the run; empty before its header."""
     cursor: int
-    """Where the next delta begins."""
     ended: bool
     spans: NewSpans
     tokens: list[CommitView]
@@ -108,30 +104,10 @@ def delta(run_id: str, events: Iterable[Event], cursor: int, *, ended: bool) -> 
         "run": run_id,
         "cursor": cursor,
         "ended": ended,
-        "spans": {
-            "id": [s.id for s in spans],
-            "device": [s.device for s in spans],
-            "kind": [s.kind for s in spans],
-            "start": [_ms(s.start) for s in spans],
-            "end": [_ms(s.end) for s in spans],
-            "step": [s.step for s in spans],
-            "rows": [s.rows for s in spans],
-            "context": [s.context for s in spans],
-            "outcome": [s.outcome for s in spans],
-        },
-        "tokens": [_token(e) for e in rows if isinstance(e, Commit)],
-    }
-
-
-def _token(commit: Commit) -> CommitView:
-    return {
-        "sequence": commit.sequence,
-        "position": commit.position,
-        "id": commit.token,
-        "text": commit.text,
-        "outcome": commit.origin,
-        "step": commit.step,
-        "t": _ms(commit.time),
+        "spans": columns_of(
+            NewSpans, spans, start=[_ms(s.start) for s in spans], end=[_ms(s.end) for s in spans]
+        ),
+        "tokens": [commit_view(e, e.text, _ms(e.time)) for e in rows if isinstance(e, Commit)],
     }
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from traces.verdict import NONE
-from traces.view.document import heading, sections
+from traces.view.document import VERSION, heading, sections
 from traces.view.figures import figure_rows
-from traces.view.form import VERSION
 from traces.waiting import Timeline, decode_window, decoding_clock, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.trace.events import Device
-    from traces.bins import Bins
-    from traces.windows import Extent, Window
+    from traces.windows import Bins, Extent, Window
 
 PIECEMEAL = ("tokens", "ghosts", "rounds")
 """Sections whose rows have a time, and are cut to the window."""
@@ -31,7 +29,6 @@ class Shares(TypedDict):
     lost: bool
     cancelled: bool
     busy: list[float]
-    """The share of each bin that it fills."""
 
 
 class BinsView(TypedDict):
@@ -62,7 +59,6 @@ def part_document(parts: Sequence[tuple[Window, Extent]]) -> dict[str, Any]:
 
 
 def part_run(part: Window, size: Extent) -> dict[str, Any]:
-    """Return a run of the document with the rows of one part."""
     return {
         **heading(part.trace, False),
         **part_sections(part, size),
@@ -82,7 +78,6 @@ def part_run(part: Window, size: Extent) -> dict[str, Any]:
 
 
 def part_sections(part: Window, size: Extent) -> dict[str, Any]:
-    """Return the sections of a run in a part's window: the rows that the whole document has."""
     trace, clock = part.trace, decoding_clock(part.trace)
     if part.high < size.end:  # after the last span that was read, the waits are not known
         part = part._replace(high=min(part.high, decode_window(trace)[1]))

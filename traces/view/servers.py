@@ -31,7 +31,6 @@ class ForwardColumns(TypedDict):
 
     id: list[int]
     server: list[int]
-    """Index in `ServersView.servers`."""
     start: list[float]
     end: list[float]
     first: list[int]
@@ -42,7 +41,6 @@ class ForwardColumns(TypedDict):
     """`decided`: its scores decided tokens and rejected none; `rejected`: they rejected a draft;
     `preempted`; `stopped` with the run; `unused`: nothing needed its scores; `open`: not judged."""
     emitted: list[int]
-    """Tokens committed by its verification."""
 
 
 class ServersView(TypedDict):
@@ -68,7 +66,6 @@ def server_pool(trace: Trace, around: Around = WHOLE) -> ServersView | None:
 
 
 def _forwards(trace: Trace) -> list[Span]:
-    """Return the target's forwards in the order asked for, each as its leader's span."""
     scoring = (s for s in trace.spans if s.kind in SCORING and side(s) == "target" and s.rank == 0)
     return sorted(scoring, key=lambda s: s.id)
 
@@ -111,7 +108,6 @@ def _positions(
 
 
 def _outcomes(trace: Trace, forwards: list[Span]) -> list[str]:
-    """Return the column `outcome`."""
     preempted_ids = {s.id for s in preempted(trace)}
     rejecting = {d.verify_span for d in trace.decisions if d.outcome == "rejected"}
     judged = {r.span for r in trace.rounds}

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from engine.trace.events import Header
 
 LONGEST = 32
-"""Characters of a value in a heading."""
 
 
 def shown_config(header: Header, redact_prompt: bool) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def models_text(header: Header) -> str:
 
 
 class _Planned(NamedTuple):
-    """The facts of `engine.drafting.plan.Plan`."""
+    """The facts of `engine.drafting.planner.Plan`."""
 
     nodes: int
     levels: int
@@ -83,13 +82,11 @@ def planned_text(header: Header) -> str:
 
 
 def predicted_speedup(header: Header) -> float | None:
-    """Return the speed-up that a plan predicted; None if the draft was not planned."""
     plan = _planned(header)
     return None if plan is None else plan.speedup
 
 
 def _planned(header: Header) -> _Planned | None:
-    """Return the plan; None if there is none, or one of another origin."""
     plan = header.environment.get("planned", {})
     try:
         size, tokens = (int(plan["nodes"]), int(plan["levels"])), float(plan["tokens_per_forward"])

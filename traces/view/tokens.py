@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, TypedDict
 
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT, shown_text
+from traces.view import row_of
 from traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
@@ -30,18 +31,15 @@ class DecisionView(TypedDict, total=False):
     p: float | None
     q: float | None
     u: float | None
-    """The uniform draw of the test."""
     chance: float | None
     """The probability that the rule accepts the token; null if nothing is drawn."""
     rule: str
     draft: int
-    """Id of the span that drafted it; -1 for none."""
+    """Id of a span; -1 for none."""
     verify: int
-    """Id of the span that decided it; -1 for none."""
     top_p: list[tuple[int, float | None]]
-    """The target's most probable tokens: (id, probability)."""
+    """The most probable tokens: (id, probability)."""
     top_q: list[tuple[int, float | None]]
-    """The drafter's most probable tokens."""
 
 
 class CommitView(TypedDict):
@@ -53,7 +51,6 @@ class CommitView(TypedDict):
     id: int
     text: str
     outcome: str
-    """`accepted`, `corrected`, `bonus` or `plain`."""
     step: int
     t: float
 
@@ -62,7 +59,6 @@ class NumberedView(CommitView):
     """A committed token of a part."""
 
     index: int
-    """Number of the commit in the run."""
 
 
 class TokenView(DecisionView, NumberedView):
@@ -73,7 +69,6 @@ class TokenView(DecisionView, NumberedView):
 
 
 def committed(trace: Trace) -> Iterator[TokenView]:
-    """Yield the tokens of the output, each with the decision that kept it."""
     clock = decoding_clock(trace)
     lost = ("rejected", "discarded")
     decisions = {(d.sequence, d.position): d for d in trace.decisions if d.outcome not in lost}
@@ -85,28 +80,16 @@ def committed(trace: Trace) -> Iterator[TokenView]:
             before, latest = latest, now
         last[commit.sequence] = before, latest
         decision = decisions.get((commit.sequence, commit.position))
-        yield _token(trace, commit, decision, index, now, round(now - before, 3))
+        row = commit_view(commit, shown_text(trace.header, commit), now)
+        token: TokenView = {"index": index, **row, "gap": round(now - before, 3)}
+        yield {**token, **decided(trace, decision)} if decision else token
 
 
-def _token(
-    trace: Trace, commit: Commit, decision: Decision | None, index: int, now: float, gap: float
-) -> TokenView:
-    token: TokenView = {
-        "index": index,
-        "sequence": commit.sequence,
-        "position": commit.position,
-        "id": commit.token,
-        "text": shown_text(trace.header, commit),
-        "outcome": commit.origin,
-        "step": commit.step,
-        "t": now,
-        "gap": gap,
-    }
-    return {**token, **decided(trace, decision)} if decision else token
+def commit_view(commit: Commit, text: str, t: float) -> CommitView:
+    return row_of(CommitView, commit, id=commit.token, text=text, outcome=commit.origin, t=t)
 
 
 def decided(trace: Trace, d: Decision) -> DecisionView:
-    """Return how a token was decided."""
     greedy = trace.header.sampling.get("temperature", 0) == 0
     return {
         "node": d.node,
@@ -140,7 +123,6 @@ def _top(top: Top) -> list[tuple[int, float | None]]:
 
 
 def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]:
-    """Return the nodes of every judged draft by (sequence, step)."""
     drafts: dict[tuple[int, int], Nodes] = {}
     for d in decisions:
         if d.node != NO_NODE:
@@ -149,12 +131,10 @@ def judged_drafts(decisions: Iterable[Decision]) -> dict[tuple[int, int], Nodes]
 
 
 def is_tree(nodes: Nodes) -> bool:
-    """Return whether the draft is not a chain: a node's parent is not the node before it."""
     return any(d.parent != d.node - 1 for d in nodes.values())
 
 
 def has_trees(decisions: Iterable[Decision]) -> bool:
-    """Return whether any judged draft is a tree."""
     return any(d.node != NO_NODE and d.parent != d.node - 1 for d in decisions)
 
 
@@ -176,7 +156,6 @@ def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def _path(nodes: Nodes, d: Decision) -> tuple[int, ...]:
-    """Return the nodes from the root of the draft to this one."""
     path = [d.node]
     while d.parent in nodes and d.parent < d.node:
         d = nodes[d.parent]
@@ -193,10 +172,8 @@ class GhostView(DecisionView):
     before: int
     """Position where its branch left the text; it is shown in front of that output token."""
     id: int | None
-    """None if redacted or unknown."""
     text: str
     outcome: str
-    """`rejected` or `discarded`."""
     step: int
     t: float
     """When its round ended; without a round, when its draft span ended."""
@@ -240,7 +217,6 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
 
 
 def _forks(trace: Trace) -> dict[tuple[int, int], int]:
-    """Return the position of the first rejection of each (sequence, step)."""
     forks: dict[tuple[int, int], int] = {}
     for d in trace.decisions:
         if d.outcome == "rejected":
@@ -282,7 +258,6 @@ class TreeView(TypedDict):
 
 
 def trees(trace: Trace) -> list[TreeView]:
-    """Return the complete rounds whose draft is a tree."""
     clock = decoding_clock(trace)
     own_tokens = {(d.sequence, d.step): d for d in trace.decisions if d.node == NO_NODE and d.rule}
     drafts, rows = judged_drafts(trace.decisions), list[TreeView]()
@@ -293,16 +268,7 @@ def trees(trace: Trace) -> list[TreeView]:
             own = own_tokens.get((r.sequence, r.step))
             if own and r.emitted > r.accepted:
                 decisions.append(own)
-            rows.append(
-                {
-                    "sequence": r.sequence,
-                    "step": r.step,
-                    "drafted": r.drafted,
-                    "accepted": r.accepted,
-                    "t": clock(r.time),
-                    "nodes": _columns(trace, decisions),
-                }
-            )
+            rows.append(row_of(TreeView, r, t=clock(r.time), nodes=_columns(trace, decisions)))
     return rows
 
 

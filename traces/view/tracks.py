@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from engine.trace.events import Span
 from traces import waiting
 from traces.imported import origin
 from traces.metrics import measured_occupancy
 from traces.requests import requests
+from traces.view import columns_of, row_of
 from traces.waiting import decoding_clock, lanes, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.trace.events import Device, Span
+    from engine.trace.events import Device
     from engine.trace.trace import Trace
     from traces.waiting import Wait
 
@@ -42,7 +44,6 @@ class SpanColumns(TypedDict):
     rows: list[int]
     context: list[int]
     fate: list[str]
-    """See `span_fates`."""
 
 
 class MeasuredView(TypedDict):
@@ -54,9 +55,7 @@ class MeasuredView(TypedDict):
     busy: float | None
     """Mean busy share while decoding; null without a sample in that time."""
     memory: int
-    """Largest sample, in bytes."""
     power: float | None
-    """Mean watts; null without a sensor."""
 
 
 class TrackView(TypedDict):
@@ -73,7 +72,6 @@ class TrackView(TypedDict):
 
 
 def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:
-    """Return the tracks of the devices, by default of `working_devices(trace)`."""
     clock, fates = decoding_clock(trace), span_fates(trace)
     rows: list[TrackView] = []
     for device in working_devices(trace) if devices is None else devices:
@@ -102,17 +100,14 @@ def _label(trace: Trace, device: Device) -> str:
 
 def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> SpanColumns:
     clock = decoding_clock(trace)
-    return {
-        "id": [s.id for s in spans],
-        "kind": [s.kind for s in spans],
-        "start": [clock(s.start) for s in spans],
-        "end": [clock(s.end) for s in spans],
-        "lane": lanes(spans),
-        "step": [s.step for s in spans],
-        "rows": [s.rows for s in spans],
-        "context": [s.context for s in spans],
-        "fate": [fates[s.id] for s in spans],
-    }
+    return columns_of(
+        SpanColumns,
+        spans,
+        start=[clock(s.start) for s in spans],
+        end=[clock(s.end) for s in spans],
+        lane=lanes(spans),
+        fate=[fates[s.id] for s in spans],
+    )
 
 
 def span_fates(trace: Trace) -> dict[int, str]:
@@ -214,27 +209,21 @@ def queue(trace: Trace) -> list[TrackView]:
         changes[end] -= 1
     times = sorted(time for time, change in changes.items() if change)
     waiting = accumulate(changes[time] for time in times)
-    spans = [(*span, n) for span, n in zip(pairwise(times), waiting, strict=False) if n > 0]
+    rows = [(*span, n) for span, n in zip(pairwise(times), waiting, strict=False) if n > 0]
+    queued: Any = "queue"  # a kind of the viewer, not of a trace
+    spans = [
+        Span(-2 - i, ROLE, queued, start, end, "", 0, 0, n, 0, "done")  # -1: tokens without a draft span
+        for i, (start, end, n) in enumerate(rows)
+    ]
     if not spans:
         return []
-    clock, count = decoding_clock(trace), len(spans)
     return [
         {
             "device": ROLE,
             "label": "requests that wait",
             "role": ROLE,
             "lanes": 1,
-            "spans": {
-                "id": [-2 - i for i in range(count)],  # -1 is the draft span of tokens without one
-                "kind": ["queue"] * count,
-                "start": [clock(start) for start, _, _ in spans],
-                "end": [clock(end) for _, end, _ in spans],
-                "lane": [0] * count,
-                "step": [0] * count,
-                "rows": [n for _, _, n in spans],
-                "context": [0] * count,
-                "fate": ["kept"] * count,
-            },
+            "spans": _columns(trace, spans, {s.id: "kept" for s in spans}),
             "waits": [],
             "measured": None,
         }
@@ -255,18 +244,5 @@ class RoundView(TypedDict):
 
 
 def rounds(trace: Trace) -> list[RoundView]:
-    """Return the rounds in the order recorded."""
     clock = decoding_clock(trace)
-    return [
-        {
-            "step": r.step,
-            "sequence": r.sequence,
-            "mode": r.mode,
-            "drafted": r.drafted,
-            "accepted": r.accepted,
-            "emitted": r.emitted,
-            "span": r.span,
-            "t": clock(r.time),
-        }
-        for r in trace.rounds
-    ]
+    return [row_of(RoundView, r, t=clock(r.time)) for r in trace.rounds]

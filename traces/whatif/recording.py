@@ -45,7 +45,6 @@ class Output:
     tests: Mapping[int, Decision]
     """The recorded test of each index that has one: of siblings, the first."""
     ended: bool
-    """Whether the output ended before the largest number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,6 @@ class Recording:
     outputs: tuple[Output, ...]
     rates: Rates
     notes: tuple[str, ...]
-    """What had to be assumed, in sentences."""
     old: Way | None = None
     """How the run drafted and tested; None at temperature 0."""
     new: Way | None = None
@@ -64,12 +62,10 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """The run's name in messages."""
         return f"run {self.trace.header.run_id}"
 
     @property
     def has_ids(self) -> bool:
-        """Whether all token ids of prompts and outputs are known."""
         return all(output.prompt and NO_TOKEN not in output.tokens for output in self.outputs)
 
 
@@ -82,18 +78,15 @@ class Rates:
 
     @classmethod
     def of(cls, tests: Iterable[tuple[int, bool]]) -> Rates:
-        """Return the rates of tests, each (place, accepted)."""
         rows = list(tests)
         return cls(Counter(place for place, _ in rows), Counter(place for place, yes in rows if yes))
 
     @property
     def known(self) -> bool:
-        """Whether anything was tested."""
         return self.tested.total() > 0
 
     @property
     def overall(self) -> float:
-        """Accepted / tested over all places; 0 without a test."""
         return self.accepted.total() / max(1, self.tested.total())
 
     def at(self, place: int) -> float:
@@ -103,18 +96,13 @@ class Rates:
 
 
 def longest_draft(trace: Trace) -> int:
-    """Return the most draft tokens of a verification."""
     found = origin(trace.header)
     counted = found.counts.gamma or len(found.counts.histogram) - 1 if found and found.counts else 0
     return max((r.drafted for r in trace.rounds), default=counted)
 
 
 def read(trace: Trace, way: Way | None = None) -> Recording:
-    """Return the recording of a stored run; the replay drafts and tests as recorded unless `way`.
-
-    Raises:
-        UsageError: The run is in progress, or the recording lacks its tokens or steps.
-    """
+    """Return the recording of a stored run; it is replayed as recorded unless `way` is given."""
     found, name = origin(trace.header), f"run {trace.header.run_id}"
     if trace.footer is None:
         raise UsageError(f"{name} is still in progress; wait until it has ended")
@@ -162,7 +150,6 @@ def _tests(trace: Trace, sequence: int, rows: list[Commit]) -> dict[int, tuple[i
 
 
 def agrees(test: Decision, commit: Commit) -> bool:
-    """Return whether a tested draft is the token of the output."""
     return test.outcome == "accepted" if test.token == NO_TOKEN else test.token == commit.token
 
 
@@ -199,7 +186,6 @@ def _agreed(
 
 
 def _draws(rows: Sequence[Commit]) -> Draws:
-    """Return the random numbers of one sequence."""
     return Draws(crc32(repr([c.token for c in rows]).encode()), rows[0].sequence)
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from traces.whatif.recording import Recording
 
 OF_OTHER_ENGINES = "speculative"
-"""The method of a what-if of another engine's run, unless one is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,7 @@ class Change:
     """The settings of a what-if; what is not given stays as recorded, what was planned is open."""
 
     profile: str = ""
-    """Name or path of a latency profile."""
     profile_pair: str = ""
-    """One of the profile's pairs of models."""
     devices: int = 0
     """Devices of the cluster; 0 for the profile's number."""
     method: str = ""
@@ -56,9 +53,7 @@ class WhatIf:
     recorded: Trace
     replay: Trace
     plain: Trace | None
-    """None if the replay itself drafts nothing."""
     decided: int
-    """Tests of drafts that the recording decided."""
     drawn: int
     """Tests of drafts that were drawn, from the recorded p and q or at the recorded rates."""
     differs: int | None
@@ -68,7 +63,6 @@ class WhatIf:
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The replay and its baseline."""
         return (self.replay,) if self.plain is None else (self.replay, self.plain)
 
 
@@ -132,7 +126,6 @@ def _method(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
 
 
 def _load(header: Header) -> Load | None:
-    """Return the recorded load: requests of a replay arrive when the recorded ones did."""
     from engine.run.serving import Load
 
     known = load_of(header)
@@ -140,11 +133,6 @@ def _load(header: Header) -> Load | None:
 
 
 def _cluster(header: Header, change: Change) -> tuple[Profile, str | None]:
-    """Return the profile with the wanted number of devices, and the key of its pair.
-
-    Raises:
-        UsageError: No profile is named for a run that has none, or a name or number is wrong.
-    """
     if not change.profile and not header.virtual:
         raise UsageError(
             f"run {header.run_id} is {header.clock.partition(' ')[0]}: name a cluster for the what-if with --profile, "
@@ -162,7 +150,6 @@ def _cluster(header: Header, change: Change) -> tuple[Profile, str | None]:
 
 
 def _check(recording: Recording, method: Method, config: Mapping[str, Any]) -> None:
-    """Raise UsageError unless the recording holds what the method drafts from."""
     cfg = method.configure(config)
     layout = method.layout(cfg)
     if layout.head:
@@ -188,7 +175,6 @@ def _check(recording: Recording, method: Method, config: Mapping[str, Any]) -> N
 
 
 def _baseline(method: Method, config: Mapping[str, Any], sequences: int) -> tuple[str, dict[str, Any]]:
-    """Return the method and the settings that decode the same sequences without drafts."""
     if sequences > 1:
         return method.key, {**config, **method.plain}
     return BASELINE, {}
@@ -198,7 +184,6 @@ def _baseline(method: Method, config: Mapping[str, Any], sequences: int) -> tupl
 
 
 def _check_drafts(recording: Recording, replay: Trace) -> None:
-    """Raise UsageError if a replay drafted what the recording does not determine."""
     title = replay.header.title
     if replay.pooled:
         raise UsageError(
@@ -268,7 +253,6 @@ def _is_test(d: Decision) -> bool:
 
 
 def _assumptions(recording: Recording, replay: Trace, differs: int | None) -> Iterator[str]:
-    """Yield sentences on what a real run would do otherwise."""
     if differs is not None:
         yield (
             f"A real run would draw another text from token {differs + 1} on: the recorded text is one sample, and so "

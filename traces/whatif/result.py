@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from traces.acceptance import acceptance
 from traces.comparable import batch_size
 from traces.imported import origin
 from traces.metrics import measure, speedup
-from traces.view.figures import FIGURES, figure_texts
+from traces.view.figures import acceptance, figure_rows, figure_texts
 
 if TYPE_CHECKING:
     from engine.trace.trace import Trace
@@ -43,7 +42,6 @@ class Row(NamedTuple):
 
 
 def facts(result: WhatIf) -> dict[str, Any]:
-    """Return a what-if as plain JSON values."""
     recorded, replay, plain = measure(result.recorded), measure(result.replay), _plain(result)
     return {
         "run": result.recorded.header.run_id,
@@ -78,14 +76,12 @@ def sentences(result: WhatIf) -> list[str]:
 
 
 def same_clock(result: WhatIf) -> bool:
-    """Return whether the times of recorded run and replay have the same profile and pair."""
     ours, theirs = result.replay.header, result.recorded.header
     pairs = [h.environment.get("profile_pair") for h in (ours, theirs)]
     return theirs.virtual and ours.profile == theirs.profile and pairs[0] == pairs[1]
 
 
 def rows(result: WhatIf) -> list[Row]:
-    """Return the figures that are shown."""
     plain = _plain(result)
     base = measure(plain)
     found = origin(result.recorded.header)
@@ -94,9 +90,7 @@ def rows(result: WhatIf) -> list[Row]:
         figure_texts(measure(result.replay), speedup(measure(result.replay), base), {}),
         figure_texts(base, 1.0, {}),
     ]
-    labels = {figure.key: figure.label for figure in FIGURES}
-    if batch_size(result.replay) > 1:
-        labels["tokens_per_second"] = "throughput, tokens/s"
+    labels = {figure["key"]: figure["label"] for figure in figure_rows(batches=batch_size(result.replay) > 1)}
     return [Row(labels[key], *(column[key] for column in columns)) for key in SHOWN]
 
 

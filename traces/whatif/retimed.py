@@ -48,7 +48,6 @@ def is_kept(trace: Trace, method: Method, changed: Mapping[str, Any]) -> bool:
 
 
 def kept(trace: Trace) -> Iterator[str]:
-    """Yield sentences on what a replay keeps of a run."""
     yield "Forwards, rounds and tokens are the recorded ones; only their times are those of the cluster."
     if names := trace.header.environment.get("open"):
         yield f"Not planned anew: {', '.join(names)}."
@@ -83,10 +82,6 @@ def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, pl
     """Return a run that `check` accepts with the times that a virtual cluster gives it.
 
     `plain` is the header of a replay of plain decoding on this cluster.
-
-    Raises:
-        UsageError: The cluster has too few devices.
-        ModelError: The head is gone or broken.
     """
     from engine.cluster.pool import labelled_devices
 
@@ -122,7 +117,6 @@ def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, pl
 
 
 def _works(path: Path) -> Works:
-    """Return the work of the forwards of a stored head."""
     from engine.heads.files import check_head
     from engine.heads.kinds import KINDS
 
@@ -131,7 +125,6 @@ def _works(path: Path) -> Works:
 
 
 def _spans(trace: Trace, latency: Latency, places: Mapping[str, str], works: Works | None) -> list[Span]:
-    """Return the spans of a run with new times, in the order of their ids."""
     levels, forwards = _levels(trace), defaultdict[int, int](int)
     spans, free = list[Span](), dict[str, int]()
     for span in _with_messages(trace):
@@ -167,7 +160,6 @@ def _with_messages(trace: Trace) -> Iterator[Span]:
 
 
 def _levels(trace: Trace) -> dict[int, int]:
-    """Return the levels of each round's draft."""
     positions = defaultdict[int, list[int]](list)
     for d in trace.decisions:
         if d.node >= 0 or d.outcome == "discarded":

@@ -29,13 +29,11 @@ class Way(NamedTuple):
     """How a run drafts and tests above temperature 0."""
 
     rule: str
-    """ratio or match."""
     sampled: bool
     """Whether drafts are drawn from q; else they are its argmax."""
 
 
 def way_of(settings: Mapping[str, Any]) -> Way:
-    """Return the way of a method's settings."""
     if settings.get("acceptance") == "match":
         return Way("match", settings.get("drafts") == "sampled")
     sampled = settings.get("acceptance") == "rejection" or settings.get("drafts") != "greedy"

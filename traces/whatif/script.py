@@ -42,7 +42,6 @@ class Script:
     tokens: Source
     """Models that repeat the outputs and drafts, in the new numbers."""
     pair: Pair
-    """Scripted models without files, and a tokenizer without texts."""
     limits: Limits
     known: dict[int, int]
     """New number -> recorded token id."""
@@ -87,7 +86,6 @@ class Script:
         )
 
     def _index(self, sequence: int, position: int) -> int:
-        """Return the index in the output of a replay's position."""
         return position - len(self.prompts[sequence])
 
     def _commit(self, c: Commit) -> Commit:
@@ -120,7 +118,6 @@ class Script:
 
 
 def script_of(recording: Recording) -> Script:
-    """Return the script of a recording."""
     header = recording.trace.header
     fresh = count(_END + 1)
     numbers: defaultdict[int, int] = defaultdict(fresh.__next__)
@@ -150,7 +147,6 @@ def script_of(recording: Recording) -> Script:
 
 
 def _rows(sequence: int, output: Output, start: int, text: tuple[int, ...]) -> Iterator[Commit | Decision]:
-    """Yield the tokens of an output, and the draft of each position."""
     for index, (token, right) in enumerate(zip(text, output.agrees, strict=True)):
         position, draft = start + index, token if right else _WRONG
         yield Commit(1, sequence, position, token, "plain", "", 0)

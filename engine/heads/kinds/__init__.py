@@ -1,8 +1,7 @@
 """All kinds of drafting heads: one file each in this folder, its name the key everywhere.
 
-f_t is the target's final normed hidden state at token t, E its embedding, x_n the last known token,
-d_i the i-th drafted one. A file holds the kind's config check, its tensors, its published forms,
-the module that drafts, the module that is trained, and `KIND`, which registers them.
+f_t is the target's final normed hidden state at token t, E its embedding, x_n the last known
+token, d_i the i-th drafted one.
 """
 
 import importlib

@@ -15,36 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engine.heads import modules, trainable
 from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadForwards, HeadLayer, LevelLogits, Take
+from engine.heads.drafting import Head, HeadForwards, HeadLayer, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.eagle3 import matches as matches_eagle3
-from engine.heads.modules import (
-    LayeredHead,
-    decoder_layer,
-    draft_with_states,
-    layer_tensors,
-    lent_lm_head,
-    linear,
-    mask_rows,
-    replace_masks,
-    vectors_of,
-    vocabulary_share,
-    vocabulary_tensors,
-)
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
-from engine.heads.trainable import (
-    Frozen,
-    Packed,
-    Texts,
-    TrainableHead,
-    TrainableLayer,
-    init_matrices,
-    layered_head,
-    mask_vectors,
-    pack,
-    rows_of_anchors,
-)
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -59,7 +35,8 @@ def check(config: HeadConfig) -> None:
 
 def tensors(config: HeadConfig) -> TensorShapes:
     d, bias = config.hidden_size, {"fc.bias": (config.hidden_size,)} if config.biased else {}
-    return layer_tensors(config.layer()) | {"fc.weight": (d, 2 * d)} | bias | vocabulary_tensors(config)
+    layer = modules.layer_tensors(config.layer())
+    return layer | {"fc.weight": (d, 2 * d)} | bias | modules.vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -67,7 +44,6 @@ def _matches(names: Collection[str]) -> bool:
 
 
 def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
-    """Read the tensor names of EAGLE or of speculators."""
     names = {
         re.sub(r"^fusion_fc\.", "fc.", re.sub(r"^transformer\.", "layers.0.", name)): name for name in shapes
     }
@@ -88,26 +64,25 @@ def load(
     config: HeadConfig,
     take: Take,
     target: Decoder,
-    draft: Callable[[HeadForwards], LevelLogits] = draft_with_states,
+    draft: Callable[[HeadForwards], LevelLogits] = modules.draft_with_states,
     keeps: tuple[int, ...] = (-1,),
     masks: Sequence[Tensor | None] = (None, None),
-) -> LayeredHead:
-    """Return the head to draft with; `masks` are the embeddings and features of masks, (K, D)."""
-    lm_head, columns = lent_lm_head(config, take, target)
-    fc, (embedding, feature) = linear(take, "fc", bias=config.biased), masks
+) -> Head:
+    lm_head, columns = modules.lent_lm_head(config, take, target)
+    fc, (embedding, feature) = modules.linear(take, "fc", bias=config.biased), masks
 
     def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
-        h = mask_rows(rows, vectors_of(rows), feature)
-        return fc(torch.cat([mask_rows(rows, e, embedding), h], 1)), None
+        h = modules.mask_rows(rows, modules.vectors_of(rows), feature)
+        return fc(torch.cat([modules.mask_rows(rows, e, embedding), h], 1)), None
 
     ends, count = (target.embedding, lm_head), 0 if embedding is None else len(embedding)
-    decoder = decoder_layer(config.layer(), take, inputs, ends, count)
+    decoder = modules.decoder_layer(config.layer(), take, inputs, ends, count)
     layer = HeadLayer(decoder, exact=work(config, 1, 0), guessed=work(config, 2, 1))
-    return LayeredHead(columns, layer, draft, keeps)
+    return Head(columns, draft, layer, keeps)
 
 
 def work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - all forwards are alike
-    return Work(1, 2, vocabulary_share(config))
+    return Work(1, 2, modules.vocabulary_share(config))
 
 
 class EagleLayer(nn.Module):
@@ -117,31 +92,31 @@ class EagleLayer(nn.Module):
         super().__init__()
         self._scale = scale
         self.fc = nn.Linear(2 * shape.width, shape.width, bias=False)
-        self.layers = nn.ModuleList([TrainableLayer(shape, input_norm=False)])
-        init_matrices(self)
-        self.mask = mask_vectors(masks, shape.width, level, "embedding", "feature")
+        self.layers = nn.ModuleList([trainable.TrainableLayer(shape, input_norm=False)])
+        trainable.init_matrices(self)
+        self.mask = trainable.mask_vectors(masks, shape.width, level, "embedding", "feature")
 
-    def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
-        embedded = replace_masks(packed.numbers, embedded * self._scale, self.mask.get("embedding"))
-        features = replace_masks(packed.numbers, features, self.mask.get("feature"))
+    def forward(self, embedded: Tensor, features: Tensor, packed: trainable.Packed) -> Tensor:
+        embedded = modules.replace_masks(packed.numbers, embedded * self._scale, self.mask.get("embedding"))
+        features = modules.replace_masks(packed.numbers, features, self.mask.get("feature"))
         return self.layers[0](self.fc(torch.cat((embedded, features), -1)), packed)
 
 
-def _draft_by_token(layer: EagleLayer, texts: Texts, frozen: Frozen, count: int) -> Tensor:
-    """Return `count` drafts at each anchor, (A, count); each reads the states of those before."""
+def _draft_by_token(
+    layer: EagleLayer, texts: trainable.Texts, frozen: trainable.Frozen, count: int
+) -> Tensor:
     drafts, states = list[Tensor](), list[Tensor]()
     for drafted in range(count):
-        packed = pack(texts, drafted, within=False)
+        packed = trainable.pack(texts, drafted, within=False)
         embedded, features = texts.embedded[packed.tokens], texts.features[packed.tokens - 1]
         for k, (token, state) in enumerate(zip(drafts, states, strict=True), 1):
             embedded[packed.at(k)], features[packed.at(k)] = frozen.embedding[token], state
-        states.append(layer(embedded, features, packed)[rows_of_anchors(texts, packed, drafted)])
+        states.append(layer(embedded, features, packed)[trainable.rows_of_anchors(texts, packed, drafted)])
         drafts.append(frozen.draft_best(states[-1]))
     return torch.stack(drafts, 1)
 
 
 def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return tensors for embeddings without the scale: `fc` takes it, and masks lose it."""
     scaled = dict(tensors)
     if "fc.weight" in scaled:
         embedded, features = scaled["fc.weight"].chunk(2, 1)
@@ -151,9 +126,9 @@ def scale_fc(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     return scaled
 
 
-def _trainable(shape: ModelShape, _: int, scale: float, level: float) -> TrainableHead:
+def _trainable(shape: ModelShape, _: int, scale: float, level: float) -> trainable.TrainableHead:
     layer = EagleLayer(shape, 0, scale, level)
-    return layered_head(layer, 0, partial(_draft_by_token, layer), rescale=scale_fc, scale=scale)
+    return trainable.layered_head(layer, 0, partial(_draft_by_token, layer), rescale=scale_fc, scale=scale)
 
 
 KIND = Kind(

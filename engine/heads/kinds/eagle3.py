@@ -19,20 +19,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelError
+from engine.heads import modules
 from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from engine.heads.drafting import HeadLayer, Take
+from engine.heads.drafting import Head, HeadLayer, Take
 from engine.heads.kind import Kind, PublishedForm
-from engine.heads.modules import (
-    LayeredHead,
-    decoder_layer,
-    draft_with_states,
-    layer_tensors,
-    linear,
-    own_lm_heads,
-    vectors_of,
-    vocabulary_share,
-    vocabulary_tensors,
-)
 from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
@@ -59,7 +49,7 @@ def _layer(config: HeadConfig) -> ModelShape:
 
 
 def _tensors(config: HeadConfig) -> TensorShapes:
-    d, shapes = config.hidden_size, layer_tensors(_layer(config))
+    d, shapes = config.hidden_size, modules.layer_tensors(_layer(config))
     for part in "qkv":
         name = f"layers.0.self_attn.{part}_proj.weight"
         shapes[name] = (shapes[name][0], 2 * d)
@@ -68,7 +58,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
     shapes["lm_head.weight"] = (config.drafted, d)
     if config.own_embedding:
         shapes["embed_tokens.weight"] = (config.vocab_size, d)
-    return shapes | vocabulary_tensors(config)
+    return shapes | modules.vocabulary_tensors(config)
 
 
 def _state_count(config: HeadConfig) -> int:
@@ -76,7 +66,6 @@ def _state_count(config: HeadConfig) -> int:
 
 
 def _for_target(config: HeadConfig, layers: int) -> HeadConfig:
-    """Number the states that the head reads, for a target with `layers` layers."""
     default = (2, layers // 2, layers - 3)
     if not config.features and list(default) != sorted(default):
         raise ModelError(
@@ -123,7 +112,6 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
 
 
 def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the eagle_config object that SpecForge and SGLang write."""
     nested = raw.get("eagle_config")
     return nested if isinstance(nested, dict) else {}
 
@@ -146,26 +134,26 @@ def _states(file: Path, raw: Mapping[str, Any]) -> tuple[int, ...]:
 def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - a forward per level
     shape = _layer(config)
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim / shape.width  # extra columns, in D x D
-    return Work(1, qkv + (0 if number else _state_count(config)), vocabulary_share(config))
+    return Work(1, qkv + (0 if number else _state_count(config)), modules.vocabulary_share(config))
 
 
-def _load(config: HeadConfig, take: Take, target: Decoder) -> LayeredHead:
-    shape, fc = _layer(config), linear(take, "fc", bias=False)
+def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
+    shape, fc = _layer(config), modules.linear(take, "fc", bias=False)
     embedding_norm, vector_norm = (
         Norm(take(f"layers.0.{name}.weight"), shape.eps) for name in ("input_layernorm", "hidden_norm")
     )
 
     def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, Tensor]:
-        vectors = vectors_of(rows)
+        vectors = modules.vectors_of(rows)
         normed = vector_norm(vectors)
         residual = normed if config.norm_before_residual else vectors.clone()
         return residual, torch.cat([embedding_norm(e), normed], 1)
 
-    (lm_head,), columns = own_lm_heads(config, take, ["lm_head.weight"])
+    (lm_head,), columns = modules.own_lm_heads(config, take, ["lm_head.weight"])
     embedding = take("embed_tokens.weight") if config.own_embedding else target.embedding
-    decoder = decoder_layer(shape, take, inputs, (embedding, lm_head))
+    decoder = modules.decoder_layer(shape, take, inputs, (embedding, lm_head))
     layer = HeadLayer(decoder, exact=_work(config, 1, 0), guessed=_work(config, 2, 1), fuse=fc)
-    return LayeredHead(columns, layer, draft_with_states, keeps=(1,))
+    return Head(columns, modules.draft_with_states, layer, keeps=(1,))
 
 
 KIND = Kind(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
+from engine.heads.drafting import Growing, Head, HeadForwards, Take
 from engine.heads.kind import Kind, PublishedForm
 from engine.heads.kinds.medusa import check
 from engine.heads.modules import lent_lm_head, linear, residual, vocabulary_share, vocabulary_tensors
@@ -88,60 +89,45 @@ def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001
     return Work(0, 2 * (number + 2) + config.layers - 1, vocabulary_share(config))
 
 
-class Hydra:
-    """Heads that draft one after the other."""
-
-    keeps = ()
-    layer = None
-
-    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        heads = range(config.heads)
-        self._first = [linear(take, f"hydra_mlp.{i}.1.linear") for i in heads]
-        self._residual = [linear(take, f"hydra_mlp.{i}.1.res_connection") for i in heads]
-        further = range(3, 2 * config.layers + 1, 2)
-        self._blocks = [[linear(take, f"hydra_mlp.{i}.{j}.linear") for j in further] for i in heads]
-        lm_head, self.columns = lent_lm_head(config, take, target)
-        self._lm_heads, self._config = [lm_head for _ in heads], config
-        if config.own_lm_head:
-            self._lm_heads = [linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in heads]
-        self._embedding = target.embedding
+def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
+    heads, further = range(config.heads), range(3, 2 * config.layers + 1, 2)
+    first = [linear(take, f"hydra_mlp.{i}.1.linear") for i in heads]
+    connections = [linear(take, f"hydra_mlp.{i}.1.res_connection") for i in heads]
+    blocks = [[linear(take, f"hydra_mlp.{i}.{j}.linear") for j in further] for i in heads]
+    lm_head, columns = lent_lm_head(config, take, target)
+    lm_heads, embedding = [lm_head for _ in heads], target.embedding
+    if config.own_lm_head:
+        lm_heads = [linear(take, f"hydra_lm_head.{i}.1", bias=config.biased) for i in heads]
 
     @torch.inference_mode()
-    def __call__(self, states: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
+    def after(states: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after R nodes of one level, (R, N).
 
-        Args:
-            states: f_(n-1) of each node's prefix, (R, D), or (1, D) for all.
-            paths: Each node's tokens from x_n on; i + 1 of them for head i.
+        `states` are f_(n-1) of each node's prefix, (R, D), or (1, D) for all; `paths` are each
+        node's tokens from x_n on, i + 1 of them for head i.
         """
         i = len(paths[0]) - 1
-        ids = torch.tensor([token for path in paths for token in path], device=self._embedding.device)
-        tokens = self._embedding.index_select(0, ids).view(len(paths), -1)
+        ids = torch.tensor([token for path in paths for token in path], device=embedding.device)
+        tokens = embedding.index_select(0, ids).view(len(paths), -1)
         z = torch.cat([states.expand(len(paths), -1), tokens], 1)
-        x = first_state(self._first[i], self._residual[i], z)
-        return self._lm_heads[i](residual(self._blocks[i], x)).float()
+        x = first_state(first[i], connections[i], z)
+        return lm_heads[i](residual(blocks[i], x)).float()
 
-    def work(self, i: int) -> Work:
-        return _work(self._config, i + 1, i)
+    def logits(forwards: HeadForwards, trees: Sequence[Growing]) -> Sequence[Tensor]:
+        paths = [_path(tree, node) for tree in trees for node in tree.frontier]
+        counts = [len(tree.frontier) for tree in trees]
+        states = forwards.target_states(trees)
+        if len(trees) > 1:
+            repeats = torch.tensor(counts, device=states.device)
+            states = states.repeat_interleave(repeats, 0, output_size=len(paths))
+        level = trees[0].depth
+        work = _work(config, level + 1, level)
+        return forwards.timed(trees, len(paths), work, lambda: after(states, paths)).split(counts)
 
-    def draft(self, forwards: HeadForwards) -> LevelLogits:
-        """Call one head per level, over all nodes that get children."""
-
-        def logits(trees: Sequence[Growing]) -> Sequence[Tensor]:
-            paths = [_path(tree, node) for tree in trees for node in tree.frontier]
-            counts = [len(tree.frontier) for tree in trees]
-            states = forwards.target_states(trees)
-            if len(trees) > 1:
-                repeats = torch.tensor(counts, device=states.device)
-                states = states.repeat_interleave(repeats, 0, output_size=len(paths))
-            work = self.work(trees[0].depth)
-            return forwards.timed(trees, len(paths), work, lambda: self(states, paths)).split(counts)
-
-        return logits
+    return Head(columns, lambda forwards: partial(logits, forwards))
 
 
 def _path(tree: Growing, node: int) -> list[int]:
-    """Return the tokens from the prefix's last one to a node."""
     path, nodes = list[int](), tree.nodes
     while node >= 0:
         path.insert(0, nodes[node].id)
@@ -152,7 +138,6 @@ def _path(tree: Growing, node: int) -> list[int]:
 def first_state(
     first: Callable[[Tensor], Tensor], connection: Callable[[Tensor], Tensor], z: Tensor
 ) -> Tensor:
-    """Return a head's state after its first layer, (..., D), for z of (..., (i + 2) D)."""
     return connection(z) + functional.silu(first(z))
 
 
@@ -193,7 +178,6 @@ def _trainable(width: int, heads: int, scale: float) -> TrainableHead:
 
 
 def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return the tensors with the columns that read embeddings times the scale."""
     scaled = dict(tensors)
     for name, tensor in tensors.items():
         if name.startswith("hydra_mlp.") and name.endswith(".weight"):
@@ -205,7 +189,7 @@ def _scaled(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 KIND = Kind(
     check=_check,
     tensors=_tensors,
-    load=Hydra,
+    load=_load,
     work=_work,
     layered=False,
     sized_by="heads",

@@ -15,18 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import ModelError
+from engine.heads import modules
 from engine.heads.config import MOST, HeadConfig, TensorShapes
-from engine.heads.drafting import Growing, HeadForwards, LevelLogits, Take
+from engine.heads.drafting import Growing, Head, HeadForwards, LevelLogits, Take
 from engine.heads.kind import Kind, PublishedForm
-from engine.heads.modules import (
-    draft_at_once,
-    lent_lm_head,
-    linear,
-    own_lm_heads,
-    residual,
-    vocabulary_share,
-    vocabulary_tensors,
-)
 from engine.heads.published import Published, target_name, vocab_size
 from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
 from engine.heads.work import Work
@@ -51,7 +43,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
             shapes |= {f"{i}.{j}.linear.weight": (d, d), f"{i}.{j}.linear.bias": (d,)}
         if config.own_lm_head:
             shapes[f"{i}.{config.layers}.weight"] = (config.drafted, d)
-    return shapes | vocabulary_tensors(config)
+    return shapes | modules.vocabulary_tensors(config)
 
 
 def _matches(names: Collection[str]) -> bool:
@@ -80,53 +72,41 @@ def _read(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published
 
 def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - one call
     lm_heads = levels if config.own_lm_head else 1
-    return Work(0, config.layers * levels, vocabulary_share(config) * lm_heads, levels)
+    return Work(0, config.layers * levels, modules.vocabulary_share(config) * lm_heads, levels)
 
 
-class Medusa:
-    """Heads that draft: residual blocks, then the target's LM head or the head's own."""
-
-    keeps = ()
-    layer = None
-
-    def __init__(self, config: HeadConfig, take: Take, target: Decoder) -> None:
-        self._blocks = [
-            [linear(take, f"{i}.{j}.linear") for j in range(config.layers)] for i in range(config.heads)
-        ]
-        self._lm_heads = list[Linear]()
-        if config.own_lm_head:
-            names = [f"{i}.{config.layers}.weight" for i in range(config.heads)]
-            self._lm_heads, self.columns = own_lm_heads(config, take, names)
-        else:
-            self._lent_lm_head, self.columns = lent_lm_head(config, take, target)
-        self._config = config
+def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
+    heads = range(config.heads)
+    blocks = [[modules.linear(take, f"{i}.{j}.linear") for j in range(config.layers)] for i in heads]
+    own, lent = list[Linear](), None
+    if config.own_lm_head:
+        own, columns = modules.own_lm_heads(config, take, [f"{i}.{config.layers}.weight" for i in heads])
+    else:
+        lent, columns = modules.lent_lm_head(config, take, target)
 
     @torch.inference_mode()
-    def __call__(self, states: Tensor, count: int) -> Tensor:
+    def logits(states: Tensor, count: int) -> Tensor:
         """Map B states f_(n-1), (B, D), to the logits of the first `count` heads, (B, count, N)."""
-        read = [residual(blocks, states) for blocks in self._blocks[:count]]
-        if self._lm_heads:
-            logits = torch.cat([lm(x) for lm, x in zip(self._lm_heads, read, strict=False)])
+        read = [modules.residual(layers, states) for layers in blocks[:count]]
+        if lent is None:
+            computed = torch.cat([lm_head(x) for lm_head, x in zip(own, read, strict=False)])
         else:
-            logits = self._lent_lm_head(torch.cat(read))
-        return logits.float().unflatten(0, (count, len(states))).transpose(0, 1)
+            computed = lent(torch.cat(read))
+        return computed.float().unflatten(0, (count, len(states))).transpose(0, 1)
 
-    def work(self, count: int, states: int = 1) -> Work:
-        return _work(self._config, count, 0)._replace(outputs=count * states)
-
-    def draft(self, forwards: HeadForwards) -> LevelLogits:
-        """Call all heads once, for the states of all prefixes."""
-
+    def draft(forwards: HeadForwards) -> LevelLogits:
         def compute(trees: Sequence[Growing]) -> Sequence[Tensor]:
             count, states = max(tree.levels for tree in trees), forwards.target_states(trees)
-            work = self.work(count, len(trees))
-            return forwards.timed(trees, len(trees), work, lambda: self(states, count)).unbind()
+            work = _work(config, count, 0)._replace(outputs=count * len(trees))
+            return forwards.timed(trees, len(trees), work, lambda: logits(states, count)).unbind()
 
-        return draft_at_once(compute)
+        return modules.draft_at_once(compute)
+
+    return Head(columns, draft)
 
 
 def _block(width: int) -> nn.Module:
-    """Return a block to train, which begins as the identity."""
+    """Return a block that begins as the identity."""
     block = nn.Linear(width, width)
     nn.init.zeros_(block.weight)
     nn.init.zeros_(block.bias)
@@ -134,7 +114,6 @@ def _block(width: int) -> nn.Module:
 
 
 def _trainable(width: int, heads: int) -> TrainableHead:
-    """Return heads to train, with one block each, then the target's LM head or their own."""
     module = nn.ModuleList(nn.ModuleList([_block(width)]) for _ in range(heads))
 
     def own(i: int) -> Tensor | None:
@@ -142,7 +121,7 @@ def _trainable(width: int, heads: int) -> TrainableHead:
         return parameters.get(f"{i}.1.weight")
 
     def state(i: int, features: Tensor) -> Tensor:
-        return residual([module.get_submodule(f"{i}.0.linear")], features)
+        return modules.residual([module.get_submodule(f"{i}.0.linear")], features)
 
     def learn(texts: Texts) -> list[Learned]:
         anchors = [texts.anchor_tensor(i + 1) for i in range(heads)]
@@ -163,7 +142,7 @@ def _trainable(width: int, heads: int) -> TrainableHead:
 KIND = Kind(
     check=check,
     tensors=_tensors,
-    load=Medusa,
+    load=_load,
     work=_work,
     layered=False,
     sized_by="heads",

@@ -8,10 +8,10 @@ mask reads; here it is learned, like the mask's embedding.
 from __future__ import annotations
 
 from engine.heads.config import MOST, HeadConfig, TensorShapes
-from engine.heads.drafting import Take
+from engine.heads.drafting import Head, Take
 from engine.heads.kind import Kind
 from engine.heads.kinds import eagle
-from engine.heads.modules import LayeredHead, draft_with_masks, learned_masks, mask_tensors
+from engine.heads.modules import draft_with_masks, learned_masks, mask_tensors
 from engine.heads.trainable import TrainableHead, layered_head
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -28,7 +28,7 @@ def _tensors(config: HeadConfig) -> TensorShapes:
     return eagle.tensors(config) | mask_tensors(config, *_VECTORS)
 
 
-def _load(config: HeadConfig, take: Take, target: Decoder) -> LayeredHead:
+def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
     masks = learned_masks(config, take, *_VECTORS)
     return eagle.load(config, take, target, draft_with_masks, (), masks)
 

@@ -9,33 +9,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from engine.heads import modules, trainable
 from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import HeadLayer, Take
+from engine.heads.drafting import Head, HeadLayer, Take
 from engine.heads.kind import Kind
 from engine.heads.kinds.parallelspec_eagle import check
-from engine.heads.modules import (
-    LayeredHead,
-    decoder_layer,
-    draft_with_masks,
-    layer_tensors,
-    learned_masks,
-    lent_lm_head,
-    mask_rows,
-    mask_tensors,
-    replace_masks,
-    vectors_of,
-    vocabulary_share,
-    vocabulary_tensors,
-)
-from engine.heads.trainable import (
-    Packed,
-    TrainableHead,
-    TrainableLayer,
-    TrainableNorm,
-    init_matrices,
-    layered_head,
-    mask_vectors,
-)
 from engine.heads.work import Work
 from engine.model.decoder import Decoder
 from engine.model.shape import ModelShape
@@ -47,25 +25,25 @@ def _layer(config: HeadConfig) -> ModelShape:
 
 
 def _tensors(config: HeadConfig) -> TensorShapes:
-    masks = mask_tensors(config, "embedding")
-    return layer_tensors(_layer(config)) | masks | vocabulary_tensors(config)
+    masks = modules.mask_tensors(config, "embedding")
+    return modules.layer_tensors(_layer(config)) | masks | modules.vocabulary_tensors(config)
 
 
-def _load(config: HeadConfig, take: Take, target: Decoder) -> LayeredHead:
-    (embedding,), scale = learned_masks(config, take, "embedding"), config.embedding_scale
+def _load(config: HeadConfig, take: Take, target: Decoder) -> Head:
+    (embedding,), scale = modules.learned_masks(config, take, "embedding"), config.embedding_scale
 
     def inputs(rows: Rows, e: Tensor) -> tuple[Tensor, None]:
-        return mask_rows(rows, scale * e + vectors_of(rows), embedding), None
+        return modules.mask_rows(rows, scale * e + modules.vectors_of(rows), embedding), None
 
-    lm_head, columns = lent_lm_head(config, take, target)
+    lm_head, columns = modules.lent_lm_head(config, take, target)
     ends = (target.embedding, lm_head)
-    decoder = decoder_layer(_layer(config), take, inputs, ends, config.masks)
+    decoder = modules.decoder_layer(_layer(config), take, inputs, ends, config.masks)
     work = _work(config, 1, 0)
-    return LayeredHead(columns, HeadLayer(decoder, exact=work, guessed=work), draft_with_masks)
+    return Head(columns, modules.draft_with_masks, HeadLayer(decoder, exact=work, guessed=work))
 
 
 def _work(config: HeadConfig, levels: int, number: int) -> Work:  # noqa: ARG001 - one forward
-    return Work(1, 0, vocabulary_share(config))
+    return Work(1, 0, modules.vocabulary_share(config))
 
 
 class MedusaLayer(nn.Module):
@@ -74,18 +52,20 @@ class MedusaLayer(nn.Module):
     def __init__(self, shape: ModelShape, masks: int, scale: float, level: float) -> None:
         super().__init__()
         self._scale = scale
-        self.layers = nn.ModuleList([TrainableLayer(shape, input_norm=True)])
-        self.norm = TrainableNorm(shape.width, shape.eps)
-        init_matrices(self)
-        self.mask = mask_vectors(masks, shape.width, level, "embedding")
+        self.layers = nn.ModuleList([trainable.TrainableLayer(shape, input_norm=True)])
+        self.norm = trainable.TrainableNorm(shape.width, shape.eps)
+        trainable.init_matrices(self)
+        self.mask = trainable.mask_vectors(masks, shape.width, level, "embedding")
 
-    def forward(self, embedded: Tensor, features: Tensor, packed: Packed) -> Tensor:
-        inputs = replace_masks(packed.numbers, embedded * self._scale + features, self.mask.get("embedding"))
+    def forward(self, embedded: Tensor, features: Tensor, packed: trainable.Packed) -> Tensor:
+        inputs = modules.replace_masks(
+            packed.numbers, embedded * self._scale + features, self.mask.get("embedding")
+        )
         return self.norm(self.layers[0](inputs, packed))
 
 
-def _trainable(shape: ModelShape, masks: int, scale: float, level: float) -> TrainableHead:
-    return layered_head(MedusaLayer(shape, masks, scale, level), masks)  # the config has the scale
+def _trainable(shape: ModelShape, masks: int, scale: float, level: float) -> trainable.TrainableHead:
+    return trainable.layered_head(MedusaLayer(shape, masks, scale, level), masks)  # the config has the scale
 
 
 KIND = Kind(

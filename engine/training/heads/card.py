@@ -23,8 +23,7 @@ from engine.training.card import table
 from engine.training.data import SOURCES
 from engine.training.heads.features import features_of
 from engine.training.heads.losses import DraftAcceptance, acceptance
-from engine.training.heads.plot import PLOT
-from engine.training.heads.train import build_head, read_frozen
+from engine.training.heads.train import PLOT, build_head, read_frozen
 from engine.training.loop import read_facts
 from engine.training.measure import LoadedPair, prompt_sets
 from engine.training.options import HEAD_DEFAULTS, CardSettings
@@ -40,9 +39,8 @@ class Answers(NamedTuple):
 
     name: str
     texts: tuple[Texts, ...]
-    """One prompt with its answer each; the anchors are the tokens of the answer."""
+    """One answered prompt each; the anchors are the tokens of the answer."""
     drafter: DraftAcceptance
-    """Acceptance of the pair's drafter, drafting `DRAFTS` tokens."""
 
 
 class MeasuredHead(NamedTuple):
@@ -54,18 +52,12 @@ class MeasuredHead(NamedTuple):
     facts: dict[str, Any]
     """Facts of its training; empty if unknown."""
     accepted: dict[str, DraftAcceptance]
-    """Acceptance by name of the set of prompts."""
+    """By name of the set of prompts."""
     drawn: bool
-    """Whether its folder has the training's curves."""
 
 
 def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
-    """Measure the heads in a pair's folder, on one thread; return their card as Markdown.
-
-    Raises:
-        UsageError: The folder has no heads, one cannot be measured, or prompts cannot be read.
-        ModelError: A model or a head is missing or broken.
-    """
+    """Measure the heads in a pair's folder, on one thread; return their card as Markdown."""
     kinds = [kind for kind in HEAD_DEFAULTS if (folder / FOLDER / kind).is_dir()]
     if not kinds:
         raise UsageError(f"{folder / FOLDER} holds no head; specscope train medusa, for example, makes one")
@@ -78,11 +70,10 @@ def make_heads_card(pair: Pair, folder: Path, settings: CardSettings) -> str:
 
 
 def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
-    """Return the trainable module of a head that was read.
+    """Return the trainable module of a head.
 
-    Raises:
-        UsageError: It has parts that no trainable module has: LM heads of a kind that learns none,
-            biases, or more than one layer.
+    A UsageError if it has parts that no trainable module has: LM heads of a kind that learns none,
+    biases, or more than one layer.
     """
     config, kind = weights.config, KINDS[weights.config.kind]
     biased = config.biased or config.qkv_bias
@@ -99,7 +90,6 @@ def restore(weights: HeadWeights, shape: ModelShape) -> TrainableHead:
 
 
 def _answers(loaded: LoadedPair, frozen: Frozen, settings: CardSettings) -> Iterator[Answers]:
-    """Yield the target's greedy answers to the prompts that fit the window."""
     window = min(settings.window, loaded.pair.context)
     new = min(settings.new_tokens, window // 2)
     for name, prompts in prompt_sets(settings, 0.01, SOURCES).items():
@@ -130,11 +120,9 @@ def _text(loaded: LoadedPair, frozen: Frozen, prompt: Sequence[int], written: Se
 def chained(matches: Sequence[bool], count: int) -> DraftAcceptance:
     """Return the acceptance of drafts of `count` tokens from each token of an answer on.
 
-    Args:
-        matches: Whether the drafter's token equals the target's, for each token of the answer. As
-            long as its drafts are right, the drafter reads the answer itself, so this does not
-            depend on where it began.
-        count: Tokens of a draft.
+    `matches` says whether the drafter's token equals the target's, for each token of the answer. As
+    long as its drafts are right, the drafter reads the answer itself, so this does not depend on
+    where it began.
     """
     reached, accepted = [0] * count, [0] * count
     for begin in range(len(matches)):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.heads.trainable import Texts
 from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.training.data import Corpus
+from engine.training.loop import Progress, Training
 from engine.training.target_text import fingerprint
 
 HELD_OUT = 50
@@ -38,11 +40,8 @@ def features_of(decoder: Decoder, texts: list[np.ndarray]) -> list[Tensor]:
 class Batches:
     """Texts with their features, in batches that depend on the seed and the step only.
 
-    Args:
-        corpus: The texts.
-        features: The target's feature at each token, (N, D).
-        embedding: E, (V, D), on the device to train on.
-        length: Most tokens of a text that are used.
+    `features` are the target's at each token, (N, D); `embedding` is E, (V, D), on the device to
+    train on; `length` is the most tokens of a text that are used.
     """
 
     def __init__(self, corpus: Corpus, features: Tensor, embedding: Tensor, length: int) -> None:
@@ -60,7 +59,6 @@ class Batches:
             )
 
     def steps(self, epochs: int, count: int) -> int:
-        """Return the steps, of `count` texts each, that some epochs take."""
         return -(-epochs * len(self.learned) // count)
 
     def batch(self, step: int, count: int, share: float, seed: int, rows: slice = slice(None)) -> Texts:
@@ -74,7 +72,6 @@ class Batches:
         return self._texts(chosen[rows], drawn[rows])
 
     def tokens(self, count: int, seed: int) -> int:
-        """Return the tokens of the first `count` texts; a repeated text counts each time."""
         return int(self._lengths(self._chosen(0, count, seed)).sum())
 
     def held(self, count: int, limit: int) -> Iterator[Texts]:
@@ -84,7 +81,6 @@ class Batches:
             yield self._texts(chosen, [np.arange(1, n - 1) for n in self._lengths(chosen)])
 
     def _texts(self, chosen: np.ndarray, anchors: Sequence[np.ndarray]) -> Texts:
-        """Return texts with those of the anchors whose drafts begin in the answer."""
         begins, lengths = self._corpus.starts[chosen], self._lengths(chosen)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         indices = np.concatenate([np.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)])
@@ -115,31 +111,22 @@ _AT_ONCE = 16
 _NAME = "features"
 
 
-def stored_features(
-    folder: Path,
-    corpus: Corpus,
-    target: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    report: Callable[[int], None],
-    cancel: threading.Event,
-) -> Tensor:
+def stored_features(folder: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
     """Return the target's features of a text, (N, D) bfloat16; those `folder` lacks are written.
 
-    Raises:
-        RunCancelled: `cancel` was set; complete files are kept.
-        UsageError: The folder holds the features of another text or target.
-        ModelError: A file is broken.
+    A cancelled training keeps complete files. A UsageError if the folder holds the features of
+    another text or target, a ModelError if a file is broken.
     """
     folder.mkdir(parents=True, exist_ok=True)
     origin, decoder, parts = _origin(corpus, target), None, list[Tensor]()
     for first in range(0, len(corpus.repeats), TEXTS):
         path = folder / f"{first // TEXTS:06d}.safetensors"
         if not path.is_file():
-            decoder = decoder or load(target, device, dtype)
+            decoder = decoder or load(target, training.device, training.dtype)
             texts = range(first, min(first + TEXTS, len(corpus.repeats)))
-            _write(path, corpus, texts, decoder, origin, cancel)
-            report(int(corpus.starts[texts.stop]))
+            _write(path, corpus, texts, decoder, origin, training.cancel)
+            done = int(corpus.starts[texts.stop])
+            training.progress(Progress("features", done, len(corpus.ids), nan))
         parts.append(_open(path, origin).get_tensor(_NAME))
     return torch.cat(parts)
 
@@ -147,7 +134,6 @@ def stored_features(
 def _write(
     path: Path, corpus: Corpus, texts: range, decoder: Decoder, origin: str, cancel: threading.Event
 ) -> None:
-    """Write one file of features; the file appears whole."""
     parts = list[Tensor]()
     for first in range(texts.start, texts.stop, _AT_ONCE):
         if cancel.is_set():
@@ -163,12 +149,6 @@ def _write(
 
 
 def _open(path: Path, origin: str) -> Any:
-    """Return an open file of features.
-
-    Raises:
-        UsageError: It holds the features of another text or target.
-        ModelError: It is broken.
-    """
     try:
         file = safe_open(path, "pt")
         found = (file.metadata() or {}).get("origin")

@@ -20,7 +20,7 @@ _CHUNK = 128
 
 
 class _Distilled(torch.autograd.Function):
-    """share CE + (1 - share) KL(p || q), averaged over states.
+    """The mean of share CE + (1 - share) KL(p || q) over states.
 
     The gradient of a state's logits is q - share onehot(token) - (1 - share) p.
     """
@@ -76,15 +76,10 @@ def distilled(
 ) -> Tensor:
     """Return `share` times the cross-entropy plus the rest times KL(p || q), a scalar.
 
-    Under autocast its matrix products have autocast's dtype.
-
-    Args:
-        states: The head's states, (A, D); q is the softmax of their logits.
-        features: The target's features in their place, (A, D); p is the softmax of their logits.
-        tokens: The text's tokens in their place, (A,) int64.
-        lm_head: The target's, (V, D).
-        share: Weight of the cross-entropy, from 0 to 1.
-        own: The head's own LM head, (V, D), which is learned too; None: the target's.
+    Under autocast its matrix products have autocast's dtype. `states`, (A, D), are the head's, and
+    `features`, (A, D), the target's in their place: q and p are the softmax of their logits.
+    `tokens`, (A,) int64, are the text's in their place. `own` is the head's own LM head, which is
+    learned too, or None for the target's `lm_head`, (V, D) each.
     """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype
@@ -141,7 +136,7 @@ class DraftAcceptance(NamedTuple):
 
     @property
     def rates(self) -> tuple[float | None, ...]:
-        """Acceptance rate of each place; None if no draft reached it."""
+        """By place; None if no draft reached it."""
         return tuple(a / r if r else None for a, r in zip(self.accepted, self.reached, strict=True))
 
     @property

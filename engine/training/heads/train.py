@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from functools import reduce
-from math import nan
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
@@ -35,34 +34,25 @@ from engine.heads.kinds import KINDS
 from engine.heads.modules import offsets
 from engine.heads.trainable import Frozen, TrainableHead
 from engine.model.shape import EMBEDDING, ModelShape
+from engine.plot import Line, Panel, draw
+from engine.training import loop
 from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.heads.features import Batches, stored_features
 from engine.training.heads.losses import acceptance, head_losses
-from engine.training.heads.plot import PLOT, training_curves
-from engine.training.loop import (
-    MEASURED,
-    Control,
-    Progress,
-    Training,
-    check_empty,
-    read_facts,
-    read_log,
-    write_facts,
-)
 from engine.training.options import HeadOptions
 from engine.training.step import Losses, Phase
 from engine.training.target_text import FILE as WRITTEN
 from engine.training.target_text import check_lengths, read_text, write_text
 from engine.types import check_range
 
+PLOT = "curves.svg"
+
 
 class Start(NamedTuple):
     """Names of tensors; the tokens that a head drafts are a setting and not among them."""
 
     copied: list[str]
-    """In both heads, with equal shapes."""
     left_out: list[str]
-    """In the trained head only, or with another shape."""
     random: list[str]
     """In the new head only, or with another shape; they begin with random numbers."""
 
@@ -70,10 +60,8 @@ class Start(NamedTuple):
 def compare(options: HeadOptions, config: HeadConfig) -> Start | None:
     """Compare the tensors of `options.start` with those of a new head; None without a start.
 
-    Raises:
-        UsageError: The trained head is for another target, none of its tensors fits, or some do not
-            and `options.start_partial` is false.
-        ModelError: The trained head is broken.
+    Raises a UsageError if the trained head is for another target, if none of its tensors fits, or
+    if some do not and `options.start_partial` is false.
     """
     if options.start is None:
         return None
@@ -101,7 +89,7 @@ def copy(head: TrainableHead, options: HeadOptions, start: Start) -> dict[str, A
     assert options.start is not None, "the comparison found one"
     tensors = head.from_file(read_head(options.start, options.target).tensors)
     head.module.load_state_dict({name: tensors[name] for name in start.copied}, strict=False)
-    before = read_facts(options.start)
+    before = loop.read_facts(options.start)
     return {name: before.get(name) for name in ("kind", "phase", "begun_from")} | start._asdict()
 
 
@@ -117,25 +105,19 @@ _SAMPLE = 100_000
 """Features whose root mean square is taken."""
 
 
-def train_head(options: HeadOptions, **control: Unpack[Control]) -> Path:
+def train_head(options: HeadOptions, **control: Unpack[loop.Control]) -> Path:
     """Train a drafting head and write it to `out`.
 
-    Returns:
-        `out`: the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl` and
-        both as `curves.svg`, and, unless text was given, `written.safetensors`. The target's
-        features are beside the text.
-
-    Raises:
-        UsageError: A setting is wrong, the data cannot be read, or `out` is in use.
-        RunCancelled: `cancel` was set; the training can be resumed.
-        ModelError: A model, the text or the checkpoint is broken.
+    `out` then has the head (`config.json`, `model.safetensors`), `loss.jsonl`, `acceptance.jsonl`
+    and both as `curves.svg`, and, unless text was given, `written.safetensors`. The target's
+    features are beside the text. RunCancelled means that `cancel` was set; it can be resumed.
     """
     target, shape = options.target, check(options)
-    training, out = Training(options, **control), options.out
+    training, out = loop.Training(options, **control), options.out
     with training.execution.main_first():
         text = _text(options, training)
         corpus = read_text(text, target)
-        features = _features(text, corpus, target, training)
+        features = stored_features(text.with_suffix(".features"), corpus, target, training)
     frozen, vocabulary = read_frozen(target, shape, training.device), None
     if options.vocabulary:
         vocabulary = most_frequent(corpus, options.vocabulary, shape.vocab)
@@ -162,16 +144,15 @@ def train_head(options: HeadOptions, **control: Unpack[Control]) -> Path:
     tokens = batches.tokens(steps * options.batch, options.seed)
     more = {"vocabulary": vocabulary.facts(shape.vocab)} if vocabulary else {}
     facts = _facts(options, training.facts(phase) | {"tokens": tokens}, corpus)
-    write_facts(out, facts | begun | more)
+    loop.write_facts(out, facts | begun | more)
     with replacing(out / PLOT) as file:
         file.write(training_curves(out))
     return out
 
 
 def _begin(
-    options: HeadOptions, shape: ModelShape, features: Tensor, frozen: Frozen, training: Training
+    options: HeadOptions, shape: ModelShape, features: Tensor, frozen: Frozen, training: loop.Training
 ) -> tuple[TrainableHead, HeadConfig, dict[str, Any]]:
-    """Return the untrained head, its config, and facts about the head that it begins from."""
     level = float(features.float().square().mean().sqrt())
     scale = level / float(frozen.embedding.square().mean().sqrt())
     head = build_head(options.kind, shape, options.size, options.seed, scale, level)
@@ -184,13 +165,7 @@ def _begin(
 
 
 def check(options: HeadOptions) -> ModelShape:
-    """Check the settings against the target; return the target's shape.
-
-    Raises:
-        UsageError: A setting exceeds the target's context or vocabulary, `start` does not fit, or
-            there is no text to write from.
-        ModelError: The target or `start` is missing or broken.
-    """
+    """Check the settings against the target, and return the target's shape."""
     shape = ModelShape.of(read_config(options.target), options.target / "config.json")
     shape.check_llama(options.target)
     check_lengths(options, shape.context, "the target")
@@ -208,15 +183,10 @@ def check(options: HeadOptions) -> ModelShape:
 def build_head(
     kind: str, shape: ModelShape, size: int, seed: int, scale: float = 1.0, level: float = 1.0
 ) -> TrainableHead:
-    """Return an untrained head; its weights are a function of the seed.
+    """Return an untrained head of `size` heads or masks; its weights are a function of the seed.
 
-    Args:
-        kind: A trainable kind, one of `HEAD_DEFAULTS`.
-        shape: Shape of the target.
-        size: Number of heads or masks.
-        seed: Fixes the weights.
-        scale: Factor of the embeddings in training, which makes them as large as features.
-        level: Root mean square of the features.
+    `scale` is the factor of the embeddings in training, which makes them as large as features;
+    `level` is the root mean square of the features.
     """
     build = KINDS[kind].trainable
     assert build is not None, "the options allow trainable kinds only"
@@ -250,22 +220,11 @@ def head_config(options: HeadOptions, shape: ModelShape, scale: float) -> HeadCo
     )
 
 
-def _text(options: HeadOptions, training: Training) -> Path:
-    """Return the file of the target's own text: given, stored in `out`, or written now."""
+def _text(options: HeadOptions, training: loop.Training) -> Path:
     path = options.text or options.out / WRITTEN
     if options.text is None and not path.is_file():
         write_text(path, Pair.of(options.target), options, training)
     return path
-
-
-def _features(text: Path, corpus: Corpus, target: Path, training: Training) -> Tensor:
-    """Return the target's features of the text: stored beside it, or computed now."""
-
-    def report(done: int) -> None:
-        training.progress(Progress("features", done, len(corpus.ids), nan))
-
-    folder, place = text.with_suffix(".features"), (training.device, training.dtype)
-    return stored_features(folder, corpus, target, *place, report, training.cancel)
 
 
 def _facts(options: HeadOptions, phase: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
@@ -275,9 +234,32 @@ def _facts(options: HeadOptions, phase: dict[str, Any], corpus: Corpus) -> dict[
         "phase": phase | {"length": options.sequence},
         "answers": len(corpus.repeats),
         "text_tokens": len(corpus.ids),
-        "acceptance": read_log(options.out / MEASURED)[-1],
+        "acceptance": loop.read_log(options.out / loop.MEASURED)[-1],
         "options": options.fixed(),
     }
+
+
+def training_curves(out: Path) -> str:
+    losses, measured = loop.read_log(out / loop.LOG), loop.read_log(out / loop.MEASURED)
+    size = max(1, len(losses) // 100)
+    means = [
+        (float(part[-1]["step"]), sum(row["loss"] for row in part) / len(part))
+        for part in (losses[a : a + size] for a in range(0, len(losses), size))
+    ]
+    lines = [
+        Line(
+            f"token {k + 1}",
+            [(float(row["step"]), r) for row in measured if (r := row["rates"][k]) is not None],
+        )
+        for k in range(len(measured[0]["rates"]) if measured else 0)
+    ]
+    title = losses[0]["phase"] if losses else ""
+    return draw(
+        (
+            Panel(f"{title}: loss", "step", [Line("loss", means)]),
+            Panel("acceptance of token k", "step", lines),
+        )
+    )
 
 
 class Vocabulary(NamedTuple):
@@ -286,18 +268,14 @@ class Vocabulary(NamedTuple):
     tokens: Tensor
     """(N,) int64, rising."""
     coverage: float
-    """Share of the answers' tokens that are among them."""
+    """Their share of the answers' tokens."""
 
     def facts(self, vocab: int) -> dict[str, float]:
         return {"tokens": len(self.tokens), "of": vocab, "coverage": round(self.coverage, 5)}
 
 
 def most_frequent(corpus: Corpus, count: int, vocab: int) -> Vocabulary:
-    """Return the `count` most frequent tokens of the answers; among equals, lower ids first.
-
-    Raises:
-        UsageError: The target has fewer tokens.
-    """
+    """Return the `count` most frequent tokens of the answers; among equals, lower ids first."""
     check_range("vocabulary", count, 1, vocab)
     counts = np.bincount(_answers(corpus), minlength=vocab)
     chosen = np.sort(np.argsort(-counts, kind="stable")[:count])
@@ -323,26 +301,13 @@ def shorten_head(
     int8: bool = False,
     keep: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Write a head that drafts the most frequent tokens of its target's answers only.
+    """Write a head that drafts the `vocabulary` most frequent tokens of its target's answers only.
 
-    Args:
-        head: The head's directory.
-        target: Directory of its target.
-        out: New folder for the result.
-        text: File of text that the target wrote; not read if all tokens stay.
-        vocabulary: N; 0 for all tokens of the target.
-        int8: Store matrices as int8, except those to `keep`, which stay in bf16.
-        keep: Names of matrices.
-
-    Returns:
-        Number of tokens, of how many, and their share of the answers; empty if all tokens stay.
-
-    Raises:
-        UsageError: A setting is wrong, `out` is in use, the head is for another target or has its
-            own LM head, or the text is another target's.
-        ModelError: The head or the text is broken.
+    `vocabulary` is 0 for all tokens: then `text` is not read. `int8` stores matrices as int8,
+    except those to `keep`, which stay in bf16. Returns the number of tokens, of how many, and their
+    share of the answers; empty if all tokens stay. A head with an LM head of its own is refused.
     """
-    check_empty(out)
+    loop.check_empty(out)
     config, tensors = read_head(head, target)
     if config.own_lm_head or "lm_head.weight" in tensors:
         raise UsageError(
@@ -361,8 +326,8 @@ def shorten_head(
     out.mkdir(parents=True, exist_ok=True)
     write_head(out, replace(config, vocab_size=vocab, draft_vocab=vocabulary), tensors, int8=int8, keep=keep)
     before = {
-        name: fact for name, fact in read_facts(head).items() if name not in ("acceptance", "vocabulary")
+        name: fact for name, fact in loop.read_facts(head).items() if name not in ("acceptance", "vocabulary")
     }
     if before or facts:
-        write_facts(out, before | ({"vocabulary": facts} if facts else {}))
+        loop.write_facts(out, before | ({"vocabulary": facts} if facts else {}))
     return facts

@@ -14,7 +14,7 @@ import pytest
 
 from engine.checkpoints import catalog
 from engine.checkpoints.catalog import CATALOG, get, installed, remove
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, RunCancelled, UsageError
 from tests.engine.checkpoints.gguf_files import write

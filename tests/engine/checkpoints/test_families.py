@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import engine
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, UsageError
 from engine.model.shape import context_of

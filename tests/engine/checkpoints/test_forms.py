@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.forms import FORMS, split_form, usual_form
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.measured import measured_path
 from engine.cluster.open import find_pair

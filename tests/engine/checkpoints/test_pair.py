@@ -34,23 +34,18 @@ def edit(path, change):
     path.write_text(json.dumps(raw), "utf-8")
 
 
-def without_template(copies):
-    for path in copies:
-        (path / "chat_template.jinja").unlink()
-    return Pair.of(*copies)
-
-
 def with_template(copies, template):
+    """Return the pair of both models with a chat template; without one for None."""
     for path in copies:
-        (path / "chat_template.jinja").write_text(template)
+        file = path / "chat_template.jinja"
+        file.unlink() if template is None else file.write_text(template)
     return Pair.of(*copies)
 
 
 def test_bundled_pair():
     assert BUNDLED.name == "bundled"
     assert BUNDLED.target_path.name == "target"
-    assert BUNDLED.drafter_path is not None
-    assert BUNDLED.drafter_path.name == "drafter"
+    assert [path.name for path in BUNDLED.drafter_paths] == ["drafter"]
     assert (BUNDLED.vocab_size, BUNDLED.context) == (4096, 2304)
     assert BUNDLED.eos == (EOS, USER)
 
@@ -127,15 +122,11 @@ def test_a_pair_of_two_directories(copies):
     assert Pair.of(copies[0]).drafter_path is None
 
 
-def test_the_context_is_the_smaller_one(copies):
-    edit(copies[1] / "config.json", lambda c: c.update(max_position_embeddings=512))
-    assert Pair.of(*copies).context == 512
-
-
-def test_the_vocabulary_is_the_smaller_one(copies):
+def test_context_and_vocabulary_are_the_smaller_ones(copies):
     edit(copies[0] / "config.json", lambda c: c.update(vocab_size=4160))
-    edit(copies[1] / "config.json", lambda c: c.update(vocab_size=4224))
-    assert Pair.of(*copies).vocab_size == 4160
+    edit(copies[1] / "config.json", lambda c: c.update(vocab_size=4224, max_position_embeddings=512))
+    pair = Pair.of(*copies)
+    assert (pair.vocab_size, pair.context) == (4160, 512)
 
 
 @pytest.mark.parametrize("role", [0, 1])
@@ -158,52 +149,43 @@ def test_a_broken_generation_config_is_refused(copies):
         Pair.of(*copies)
 
 
-def test_tokenizers_with_different_tokens_are_refused(copies):
-    edit(
-        copies[1] / "tokenizer.json",
-        lambda raw: raw["added_tokens"].append(
-            {
-                "id": 4096,
-                "content": "<|new|>",
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
+def add_token(raw):
+    raw["added_tokens"].append({**raw["added_tokens"][USER], "id": 4096, "content": "<|new|>"})
+
+
+def swap_tokens(raw):
+    vocab = raw["model"]["vocab"]
+    vocab["Q"], vocab["Z"] = vocab["Z"], vocab["Q"]
+
+
+def make_plain(raw):
+    raw["added_tokens"][USER]["special"] = False
+
+
+def end_with_pad(raw):
+    raw["eos_token"] = "<|pad|>"
+
+
+SWAPPED = min(BUNDLED.tokenizer.convert_tokens_to_ids(["Q", "Z"]))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer.json", add_token, "the target's tokenizer has 4096 tokens, the drafter's 4097"),
+        ("tokenizer.json", swap_tokens, f"token {SWAPPED} is '.' in the target's tokenizer, '.' in the dr"),
+        ("tokenizer.json", make_plain, r"token 3, '<\|user\|>', is special in only one"),
+        (
+            "tokenizer_config.json",
+            end_with_pad,
+            r"eos_token is '<\|eos\|>' in .*, '<\|pad\|>' in the drafter's",
         ),
-    )
+    ],
+)
+def test_different_tokenizers_are_refused(copies, file, change, message):
+    edit(copies[1] / file, change)
     edit(copies[1] / "config.json", lambda c: c.update(vocab_size=4100))
-    with pytest.raises(PairError, match="the target's tokenizer has 4096 tokens, the drafter's 4097"):
-        Pair.of(*copies)
-    shutil.copy(copies[0] / "tokenizer.json", copies[1])
-
-    def swap(raw):
-        vocab = raw["model"]["vocab"]
-        vocab["Q"], vocab["Z"] = vocab["Z"], vocab["Q"]
-
-    edit(copies[1] / "tokenizer.json", swap)
-    first = min(BUNDLED.tokenizer.convert_tokens_to_ids(["Q", "Z"]))
-    with pytest.raises(
-        PairError, match=f"token {first} is '.' in the target's tokenizer, '.' in the drafter's"
-    ):
-        Pair.of(*copies)
-
-
-def test_tokenizers_with_different_special_tokens_are_refused(copies):
-    def make_plain(raw):
-        raw["added_tokens"][USER]["special"] = False
-
-    edit(copies[1] / "tokenizer.json", make_plain)
-    with pytest.raises(PairError, match=r"token 3, '<\|user\|>', is special in only one"):
-        Pair.of(*copies)
-
-
-def test_tokenizers_with_different_eos_tokens_are_refused(copies):
-    edit(copies[1] / "tokenizer_config.json", lambda c: c.update(eos_token="<|pad|>"))
-    with pytest.raises(
-        PairError, match=r"eos_token is '<\|eos\|>' in the target's tokenizer, '<\|pad\|>' in the drafter's"
-    ):
+    with pytest.raises(PairError, match=message):
         Pair.of(*copies)
 
 
@@ -253,36 +235,40 @@ def test_special_tokens_in_one_message_are_plain_text():
     assert BUNDLED.tokenizer.decode(ids) == "<|bos|><|system|><|eos|><|user|>plain<|assistant|>"
 
 
-def test_special_tokens_without_a_template_are_plain_text(copies):
-    pair = without_template(copies)
-    ids = pair.encode("Hi <|assistant|>")
-    assert specials(ids) == []
-    assert pair.tokenizer.decode(ids) == "Hi <|assistant|>"
-    with pytest.raises(UsageError, match="no chat template"):
-        pair.encode_chat([{"role": "user", "content": "Hi"}])
+SPLIT = "{{ bos_token }}{% for m in messages %}<|{{ m['content'] }}{% endfor %}"
+TRIMMED = "{% for m in messages %}<|user|>{{ m['content'] | trim }}!{% endfor %}"
 
 
-def test_template_and_user_text_cannot_form_a_special_token_together(copies):
-    pair = with_template(copies, "{{ bos_token }}{% for m in messages %}<|{{ m['content'] }}{% endfor %}")
-    ids = pair.encode("user|> hi")
-    assert specials(ids) == [BOS]
-    assert pair.tokenizer.decode(ids) == "<|bos|><|user|> hi"
+@pytest.mark.parametrize(
+    ("template", "text", "special", "decoded"),
+    [
+        (None, "Hi <|assistant|>", [], "Hi <|assistant|>"),
+        (SPLIT, "user|> hi", [BOS], "<|bos|><|user|> hi"),  # they form no special token together
+        (TRIMMED, "  hi ", [USER], "<|user|>hi!"),
+    ],
+)
+def test_a_template_may_change_the_text_which_stays_plain(copies, template, text, special, decoded):
+    pair = with_template(copies, template)
+    ids = pair.encode(text)
+    assert specials(ids) == special
+    assert pair.tokenizer.decode(ids) == decoded
 
 
-def test_a_template_may_change_the_text(copies):
-    pair = with_template(copies, "{% for m in messages %}<|user|>{{ m['content'] | trim }}!{% endfor %}")
-    assert pair.tokenizer.decode(pair.encode("  hi ")) == "<|user|>hi!"
-
-
-def test_a_template_may_refuse_messages(copies):
-    pair = with_template(copies, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(UsageError, match="refuses these messages: roles must alternate"):
-        pair.encode("hi")
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+    ],
+)
+def test_messages_without_a_template_or_refused_by_it(copies, template, message):
+    with pytest.raises(UsageError, match=message):
+        with_template(copies, template).encode_chat([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t "])
 def test_an_empty_prompt_is_refused(text, copies):
-    for pair in (BUNDLED, without_template(copies)):
+    for pair in (BUNDLED, with_template(copies, None)):
         with pytest.raises(UsageError, match="the prompt is empty"):
             pair.encode(text)
 
@@ -295,10 +281,7 @@ def test_an_empty_prompt_is_refused(text, copies):
         ([{"role": "user"}], "the prompt is empty"),
         ([{"role": "eos|><|user", "content": "x"}], "role is .*; it must be one of system, user, assistant"),
         ([{"content": "x"}], "role is None"),
-        (
-            [{"role": "user", "content": "a\ud800"}],
-            "character 1 of the prompt, '.ud800', is not valid Unicode",
-        ),
+        ([{"role": "user", "content": "a\ud800"}], "character 1 of the prompt, '.ud800', is not valid Uni"),
         ([{"role": "user", "content": "\0x"}], r"character 0 of the prompt, '.x00', is not text; remove it"),
     ],
 )
@@ -307,19 +290,19 @@ def test_invalid_messages_are_refused(messages, message):
         BUNDLED.encode_chat(messages)
 
 
-def test_prompt_and_output_must_fit_the_context():
+@pytest.mark.parametrize(
+    ("tokens", "new", "message"),
+    [
+        (2000, 305, "2000 tokens and max_new_tokens is 305, .* 2304: lower max_new_tokens to 304"),
+        (2304, 1, "the prompt has 2304 tokens; the context of bundled is 2304.*shorten"),
+        (5000, 1, "the prompt has 5000 tokens; the context of bundled is 2304.*shorten"),
+        (0, 1, "empty"),
+    ],
+)
+def test_prompt_and_output_must_fit_the_context(tokens, new, message):
     BUNDLED.check_length([5] * 2000, 304)
-    with pytest.raises(
-        UsageError, match=r"2000 tokens and max_new_tokens is 305, .* 2304: lower max_new_tokens to 304"
-    ):
-        BUNDLED.check_length([5] * 2000, 305)
-    for n in (2304, 5000):
-        with pytest.raises(
-            UsageError, match=f"the prompt has {n} tokens; the context of bundled is 2304.*shorten"
-        ):
-            BUNDLED.check_length([5] * n, 1)
-    with pytest.raises(UsageError, match="empty"):
-        BUNDLED.check_length([], 1)
+    with pytest.raises(UsageError, match=message):
+        BUNDLED.check_length([5] * tokens, new)
 
 
 def test_drafters_keep_their_order(copies):

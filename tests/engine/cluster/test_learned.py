@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.cluster.measured import FEWEST, KEPT, learn, scaled
-from engine.drafting.plan import Plan
+from engine.drafting.planner import Plan
 from engine.trace.events import OTHERS, Occupancy
 from tests.traces.samples import sample_trace
 

@@ -11,7 +11,7 @@ from types import FunctionType, ModuleType
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.checkpoints.sizes import Split, checked_shape, layer_sizes, model_size
 from engine.cluster import memory

@@ -13,7 +13,7 @@ import pytest
 
 import engine
 import engine.worker.measure as measure_module
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster import measurements, probing
 from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe

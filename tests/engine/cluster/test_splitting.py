@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import engine
 from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.checkpoints.sizes import Size
 from engine.cluster.fit import fit, layer_spans, split_by_memory

@@ -65,59 +65,39 @@ def test_the_source_is_the_place_of_the_copy(text, document, match, copy):
     assert 1 <= len(ids) <= copy
 
 
-def test_the_tokens_after_the_match_are_copied():
-    assert find([1, 2, 3, 4, 5, 6, 1, 2], copy=3) == ((3, 4, 5), CopySource(-1, 2, 2))
+LONG, FIRST = [1, 2, 3, 4, 5, 6], {"match": 1, "latest": False}
 
 
-def test_no_match_is_no_copy():
-    assert find([1, 2, 3, 4, 5]) == ((), None)
-    assert find([]) == ((), None)
-    assert find([1]) == ((), None)
-    assert find([1, 1]) == ((), None), "the last two tokens do not match themselves"
+@pytest.mark.parametrize(
+    ("text", "documents", "options", "ids", "source"),
+    [
+        ([1, 2, 3, 4, 5, 6, 1, 2], (), {"copy": 3}, (3, 4, 5), (-1, 2, 2)),
+        # no match; the last two tokens do not match themselves, and no match spans two documents
+        *((text, (), {}, (), None) for text in ([1, 2, 3, 4, 5], [], [1], [1, 1])),
+        ([2, 3], [[1, 2], [3, 4]], {}, (), None),
+        # the longest match wins, up to three tokens more than the shortest
+        ([9, 1, 2, 5, 6, 3, 1, 2, 7, 8, 9, 1, 2], (), {"copy": 2}, (5, 6), (-1, 3, 3)),
+        ([*LONG, 7, 0, *LONG[1:], 8, *LONG], (), {"copy": 1}, (8,), (-1, 13, 5)),
+        # of equal matches the latest, or the first on request
+        ([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], (), {"copy": 1}, (4,), (-1, 7, 2)),
+        ([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], (), FIRST | {"copy": 2, "longest": 2}, (3, 6), (-1, 3, 2)),
+        ([1, 1, 1], (), FIRST | {"copy": 3}, (1, 1, 1), (-1, 2, 2)),
+        # the sequence is later than the documents, which are in order
+        ([1, 2, 32, 1, 2], [[1, 2, 30], [1, 2, 31]], {"copy": 1}, (32,), (-1, 2, 2)),
+        ([1, 2], [[1, 2, 30], [1, 2, 31]], {"copy": 1}, (31,), (1, 2, 2)),
+        ([9, 1, 2, 32, 8, 1, 2], [[8, 1, 2, 30]], {"copy": 1}, (30,), (0, 3, 3)),
+        # a copy ends with its document, and continues with itself at the end of the sequence
+        ([1, 2], [[1, 2, 3, 4]], {}, (3, 4), (0, 2, 2)),
+        ([3, 4], [[1, 2, 3, 4]], {}, (), None),
+        ([7, 7, 7], (), {"copy": 5}, (7,) * 5, (-1, 2, 2)),
+        ([4, 5, 6, 4, 5], (), {"copy": 8}, (6, 4, 5, 6, 4, 5, 6, 4), (-1, 2, 2)),
+    ],
+)
+def test_what_is_copied(text, documents, options, ids, source):
+    assert find(text, documents, **options) == (ids, source and CopySource(*source))
 
 
-def test_the_longest_match_wins():
-    assert find([9, 1, 2, 5, 6, 3, 1, 2, 7, 8, 9, 1, 2], copy=2) == ((5, 6), CopySource(-1, 3, 3))
-
-
-def test_a_match_is_at_most_three_tokens_longer_than_the_shortest():
-    long = [1, 2, 3, 4, 5, 6]
-    assert find([*long, 7, 0, *long[1:], 8, *long], copy=1) == ((8,), CopySource(-1, 13, 5))
-
-
-def test_the_latest_of_equal_matches_wins():
-    assert find([5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2], copy=1) == ((4,), CopySource(-1, 7, 2))
-
-
-def test_the_first_of_equal_matches_wins_on_request():
-    text = [5, 1, 2, 3, 6, 1, 2, 4, 7, 1, 2]
-    assert find(text, match=1, copy=2, longest=2, latest=False) == ((3, 6), CopySource(-1, 3, 2))
-    assert find(text, match=1, copy=2, longest=1, latest=False) == ((3, 6), CopySource(-1, 3, 1))
-    assert find([1, 1, 1], match=1, copy=3, latest=False) == ((1, 1, 1), CopySource(-1, 2, 2))
-
-
-def test_the_sequence_is_later_than_the_documents_which_are_in_order():
-    documents = [[1, 2, 30], [1, 2, 31]]
-    assert find([1, 2, 32, 1, 2], documents, copy=1) == ((32,), CopySource(-1, 2, 2))
-    assert find([1, 2], documents, copy=1) == ((31,), CopySource(1, 2, 2))
-    assert find([9, 1, 2, 32, 8, 1, 2], [[8, 1, 2, 30]], copy=1) == ((30,), CopySource(0, 3, 3))
-
-
-def test_a_copy_ends_where_its_document_ends():
-    assert find([1, 2], [[1, 2, 3, 4]]) == ((3, 4), CopySource(0, 2, 2))
-    assert find([3, 4], [[1, 2, 3, 4]]) == ((), None), "nothing follows the match"
-
-
-def test_a_copy_continues_with_itself_at_the_end_of_the_sequence():
-    assert find([7, 7, 7], copy=5) == ((7,) * 5, CopySource(-1, 2, 2))
-    assert find([4, 5, 6, 4, 5], copy=8) == ((6, 4, 5, 6, 4, 5, 6, 4), CopySource(-1, 2, 2))
-
-
-def test_no_match_spans_two_documents():
-    assert find([2, 3], [[1, 2], [3, 4]]) == ((), None)
-
-
-def test_a_draft_is_the_copy_cut_to_the_room():
+def test_a_draft_is_the_copy_cut_to_the_remaining_tokens():
     copier = Copier(match=2, copy=7)
     text = array([1, 2, 3, 4, 5, 6, 1, 2])
     draft = copier.draft(text, 3)

@@ -63,15 +63,15 @@ def test_for_bigrams_the_window_is_one_level():
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(2, 6), st.integers(1, 9), st.data())
-def test_no_row_exceeds_the_room_and_the_window_never_widens(prompt, level, columns, data):
+def test_no_row_exceeds_the_remaining_tokens_and_the_window_never_widens(prompt, level, columns, data):
     window, width = Window(np.array(prompt), level, columns), columns + level - 2
     for _ in range(8):
-        room = data.draw(st.integers(0, 12))
+        remaining = data.draw(st.integers(0, 12))
         depth = len(window.levels) - 1
-        tree = window.tree(1, room)
-        width = max(0, min(width, room - depth + 1))
+        tree = window.tree(1, remaining)
+        width = max(0, min(width, remaining - depth + 1))
         assert len(tree[0]) == max(0, width * (depth + 1) - 1)
-        assert all(len(path) - 1 <= room for path in paths(tree, 1))
+        assert all(len(path) - 1 <= remaining for path in paths(tree, 1))
         grams = window.move([0, *tree[0]])
         assert {len(gram) for gram in grams} <= {level}
         assert len(grams) == (width if depth + 2 == level else 0)

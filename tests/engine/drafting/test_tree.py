@@ -1,8 +1,12 @@
-"""Tree nodes are a pure function of the drafter's rows, the leaves and keyed draws."""
+"""Tree nodes are a pure function of the drafter's rows, the leaves and keyed draws.
+
+How many children a node gets, and which nodes stay, depends on the tree's shape.
+"""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,23 +14,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafting.level import levels, next_level
-from engine.drafting.tree import Node, Wide, root
+from engine.drafting.static import tree
+from engine.drafting.tree import Dynamic, Node, Static, TreeShape, Wide, root
+from engine.errors import UsageError
 from engine.sampling.draws import Draws, Key, pick
 from engine.types import Sampling
 
 ONE = Sampling(1.0)
 
 
-def level(rows: list[list[float]], leaves: list[Node], width: int, sampled: bool, sampling: Sampling = ONE):
+SMALL = Static(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+
+
+def choose(
+    rows: list[list[float]],
+    leaves: list[Node],
+    shape: TreeShape,
+    sampled: bool = False,
+    sampling: Sampling = ONE,
+) -> list[Node]:
     """Choose from rows of probabilities."""
     logits = torch.tensor(rows, dtype=torch.float64).log()
-    draws = Draws(3, 0)
-    shape = Wide(width, 3)
     (found,) = levels([logits], shape, sampling, sampled=sampled)
+    draws = Draws(3, 0)
     return next_level(found, leaves, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)
 
 
-def shape(rejections: list[float], support: list[int], width: int) -> list[int]:
+def level(rows: list[list[float]], leaves: list[Node], width: int, sampled: bool, sampling: Sampling = ONE):
+    return choose(rows, leaves, Wide(width, 3), sampled, sampling)
+
+
+def children(rejections: list[float], support: list[int], width: int) -> list[int]:
     """Return how many children each node gets in a sampled tree."""
     return Wide(width, 3).counts([Node(0, 0, -n) for n in rejections], support)
 
@@ -76,7 +94,7 @@ def test_siblings_are_drawn_without_replacement_each_with_its_own_number():
     assert [n.path for n in nodes] == [0, -1, -2, -3]
 
 
-def test_q_is_warped_before_the_draw():
+def test_logits_processors_make_q_before_the_draw():
     top = level([[0.4, 0.3, 0.2, 0.1]], [root(ONE, True)], 4, True, Sampling(1.0, top_k=2))
     assert sorted(n.token for n in top) == [0, 1]
 
@@ -89,14 +107,12 @@ def test_q_is_warped_before_the_draw():
 def test_no_other_shape_is_reached_more_often_at_equal_acceptance_rates(nodes, width, alpha):
     """The shape against all others, for tests that accept with one probability."""
     rejections, support = zip(*nodes, strict=True)
-    counts = shape(rejections, support, width)
+    counts = children(rejections, support, width)
     assert sum(counts) == min(width, sum(support))
     assert all(count <= most for count, most in zip(counts, support, strict=True))
 
-    def reached(children) -> float:
-        return sum(
-            (1 - alpha) ** (r + i) for r, n in zip(rejections, children, strict=True) for i in range(n)
-        )
+    def reached(counts) -> float:
+        return sum((1 - alpha) ** (r + i) for r, n in zip(rejections, counts, strict=True) for i in range(n))
 
     if len(nodes) <= 3:
         others = itertools.product(*(range(min(most, width) + 1) for most in support))
@@ -114,4 +130,96 @@ def test_no_other_shape_is_reached_more_often_at_equal_acceptance_rates(nodes, w
     ],
 )
 def test_counts_of_children(rejections, support, width, counts):
-    assert shape(rejections, support, width) == counts
+    assert children(rejections, support, width) == counts
+
+
+def test_a_static_tree_takes_the_most_probable_tokens_after_each_node():
+    first = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
+    assert [(n.token, n.ranks) for n in first] == [(1, (0,)), (3, (1,))]
+    assert SMALL.onward(first) == [0, 1]
+    second = choose([[0.7, 0.1, 0.1, 0.1], [0.25] * 4], first, SMALL)
+    assert [(n.parent, n.token, n.ranks) for n in second] == [(0, 0, (0, 0)), (0, 1, (0, 1)), (1, 0, (1, 0))]
+    assert [n.path for n in second] == pytest.approx([0.28, 0.04, 0.075])
+    assert SMALL.onward(second) == []
+
+
+def test_one_row_serves_all_nodes_of_a_level():
+    leaves = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
+    row = [0.2, 0.3, 0.4, 0.1]
+    for sampled in (False, True):
+        assert choose([row], leaves, SMALL, sampled) == choose([row, row], leaves, SMALL, sampled)
+
+
+def test_children_of_a_sampled_static_tree_are_drawn_without_replacement():
+    leaves = [Node(0, 1, 0.0, (0,)), Node(0, 3, -1.0, (1,))]
+    row = [0.4, 0.3, 0.2, 0.1]
+    nodes = choose([row], leaves, SMALL, sampled=True)
+    rest = torch.tensor(row, dtype=torch.float64)
+    number = Draws(3, 0).value
+    first = pick(number(Key(7, "draft", 0)), rest)
+    second = pick(number(Key(7, "draft", 1)), rest.index_fill(0, torch.tensor(first), 0))
+    other = pick(number(Key(7, "draft", 2)), rest)
+    assert [(n.parent, n.token) for n in nodes] == [(0, first), (0, second), (1, other)]
+
+
+def test_if_q_has_too_few_tokens_nodes_and_their_descendants_are_missing():
+    first = choose([[1.0, 0.0, 0.0, 0.0]], [root(ONE, True)], SMALL, sampled=True)
+    assert [n.ranks for n in first] == [(0,)]
+    second = choose([[0.0, 0.5, 0.0, 0.5]], first, SMALL)
+    assert [(n.token, n.ranks) for n in second] == [(1, (0, 0)), (3, (0, 1))]
+
+
+def test_a_tree_can_be_cut():
+    assert [tree("eagle").cut(n).parents for n in range(1, 6)] == [1, 5, 9, 10, 11]
+    assert len(tree("eagle").cut(2).paths) == 12
+    assert tree("medusa").depth == 4
+
+
+def test_a_dynamic_tree_extends_and_keeps_the_most_probable_paths():
+    shape = Dynamic(2, 3, 4)
+    first = choose([[0.6, 0.3, 0.1]], [root(ONE, False)], shape)
+    assert shape.onward(first) == [0, 1]
+    second = choose([[0.5, 0.4, 0.1], [0.9, 0.1, 0.0]], first, shape)
+    assert [(n.parent, n.token) for n in second] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [n.path for n in second] == pytest.approx([0.3, 0.24, 0.27, 0.03])
+    assert shape.onward(second) == [0, 2]
+    values = [n.path for n in (*first, *second)]
+    assert shape.kept(values) == [0, 1, 2, 4]
+
+
+def test_equal_paths_stay_in_the_order_drafted_so_parents_stay_with_their_children():
+    assert Dynamic(2, 3, 3).kept([1.0, 0.5, 1.0, 0.5, 1.0]) == [0, 2, 4]
+    assert Dynamic(2, 3, 2).kept([0.5, 0.5, 0.5]) == [0, 1]
+
+
+def test_a_dynamic_tree_cannot_be_sampled():
+    with pytest.raises(ValueError, match="cannot be sampled"):
+        choose([[0.5, 0.5]], [root(ONE, True)], Dynamic(2, 2, 2), sampled=True)
+
+
+@pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
+def test_parents_is_the_largest_number_of_q_rows(shape):
+    leaves, parents = [root(ONE, False)], 0
+    for _ in range(shape.depth):
+        parents += len(leaves)
+        nodes = choose([[0.05] * 20] * len(leaves), leaves, shape)
+        leaves = [nodes[i] for i in shape.onward(nodes)]
+        if not leaves:
+            break
+    assert parents <= shape.parents
+
+
+@pytest.mark.parametrize("text", ["paths = " + "[" * 20_000, f"paths = [[{'9' * 5000}]]", "paths", "\0"])
+def test_the_error_for_an_unreadable_tree_file_names_it(text: str, tmp_path: Path):
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"own\.toml cannot be read: ") as error:
+        tree(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_changed_tree_file_is_read_again(tmp_path: Path):
+    path = tmp_path / "own.toml"
+    for paths in ([[0]], [[0], [1]]):
+        path.write_text(f"paths = {paths}\n")
+        assert [[*node] for node in tree(str(path)).paths] == paths

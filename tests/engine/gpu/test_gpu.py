@@ -17,7 +17,7 @@ import torch
 
 import engine
 from app.bench.cuda import CPU, GPU
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import OutOfMemory, WorkerDied
 from engine.model.slots import Rows

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from engine.checkpoints.loader import load
 from engine.heads.drafting import Columns
-from engine.types import Prefix
+from engine.heads.files import check_head
+from engine.heads.find import load_head
+from engine.heads.trainable import Frozen, Texts, TrainableHead, pack
+from engine.layout import Packing
+from engine.types import Prefix, Sampling
 from engine.worker.head_forwards import PackedForwards
 from engine.worker.host import Host
-from engine.worker.jobs import Grown
+from engine.worker.jobs import Begin, Grown, Load, Prefill
 from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
@@ -19,6 +26,25 @@ LEVELS = (0, 0, 1, 1, 1)
 """The level of each node."""
 FRONTIERS = ([-1], [0, 1], [3, 4])
 """Parents of each level's nodes."""
+
+
+def new_host(
+    target: Path,
+    head: Path,
+    prefixes: Sequence[Prefix],
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    *,
+    static: bool = False,
+    capacity: int = 64,
+) -> Host:
+    """Return a worker with a target and a head, after the target's prefill of the prefixes."""
+    host = Host("worker")
+    host.handle(Load("target", partial(load, str(target), static=static)))
+    host.handle(Load("head", partial(load_head, str(head)), beside="target"))
+    features = check_head(head, target).features or (-1,)
+    host.handle(Begin(sampling, len(prefixes), capacity, tiny.VOCAB, Packing(), 1, features=features))
+    host.handle(Prefill("target", tuple(prefixes)))
+    return host
 
 
 class Tree:
@@ -79,3 +105,22 @@ def spread(rows: torch.Tensor, columns: Columns) -> torch.Tensor:
 def path_to(node: int) -> list[int]:
     """Return the tokens from the first level to a node."""
     return [] if node < 0 else [*path_to(NODES[node][1]), NODES[node][0]]
+
+
+def state_after(head: TrainableHead, texts: Texts, frozen: Frozen, path: Sequence[int]) -> torch.Tensor:
+    """Return the head's state after the text up to its first anchor and some drafts, (D,)."""
+    n, place = int(texts.anchors[0]), len(path)
+    ids = texts.ids.clone()
+    ids[n + 1 : n + 1 + place] = torch.tensor(path, dtype=torch.int64)
+    texts = texts._replace(ids=ids, embedded=frozen.embedding[ids])
+    learned = head.learn(texts)
+    if place < len(learned):
+        return learned[place].states[learned[place].labels == n + 1 + place][-1]
+    states = list[torch.Tensor]()  # EAGLE's later drafts read its own states
+    for _ in range(place + 1):
+        packed = pack(texts, 0, within=True)
+        features = texts.features.clone()
+        features[n : n + len(states)] = torch.stack(states) if states else features[:0]
+        inputs = (texts.embedded[packed.tokens], features[packed.tokens - 1], packed)
+        states.append(head.module(*inputs)[packed.tokens == n + len(states)][0])
+    return states[-1]

@@ -83,45 +83,35 @@ def store(
     return folder
 
 
-def reference_medusa(t: Mapping[str, Tensor], f: Tensor, prefix: str = "") -> list[Tensor]:
-    logits, i = list[Tensor](), 0
-    while f"{prefix}{i}.0.linear.weight" in t:
-        x, j = f, 0
-        while f"{prefix}{i}.{j}.linear.weight" in t:
-            x = x + silu(t[f"{prefix}{i}.{j}.linear.weight"] @ x + t[f"{prefix}{i}.{j}.linear.bias"])
-            j += 1
-        logits.append(t[f"{prefix}{i}.{j}.weight"] @ x)
-        i += 1
-    return logits
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
-def reference_hydra(t: Mapping[str, Tensor], numbers: tuple[int, ...], i: int, z: Tensor) -> Tensor:
-    first = f"hydra_mlp.{i}.{numbers[0]}"
-    x = t[f"{first}.res_connection.weight"] @ z + t[f"{first}.res_connection.bias"]
-    x = x + silu(t[f"{first}.linear.weight"] @ z + t[f"{first}.linear.bias"])
-    for m in numbers[1:]:
-        x = x + silu(t[f"hydra_mlp.{i}.{m}.linear.weight"] @ x + t[f"hydra_mlp.{i}.{m}.linear.bias"])
-    return t[f"hydra_lm_head.{i}.1.weight"] @ x + t[f"hydra_lm_head.{i}.1.bias"]
+def reference_layer(
+    t: Mapping[str, Tensor], layer: str, read: Tensor, x: Tensor, heads: int, kv: int
+) -> Tensor:
+    """Return a decoder layer's output, (n, D): rows one by one, in complex numbers.
 
-
-def reference_eagle(t: Mapping[str, Tensor], fc: str, layer: str, e: Tensor, f: Tensor) -> Tensor:
-    """Rows one by one, in complex numbers; e and f (n, D)."""
-    x = torch.cat((e, f), 1) @ t[f"{fc}.weight"].T + t.get(f"{fc}.bias", torch.zeros(D))
-    size, n = D // HEADS, len(x)
+    `read` is what attention reads, and `x` the residual.
+    """
+    n, size = len(x), len(t[f"{layer}.self_attn.k_proj.weight"]) // kv
     turns = torch.outer(torch.arange(n).float(), 5000.0 ** (-torch.arange(size // 2) * 2 / size))
 
+    def project(name: str) -> Tensor:
+        bias = t.get(f"{layer}.self_attn.{name}_proj.bias", torch.zeros(1))
+        return read @ t[f"{layer}.self_attn.{name}_proj.weight"].T + bias
+
     def rotated(name: str, heads: int) -> Tensor:
-        a, b = (x @ t[f"{layer}.self_attn.{name}_proj.weight"].T).view(n, heads, 2, size // 2).unbind(2)
+        a, b = project(name).view(n, heads, 2, size // 2).unbind(2)
         return torch.complex(a, b) * torch.polar(torch.ones_like(turns), turns)[:, None]
 
-    q, k = rotated("q", HEADS), rotated("k", KV)
-    v = (x @ t[f"{layer}.self_attn.v_proj.weight"].T).view(n, KV, size)
-    out = torch.zeros(n, HEADS, size)
-    for h in range(HEADS):
+    q, k, v = rotated("q", heads), rotated("k", kv), project("v").view(n, kv, size)
+    out, shared = torch.zeros(n, heads, size), heads // kv
+    for h in range(heads):
         for i in range(n):
-            scores = (q[i, h] * k[: i + 1, h // 2].conj()).real.sum(-1) / size**0.5
-            out[i, h] = scores.softmax(0) @ v[: i + 1, h // 2]
+            scores = (q[i, h] * k[: i + 1, h // shared].conj()).real.sum(-1) / size**0.5
+            out[i, h] = scores.softmax(0) @ v[: i + 1, h // shared]
     x = x + out.flatten(1) @ t[f"{layer}.self_attn.o_proj.weight"].T
-    y = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * t[f"{layer}.post_attention_layernorm.weight"]
+    y = normed(x, t[f"{layer}.post_attention_layernorm.weight"])
     gate, up, down = (t[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.heads.files import read_head, write_head
-from engine.heads.find import load_head
-from engine.heads.trainable import Frozen, Texts, TrainableHead, pack
-from engine.layout import Packing
+from engine.heads.trainable import Texts, TrainableHead
 from engine.model.shape import ModelShape
 from engine.training.heads.features import features_of
 from engine.training.heads.train import build_head, head_config, read_frozen
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
-from engine.types import Prefix, Sampling
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Load, Prefill
-from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, path_to
+from engine.types import Prefix
+from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to, state_after
 from tests.engine.model import tiny
 
 SIZE, SCALE, LEVELS = 3, 4.0, 3
@@ -52,35 +46,6 @@ def trained(kind: str, target: Path, out: Path) -> TrainableHead:
     return head
 
 
-def drafted(target: Path, out: Path) -> list[Tensor]:
-    """Return the worker's logits of each level, (R, V); (1, V) if one row holds for all nodes."""
-    host, prefix = Host("worker"), Prefix(0, np.array(TEXT))
-    host.handle(Load("target", partial(load, str(target))))
-    host.handle(Load("head", partial(load_head, str(out)), beside="target"))
-    host.handle(Begin(Sampling(), 1, 64, tiny.VOCAB, Packing(), features=(-1,)))
-    host.handle(Prefill("target", (prefix,)))
-    return level_rows(host, prefix, LEVELS)
-
-
-def state(head: TrainableHead, texts: Texts, frozen: Frozen, path: list[int]) -> Tensor:
-    """Return the head's state after the text and some drafts, (D,)."""
-    n, place = int(texts.anchors[0]), len(path)
-    ids = texts.ids.clone()
-    ids[n + 1 : n + 1 + place] = torch.tensor(path)
-    texts = texts._replace(ids=ids, embedded=frozen.embedding[ids])
-    learned = head.learn(texts)
-    if place < len(learned):
-        return learned[place].states[learned[place].labels == n + 1 + place][-1]
-    states = list[Tensor]()  # EAGLE's later drafts read its own states
-    for _ in range(place + 1):
-        packed = pack(texts, 0, within=True)
-        features = texts.features.clone()
-        features[n : n + len(states)] = torch.stack(states) if states else features[:0]
-        inputs = (texts.embedded[packed.tokens], features[packed.tokens - 1], packed)
-        states.append(head.module(*inputs)[packed.tokens == n + len(states)][0])
-    return states[-1]
-
-
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 @torch.no_grad()
 def test_drafting_has_the_logits_of_the_training(kind, target, tmp_path):
@@ -90,8 +55,10 @@ def test_drafting_has_the_logits_of_the_training(kind, target, tmp_path):
     (features,) = features_of(load(target), [ids])
     tokens, anchors = torch.from_numpy(ids), np.array([len(TEXT) - 1])
     texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
-    for at, rows in zip(FRONTIERS, drafted(target, tmp_path / "head"), strict=True):
-        expected = [state(head, texts, frozen, path_to(node)) @ frozen.lm_head.T for node in at]
+    prefix = Prefix(0, np.array(TEXT))
+    drafted = level_rows(new_host(target, tmp_path / "head", [prefix]), prefix, LEVELS)
+    for at, rows in zip(FRONTIERS, drafted, strict=True):
+        expected = [state_after(head, texts, frozen, path_to(node)) @ frozen.lm_head.T for node in at]
         assert len(rows) in (1, len(at))
         for i, logits in enumerate(expected):
             torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-4, rtol=1e-4)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import silu
 
 import engine
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head, read_head
 from engine.heads.find import HeadFile, load_head
 from engine.heads.work import Work
-from engine.layout import Packing
 from engine.types import Limits, Prefix, Sampling
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Load, Prefill
-from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, path_to
+from engine.worker.jobs import Prefill
+from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to
+from tests.engine.heads.forms import normed, reference_layer, store
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 
@@ -102,13 +97,6 @@ def with_ids(tensors: dict[str, Tensor], seed: int = 3) -> dict[str, Tensor]:
     return tensors | {"d2t": known - torch.arange(n), "t2d": marks}
 
 
-def store(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def reference(
     t: dict[str, Tensor], at: str, embedding: Tensor, g: Tensor, path: list[int], *, residual_normed: bool
 ) -> Tensor:
@@ -118,38 +106,17 @@ def reference(
     states, (n, 3 D).
     """
 
-    def norm(x: Tensor, name: str) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * t[name]
-
     def output(tokens: list[int], f: Tensor) -> Tensor:
-        e, h = norm(embedding[tokens], f"{at}.input_layernorm.weight"), norm(f, f"{at}.hidden_norm.weight")
-        both, n = torch.cat([e, h], 1), len(tokens)
-        turns = torch.outer(torch.arange(n).float(), 5000.0 ** (-torch.arange(SIZE // 2) * 2 / SIZE))
-
-        def project(name: str) -> Tensor:
-            bias = t.get(f"{at}.self_attn.{name}_proj.bias", torch.zeros(1))
-            return both @ t[f"{at}.self_attn.{name}_proj.weight"].T + bias
-
-        def rotated(name: str, heads: int) -> Tensor:
-            a, b = project(name).view(n, heads, 2, SIZE // 2).unbind(2)
-            return torch.complex(a, b) * torch.polar(torch.ones_like(turns), turns)[:, None]
-
-        q, k, v = rotated("q", HEADS_OF), rotated("k", KV), project("v").view(n, KV, SIZE)
-        out = torch.zeros(n, HEADS_OF, SIZE)
-        for head in range(HEADS_OF):
-            for i in range(n):
-                scores = (q[i, head] * k[: i + 1, head // 2].conj()).real.sum(-1) / SIZE**0.5
-                out[i, head] = scores.softmax(0) @ v[: i + 1, head // 2]
-        x = (h if residual_normed else f) + out.flatten(1) @ t[f"{at}.self_attn.o_proj.weight"].T
-        y = norm(x, f"{at}.post_attention_layernorm.weight")
-        gate, up, down = (t[f"{at}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T
+        e = normed(embedding[tokens], t[f"{at}.input_layernorm.weight"])
+        h = normed(f, t[f"{at}.hidden_norm.weight"])
+        residual = h if residual_normed else f
+        return reference_layer(t, at, torch.cat([e, h], 1), residual, HEADS_OF, KV)
 
     tokens, f = list(TEXT[1:]), g[: len(TEXT) - 1] @ t["fc.weight"].T
     for token in path:
         f = torch.cat([f, output(tokens, f)[-1:]])
         tokens.append(token)
-    drafted = t["lm_head.weight"] @ norm(output(tokens, f)[-1], "norm.weight")
+    drafted = t["lm_head.weight"] @ normed(output(tokens, f)[-1], t["norm.weight"])
     if "d2t" not in t:
         return drafted
     logits = torch.full((V,), -torch.inf)
@@ -160,12 +127,8 @@ def reference(
 
 def drafted(target: Path, head: Path) -> list[Tensor]:
     """Return the worker's logits after the nodes of each level, (R, V)."""
-    host, prefix = Host("worker"), Prefix(0, np.array(TEXT))
-    host.handle(Load("target", partial(load, str(target))))
-    host.handle(Load("head", partial(load_head, str(head)), beside="target"))
-    features = check_head(head, target).features
-    host.handle(Begin(Sampling(), 1, 64, V, Packing(), features=features))
-    host.handle(Prefill("target", (prefix,)))
+    prefix = Prefix(0, np.array(TEXT))
+    host = new_host(target, head, [prefix])
     host.handle(Prefill("head", (Prefix(0, np.array(TEXT[:6])),)))
     return level_rows(host, prefix, 3)
 
@@ -260,68 +223,60 @@ def test_a_published_config_is_read(target, tmp_path):
     assert (spec.own_embedding, spec.features, spec.target) == (True, (1, 2, 3), "owner/target")
 
 
-def beyond(t: dict[str, Tensor]) -> None:
-    t["d2t"][-1] = V
-
-
-def below(t: dict[str, Tensor]) -> None:
-    t["d2t"][3] = -4
-
-
-def twice(t: dict[str, Tensor]) -> None:
-    t["d2t"][1] = t["d2t"][0] - 1
-
-
-def other_marks(t: dict[str, Tensor]) -> None:
-    t["t2d"] = t["t2d"].roll(1)
-
-
-def no_marks(t: dict[str, Tensor]) -> None:
-    t["t2d"] = t["t2d"].long()
-
-
 Change = Callable[[dict[str, Tensor]], object]
+
+
+def adding(name: str, *size: int) -> Change:
+    return lambda t: t.update({name: torch.ones(size)})
+
+
+def with_id(draft: int, offset: int) -> Change:
+    """Map a draft token to another token of the target."""
+    return lambda t: t["d2t"][draft].fill_(offset)
+
+
+def without(name: str) -> Change:
+    return lambda t: t.pop(name)
+
+
+def unchanged(_: dict[str, Tensor]) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("change", "config", "message"),
     [
-        (beyond, {}, "d2t maps draft token 39 to 136; valid are 0 to 96$"),
-        (below, {}, "d2t maps draft token 3 to -1; valid are 0 to 96$"),
-        (twice, {}, r"d2t maps 2 draft tokens to \d+; at most one may$"),
-        (other_marks, {}, "t2d and d2t mark different tokens; the file is broken$"),
-        (no_marks, {}, "t2d is of type I64; supported are BOOL$"),
-        (lambda t: t.update({"d2t": t["d2t"].float()}), {}, "d2t is of type F32; supported are I64$"),
-        (lambda t: t.update({"d2t": t["d2t"][:9]}), {}, r"d2t has shape \[9\]; .* has \[40\]$"),
-        (lambda t: t.pop("d2t"), {}, "tensors missing in a head of kind eagle3: d2t$"),
-        (lambda t: t.pop("lm_head.weight"), {}, "tensors missing in a head of kind eagle3: lm_head.weight"),
+        (with_id(-1, V), {}, "d2t maps draft token 39 to 136; valid are 0 to 96$"),
+        (with_id(3, -4), {}, "d2t maps draft token 3 to -1; valid are 0 to 96$"),
         (
-            lambda t: t.pop("midlayer.hidden_norm.weight"),
+            lambda t: t["d2t"][1].fill_(t["d2t"][0] - 1),
             {},
-            "missing in a head of kind eagle3: layers.0.hid",
+            r"d2t maps 2 draft tokens to \d+; at most one may$",
         ),
-        (lambda t: t.update({"fc.bias": torch.zeros(D)}), {}, "unknown to a head of kind eagle3: fc.bias$"),
         (
-            lambda t: t.update({"fc_norm.0.weight": torch.ones(D)}),
+            lambda t: t.update(t2d=t["t2d"].roll(1)),
             {},
-            r"norms before fc \(fc_norm.0.weight\)",
+            "t2d and d2t mark different tokens; the file is broken$",
         ),
-        (lambda t: t.update({"input_norm.weight": torch.ones(96)}), {}, r"before fc \(input_norm.weight\)"),
-        (lambda t: t.update({"mask_hidden": torch.ones(1, 1, 96)}), {}, r"is a P-EAGLE head \(mask_hidden\)"),
-        (
-            lambda t: t.update({"layers.1.x": torch.ones(1)}),
-            {},
-            "layers.1.x: an EAGLE head has one decoder l",
-        ),
-        (lambda _: None, {"norm_output": True}, "norm_output is true, which cannot be run yet"),
-        (lambda _: None, {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true, which cannot"),
-        (lambda _: None, {"target_hidden_size": 64}, "target_hidden_size is 64; it must be .* 32$"),
-        (lambda _: None, {"layer_types": ["sliding_attention"]}, "layer_types holds sliding_attention"),
-        (lambda _: None, {AUX: "all"}, f"{AUX} is 'all'; it must be a list of layers$"),
-        (lambda _: None, {AUX: [1, 8, 2]}, "the state after layer 8; the target has 7 layers$"),
-        (lambda _: None, {AUX: [-1, 1, 2]}, rf"{AUX} is \[-1, 1, 2\]; it must be a list of layers$"),
-        (lambda _: None, {AUX: [1, 2]}, r"fc.weight has shape \[32, 96\]; .* it has \[32, 64\]$"),
-        (lambda _: None, {"vocab_size": 90}, "its vocab_size is 90, that of .* is 97"),
+        (lambda t: t.update(t2d=t["t2d"].long()), {}, "t2d is of type I64; supported are BOOL$"),
+        (lambda t: t.update(d2t=t["d2t"].float()), {}, "d2t is of type F32; supported are I64$"),
+        (lambda t: t.update(d2t=t["d2t"][:9]), {}, r"d2t has shape \[9\]; .* has \[40\]$"),
+        (without("d2t"), {}, "tensors missing in a head of kind eagle3: d2t$"),
+        (without("lm_head.weight"), {}, "tensors missing in a head of kind eagle3: lm_head.weight"),
+        (without("midlayer.hidden_norm.weight"), {}, "missing in a head of kind eagle3: layers.0.hid"),
+        (adding("fc.bias", D), {}, "unknown to a head of kind eagle3: fc.bias$"),
+        (adding("fc_norm.0.weight", D), {}, r"norms before fc \(fc_norm.0.weight\)"),
+        (adding("input_norm.weight", 96), {}, r"before fc \(input_norm.weight\)"),
+        (adding("mask_hidden", 1, 1, 96), {}, r"is a P-EAGLE head \(mask_hidden\)"),
+        (adding("layers.1.x", 1), {}, "layers.1.x: an EAGLE head has one decoder l"),
+        (unchanged, {"norm_output": True}, "norm_output is true, which cannot be run yet"),
+        (unchanged, {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true, which cannot"),
+        (unchanged, {"target_hidden_size": 64}, "target_hidden_size is 64; it must be .* 32$"),
+        (unchanged, {"layer_types": ["sliding_attention"]}, "layer_types holds sliding_attention"),
+        (unchanged, {AUX: "all"}, f"{AUX} is 'all'; it must be a list of layers$"),
+        (unchanged, {AUX: [1, 8, 2]}, "the state after layer 8; the target has 7 layers$"),
+        (unchanged, {AUX: [-1, 1, 2]}, rf"{AUX} is \[-1, 1, 2\]; it must be a list of layers$"),
+        (unchanged, {AUX: [1, 2]}, r"fc.weight has shape \[32, 96\]; .* it has \[32, 64\]$"),
+        (unchanged, {"vocab_size": 90}, "its vocab_size is 90, that of .* is 97"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name_before_anything_is_loaded(

@@ -62,7 +62,7 @@ def setting(**fields: Any) -> Change:
     return lambda _, config: config.update(fields)
 
 
-HEAD_LAYER = "prefix_embeding_layer.layers.0.mlp.up_proj.weight"
+FIRST, HEAD_LAYER = "layers.0", "prefix_embeding_layer.layers.0.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
@@ -71,69 +71,41 @@ HEAD_LAYER = "prefix_embeding_layer.layers.0.mlp.up_proj.weight"
         ("eagle", without("fc.weight"), "is no known drafting head: its tensors are fc.bias"),
         (
             "eagle",
-            without("layers.0.mlp.up_proj.weight"),
-            "missing in .* eagle: layers.0.mlp.up_proj.weight$",
+            without(f"{FIRST}.mlp.up_proj.weight"),
+            f"missing in .* eagle: {FIRST}.mlp.up_proj.weight$",
         ),
+        ("eagle", adding(f"{FIRST}.self_attn.q_proj.bias", D), "missing in .*k_proj.bias, .*v_proj.bias$"),
         (
             "eagle",
-            adding("layers.0.self_attn.q_proj.bias", D),
-            "missing in .*k_proj.bias, layers.0.*v_proj.bias$",
+            adding(f"{FIRST}.self_attn.o_proj.bias", D),
+            "unknown to .* eagle: .*self_attn.o_proj.bias$",
         ),
-        (
-            "eagle",
-            adding("layers.0.self_attn.o_proj.bias", D),
-            "unknown to .* eagle: layers.0.self_attn.o_p.*bias$",
-        ),
-        (
-            "eagle",
-            adding("layers.1.mlp.up_proj.weight", D),
-            "up_proj.weight: an EAGLE head has one decoder layer",
-        ),
+        ("eagle", adding("layers.1.mlp.up_proj.weight", D), "weight: an EAGLE head has one decoder layer"),
         (
             "eagle",
             adding("fc.weight", D, D),
             r"fc.weight has shape \[16, 16\]; in a head .* it has \[16, 32\]",
         ),
-        (
-            "eagle",
-            adding("fc.bias", D, dtype=torch.int8),
-            "fc.bias is of type I8, but there is no fc.bias.scale ",
-        ),
+        ("eagle", adding("fc.bias", D, dtype=torch.int8), "type I8, but there is no fc.bias.scale "),
         ("eagle", setting(hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported is silu"),
-        (
-            "eagle",
-            setting(transformer_layer_config=None),
-            "transformer_layer_config is None; it must be an object$",
-        ),
+        ("eagle", setting(transformer_layer_config=None), "layer_config is None; it must be an object$"),
         ("eagle", setting(layer_types=1), "layer_types is 1; it must be a list$"),
-        (
-            "eagle",
-            lambda _, config: config.clear(),
-            "lacks hidden_size, intermediate_size, num_attention_heads, voc",
-        ),
+        ("eagle", lambda _, config: config.clear(), "lacks hidden_size, intermediate_size, num_attention_he"),
         (
             "speculators",
             adding("embedding_layernorm.weight", D),
-            "unknown to .* eagle: embedding_layernorm.weight$",
+            "unknown to .*: embedding_layernorm.weight$",
         ),
         ("medusa", without("1.0.linear.bias"), "tensors missing in a head of kind medusa: 1.0.linear.bias$"),
         ("medusa", adding("9.weight", 2), "tensors unknown to a head of kind medusa: 9.weight$"),
         ("medusa", adding("0.1.weight"), "0.1.weight is a single number; no tensor of a head is one$"),
-        (
-            "medusa",
-            adding(f"{10**9}.0.linear.weight", D, D),
-            "heads is 1000000001; .* at least 1 and at most 64$",
-        ),
-        (
-            "without LM heads",
-            setting(vocab_size="many"),
-            "vocab_size is 'many'; it must be a whole number of at l",
-        ),
+        ("medusa", adding(f"{10**9}.0.linear.weight", D, D), "heads is 1000000001; .* at most 64$"),
+        ("without LM heads", setting(vocab_size="many"), "vocab_size is 'many'; it must be a whole number"),
         ("hydra", without("hydra_mlp.0.1.linear.weight"), "lacks hydra_mlp.0.1.linear.weight"),
         (
             "hydra",
             adding(HEAD_LAYER, 2),
-            r"is a Hydra\+\+ head \(prefix_embeding_layer\..*\), which cannot be run",
+            r"is a Hydra\+\+ head \(prefix_embeding_layer\..*\), which cannot be",
         ),
     ],
 )
@@ -177,10 +149,7 @@ def test_a_directory_without_a_head_is_refused(tmp_path: Path) -> None:
         ({"shape": SHAPE | {"num_attention_heads": 0}}, r"shape: num_attention_heads is 0; it must be"),
         ({"shape": SHAPE | {"hidden_act": "gelu"}}, r"hidden_act 'gelu' is not supported; supported is silu"),
         ({"draft_vocab": -1}, r"draft_vocab is -1; it must be a whole number, at least 0"),
-        (
-            {"kind": "eagle3", "features": [1, -1]},
-            r"features is \[1, -1\]; it must hold at most 64 whole numbers",
-        ),
+        ({"kind": "eagle3", "features": [1, -1]}, r"features is \[1, -1\]; it must hold at most 64 whole"),
         ({"masks": -1}, r"masks is -1; it must be a whole number, at least 0"),
         ({"masks": "3"}, r"masks is '3'; it must be a whole number, at least 0"),
         ({"embedding_scale": 0}, r"embedding_scale is 0; it must be a number above 0"),
@@ -188,18 +157,12 @@ def test_a_directory_without_a_head_is_refused(tmp_path: Path) -> None:
         ({"tokenizer": 7}, r"tokenizer is 7; it must be a SHA-256"),
         ({"target": 7}, r"target is 7; it must be the target's name"),
         ({"qkv_bias": "false"}, r"qkv_bias is 'false'; it must be true or false"),
-        (
-            {"kind": "medusa", "heads": 10**12},
-            r"heads is 1000000000000; it must be a whole number, at least 1 and at most 64",
-        ),
+        ({"kind": "medusa", "heads": 10**12}, r"heads is 1000000000000; it must be .* 1 and at most 64"),
         (
             {"shape": SHAPE | {"rms_norm_eps": float("nan")}},
-            r"shape: rms_norm_eps is nan; it must be a number, at least 0",
+            r"shape: rms_norm_eps is nan; it must be a number",
         ),
-        (
-            {"shape": SHAPE | {"max_position_embeddings": 0}},
-            r"shape: max_position_embeddings is 0; it must be a whole number",
-        ),
+        ({"shape": SHAPE | {"max_position_embeddings": 0}}, r"shape: max_position_embeddings is 0; it must"),
         ({"masks": 4}, r"mask\.embedding has shape \[3, 16\]; .*has \[4, 16\]"),
     ],
 )
@@ -248,27 +211,17 @@ def test_the_digest_of_a_tokenizer_depends_on_its_tokens_only(tmp_path: Path) ->
 
 
 def test_a_vocabulary_may_be_a_list(tmp_path: Path) -> None:
-    as_object, as_list = {"a": 0, "b": 1}, [["a", -1.0], ["b", -2.5]]
-    digests = [
-        tokenizer_digest(tokenizer(tmp_path, json.dumps({"model": {"vocab": vocabulary}})))
-        for vocabulary in (as_object, as_list)
-    ]
-    assert digests[0] == digests[1]
+    written = ({"a": 0, "b": 1}, [["a", -1.0], ["b", -2.5]])
+    texts = (json.dumps({"model": {"vocab": vocabulary}}) for vocabulary in written)
+    one, two = (tokenizer_digest(tokenizer(tmp_path, text)) for text in texts)
+    assert one == two
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"model": 3}',
-        '{"model": {"vocab": 7}}',
-        '{"model": {"vocab": {"a": "x"}}}',
-        '{"model": {"vocab": [[]]}}',
-        '{"model": {"vocab": {}}, "added_tokens": [{"id": 3}]}',
-    ],
-)
+MODELS = ("3", '{"vocab": 7}', '{"vocab": {"a": "x"}}', '{"vocab": [[]]}')
+NAMELESS = '{"model": {"vocab": {}}, "added_tokens": [{"id": 3}]}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", NAMELESS, *(f'{{"model": {model}}}' for model in MODELS)])
 def test_a_broken_tokenizer_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json has no vocabulary: .") as error:
         tokenizer_digest(tokenizer(tmp_path, text))

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
 from engine.drafting.tree import Static
-from engine.heads.files import check_head
-from engine.heads.find import load_head
 from engine.heads.kinds import KINDS
-from engine.layout import Packing
-from engine.types import Prefix, Sampling
+from engine.types import Prefix
 from engine.worker.host import Host
-from engine.worker.jobs import Begin, Load, Prefill, Propose, Stamp
-from tests.engine.heads.drafted_tree import level_rows, level_rows_of_each
+from engine.worker.jobs import Prefill, Propose, Stamp
+from tests.engine.heads.drafted_tree import level_rows, level_rows_of_each, new_host
 from tests.engine.heads.random_heads import make_head
-from tests.engine.model import tiny
 
 PREFIXES = [Prefix(i, np.arange(3 + 7 * i, 3 + 7 * i + n)) for i, n in enumerate((9, 1, 4, 13))]
 """The target has forwarded nothing of the prompt of one token: no head can draft after it."""
@@ -28,14 +22,9 @@ DRAFTING = [0, 2, 3]
 LEVELS = 3
 
 
-def new_host(target: Path, head: Path) -> Host:
+def cached_host(target: Path, head: Path) -> Host:
     """Return a worker whose target and head have cached all prompts."""
-    host = Host("worker")
-    host.handle(Load("target", partial(load, str(target))))
-    host.handle(Load("head", partial(load_head, str(head)), beside="target"))
-    features = check_head(head, target).features or (-1,)
-    host.handle(Begin(Sampling(), len(PREFIXES), 64, tiny.VOCAB, Packing(), features=features))
-    host.handle(Prefill("target", tuple(PREFIXES)))
+    host = new_host(target, head, PREFIXES)
     prompts = tuple(Prefix(p.sequence, p.tokens[: p.sequence + 1]) for p in PREFIXES)
     host.handle(Prefill("head", prompts))  # different numbers of rows are left to catch up
     return host
@@ -44,10 +33,10 @@ def new_host(target: Path, head: Path) -> Host:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_logits_are_those_of_each_prefix_alone(kind: str, target: Path, tmp_path: Path) -> None:
     head = make_head(tmp_path / "head", kind, target)
-    together = level_rows_of_each(new_host(target, head), PREFIXES, LEVELS)
+    together = level_rows_of_each(cached_host(target, head), PREFIXES, LEVELS)
     assert together[1] == [None] * LEVELS
     for i in DRAFTING:
-        alone = level_rows(new_host(target, head), PREFIXES[i], LEVELS)
+        alone = level_rows(cached_host(target, head), PREFIXES[i], LEVELS)
         for a, b in zip(together[i], alone, strict=True):
             assert a is not None
             assert b is not None
@@ -60,8 +49,8 @@ def test_the_logits_are_those_of_each_prefix_alone(kind: str, target: Path, tmp_
 def test_a_level_is_one_forward_over_all_sequences(kind: str, target: Path, tmp_path: Path) -> None:
     head = make_head(tmp_path / "head", kind, target)
     shape = Static(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
-    alone = [_drafted(new_host(target, head), shape, [i], [LEVELS]) for i in DRAFTING]
-    trees, stamps = _drafted(new_host(target, head), shape, DRAFTING, [LEVELS] * 3)
+    alone = [_drafted(cached_host(target, head), shape, [i], [LEVELS]) for i in DRAFTING]
+    trees, stamps = _drafted(cached_host(target, head), shape, DRAFTING, [LEVELS] * 3)
     assert list(trees) == [tree for (tree,), _ in alone]
     assert [(s.batch, s.rows, s.context) for s in stamps] == [
         (3, sum(s.rows for s in level), sum(s.context for s in level))
@@ -73,8 +62,8 @@ def test_a_level_is_one_forward_over_all_sequences(kind: str, target: Path, tmp_
 def test_each_sequence_has_its_own_number_of_levels(kind: str, target: Path, tmp_path: Path) -> None:
     head = make_head(tmp_path / "head", kind, target)
     shape = Static(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
-    trees, stamps = _drafted(new_host(target, head), shape, [0, 1, 2, 3], [1, 3, 0, 3])
-    alone = {i: _drafted(new_host(target, head), shape, [i], [n])[0][0] for i, n in ((0, 1), (3, 3))}
+    trees, stamps = _drafted(cached_host(target, head), shape, [0, 1, 2, 3], [1, 3, 0, 3])
+    alone = {i: _drafted(cached_host(target, head), shape, [i], [n])[0][0] for i, n in ((0, 1), (3, 3))}
     assert list(trees) == [alone[0], (), (), alone[3]]
     assert stamps[-1].batch == (1 if len(stamps) > 1 else 2), "the last level has one sequence"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError
 from engine.heads.config import HeadConfig
 from engine.heads.drafting import Columns
@@ -20,8 +21,8 @@ from engine.heads.files import check_head, tokenizer_digest, write_head
 from engine.heads.find import load_head
 from engine.heads.kinds import KINDS
 from engine.heads.modules import offsets, target_ids
-from engine.heads.work import Work
 from engine.model.weights import PACKED_FROM, Linear
+from engine.types import Prefix
 from tests.engine.heads.forms import D, V, drawn
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -38,21 +39,28 @@ def target(tmp_path_factory):
     return path
 
 
-def works(head) -> list[Work]:
-    if head.layer is not None:
-        return [head.layer.exact, head.layer.guessed]
-    return [head.work(1), head.work(2)]
-
-
 @pytest.mark.parametrize("kind", LENT)
 def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, target, tmp_path):
-    model = load(target)
-    whole = load_head(str(make_head(tmp_path / "whole", kind, target)), model)
-    short = load_head(str(make_head(tmp_path / "short", kind, target, draft_vocab=40)), model)
-    for a, b in zip(works(whole), works(short), strict=True):
-        assert b == a._replace(heads=40 / tiny.VOCAB)
-        assert a.heads == 1
-    assert whole.columns.token(90) == 90
+    folders = [make_head(tmp_path / str(n), kind, target, draft_vocab=n) for n in (0, 40)]
+    for levels, forward in ((1, 0), (2, 1)):
+        whole, short = (KINDS[kind].work(check_head(path), levels, forward) for path in folders)
+        assert short == whole._replace(heads=40 / tiny.VOCAB)
+        assert whole.heads == 1
+    assert load_head(str(folders[0]), load(target)).columns.token(90) == 90
+
+
+class OneState:
+    """Forwards of a head that reads one state of the target."""
+
+    def __init__(self, state: Tensor):
+        self.state, self.work = state, None
+
+    def target_states(self, trees):
+        return self.state[None]
+
+    def timed(self, trees, rows, work, compute):
+        self.work = work
+        return compute()
 
 
 @pytest.mark.parametrize("size", [8, 600])
@@ -71,14 +79,17 @@ def test_own_lm_heads_are_read_in_the_order_of_the_targets_tokens(target, tmp_pa
     path = store(tmp_path / "head", ids, own_lm_head=True, heads=2, **sizes)
     head, tensors = load_head(str(path), model), load_file(path / "model.safetensors")
     state = torch.randn(width)
-    for i, logits in enumerate(head(state[None], 2)[0]):
+    forwards = OneState(state)
+    levels = head.draft(forwards)
+    for i in range(2):
+        ((logits,),) = levels([SimpleNamespace(prefix=Prefix(0, ids), levels=2, depth=i)])
         x = state + functional.silu(
             tensors[f"{i}.0.linear.weight"].float() @ state + tensors[f"{i}.0.linear.bias"].float()
         )
         expected = tensors[f"{i}.1.weight"].float() @ x
         found = {head.columns.token(c): float(z) for c, z in enumerate(logits)}
         assert found == pytest.approx(dict(zip(ids, expected.tolist(), strict=True)), rel=1e-3, abs=1e-4)
-    assert head.work(2).heads == pytest.approx(2 * 3 / tiny.VOCAB), "two products with three rows each"
+    assert forwards.work.heads == pytest.approx(2 * 3 / tiny.VOCAB), "two products with three rows each"
 
 
 def test_a_row_of_q_is_zero_for_tokens_without_a_column():

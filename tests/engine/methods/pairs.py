@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.checkpoints.pair import Pair
+from engine.trace.trace import Trace
 from tests.engine.model import tiny
 
 DRAFTERS = ("other", "right", "wrong")
@@ -59,3 +61,11 @@ def save_with_tokenizer(model: torch.nn.Module, path: Path) -> None:
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     words.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="!").save_pretrained(path)
+
+
+def timeless(trace: Trace) -> tuple[list[object], list[tuple[object, ...]]]:
+    """Return decisions, rounds and commits without times, and what each span computed."""
+    rows = [*trace.decisions, *trace.rounds, *trace.commits]
+    facts = [replace(row, time=0) if hasattr(row, "time") else row for row in rows]
+    spans = [(s.id, s.kind, s.model, s.step, s.sequence, s.rows, s.context, s.cells) for s in trace.spans]
+    return facts, sorted(spans)

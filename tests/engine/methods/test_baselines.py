@@ -1,4 +1,4 @@
-"""Prompt lookup, assisted generation, lookahead, Ouroboros in virtual time."""
+"""Assisted generation, lookahead, Ouroboros in virtual time."""
 
 from __future__ import annotations
 
@@ -52,39 +52,6 @@ def rows(trace, kind: str) -> list[int]:
     return [s.rows for s in trace.spans if s.kind == kind]
 
 
-@pytest.fixture(scope="module")
-def bundled():
-    with engine.open(runtime="local-thread", device="cpu") as cluster:
-        yield cluster
-
-
-# Prompt lookup.
-
-
-@pytest.mark.parametrize(("which", "start"), [("first", 2), ("latest", 6)])
-def test_prompt_lookup_copies_the_first_or_the_latest_match(which, start):
-    prompt = [20, 10, 30, 31, 20, 10, 11, 12, 20, 10]
-    trace = run("prompt_lookup", prompt, 3, which=which, copy=3)
-    assert rounds(trace)[0] == ((3, 0, 1) if which == "first" else (3, 2, 3))
-    copied = trace.copies[0]
-    assert (copied.document, copied.start, copied.match, copied.length) == (-1, start, 2, 3)
-    assert trace.token_ids() == [11, 12, 13]
-
-
-def test_prompt_lookup_without_a_match_is_a_plain_step():
-    trace = run("prompt_lookup", [1, 2, 3, 10], 6)
-    assert rounds(trace) == [(0, 0, 1)] * 6
-    assert times(trace) == [TARGET_US * i for i in range(1, 7)]
-    assert trace.copies == []
-
-
-def test_a_right_copy_of_10_tokens_emits_11():
-    trace = run("prompt_lookup", [*range(10, 60), 10, 11], 33)
-    assert rounds(trace) == [(10, 10, 11)] * 3
-    assert times(trace) == [JUDGED_US * i for i in (1, 2, 3)]
-    assert {s.model for s in trace.spans} == {"target"}
-
-
 # Assisted generation.
 
 
@@ -107,9 +74,9 @@ def test_the_constant_schedule_drafts_20_tokens_and_ends_at_an_uncertain_one():
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])
-def test_a_draft_ends_after_its_first_uncertain_token(bundled, sampling):
+def test_a_draft_ends_after_its_first_uncertain_token(threads, sampling):
     config = {"start": 12, "confidence": 0.5}
-    trace = bundled.run("assisted", STORY, config=config, sampling=sampling, limits=Limits(40))
+    trace = threads.run("assisted", STORY, config=config, sampling=sampling, limits=Limits(40))
     length, lengths = 12, set[int]()
     for r in trace.rounds:
         drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
@@ -233,11 +200,11 @@ def test_without_phrases_the_pool_still_learns_from_rejected_drafts():
     assert {p.model for p in trace.pooled} == {"drafter"}
 
 
-def test_a_reference_text_starts_the_pool(bundled):
+def test_a_reference_text_starts_the_pool(threads):
     """The same text, its n-grams in the pool before the first round, and fewer target forwards."""
     prompt, config = "Tell me a story about a fox.", {"gamma": 3, "level": 3, "window": 1, "phrases": 4}
-    cold = bundled.run("ouroboros", prompt, config=config, limits=Limits(24))
-    warm = bundled.run("ouroboros", prompt, config={**config, "reference": cold.text}, limits=Limits(24))
+    cold = threads.run("ouroboros", prompt, config=config, limits=Limits(24))
+    warm = threads.run("ouroboros", prompt, config={**config, "reference": cold.text}, limits=Limits(24))
     assert warm.token_ids() == cold.token_ids()
     ids = tuple(warm.documents[0].tokens)
     known = {ids[i : i + 3] for i in range(len(ids) - 2)}

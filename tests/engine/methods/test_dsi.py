@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.methods.dsi import Config, plan, servers
+from engine.methods.dsi import servers
 from engine.trace.trace import Trace
-from tests.engine.methods.situations import situation
 from tests.engine.worker.harness import Flat, TestCluster, scripted_cluster
 
 PROMPT = [1, 2, 3]
@@ -163,34 +162,6 @@ def test_whenever_the_verified_prefix_grows_work_covers_the_next_position(right,
 )
 def test_servers_needed(lookahead, c, needed):
     assert servers(lookahead, c) == needed
-
-
-@pytest.mark.parametrize(
-    ("c", "free", "asked", "planned"),
-    [
-        (14.8, 7, {}, (3, 5)),
-        (7, 7, {}, (1, 7)),
-        (3.05, 1, {}, (4, 1)),  # too few for a guarantee over speculative: the least that keeps up
-        (3.05, 1, {"lookahead": 6}, (6, 1)),
-        (5, 7, {"sp": 2}, (3, 2)),
-        (5, 7, {"lookahead": 2}, (2, 3)),
-    ],
-)
-def test_the_plan_is_the_smallest_feasible_lookahead(c, free, asked, planned):
-    cfg = plan(Config(**asked), situation(c=c, servers=(free, free)))
-    assert (cfg.lookahead, cfg.sp) == planned
-
-
-def test_an_infeasible_lookahead_is_refused_with_a_feasible_one():
-    with pytest.raises(
-        UsageError, match=r"lookahead is 1; with 2 target server\(s\) .* at least 3 \(or sp at least 5\)"
-    ):
-        plan(Config(lookahead=1, sp=2), situation(c=5, servers=(7, 7)))
-
-
-def test_more_servers_than_the_cluster_has_are_not_advised():
-    with pytest.raises(UsageError, match=r"lookahead is 1; .* it must be at least 3$"):
-        plan(Config(lookahead=1), situation(c=5, servers=(2, 2)))
 
 
 def test_more_servers_than_the_cluster_has_are_refused():

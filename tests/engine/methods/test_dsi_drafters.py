@@ -19,13 +19,12 @@ from engine.cluster.placement import Placement
 from engine.cluster.session import Cluster
 from engine.errors import UsageError, WorkerDied
 from engine.layout import Layout, Separate
-from engine.methods.dsi import Config, plan, servers
+from engine.methods.dsi import servers
 from engine.run.serving import Load
 from engine.trace.events import Device, Span
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.situations import situation
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, run, speeds, target_token, times
 from tests.engine.worker.harness import Flat, scripted_cluster
 
@@ -144,44 +143,6 @@ def test_the_common_prefix_of_lines_is_scored_once():
 def test_the_same_drafter_twice_changes_no_time():
     right = [True, False, True, True, False, False, True, True]
     assert times(race([right, right], D, 9)) == times(race([right], D, 9))
-
-
-NINE_DEVICES = situation(c=3, drafters=3, servers=tuple(9 - drafters for drafters in range(9)))
-
-
-@pytest.mark.parametrize(
-    ("asked", "planned"),
-    [
-        ({}, (1, 3)),
-        ({"drafters": 2}, (1, 6)),
-        ({"drafters": 3}, (1, 6)),  # all there is room for
-        ({"drafters": 2, "lookahead": 2}, (2, 4)),
-        ({"drafters": 2, "sp": 2}, (2, 2)),
-    ],
-)
-def test_servers_are_planned_for_every_line(asked, planned):
-    cfg = plan(Config(**asked), NINE_DEVICES)
-    assert (cfg.lookahead, cfg.sp) == planned
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"drafters": 4}, r"drafters is 4; it must be at most 3: .* name more with --drafter"),
-        ({"drafters": 2, "acceptance": "rejection"}, r"acceptance is rejection; with 2 drafters it must be match"),
-        ({"drafters": 2, "sp": 8}, r"sp is 8; beside 2 drafters there is room for 1 to 7 target"),
-        ({"drafters": 2, "sp": 2, "lookahead": 1}, r"lookahead is 1; .* at least 2 \(or sp at least 3\)"),
-    ],
-)  # fmt: skip
-def test_infeasible_settings_are_refused(config, message):
-    with pytest.raises(UsageError, match=message):
-        plan(Config(**config), NINE_DEVICES)
-
-
-def test_more_drafters_than_devices_are_refused():
-    small = situation(drafters=3, servers=(2, 1, 0, -1))
-    with pytest.raises(UsageError, match=r"drafters is 2; it must be at most 1: the pair has 3"):
-        plan(Config(drafters=2), small)
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,13 @@ from dataclasses import replace
 import pytest
 
 import engine
-from engine.drafting.plan import Plan
 from engine.drafting.tree import Wide
 from engine.errors import UsageError
 from engine.methods import find
-from engine.methods.easyspec import Config, plan
 from engine.sampling.draws import Draws, process_logits
-from engine.types import Draft, Limits, Sampling
+from engine.types import Draft, Limits
 from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.situations import situation
 from tests.engine.model import tiny
 from tests.engine.reference import Reference, Round
 from tests.engine.test_joint_errors import BIASED, EXACT, ONE
@@ -82,67 +79,7 @@ def test_judging_a_fuzzy_draft_by_the_exact_q_is_detected():
     assert distance(joint(right, p, q, ONE), target_joint(p, ONE)) < EXACT
 
 
-# Settings.
-
-
-@pytest.mark.parametrize(
-    ("depth", "devices", "asked", "planned"),
-    [(32, 8, {}, 4), (32, 2, {}, 2), (4, 1, {}, 1), (0, 8, {"size": 5}, 5), (32, 8, {"devices": 3}, 3)],
-)
-def test_all_devices_are_used_up_to_the_size(depth, devices, asked, planned):
-    assert plan(Config(**asked), situation(depth=depth, devices=devices)).devices == planned
-
-
-@pytest.mark.parametrize(("asked", "measured"), [({}, 8), ({"width": 16}, 4), ({"gamma": 3}, None)])
-def test_gamma_is_planned_where_it_is_0(asked, measured):
-    seen = list[int]()
-
-    def planned(settings, best):
-        seen.append(settings["gamma"])
-        return Plan(2, 2, 1.5, 1.2)
-
-    assert plan(Config(**asked), situation(planned=planned)).gamma == asked.get("gamma", 2)
-    assert seen == ([measured] if measured else [])
-    assert plan(Config(width=16), situation()).gamma == 4, "16 times 5 would be more than 64 nodes"
-    assert plan(Config(), situation()).gamma == 5
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"size": 5}, "size is 5; with a drafter of 4 layers it must be at least 1 and at most 4"),
-        ({"devices": 3}, "devices is 3; it must be at least 0 and at most 2"),
-        ({"size": 1, "devices": 2}, "devices is 2; it must be at least 0 and at most 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused_with_value_and_range(bundled, monkeypatch, config, message):
-    monkeypatch.setattr(type(bundled.placement.pool), "ranks", lambda _: 2)
-    with pytest.raises(UsageError, match=message):
-        bundled.run("easyspec", "Hi", config=config, limits=Limits(4))
-
-
-@pytest.fixture(scope="module")
-def bundled():
-    with engine.open(device="cpu", runtime="local-thread") as cluster:
-        yield cluster
-
-
 # Real models.
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=3)])
-def test_size_1_gives_the_trace_rows_of_speculative(bundled, sampling):
-    def rows(method: str, **config: object):
-        trace = bundled.run(
-            method, "Tell me a story.", config={"gamma": 4, **config}, sampling=sampling, limits=Limits(28)
-        )
-        times = {"time": 0, "span": 0, "draft_span": 0, "verify_span": 0}
-        return [
-            replace(row, **{name: 0 for name in times if hasattr(row, name)})
-            for row in (*trace.rounds, *trace.commits, *trace.decisions)
-        ]
-
-    assert rows("easyspec", size=1) == rows("speculative")
 
 
 @pytest.mark.parametrize("devices", [1, 2])

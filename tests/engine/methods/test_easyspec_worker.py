@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.drafting.tree import Wide
 from engine.layout import Packing
 from engine.model.clock import StreamClock

@@ -149,35 +149,6 @@ def own(trace: Trace) -> list[list[tuple[int, int]]]:
     return list(steps.values())
 
 
-@pytest.mark.parametrize("cluster", ["local-thread"], indirect=True, scope="module")
-@pytest.mark.parametrize("base", BASES)
-def test_the_attention_computes_exactly_the_cells_of_the_packing(cluster, base):
-    traces = {
-        name: cluster.run("ems", *PROMPTS, config={"base": base, **variant}, limits=Limits(16))
-        for name, variant in VARIANTS.items()
-    }
-    for name, trace in traces.items():
-        kv_padding = [0] * len(PROMPTS)
-        for span, (step, rounds) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
-            present = [r.sequence for r in trace.rounds if r.step == step]
-            rows, cached = [n for n, _ in rounds], [n for _, n in rounds]
-            if not VARIANTS[name].get("unpad_kv", True):
-                both = zip(cached, present, strict=True)
-                cached = [max(n + kv_padding[s] for n, s in both)] * len(rounds)
-            if not VARIANTS[name].get("unpad_inputs", True):
-                rows = [max(rows)] * len(rounds)
-            assert (span.rows, span.context) == (sum(rows), sum(cached)), name
-            assert span.cells == sum(r * (c + r) for r, c in zip(rows, cached, strict=True)), name
-            brought = {r.sequence: r.emitted for r in trace.rounds if r.step == step}
-            stay = {r.sequence for r in trace.rounds if r.step == step + 1}
-            for sequence in stay:
-                kv_padding[sequence] += max(brought[s] for s in stay) - brought[sequence]
-    cells = {name: sum(s.cells for s in verifies(trace)) for name, trace in traces.items()}
-    assert cells["both"] < min(cells["inputs"], cells["kv"]) <= max(cells["inputs"], cells["kv"])
-    assert max(cells["inputs"], cells["kv"]) < cells["vanilla"] or base == "speculative"
-    assert cells["vanilla"] == measure(traces["vanilla"]).attention_cells
-
-
 def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
     def next_token(path: np.ndarray) -> int:
         """Return 100 rising tokens, or 10 if the prompt begins with 9, then 1."""

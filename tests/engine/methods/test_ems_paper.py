@@ -11,7 +11,7 @@ import pytest
 
 from engine.layout import Layout, Packing, Separate
 from engine.methods import METHODS
-from engine.run.serving import Batch
+from engine.methods.ems import Batch
 from engine.types import Draft, DraftToken
 from tests.engine.worker.harness import scripted_cluster
 from traces.metrics import measure

@@ -14,19 +14,15 @@ from engine.layout import Layout
 from engine.runtimes.virtual import VirtualLoop
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
-from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.test_ems import PROMPTS, SAMPLINGS, TREES, VARIANTS, own, verifies
+from tests.engine.methods.pairs import make_pair, timeless
+from tests.engine.methods.test_ems import BASES, PROMPTS, SAMPLINGS, TREES, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
 from tests.engine.worker.harness import Racks, TestCluster
+from traces.metrics import measure
 from traces.view.tokens import trees
 
 NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
 """Often allows fewer tokens than a level's width: the trees of a round differ in size."""
-
-
-@pytest.fixture(scope="module")
-def threads(bundled):
-    return bundled("local-thread")
 
 
 def alone(cluster, prompts, sampling: Sampling, new: int) -> list[Trace]:
@@ -72,12 +68,6 @@ def test_a_sequence_has_the_same_trees_and_text_as_with_tree_alone(cluster, samp
 def test_one_prompt_has_the_events_of_tree(threads, sampling):
     (plain,) = alone(threads, PROMPTS[2:3], sampling, 16)
     trace = threads.run("ems", PROMPTS[2], config=TREES, sampling=sampling, limits=Limits(16))
-
-    def timeless(t: Trace) -> list:
-        rows = [*t.decisions, *t.rounds, *t.commits]
-        spans = [(s.id, s.kind, s.model, s.step, s.sequence, s.rows, s.context, s.cells) for s in t.spans]
-        return [replace(r, time=0) if hasattr(r, "time") else r for r in rows] + sorted(spans)
-
     assert timeless(trace) == timeless(plain)
 
 
@@ -120,18 +110,30 @@ def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
     return {key: [count for _, count in sorted(counts.items())] for key, counts in counters.items()}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_both_models_compute_exactly_the_cells_of_the_packing(threads, variant):
-    config = {**TREES, **VARIANTS[variant]}
-    trace = threads.run("ems", *PROMPTS, config=config, sampling=NARROW, limits=Limits(16))
+@pytest.mark.parametrize("base", [*BASES, "trees"])
+def test_both_models_compute_exactly_the_cells_of_the_packing(threads, base):
+    settings, sampling = (TREES, NARROW) if base == "trees" else ({"base": base}, Sampling())
+    cells = dict[str, int]()
+    for variant, packing in VARIANTS.items():
+        config = {**settings, **packing}
+        trace = threads.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(16))
+        check_cells(trace, variant, sizes=5 if base == "trees" else 1)
+        cells[variant] = sum(s.cells for s in verifies(trace))
+        assert variant != "vanilla" or cells[variant] == measure(trace).attention_cells
+    assert cells["both"] < min(cells["inputs"], cells["kv"])
+    assert base == "speculative" or max(cells["inputs"], cells["kv"]) < cells["vanilla"]
+
+
+def check_cells(trace: Trace, variant: str, sizes: int) -> None:
+    """Check rows and cells of each forward; at least so many sizes of drafts are verified."""
     pads_kv, pads_inputs = variant in ("vanilla", "inputs"), variant in ("vanilla", "kv")
-    padding, sizes = [0] * len(PROMPTS), set[int]()
+    padding, verified = [0] * len(PROMPTS), set[int]()
     drafts = {step: [s for s in trace.spans if (s.kind, s.step) == ("draft", step)] for step in range(1, 17)}
     grown = levels(trace)
     for span, (step, counts) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
         present = [r.sequence for r in trace.rounds if r.step == step]
         rows, cached = [n for n, _ in counts], [n for _, n in counts]
-        sizes |= set(rows)
+        verified |= set(rows)
 
         def cost(rows, cached, present):
             if pads_kv:
@@ -152,7 +154,7 @@ def test_both_models_compute_exactly_the_cells_of_the_packing(threads, variant):
         stay = {r.sequence for r in trace.rounds if r.step == step + 1}
         for sequence in stay:
             padding[sequence] += max(brought[s] for s in stay) - brought[sequence]
-    assert len(sizes) > 4, "trees of different sizes were verified together"
+    assert len(verified) >= sizes, "drafts of different sizes were verified together"
 
 
 def test_24_sequences_with_the_largest_trees_have_enough_rows_of_q(tmp_path):

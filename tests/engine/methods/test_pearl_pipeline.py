@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.pool import StageLimits
 from engine.errors import SpecScopeError, UsageError
 from engine.layout import Packing
-from engine.methods.pearl import Config, plan
 from engine.model.stage import to_bytes
 from engine.types import Limits, Prefix, Sampling
 from engine.worker.host import Host
 from engine.worker.jobs import Begin, Export, Import, Load, Prefill
-from tests.engine.methods.situations import situation
 from tests.engine.worker.harness import Flat, chains, scripted_cluster
 from traces.metrics import measure
 
@@ -227,12 +225,6 @@ def test_exporting_does_not_change_the_cache():
 
 
 # Settings.
-
-
-def test_stages_are_planned_in_a_pipeline_only():
-    assert plan(Config(placement="pipeline"), situation()).stages == 3
-    assert plan(Config(placement="pipeline", stages=2), situation()).stages == 2
-    assert plan(Config(), situation()).stages == 0
 
 
 @pytest.mark.parametrize(

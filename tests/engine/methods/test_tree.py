@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import engine
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.placement import Placement
-from engine.drafting.plan import Plan
 from engine.drafting.tree import Wide
 from engine.layout import Layout, Packing
 from engine.methods import find
@@ -26,13 +25,11 @@ from engine.types import Limits, Prefix, Sampling
 from engine.worker.drafting import Drafting, draft
 from engine.worker.forwards import NO_DRAFT, Forwards
 from engine.worker.jobs import Grown, Propose, Stamp
-from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.situations import situation
+from tests.engine.methods.pairs import make_pair, timeless
 from tests.engine.worker.harness import Flat, Racks, TestCluster
 
 PROMPT = [1, 2, 3]
 SAMPLE_US, COMMUNICATE_US = 30, 20
-METHOD = find("tree")
 
 
 class Ranked(Scripted):
@@ -245,23 +242,18 @@ def tiny(tmp_path_factory):
         yield cluster
 
 
-def timeless(trace):
-    rows = (trace.decisions, trace.rounds, trace.commits)
-    facts = [[replace(r, time=0) if hasattr(r, "time") else r for r in each] for each in rows]
-    return facts, sorted((s.id, s.kind, s.model, s.step, s.rows, s.context) for s in trace.spans)
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.95, seed=2), Sampling(0.5, seed=9)])
 @pytest.mark.parametrize("drafts", ["sampled", "greedy"])
-def test_width_1_gives_the_trace_rows_of_speculative(tiny, drafts, sampling):
+@pytest.mark.parametrize(
+    ("method", "config"), [("tree", {"width": 1, "depth": 4}), ("easyspec", {"size": 1, "gamma": 4})]
+)
+def test_a_chain_gives_the_trace_rows_of_speculative(tiny, method, config, drafts, sampling):
     prompt, limits = [5, 9, 23], Limits(40)
-    chain = tiny.run(
-        "speculative", prompt, config={"gamma": 4, "drafts": drafts}, sampling=sampling, limits=limits
-    )
-    config = {"width": 1, "depth": 4, "drafts": drafts}
-    tree = tiny.run("tree", prompt, config=config, sampling=sampling, limits=limits)
-    assert timeless(tree) == timeless(chain)
-    assert {d.outcome for d in tree.decisions} >= {"accepted", "rejected", "corrected"}
+    settings = {"gamma": 4, "drafts": drafts}
+    chain = tiny.run("speculative", prompt, config=settings, sampling=sampling, limits=limits)
+    same = tiny.run(method, prompt, config={**config, "drafts": drafts}, sampling=sampling, limits=limits)
+    assert timeless(same) == timeless(chain)
+    assert {d.outcome for d in same.decisions} >= {"accepted", "rejected", "corrected"}
 
 
 def test_a_wide_tree_takes_fewer_rounds_than_a_chain_of_its_depth(tiny):
@@ -288,33 +280,3 @@ def test_sampled_trees_are_judged_by_the_ratio_rule_sibling_after_sibling(tiny):
 
 def test_drafter_and_target_take_turns_on_shared_gpus():
     assert find("tree").layout(None).arrangement.turns
-
-
-@pytest.mark.parametrize(
-    ("asked", "planned", "measured"),
-    [
-        ({}, (2, 3), (4, 6)),
-        ({"depth": 12}, (2, 12), (4, 12)),
-        ({"depth": 32}, (2, 32), (2, 32)),
-        ({"width": 16}, (2, 3), (16, 4)),
-        ({"width": 3, "depth": 7}, (3, 7), None),
-    ],
-)
-def test_width_and_depth_are_planned_where_they_are_0(asked, planned, measured):
-    seen = list[dict[str, int]]()
-
-    def plan(settings, best):
-        seen.append(settings)
-        return Plan(3, 6, 2.0, 1.5, width=2)
-
-    cfg = METHOD.plan(METHOD.configure(asked), situation(planned=plan))
-    assert (cfg.width, cfg.depth) == planned
-    assert [(probe["width"], probe["depth"]) for probe in seen] == ([measured] if measured else [])
-
-
-@pytest.mark.parametrize(
-    ("asked", "usual"), [({}, (4, 5)), ({"width": 16}, (16, 4)), ({"depth": 20}, (3, 20))]
-)
-def test_where_nothing_is_planned_width_and_depth_are_the_usual_ones(asked, usual):
-    cfg = METHOD.plan(METHOD.configure(asked), situation())
-    assert (cfg.width, cfg.depth) == usual

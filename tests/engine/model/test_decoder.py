@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import UsageError
 from engine.model import weights
 from engine.model.attention import SlotAttention

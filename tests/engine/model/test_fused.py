@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.drafting.tree import Wide
 from engine.model.clock import Clock
 from engine.model.fused import FusedDrafts, Given

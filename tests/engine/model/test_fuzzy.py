@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy, layer_groups
 from engine.model.similarity import similarity

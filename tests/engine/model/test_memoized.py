@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.model.decoder import Decoder
 from engine.model.fuzzy import Fuzzy
 from engine.model.memoized import MemoizedModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints import load
+from engine.checkpoints.loader import load
 from engine.model.attention import PaddedAttention, attention_parts
 from engine.model.slots import PAD, Rows
 from engine.types import Prefix
@@ -22,7 +22,7 @@ NEW = (4, 1, 2, 5)
 def decoder(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param)
     tiny.save(tiny.reference(request.param, seed=3), path)
-    return load.load(path)
+    return load(path)
 
 
 def rows_of(slot: int, count: int, start: int) -> Rows:

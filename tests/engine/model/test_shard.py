@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoints.checkpoint import Checkpoint, pack
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.model import weights
 from engine.model.shape import ModelShape
 from engine.model.shard import Part, Shard, padded

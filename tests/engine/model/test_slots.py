@@ -115,16 +115,6 @@ def test_match_stops_at_padding_and_provisional_rows():
     assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0, 3]
 
 
-def test_keep_commits_a_branch_and_drops_other_rows():
-    slots = Slots(1, 16)
-    slots.append(Rows.of(0, [1, 2, 3, 4, 5], [-1, 0, 0, 2, 1]))
-    slots.keep(0, np.array([0, 2, 3]))
-    assert slots.length(0) == slots.chain_length(0) == 3
-    assert slots.tokens_to(0, 2).tolist() == [1, 3, 4]
-    slots.append(Rows.chain(0, [9], 3))
-    assert slots.tokens_to(0, 3).tolist() == [1, 3, 4, 9]
-
-
 def test_provisional_rows_do_not_match_after_keep():
     for path in ([0, 2, 3], [0, 1]):
         slots = Slots(1, 16)
@@ -132,15 +122,6 @@ def test_provisional_rows_do_not_match_after_keep():
         slots.keep(0, np.array(path))
         assert slots.length(0) == len(path)
         assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
-
-
-def test_keep_shortens_a_chain():
-    slots = Slots(1, 8)
-    slots.append(Rows.chain(0, [1, 2, 3, 4], 0))
-    slots.keep(0, np.arange(2))
-    assert slots.length(0) == 2
-    slots.append(Rows.chain(0, [8], 2))
-    assert slots.tokens_to(0, 2).tolist() == [1, 2, 8]
 
 
 def test_joined_rows_enter_slots_of_different_lengths():
@@ -172,30 +153,25 @@ def test_the_context_limits_positions_not_rows():
     assert slots.length(0) == 5
 
 
-@pytest.mark.parametrize("parent", [2, 3, -2])
-def test_a_parent_must_be_an_earlier_row(parent):
+@pytest.mark.parametrize(
+    ("parents", "flags", "message"),
+    [
+        *(([parent], None, f"row 2 has parent {parent}; it must be an earlier row") for parent in (2, 3, -2)),
+        ([1], None, "row 2 has parent 1, a padding row"),
+        ([0, 2], [PAD, 0], "row 3 has parent 2, a padding row"),
+    ],
+)
+def test_a_parent_must_be_an_earlier_row_that_is_no_padding(parents, flags, message):
     slots = Slots(1, 8)
-    slots.append(Rows.chain(0, [1, 2], 0))
-    with pytest.raises(ValueError, match=f"row 2 has parent {parent}; it must be an earlier row"):
-        slots.append(Rows.of(0, [3], [parent]))
+    slots.append(Rows.of(0, [1, 2], [-1, 0], [0, PAD]))
+    with pytest.raises(ValueError, match=message):
+        slots.append(Rows.of(0, range(len(parents)), parents, flags))
     assert slots.length(0) == 2
 
 
-def test_a_padding_row_cannot_be_a_parent():
-    slots = Slots(1, 8)
-    slots.append(Rows.of(0, [1, 0], [-1, 0], [0, PAD]))
-    with pytest.raises(ValueError, match="row 2 has parent 1, a padding row"):
-        slots.append(Rows.of(0, [2], [1]))
-    with pytest.raises(ValueError, match="row 3 has parent 2, a padding row"):
-        slots.append(Rows.of(0, [2, 3], [0, 2], [PAD, 0]))
-
-
-def test_rows_of_one_slot_must_be_contiguous():
+def test_rows_of_one_slot_must_be_contiguous_and_complete():
     rows = Rows.join([Rows.chain(0, [1], 0), Rows.chain(1, [1], 0), Rows.chain(0, [2], 1)])
     with pytest.raises(ValueError, match="must be contiguous"):
         Slots(2, 8).append(rows)
-
-
-def test_the_numbers_of_parents_and_tokens_must_be_equal():
     with pytest.raises(ValueError, match="2 tokens need as many parents"):
         Rows.of(0, [1, 2], [-1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import SpecScopeError, UsageError
 from engine.model.slots import Rows
 from engine.model.stage import StageIO, from_bytes, layer_stages, to_bytes

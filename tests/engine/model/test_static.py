@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.model.slots import PAD, Rows
 from engine.model.static import ROWS, StaticSteps
 from tests.engine.model.tiny import CONFIGS, VOCAB, reference, save

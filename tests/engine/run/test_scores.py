@@ -6,7 +6,7 @@ import gc
 import numpy as np
 
 from engine.run.dispatch import Dispatcher
-from engine.run.scores import Scorer, Scores
+from engine.run.models import Model
 from engine.trace.emitter import TraceEmitter
 from engine.types import Draft, Prefix
 from engine.worker.jobs import Drop, Job, Reply
@@ -36,7 +36,9 @@ def test_logits_are_dropped_when_their_forward_ends_and_not_before():
         worker, rows = SlowWorker(), []
         emitter = TraceEmitter(rows.append, str)
         dispatcher = Dispatcher(rows.append, emitter, origin=0, check=lambda: None)
-        scores = Scores(Scorer(dispatcher, worker, "target"), Prefix(0, np.arange(3)), Draft.empty())
+        scores = Model(dispatcher, worker, "target", "target", len).score(
+            Prefix(0, np.arange(3)), Draft.empty()
+        )
         del scores
         gc.collect()
         assert not [job for job in worker.jobs if isinstance(job, Drop)], "the logits do not exist yet"

@@ -20,7 +20,7 @@ from app.main import main
 from app.ray import Ray
 from app.runs import RunRequest
 from app.service import Service
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import devices_of
 from engine.cluster.ray_cluster import Bundle, RayCluster

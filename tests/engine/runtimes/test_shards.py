@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import engine
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import devices_of
 from engine.errors import SpecScopeError, UsageError, WorkerDied

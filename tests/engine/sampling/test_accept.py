@@ -20,15 +20,8 @@ nan = float("nan")
 
 def decide(logits, draft, q=(), draws=None, sampling=ONE, **more):
     table = [torch.tensor(row, dtype=torch.float64) for row in q]
-    return judge(
-        logits,
-        draft,
-        lambda t: table[t.q.row],
-        position=10,
-        sampling=sampling,
-        draws=draws or Fixed(),
-        **more,
-    )
+    more |= {"position": 10, "sampling": sampling, "draws": draws or Fixed()}
+    return judge(logits, draft, lambda t: table[t.q.row], **more)
 
 
 def chain(*ids: int, q: bool = False) -> Draft:
@@ -47,13 +40,8 @@ P, Q = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
 
 def test_a_sampled_token_is_accepted_below_p_over_q():
     for u, accepted in [(0.24, True), (0.26, False)]:
-        verdict = decide(
-            rows(P, P),
-            chain(0, q=True),
-            [Q],
-            Fixed(accept_10=u, residual_10=0.2, target_11=0.95),
-            sampling=ONE,
-        )
+        draws = Fixed(accept_10=u, residual_10=0.2, target_11=0.95)
+        verdict = decide(rows(P, P), chain(0, q=True), [Q], draws)
         assert (len(verdict.accepted) == 1) == accepted
         own = [(-1, 0, 11, 3, "target", "bonus")] if accepted else [(-1, -1, 10, 2, "ratio", "corrected")]
         assert outcomes(verdict) == [(0, -1, 10, 0, "ratio", "accepted" if accepted else "rejected"), *own]
@@ -106,14 +94,8 @@ def test_the_residual_is_carried_over_siblings():
 def test_p_and_q_of_single_precision_are_judged():
     logits, sampling = torch.tensor([P, P, P]).log(), Sampling(1.0)
     draft = Draft(tuple(DraftToken(0, i - 1, RowRef("s", 0)) for i in range(2)))
-    verdict = judge(
-        logits,
-        draft,
-        lambda _: torch.tensor(Q),
-        position=10,
-        sampling=sampling,
-        draws=Fixed(accept_10=0.2, accept_11=0.3, residual_11=0.5),
-    )
+    draws = Fixed(accept_10=0.2, accept_11=0.3, residual_11=0.5)
+    verdict = judge(logits, draft, lambda _: torch.tensor(Q), position=10, sampling=sampling, draws=draws)
     assert (verdict.accepted, verdict.own, verdict.origin) == ((0,), 3, "corrected")
 
 
@@ -229,36 +211,21 @@ def test_top_p_lists_the_most_probable_tokens_of_the_decided_row():
 # errors
 
 
-def test_siblings_with_and_without_q_are_refused():
-    draft = Draft((DraftToken(0, -1, RowRef("s", 0)), DraftToken(1, -1)))
-    with pytest.raises(ValueError, match="siblings; draw all of them from one q row"):
-        decide(rows(P, P, P), draft, [Q])
-
-
-def test_equal_siblings_are_refused():
-    with pytest.raises(ValueError, match="the same token"):
-        decide(rows(P, P, P), Draft((DraftToken(1), DraftToken(1))))
-
-
-def test_a_parent_after_its_child_is_refused():
-    with pytest.raises(ValueError, match="node 0 has parent 1"):
-        decide(rows(P, P, P), Draft((DraftToken(1, 1), DraftToken(2, -1))))
-
-
-@pytest.mark.parametrize(("bonus", "needed"), [(True, 3), (False, 2)])
-def test_missing_rows_are_refused(bonus, needed):
-    with pytest.raises(ValueError, match=f"needs {needed}"):
-        decide(rows(P, P, P)[: needed - 1], chain(0, 1), bonus=bonus)
-
-
-def test_a_token_that_q_cannot_draw_is_refused():
-    with pytest.raises(ValueError, match="token 1 has q = 0"):
-        decide(rows(P, P), chain(1, q=True), [[0.5, 0.0, 0.5, 0.0]])
-
-
-def test_a_q_row_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="of length 3; the target's rows have length 4"):
-        decide(rows(P, P), chain(1, q=True), [[0.2, 0.2, 0.6]])
+@pytest.mark.parametrize(
+    ("rows_of", "draft", "q", "bonus", "message"),
+    [
+        (3, Draft((DraftToken(0, -1, RowRef("s", 0)), DraftToken(1))), [Q], True, "siblings; draw all of them from one"),
+        (3, Draft((DraftToken(1), DraftToken(1))), [], True, "the same token"),
+        (3, Draft((DraftToken(1, 1), DraftToken(2))), [], True, "node 0 has parent 1"),
+        (2, chain(0, 1), [], True, "needs 3"),
+        (1, chain(0, 1), [], False, "needs 2"),
+        (2, chain(1, q=True), [[0.5, 0.0, 0.5, 0.0]], True, "token 1 has q = 0"),
+        (2, chain(1, q=True), [[0.2, 0.2, 0.6]], True, "of length 3; the target's rows have length 4"),
+    ],
+)  # fmt: skip
+def test_drafts_and_rows_that_do_not_fit_are_refused(rows_of, draft, q, bonus, message):
+    with pytest.raises(ValueError, match=message):
+        decide(rows(*[P] * rows_of), draft, q, bonus=bonus)
 
 
 @pytest.mark.parametrize("sampling", [ONE, GREEDY])
@@ -266,13 +233,6 @@ def test_a_q_row_of_another_length_is_refused():
 def test_logits_that_are_not_finite_are_refused(sampling, bad):
     logits = torch.tensor([[0.0, bad, 1.0]])
     with pytest.raises(ModelError, match="not finite"):
-        judge(
-            logits,
-            Draft.empty(),
-            lambda _: None,
-            position=0,
-            sampling=sampling,
-            draws=Draws(0, 0),
-        )
+        decide(logits, Draft.empty(), draws=Draws(0, 0), sampling=sampling)
     with pytest.raises(ModelError, match="not finite"):
         facts(logits, [0], sampling, True)

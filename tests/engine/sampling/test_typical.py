@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import UsageError
 from engine.methods import METHODS
 from engine.sampling.accept import judge
 from engine.sampling.draws import Draws
@@ -27,16 +26,8 @@ RULES = [PAPER, Typical(0.3, 0.9), Typical(0.0, 0.0), Typical(1.0, 1.0), Typical
 
 
 def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
-    return judge(
-        logits,
-        draft,
-        lambda _: None,
-        position=10,
-        sampling=sampling,
-        draws=draws or Fixed(),
-        typical=typical,
-        **more,
-    )
+    more |= {"position": 10, "sampling": sampling, "draws": draws or Fixed(), "typical": typical}
+    return judge(logits, draft, lambda _: None, **more)
 
 
 def tree(*nodes: tuple[int, int]) -> Draft:
@@ -310,22 +301,6 @@ def test_on_random_tables_the_distribution_differs_and_exact_is_the_default():
 
 
 # settings
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("acceptance", "greedy", "acceptance is 'greedy'; choose one of exact, typical"),
-        ("epsilon", -0.1, "epsilon is -0.1; it must be at least 0 and at most 1"),
-        ("epsilon", "1.5", "epsilon is 1.5; it must be at least 0 and at most 1"),
-        ("delta", 2, "delta is 2; it must be at least 0 and at most 1"),
-        ("delta", math.nan, "delta is nan; it must be at least 0 and at most 1"),
-        ("delta", "much", "delta is 'much'; it must be a number of at least 0 and at most 1"),
-    ],
-)
-def test_bad_values_are_refused(field, value, message):
-    with pytest.raises(UsageError, match=message):
-        METHODS["medusa"].configure({field: value})
 
 
 def test_the_registry_knows_which_configs_are_lossy():

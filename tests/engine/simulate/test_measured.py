@@ -141,19 +141,18 @@ def test_a_measured_profile_has_no_times_of_layers(tmp_path: Path):
         latency.parallel("target", 1, 0, 2)
 
 
+SMALL = "measured = [[1, 0, 1, 500]]"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "measured = [[1, 0, 1, 500]]",
-            "measured = [[1, 0, 500]]",
-            r"models.small.measured: \[1, 0, 500\] is no",
-        ),
-        ("measured = [[1, 0, 1, 500]]", "", "drafter_speed is missing; the model small has no speed"),
-        ("measured = [[1, 0, 1, 500]]", "speed = 3", "does not say hardware.bandwidth_gb_s"),
-        ("measured = [[1, 0, 1, 500]]", "speed = 3\nmeasured = [[1, 0, 1, 500]]", "leave the speed out"),
-        ("measured = [[1, 0, 1, 500]]", "measured = []", "models.small.measured is empty"),
-        ("measured = [[1, 0, 1, 500]]", "measured = [1]", "is no point"),
+        (SMALL, "measured = [[1, 0, 500]]", r"models.small.measured: \[1, 0, 500\] is no"),
+        (SMALL, "", "drafter_speed is missing; the model small has no speed"),
+        (SMALL, "speed = 3", "does not say hardware.bandwidth_gb_s"),
+        (SMALL, "speed = 3\nmeasured = [[1, 0, 1, 500]]", "leave the speed out"),
+        (SMALL, "measured = []", "models.small.measured is empty"),
+        (SMALL, "measured = [1]", "is no point"),
         ('default = "toy"', 'default = "toy"\ngpus = 2', "devices is missing, or gpus"),
     ],
 )

@@ -126,18 +126,22 @@ def test_held_out_prompts_are_first_user_turns(corpus: Path) -> None:
 
 def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
-    rows = [{"turns": [f"q{i}", "again"]} for i in range(9)] + [{"prompt": "q9"}]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    rows = [{"turns": [f"q{i}", "again"]} for i in range(9)] + [{"prompt": "q\u20289"}]
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
     assert read_prompts(path, 5) == ["q0", "q2", "q4", "q6", "q8"]
     assert len(read_prompts(path, 100)) == 10
+    assert read_prompts(path, 100)[9] == "q\u20289", "only line feeds end a line"
 
 
-@pytest.mark.parametrize("content", ["not JSON", '{"text": "a"}', "[1]", '{"turns": []}'])
+@pytest.mark.parametrize("content", ["not JSON", '{"text": "a"}', "[1]", '{"turns": []}', "[" * 100_000])
 def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text(content)
     with pytest.raises(UsageError, match=r"questions\.jsonl is not a list of prompts"):
         read_prompts(path, 5)
+    for other in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(UsageError):
+            read_prompts(other, 5)
 
 
 MEASURED = Measured(
@@ -168,13 +172,9 @@ def test_the_card_has_all_measurements_and_missed_bars() -> None:
 
 
 def test_the_card_of_a_pair_without_facts() -> None:
-    card = render({}, replace_losses(MEASURED), FIXED, 256)
+    card = render({}, MEASURED._replace(losses=()), FIXED, 256)
     assert "Not trained by this project's recipe" in card
     assert "Loss on held-out documents" not in card
-
-
-def replace_losses(measured: Measured) -> Measured:
-    return measured._replace(losses=())
 
 
 def test_train_pair_on_the_command_line(
@@ -249,11 +249,6 @@ def test_facts_that_are_not_json_are_refused(tmp_path: Path) -> None:
 def test_a_pair_without_a_drafter_has_no_card(trained: Path) -> None:
     with pytest.raises(UsageError, match="has no drafter"):
         make_card(Pair.of(trained / "target"), {}, CardSettings())
-
-
-def test_there_are_ten_fixed_prompts() -> None:
-    assert len(set(FIXED["prompts"])) == 10
-    assert FIXED["seed"] == 0
 
 
 def test_the_bundled_card_describes_the_bundled_pair() -> None:

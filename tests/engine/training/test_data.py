@@ -18,7 +18,6 @@ from engine.training.data import (
     read_mixture,
     training_documents,
 )
-from engine.training.measure import read_prompts
 
 
 def make_stream(seed: int = 0) -> Stream:
@@ -121,13 +120,3 @@ def test_batch_pairs_every_token_with_the_next() -> None:
 def test_a_corpus_without_training_documents_is_refused(corpus: Path) -> None:
     with pytest.raises(UsageError, match=r"no document is left to train on; lower held_out from 1"):
         Corpus.read(find_sources(corpus), {"stories": 1, "chats": 1}, 1.0, lambda documents: iter(()))
-
-
-def test_a_prompt_file_of_the_card_is_split_at_line_feeds_only_and_refused_in_one_line(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a\u2028b"}\n{"turns": ["c"]}\n', encoding="utf-8")
-    assert read_prompts(path, 9) == ["a\u2028b", "c"]
-    path.write_text("[" * 100_000, encoding="utf-8")
-    for bad in (path, tmp_path, "/dev/zero"):
-        with pytest.raises(UsageError):
-            read_prompts(bad, 9)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.training.data import Corpus, Mixed, Stream
 from engine.training.loop import Progress, read_log
@@ -63,14 +63,6 @@ def divergence(target: Path, drafter: Path, text: Corpus) -> float:
         value = losses(q, p, ids, ids, 0.0).divergence
     assert value is not None
     return value
-
-
-def test_pruning_to_the_full_width_changes_nothing() -> None:
-    model = new_model(Shape(2, 16, 1, 32), 64, 32, seed=0)
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    prune(model, 32, np.arange(64).reshape(2, 32))
-    assert before.keys() == model.state_dict().keys()
-    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
 
 
 def test_pruning_keeps_the_units_with_the_largest_output() -> None:
@@ -210,12 +202,6 @@ def test_text_of_another_target_or_a_broken_file_is_refused(
         with pytest.raises(ModelError, match=rf"{name}\.safetensors does not hold text of a target") as error:
             distil_drafter(settings(text=tmp_path / f"{name}.safetensors", out=tmp_path / name))
         assert "\n" not in str(error.value)
-
-
-def test_resuming_with_other_settings_is_refused(settings: Options) -> None:
-    distil_drafter(settings(steps=1))
-    with pytest.raises(UsageError, match=r"has steps 1, not 2; feed_forward 24, not 16: use the same"):
-        distil_drafter(settings(steps=2, feed_forward=16), resume=True)
 
 
 def test_the_command_line_trains_a_drafter(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.checkpoints.config import read_config
 from engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
@@ -17,6 +16,7 @@ from engine.model.shape import ModelShape
 from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
 from engine.training.heads.train import build_head
 from engine.training.options import HEAD_DEFAULTS, HeadOptions
+from tests.engine.heads.drafted_tree import state_after
 
 WIDTH, VOCABULARY = 32, 40
 NOTHING = list[Any]()
@@ -119,52 +119,24 @@ def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts
     assert float((whole[row] - cut[row]).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("kind", HEAD_DEFAULTS)
-def test_learned_states_give_the_drafts(kind: str, shape: ModelShape, texts: Texts) -> None:
-    """State k gives draft k, if the kind ignores earlier drafts or they equal the text."""
-    head, frozen = head_of(kind, shape), frozen_of(shape)
-    with torch.no_grad():
-        drafts = head.draft(texts, frozen, 3)
-        for k, (states, labels, own) in enumerate(head.learn(texts)[:3]):
-            best, anchors = frozen.draft_best(states, own), texts.anchors.tolist()
-            for label, token in zip(labels.tolist(), best.tolist(), strict=True):
-                anchor = label - 1 - k
-                if anchor in anchors and (k == 0 or kind not in ("hydra", "eagle")):
-                    assert drafts[anchors.index(anchor), k] == token
-
-
 def frozen_of(shape: ModelShape) -> Frozen:
     embedding = torch.randn(shape.vocab, WIDTH, generator=torch.Generator().manual_seed(3))
     return Frozen(embedding, embedding)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "hydra"])
-def test_later_drafts_read_earlier_drafts(kind: str, shape: ModelShape, texts: Texts) -> None:
+@pytest.mark.parametrize("kind", HEAD_DEFAULTS)
+@torch.no_grad()
+def test_drafts_are_those_of_the_states_after_the_text_and_earlier_drafts(
+    kind: str, shape: ModelShape, texts: Texts
+) -> None:
     head, frozen = head_of(kind, shape), frozen_of(shape)
-    embedded = frozen.embedding[texts.ids]
-    texts = texts._replace(embedded=embedded)
-    with torch.no_grad():
-        drafts, n = head.draft(texts, frozen, 3), 5
-        inputs = [embedded[n]]
-        if kind == "hydra":
-            for i in range(3):
-                z = torch.cat([texts.features[n - 1], *inputs])
-                linear, res_connection = (
-                    head.module.get_submodule(f"hydra_mlp.{i}.1.{part}")
-                    for part in ("linear", "res_connection")
-                )
-                state = res_connection(z) + functional.silu(linear(z))
-                inputs.append(frozen.embedding[(state @ frozen.lm_head.T).argmax()])
-                assert (inputs[-1] == frozen.embedding[drafts[1, i]]).all()
-        else:
-            tokens, features = [*embedded[1 : n + 1]], [*texts.features[:n]]
-            for i in range(3):
-                rows = len(tokens)
-                zero, seen = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, rows, dtype=torch.bool)
-                chain = Packed(zero, zero, torch.arange(rows), (seen.tril(),))
-                features.append(head.module(torch.stack(tokens), torch.stack(features), chain)[-1])
-                tokens.append(frozen.embedding[(features[-1] @ frozen.lm_head.T).argmax()])
-                assert (tokens[-1] == frozen.embedding[drafts[1, i]]).all()
+    texts = texts._replace(embedded=frozen.embedding[texts.ids])
+    drafts = head.draft(texts, frozen, 3)
+    for anchor, tokens in zip(texts.anchors, drafts.tolist(), strict=True):
+        alone = texts._replace(anchors=np.array([anchor]))
+        for k in range(2 if anchor == 9 else 3):  # the text of anchor 9 ends then
+            state = state_after(head, alone, frozen, tokens[:k])
+            assert frozen.draft_best(state[None]).tolist() == [tokens[k]]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "medusa", "parallelspec_eagle"])

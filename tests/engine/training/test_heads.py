@@ -8,13 +8,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.checkpoints.config import read_config
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import RunCancelled, UsageError
 from engine.heads.files import read_head
 from engine.heads.kinds import KINDS
@@ -66,10 +68,11 @@ def text(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) 
 def test_stored_features_equal_those_of_decoding(trained: Path, tmp_path: Path) -> None:
     decoder = load(trained / "target")
     corpus = toy_corpus([1, *range(20, 40), 2], [1, 5, 6, 7, 2], [1, 9, 2])
-    place = (torch.device("cpu"), torch.float32)
+    place = {"device": torch.device("cpu"), "dtype": torch.float32}
+    training: Any = SimpleNamespace(**place, progress=lambda _: None, cancel=threading.Event())
 
     def features(texts: Corpus) -> torch.Tensor:
-        return stored_features(tmp_path, texts, trained / "target", *place, lambda _: None, threading.Event())
+        return stored_features(tmp_path, texts, trained / "target", training)
 
     stored = features(corpus)
     alone = torch.cat([features_of(decoder, [part])[0] for part in np.split(corpus.ids, corpus.starts[1:-1])])

@@ -17,8 +17,7 @@ from engine.model.shape import ModelShape
 from engine.plot import Line, Panel, draw
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.losses import DraftAcceptance
-from engine.training.heads.plot import training_curves
-from engine.training.heads.train import train_head
+from engine.training.heads.train import train_head, training_curves
 from engine.training.options import CardSettings, HeadOptions
 from tests.engine.training.tiny import HEAD, train
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import RunCancelled, UsageError
 from engine.heads.trainable import Learned
@@ -36,9 +35,7 @@ from engine.training.target_text import (
     chat_prompts,
     cut_prompts,
     fingerprint,
-    read_part,
     read_text,
-    save_part,
     save_text,
     slots_for,
 )
@@ -47,26 +44,8 @@ from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import chats
 
 
-class StoppedError(Exception):
-    """The test stops a writer."""
-
-
-def stop_at(steps: int) -> Callable[[Written], None]:
-    """Return a function that stops a writer after a number of steps."""
-
-    def each_step(written: Written) -> None:
-        if written.steps == steps:
-            raise StoppedError
-
-    return each_step
-
-
 def ignore(_: Written) -> None:
     """Let a writer go on."""
-
-
-def texts_of(written: Written) -> list[tuple[list[int], int]]:
-    return [(list(text.ids), text.answer) for text in (*written.finished, *written.unfinished)]
 
 
 @pytest.fixture(scope="module")
@@ -104,26 +83,6 @@ def test_slots_are_reused_and_answers_cut_off(target: Decoder) -> None:
         assert not set(answer[:-1]) & set(eos)
         assert len(answer) == 7 or answer[-1] in eos
     assert {len(text.ids) - text.answer for text in written.finished} > {7}
-
-
-def test_an_interrupted_writer_writes_the_same_texts(
-    target: Decoder, trained: Path, eos: tuple[int, ...], tmp_path: Path
-) -> None:
-    def prompts():
-        return (np.array([BOS, 20 + i % 50, *range(30, 30 + i % 4)]) for i in range(10_000))
-
-    def writer(before: Written | None = None) -> Writer:
-        return Writer(target, prompts(), eos, (6, 12), seed=3, slots=8, before=before)
-
-    whole, first = writer().run(8 * 30, ignore), writer()
-    with pytest.raises(StoppedError):
-        first.run(8 * 30, stop_at(17))
-    save_part(tmp_path / "part.safetensors", first.written, trained / "target")
-    kept = read_part(tmp_path / "part.safetensors", trained / "target")
-    assert (kept.steps, texts_of(kept)) == (17, texts_of(first.written))
-    again = writer(kept).run(8 * 30, ignore)
-    assert texts_of(again) == texts_of(whole)
-    assert [t.number for t in again.unfinished] == [t.number for t in whole.unfinished]
 
 
 def test_all_slots_share_one_attention_call(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.layout import Packing
 from engine.simulate.oracle import Scripted
 from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, Sampling, Tree

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.layout import Packing

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import METHODS, find
-from engine.run.sequences import Sequence
+from engine.run.run import Sequence
 from engine.runtimes.process import Wire
 from engine.types import Draft, DraftToken, Limits, Prefix, Sampling
 from engine.worker.jobs import Prefill

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.layout import Packing
 from engine.model.cache import zeros
 from engine.types import Prefix, Sampling

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from traces.papers import dsi, schedule
-from traces.papers.schedule import measured_time
+from traces.papers import dsi
+from traces.papers.dsi import measured_time
 
 
 @pytest.mark.parametrize(
@@ -15,25 +15,25 @@ from traces.papers.schedule import measured_time
 )
 def test_the_closed_form_is_the_mean_of_followed_forwards(drafter, rate, lookahead):
     right = np.random.default_rng(0).random(40_000) < rate
-    closed = float(schedule.dsi_time(np.array(drafter), np.array(rate), np.array(lookahead)))
-    assert schedule.run_time(right, drafter, lookahead) / len(right) == pytest.approx(closed, rel=0.02)
-    closed = float(schedule.si_time(np.array(drafter), np.array(rate), np.array(lookahead)))
-    assert schedule.si_run_time(right, drafter, lookahead) / len(right) == pytest.approx(closed, rel=0.02)
+    closed = float(dsi.dsi_time(np.array(drafter), np.array(rate), np.array(lookahead)))
+    assert dsi.run_time(right, drafter, lookahead) / len(right) == pytest.approx(closed, rel=0.02)
+    closed = float(dsi.si_time(np.array(drafter), np.array(rate), np.array(lookahead)))
+    assert dsi.si_run_time(right, drafter, lookahead) / len(right) == pytest.approx(closed, rel=0.02)
 
 
 def test_one_rejection_by_hand():
     """Lookahead 2, drafter 1/4: token 1 at 1, tokens 2 and 3 at 1.5, token 4 at 2; then again."""
     right = np.array([True, True, True, False, True])
-    assert schedule.run_time(right, 0.25, 2) == pytest.approx(2 + 1)
-    assert schedule.si_run_time(right, 0.25, 2) == pytest.approx(3 * 1.5)
+    assert dsi.run_time(right, 0.25, 2) == pytest.approx(2 + 1)
+    assert dsi.si_run_time(right, 0.25, 2) == pytest.approx(3 * 1.5)
 
 
 def test_a_rate_of_one_takes_the_drafters_time_and_a_rate_of_zero_the_targets():
     for lookahead in (1, 4, 200):
         for drafter in (0.01, 0.5, 1.0):
             arguments = (np.array(drafter), np.array(lookahead))
-            assert schedule.dsi_time(arguments[0], np.array(1.0), arguments[1]) == pytest.approx(drafter)
-            assert schedule.dsi_time(arguments[0], np.array(0.0), arguments[1]) == pytest.approx(1)
+            assert dsi.dsi_time(arguments[0], np.array(1.0), arguments[1]) == pytest.approx(drafter)
+            assert dsi.dsi_time(arguments[0], np.array(0.0), arguments[1]) == pytest.approx(1)
 
 
 def test_figure_2_has_the_papers_grid_and_claims():
@@ -50,14 +50,14 @@ def test_figure_7_leaves_out_latencies_that_need_more_servers():
 def test_threads_take_at_least_the_time_of_the_schedule():
     right = [True, True, False, True]
     took = measured_time(right, 0.02, 0.005, 2, 7)
-    assert took >= schedule.run_time(np.array(right), 0.25, 2) * 0.02
+    assert took >= dsi.run_time(np.array(right), 0.25, 2) * 0.02
 
 
 def test_an_interrupted_pool_leaves_no_thread(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(schedule, "wait", interrupted)
+    monkeypatch.setattr(dsi, "wait", interrupted)
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         measured_time([True] * 4, 0.02, 0.005, 2, 7)

@@ -9,8 +9,8 @@ import pytest
 
 from app.main import main
 from traces.papers import page as pages
-from traces.papers.report import PAPERS
 from traces.papers.rows import Heat, Row
+from traces.papers.summary import PAPERS
 
 
 @pytest.fixture(scope="module")

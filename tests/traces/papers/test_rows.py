@@ -5,8 +5,8 @@ import json
 import pytest
 
 from app.main import main
-from traces.papers.report import PAPERS, Summary
 from traces.papers.rows import WITHIN, Row, cells, numbers
+from traces.papers.summary import PAPERS, Summary
 
 KEYS = ["paper", "item", "row", "published", "ours", "difference", "kind", "assumption", "fitted", "easy"]
 

@@ -30,24 +30,14 @@ def load(
     *,
     static: bool = False,
 ) -> Decoder:
-    """Return the decoder of a model.
+    """Return the decoder of a model: directory, GGUF file, short name of the catalog, or hub id.
 
-    Weights are read tensor by tensor: at most one layer is in memory twice.
-
-    Args:
-        model: Directory, GGUF file, short name of the catalog, or hub id; a directory's form
-            (`engine.checkpoints.forms`) has its matrices in fewer bits.
-        device: Device of the weights.
-        dtype: Dtype of the weights.
-        name: The model's name in spans: target or drafter.
-        stage: Number of this stage and number of all stages of a model split into equal parts, or
-            the layers of this stage; only these layers are read.
-        ranks: The ranks of a model split by tensors; only this rank's part of it is read.
-        static: Whether forwards of few rows have fixed shapes (`engine.model.static`).
-
-    Raises:
-        ModelError: The directory, its config or its weights are missing, broken or unsupported.
-        UsageError: The model has fewer layers than stages.
+    Weights are read tensor by tensor: at most one layer is in memory twice. A directory's form
+    (`engine.checkpoints.forms`) has its matrices in fewer bits. `name` is target or drafter, in
+    spans. `stage` is the number of this stage and of all stages of a model split into equal parts,
+    or the layers of this stage; only these are read. With the `ranks` of a model split by tensors,
+    only this rank's part is read. `static` gives forwards of few rows fixed shapes
+    (`engine.model.static`).
     """
     decoder = _load(resolve(model), device, dtype, name, stage, ranks)
     if static:
@@ -89,7 +79,6 @@ def _load_shard(
     name: str,
     bits: int,
 ) -> Decoder:
-    """Return one rank's decoder; only its part of each tensor is read."""
     shape = shard.shape
     checkpoint.check_memory(shape.tensors(), device, torch.int8 if bits else dtype)
 
@@ -100,13 +89,7 @@ def _load_shard(
 
 
 def load_reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a model of transformers, from local files only, on the CPU and in evaluation mode.
-
-    transformers would read matrices of int8 without their scales.
-
-    Raises:
-        ModelError: A file is missing or broken.
-    """
+    """Return a transformers model of local files; it would read int8 without the scales."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # takes a second
 
     checkpoint = Checkpoint(directory)

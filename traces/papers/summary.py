@@ -26,7 +26,6 @@ class Summary:
     exact_equal: int
     """Exact rows whose number is the printed one."""
     within: int
-    """Predicted rows that differ by at most `WITHIN`."""
     largest: str
     """Paper and item of the table with the most predicted rows, if it has many of them."""
     rest: float
@@ -34,7 +33,6 @@ class Summary:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Summary:
-        """Count the rows."""
         predicted = [row for row in rows if row.predicted]
         tables = Counter((row.paper, row.item) for row in predicted)
         name, most = max(tables.items(), key=lambda table: table[1], default=(("", ""), 0))
@@ -49,7 +47,6 @@ class Summary:
 
     @property
     def rows(self) -> int:
-        """All rows."""
         return sum(self.counts.values())
 
     @property
@@ -59,7 +56,6 @@ class Summary:
         return self.within / predicted if predicted else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         groups = {group.replace(" ", "_"): count for group, count in self.counts.items()}
         more = {"largest": self.largest, "share_without_largest": round(self.rest, 4)} if self.largest else {}
         return {
@@ -73,7 +69,6 @@ class Summary:
         }
 
     def tiles(self) -> list[tuple[str, str]]:
-        """Return a figure and its words for all rows, then for each group of them."""
         n = self.counts
         rest = f", {self.rest:.0%} without {self.largest}" if self.largest else ""
         return [
@@ -91,7 +86,6 @@ class Summary:
         ]
 
     def sentence(self) -> str:
-        """Return the counts of the groups that have rows as one line."""
         (rows, _), *groups = self.tiles()
         return f"{rows} rows: {'; '.join(f'{n} {words}' for n, words in groups if not n.endswith('of 0') and n != '0')}"
 
@@ -99,8 +93,7 @@ class Summary:
 def chosen(keys: Iterable[str]) -> list[Paper]:
     """Return the papers of the keys, each once; all papers without a key.
 
-    Raises:
-        UsageError: A key is unknown; the message lists the keys.
+    UsageError for another key.
     """
     names = list(dict.fromkeys(keys)) or list(PAPERS)
     for name in names:

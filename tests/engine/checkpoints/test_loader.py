@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoints.load import load
+from engine.checkpoints.loader import load
 from engine.errors import ModelError
 from engine.model.slots import Rows
 from tests.engine.model.tiny import reference, save
@@ -60,12 +60,10 @@ def edit(path, change):
     path.write_text(json.dumps(raw))
 
 
-def edit_weights(model, change):
-    """Change the tensors of a model."""
-    tensors = load_file(model / WEIGHTS)
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    change(tensors)
-    save_file(tensors, model / WEIGHTS)
+def edit_weights(model, changes):
+    """Replace tensors of a model; None removes one."""
+    tensors = load_file(model / WEIGHTS) | changes
+    save_file({name: t.clone() for name, t in tensors.items() if t is not None}, model / WEIGHTS)
 
 
 def test_shards_give_the_same_model_as_one_file(source, sharded):
@@ -141,19 +139,18 @@ def test_an_unsupported_architecture_is_refused(model):
     assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in message
 
 
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+PARTIAL = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized weights are not supported"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rope_type 'dynamic' is not supported; supported are default, linear, llama3, yarn",
-        ),
-        (
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},
-            "only a part of each head is rotated",
-        ),
+        ({"rope_parameters": DYNAMIC}, "rope_type 'dynamic' is not supported; supported are default, linear"),
+        ({"rope_parameters": PARTIAL}, "only a part of each head is rotated"),
         ({"hidden_size": "wide"}, "config.json: "),
         ({"num_attention_heads": 5}, "config.json: "),
         ({"num_key_value_heads": 3}, "config.json: "),
@@ -173,16 +170,7 @@ def test_an_unsupported_or_contradictory_config_is_refused(model, change, messag
     ("family", "scaling"),
     [
         ("linear-rope", {"type": "linear", "factor": 4.0}),
-        (
-            "llama3-rope",
-            {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 16,
-            },
-        ),
+        ("llama3-rope", LLAMA3 | {"rope_type": "llama3", "original_max_position_embeddings": 16}),
     ],
 )
 def test_rotary_parameters_of_older_configs_are_read(tmp_path, family, scaling):
@@ -228,33 +216,22 @@ def test_truncated_weights_and_corrupt_headers_are_refused(model, keep):
         assert f"{model / WEIGHTS} is not a complete safetensors file" in refused(model)
 
 
+NORM, MLP = "model.norm.weight", "model.layers.1.mlp."
+FOUR = dict.fromkeys([NORM, *(f"{MLP}{name}_proj.weight" for name in ("gate", "up", "down"))])
+OTHER = "model.layers.0.adapter.weight"
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        (
-            lambda t: (
-                [t.pop(f"model.layers.1.mlp.{p}_proj.weight") for p in ("gate", "up", "down")]
-                + [t.pop("model.norm.weight")]
-            ),
-            "the weights lack model.norm.weight, model.layers.1.mlp.gate_proj.weight, "
-            "model.layers.1.mlp.up_proj.weight and 1 more",
-        ),
-        (
-            lambda t: t.update({"model.layers.0.adapter.weight": torch.zeros(2)}),
-            "the weights hold model.layers.0.adapter.weight, unknown to config.json",
-        ),
-        (
-            lambda t: t.update({"model.norm.weight": torch.zeros(31)}),
-            "model.norm.weight has shape [31]; config.json asks for [32]",
-        ),
-        (
-            lambda t: t.update({"model.norm.weight": torch.zeros(32, dtype=torch.int32)}),
-            "model.norm.weight is of type I32; supported are F64, F32, F16, BF16",
-        ),
+        (FOUR, f"the weights lack {NORM}, {MLP}gate_proj.weight, {MLP}up_proj.weight and 1 more"),
+        ({OTHER: torch.zeros(2)}, f"the weights hold {OTHER}, unknown to config.json"),
+        ({NORM: torch.zeros(31)}, f"{NORM} has shape [31]; config.json asks for [32]"),
+        ({NORM: torch.zeros(32).int()}, f"{NORM} is of type I32; supported are F64, F32, F16, BF16"),
     ],
 )
-def test_tensors_that_differ_from_the_config_are_named(model, change, message):
-    edit_weights(model, change)
+def test_tensors_that_differ_from_the_config_are_named(model, changes, message):
+    edit_weights(model, changes)
     assert message in refused(model)
 
 
@@ -265,7 +242,7 @@ def test_stored_frequencies_and_a_second_tied_head_are_ignored(tmp_path):
         "lm_head.weight": torch.zeros(97, 32),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
     }
-    edit_weights(tmp_path, lambda t: t.update(extra))
+    edit_weights(tmp_path, extra)
     torch.testing.assert_close(logits(load(tmp_path)), before)
 
 

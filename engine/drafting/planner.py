@@ -4,8 +4,8 @@ Source: Sequoia (Chen et al. 2024, arXiv:2402.12374), the choice of a tree from 
 rank and from the time of a verification; here the rates depend on the level, too, and the time of
 drafting counts. With independent rates the best tree of n nodes holds the n most probable paths.
 
-A round drafts, verifies and emits the accepted tokens and one token of the target. Plain decoding
-emits one token per one-row forward.
+A round drafts, verifies and emits the accepted tokens and one token of the target. Autoregressive
+decoding emits one token per one-row forward.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Plan:
     levels: int
     nodes: int
     tokens: float
-    """Predicted tokens per target forward."""
+    """Per target forward."""
     speedup: float
     """Predicted tokens per second over those of autoregressive decoding."""
     paths: tuple[Ranks, ...] = ()
@@ -41,7 +41,7 @@ class Plan:
     width: int = 0
     """Most nodes of one level, where each level has the same limit; else 0."""
     seconds: float = 0.0
-    """Predicted seconds per token."""
+    """Per token."""
     low: float = 0.0
     """The smallest speed-up that earlier runs lead to expect; 0 without such runs."""
     high: float = 0.0
@@ -64,7 +64,6 @@ class Plan:
 
 
 Best: TypeAlias = Callable[[Probe], Plan]
-"""Chooses a draft."""
 
 
 def best_tree(probe: Probe) -> Plan:

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 
 from engine.drafting.pace import Probe
-from engine.drafting.plan import LONGEST, best_dynamic, best_parallel, best_tree, best_wide, likeliest
+from engine.drafting.planner import LONGEST, best_dynamic, best_parallel, best_tree, best_wide, likeliest
 from engine.drafting.static import MOST_NODES, spelled, tree
 from engine.drafting.tree import Ranks
 from engine.errors import UsageError
@@ -110,7 +110,7 @@ def test_a_plan_is_no_larger_than_the_measured_verifications():
     assert best_tree(alone).nodes == 1, "without a measured draft the smallest one is planned"
 
 
-def test_where_plain_decoding_is_faster_the_smallest_draft_is_planned_with_a_speedup_below_one():
+def test_where_autoregressive_decoding_is_faster_the_smallest_draft_is_planned_with_a_speedup_below_one():
     facts = probe([[0.05, 0.0001], [0.05, 0.0001]])
     plan = best_tree(facts)
     assert plan.paths == ((0,),)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.checkpoints.load import load
 from engine.drafting.tree import Dynamic, Static, Wide
 from engine.errors import UsageError
-from engine.heads.files import check_head
-from engine.heads.find import load_head
-from engine.layout import Packing
 from engine.model.clock import StreamClock
 from engine.model.fused import FusedDrafts
 from engine.types import Sampling
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Load, Prefill, Propose
+from engine.worker.jobs import Propose
+from tests.engine.heads.drafted_tree import new_host
 from tests.engine.heads.random_heads import make_head
 from tests.engine.heads.test_together import PREFIXES
 from tests.engine.model import tiny
@@ -42,15 +37,9 @@ class Drafter:
     """A worker with a target and a head, after the prefill of four sequences."""
 
     def __init__(self, target: Path, head: Path, sampling: Sampling, *, static: bool, capacity: int = 64):
-        self.host = Host("worker")
+        self.host = new_host(target, head, PREFIXES, sampling, static=static, capacity=capacity)
         self.slab = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
-        self.host.handle(Load("target", partial(load, str(target), static=static)))
-        self.host.handle(Load("head", partial(load_head, str(head)), beside="target"))
         self.host.connect({"worker": self.slab})
-        features = check_head(head, target).features or (-1,)
-        begin = Begin(sampling, len(PREFIXES), capacity, tiny.VOCAB, Packing(), 1, features=features)
-        self.host.handle(begin)
-        self.host.handle(Prefill("target", tuple(PREFIXES)))
 
     def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
         rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))
@@ -84,7 +73,7 @@ def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown
     head, sampling = make_head(tmp_path / "head", kind, target), WAYS[way]
     static, eager = (Drafter(target, head, sampling, static=s) for s in (True, False))
     shapes = [TREE, CHAIN, *DYNAMIC, TREE] if sampling.greedy else [TREE, CHAIN, TREE]
-    for shape in shapes:  # the last time in a growth that has held other rows
+    for shape in shapes:  # the last time in buffers that have held other rows
         assert_equal(*(d.grow(shape, sampled=not sampling.greedy) for d in (static, eager)))
         assert static.slab == pytest.approx(eager.slab, abs=1e-6)
     assert len(grown) == len(shapes)
