@@ -49,14 +49,11 @@ class Request:
     head: HeadFile | None
     prompts: tuple[Prompt, ...]
     ids: tuple[tuple[int, ...], ...]
-    """Token ids of each prompt."""
     sampling: Sampling
     limits: Limits
     group: str
     plan: Plan | None = None
-    """The plan of its draft, if it was planned."""
     load: Load | None = None
-    """When its prompts arrive; None decodes them from the start."""
     open: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The settings that were `auto`, as given."""
 
@@ -71,7 +68,6 @@ class Request:
         return Begin(self.sampling, slots, rows, vocab, layout.packing, number, features)
 
     def size(self, begin: Begin) -> RunSize:
-        """Return what a user can change in the size of the run's KV caches."""
         batch = "--batch " if self.load is not None else "--set batch=" if begin.slots > 1 else ""
         return RunSize(begin, self.limits.max_new_tokens, batch)
 
@@ -89,11 +85,7 @@ class Execution:
     cancel: threading.Event
 
     def execute(self, placement: Placement) -> None:
-        """Run the method to its end and record the footer.
-
-        Raises:
-            BaseException: The error that ended the run, unless it is a cancellation.
-        """
+        """Run the method, record the footer, and raise the error that ended the run, if any."""
         error: BaseException | None = None
         try:
             placement.on_loop(self._run_method())
@@ -144,7 +136,6 @@ class Execution:
     def _new_run(
         self, loop: asyncio.AbstractEventLoop, gathering: Gathering | None
     ) -> tuple[Run, Dispatcher]:
-        """Return the run for the method, and its dispatcher; the run's clock starts now."""
         recording, origin = self.recording, time.perf_counter_ns()
         if isinstance(loop, VirtualLoop):
             origin, recording.clock = 0, lambda: 1000 * loop.clock.now
@@ -166,10 +157,7 @@ class Execution:
         return run, dispatcher
 
     def _readers(self) -> list[str]:
-        """Return the names of the drafters that get the target's KV rows of a prompt.
-
-        Both models must be whole on one device each.
-        """
+        """Return the drafters that get the target's KV rows: both are whole, on a device each."""
         by_model, names = self.workers.by_model, self.workers.drafters
         if any(worker.lanes("target") > 1 for worker in by_model["target"]):
             return []
@@ -226,11 +214,9 @@ def _one_line(error: BaseException) -> str:
 
 
 class Recording:
-    """Collects the run's trace and passes every event to a listener.
+    """Collects the run's trace and passes every event to a listener, header first, footer last.
 
-    Args:
-        header: Recorded at once.
-        listener: Takes every event, the footer last. Its first error is kept, and ends the run.
+    The listener's first error is kept, and ends the run.
     """
 
     def __init__(self, header: Header, listener: Listener | None) -> None:
@@ -262,7 +248,6 @@ class Recording:
 
 
 def sampler(workers: RunWorkers, recording: Recording, loop: asyncio.AbstractEventLoop) -> Sampler:
-    """Return a sampler of the load of the run's devices; it samples in its own thread."""
 
     def emit(row: Occupancy) -> None:
         loop.call_soon_threadsafe(recording.add, row)

@@ -14,25 +14,23 @@ from typing import NamedTuple
 from engine.checkpoints.progress import megabytes
 from engine.checkpoints.sizes import Size, checked_shape, layer_sizes, model_size
 from engine.cluster.local_devices import LocalDevices, base_layout
-from engine.cluster.memory import KV_TOKENS, Part, advice, part_of
+from engine.cluster.memory import KV_TOKENS, Part, advice
+from engine.cluster.pool import part_of, situation_of
 from engine.errors import ModelError, UsageError
 from engine.heads.files import check_head
 from engine.heads.find import HeadFile, Heads
 from engine.heads.kinds import KINDS
 from engine.layout import Layout
 from engine.methods import METHODS, Method, Situation
-from engine.types import MOST_DRAFTERS, drafter_key
+from engine.types import drafter_key
 
 
 def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices:
     """Return a pool whose devices have room for the target: on one device if it fits, else split.
 
     The target gets the devices after the drafter's. If they are too small, it also gets what the
-    drafter leaves free on its own. Nothing is split where all devices share one memory.
-
-    Args:
-        pool: The devices.
-        tokens: Number of tokens whose keys and values must fit as well.
+    drafter leaves free on its own. Nothing is split where all devices share one memory. Keys and
+    values of `tokens` tokens must fit as well.
 
     Raises:
         ModelError: The target does not fit on all devices together.
@@ -59,7 +57,6 @@ def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices
 
 
 def _spans(whole: Size, sizes: Sequence[Size], limits: Sequence[int], tokens: int) -> dict[int, range]:
-    """Return the first device that has room for the whole target, else several with its layers."""
     for device, limit in enumerate(limits):
         if whole.with_cache(tokens) <= limit:
             return {device: range(len(sizes))}
@@ -69,12 +66,8 @@ def _spans(whole: Size, sizes: Sequence[Size], limits: Sequence[int], tokens: in
 def layer_spans(sizes: Sequence[Size], limits: Sequence[int], tokens: int) -> dict[int, range]:
     """Return the layers of each device that gets some; empty if they do not all fit.
 
-    One device after another is filled, each with as many whole layers as fit.
-
-    Args:
-        sizes: Bytes of each layer.
-        limits: Bytes that the model may take on each device.
-        tokens: Number of tokens whose keys and values must fit as well.
+    One device after another is filled, each with as many whole layers, and the keys and values of
+    `tokens` tokens in them, as fit into its limit in bytes.
     """
     spans, first = dict[int, range](), 0
     for device, limit in enumerate(limits):
@@ -116,7 +109,6 @@ class HeadSize(NamedTuple):
     file: HeadFile
     weights: int
     per_token: int
-    """Keys, values and stored states of one token."""
 
 
 class Use(NamedTuple):
@@ -126,7 +118,6 @@ class Use(NamedTuple):
     free: int
     weights: int
     per_token: int
-    """Keys and values of one token, of all models together."""
 
     def tokens(self, extra: int = 0) -> int:
         """Return how many tokens' keys and values fit beside the weights and `extra` bytes."""
@@ -153,11 +144,7 @@ class Fit:
 
 
 def fit(pool: LocalDevices, named_heads: tuple[Path, ...] = ()) -> Fit:
-    """Return what a pool's pair takes and what fits.
-
-    Args:
-        pool: The devices, with the target split if it must be.
-        named_heads: Directories of drafting heads; default: the pair's own.
+    """Return what a pool's pair takes and what fits; by default with the pair's own heads.
 
     Raises:
         ModelError: A model or head is broken.
@@ -166,7 +153,15 @@ def fit(pool: LocalDevices, named_heads: tuple[Path, ...] = ()) -> Fit:
     parts = _parts(pool, base_layout(pool.pair))
     files = _head_files(pool, named_heads)
     heads = {kind: _head_size(pool, head) for kind, head in files.items()}
-    situation = _situation(pool, Heads(pool.pair, named_heads))
+    drafter, found = pool.pair.drafter_path, Heads(pool.pair, named_heads)
+    situation = situation_of(
+        pool,
+        pool.pair.context,
+        checked_shape(drafter).layers if drafter else 0,
+        lambda: 1.0,
+        lambda asked: asked or pool.stage_limits().usual,
+        lambda kind: found.find(kind).levels,
+    )
     return Fit(
         str(pool.dtype).removeprefix("torch."),
         pool.pair.context,
@@ -196,7 +191,6 @@ def _uses(pool: LocalDevices, parts: Iterable[Part]) -> list[Use]:
 
 
 def _head_files(pool: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFile]:
-    """Return the heads by the kind that methods ask for: those named, else the pair's own."""
     folder = pool.pair.heads_path
     paths = named or (sorted(p for p in folder.iterdir() if p.is_dir()) if folder and folder.is_dir() else ())
     files = dict[str, HeadFile]()
@@ -241,20 +235,3 @@ def _shortage(pool: LocalDevices, layout: Layout, heads: Mapping[str, HeadSize])
             needed = use.weights + use.per_token + extra
             return f"needs {megabytes(needed)} in the memory of {use.memory}, of which {megabytes(use.free)} are free"
     return ""
-
-
-def _situation(pool: LocalDevices, heads: Heads) -> Situation:
-    """Return the facts that methods' plans use, without measured ones: c is 1."""
-    pair, drafters = pool.pair, pool.drafters()
-    layers = checked_shape(pair.drafter_path).layers if pair.drafter_path else 0
-    return Situation(
-        context=pair.context,
-        depth=layers,
-        devices=pool.ranks(),
-        drafters=drafters,
-        servers=tuple(pool.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
-        c=lambda: 1.0,
-        stages=lambda asked: asked or pool.stage_limits().usual,
-        head_levels=lambda kind: heads.find(kind).levels,
-        planned=lambda settings, best: None,  # noqa: ARG005 - nothing is measured
-    )

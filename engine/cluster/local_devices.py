@@ -11,9 +11,18 @@ import torch
 
 from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
-from engine.cluster.memory import Memory, part_of
+from engine.cluster.memory import Memory, Part
 from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits, pipeline_assignments
+from engine.cluster.pool import (
+    Assignment,
+    Loader,
+    ModelPart,
+    StageLimits,
+    joined,
+    parts_of,
+    pipeline_assignments,
+    single,
+)
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.runtimes.process import ProcessWorker, Setup
@@ -33,7 +42,6 @@ class LocalDevices:
     """Layers of each device of a target that is split by layers; empty for a target that is not."""
     memory: Memory = field(default_factory=Memory)
     where: str = "this machine has"
-    """For messages about the number of devices."""
 
     @property
     def ways(self) -> int:
@@ -62,33 +70,24 @@ class LocalDevices:
             case Colocated():
                 device = self.devices[min(1, len(self.devices) - 1)]
                 drafter = Assignment(f"{device.name}/drafter", (device,))
-                return {"drafter": [drafter], "target": [Assignment(device.name, (device,))]}
+                return {"drafter": [drafter], "target": [single(device)]}
             case LayerParallel(ranks):
                 return self._layer_parallel(ranks)
             case Pipelined(stages) if self.spans:
                 return self._pipelined(stages)
             case Pipelined(stages):
-                return pipeline_assignments(self._single(), stages)
+                return pipeline_assignments([*map(single, self.devices)], stages)
             case Separate(targets, drafters):
                 return self._separate(targets, drafters)
 
-    def _single(self) -> list[Assignment]:
-        return [Assignment(device.name, (device,)) for device in self.devices]
-
     def _separate(self, targets: int, drafters: int) -> dict[str, list[Assignment]]:
         tp, drafter_tp, devices = self.ways, self.options.drafter_tp, self.devices
-        needed = targets * tp + drafters * drafter_tp
         if targets == 1 and drafters <= 1 and tp + drafter_tp > len(devices):
             return self._shared(drafters)
-        if needed > len(devices):
-            raise UsageError(
-                f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices; {self.where} "
-                f"{len(devices)} ({devices[0].label} to {devices[-1].label}): ask for fewer, "
-                "or use a virtual profile"
-            )
-        first = max(drafter_tp, drafters * drafter_tp)
-        if first + targets * tp > len(devices):
-            first = len(devices) - targets * tp
+        needed = targets * tp + drafters * drafter_tp
+        asked = f"{targets} target server(s) and {drafters} drafter(s) need {needed} devices"
+        self._check_number(needed, asked)
+        first = min(max(1, drafters) * drafter_tp, len(devices) - targets * tp)
         return {
             "drafter": [ranks_of(devices[i * drafter_tp :][:drafter_tp]) for i in range(drafters)],
             "target": [self._target(devices[first + i * tp :][:tp]) for i in range(targets)],
@@ -111,12 +110,9 @@ class LocalDevices:
     def _target(self, devices: tuple[Device, ...]) -> Assignment:
         if len(self.spans) < 2:
             return ranks_of(devices)
-        members = tuple(Assignment(device.name, (device,)) for device in devices)
-        name = f"{members[0].name}..{members[-1].name}/pipeline"
-        return Assignment(name, devices, members, split=True, layers=self.spans)
+        return joined([*map(single, devices)], "pipeline", split=True, layers=self.spans)
 
     def _pipelined(self, stages: int) -> dict[str, list[Assignment]]:
-        """Return PEARL's pipeline for a target that memory has split already."""
         if stages != self.ways:
             raise UsageError(
                 f"stages is {stages}; memory has split the target over {self.ways} devices: leave stages at 0"
@@ -132,14 +128,16 @@ class LocalDevices:
         if self.ways > 1:
             (target,) = self._separate(1, 0)["target"]
             return {"drafter": [_together(target.members[:ranks])], "target": [target]}
-        if ranks > len(self.devices):
-            raise UsageError(
-                f"{ranks} devices are to share the drafter's layers; {self.where} "
-                f"{len(self.devices)} ({self.devices[0].label} to {self.devices[-1].label}): "
-                "ask for fewer, or use a virtual profile"
-            )
-        members = tuple(self._single()[:ranks])
+        self._check_number(ranks, f"{ranks} devices are to share the drafter's layers")
+        members = [*map(single, self.devices[:ranks])]
         return {"drafter": [_together(members)], "target": [members[1]]}
+
+    def _check_number(self, needed: int, asked: str) -> None:
+        if needed > (count := len(self.devices)):
+            raise UsageError(
+                f"{asked}; {self.where} {count} ({self.devices[0].label} to "
+                f"{self.devices[-1].label}): ask for fewer, or use a virtual profile"
+            )
 
     def servers(self, drafters: int) -> int:
         return (len(self.devices) - drafters * self.options.drafter_tp) // self.ways
@@ -148,33 +146,23 @@ class LocalDevices:
         return len(self.pair.drafter_paths)
 
     def ranks(self) -> int:
-        """Return the number of devices; if the target is split, the number of its own.
-
-        A drafter that is split by tensors shares no layers: 1.
-        """
+        """Return the devices of a split target, else all; 1 if the drafter is split by tensors."""
         if self.options.drafter_tp > 1:
             return 1
         return self.ways if self.ways > 1 else len(self.devices)
 
     def depth(self) -> int:
-        """Return 0: times are measured."""
         return 0
 
     def stage_limits(self) -> StageLimits:
         """Return two stages as usual: the fewest, because every further stage costs a transfer."""
         return StageLimits(len(self.spans) or 2, len(self.devices))
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
-        parts, loaded = ([part_of(self.pair, self.dtype, *part) for part in each] for each in (loads, held))
-        self.memory.check(parts, loaded, self.dtype)
+    def parts(self, models: Sequence[ModelPart]) -> list[Part]:
+        return parts_of(self.pair, self.options, models)
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
         """Do nothing: the operating system shares devices out."""
-
-    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:
-        memory, limited = self.memory, self.memory.is_limited(device)
-        parts = [part_of(self.pair, self.dtype, *part) for part in held] if limited else []
-        return Free(memory.name(device), memory.free(device, parts), limited)
 
     def start_worker(self, assignment: Assignment) -> Worker:
         device, threads = assignment.devices[0], self.options.threads
@@ -189,25 +177,18 @@ class LocalDevices:
         return loader_of(self.pair, model, assignment.devices[0], self.options)
 
 
-def _together(members: tuple[Assignment, ...]) -> Assignment:
-    devices = tuple(device for member in members for device in member.devices)
-    return Assignment("+".join(member.name for member in members), devices, members)
+def _together(members: Sequence[Assignment]) -> Assignment:
+    return joined(members, "")._replace(name="+".join(member.name for member in members))
 
 
 def ranks_of(devices: tuple[Device, ...]) -> Assignment:
-    members = tuple(Assignment(device.name, (device,)) for device in devices)
-    if len(members) == 1:
-        return members[0]
-    name = f"{members[0].name}..{members[-1].name}/ranks"
-    return Assignment(name, devices, members, sharded=True)
+    if len(devices) == 1:
+        return single(devices[0])
+    return joined([*map(single, devices)], "ranks", sharded=True)
 
 
 def devices_of(device: str) -> tuple[Device, ...]:
-    """Return this machine's devices of a kind: `cpu`, `cuda`, or `auto` for its GPUs if it has any.
-
-    Raises:
-        UsageError: The kind is unknown, or this machine has no such device.
-    """
+    """Return this machine's devices of a kind (UsageError: it has none); `auto` prefers GPUs."""
     gpus = torch.cuda.device_count()
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"there is no device {device!r}; choose auto, cpu or cuda")
@@ -221,20 +202,11 @@ def devices_of(device: str) -> tuple[Device, ...]:
 
 
 def base_layout(pair: Pair) -> Layout:
-    """Return the layout that `engine.open` loads: the target, and a drafter if the pair has one."""
     return Layout(Separate(drafters=int(pair.drafter_path is not None)))
 
 
 def loader_of(pair: Pair, model: str, device: Device, options: Options, place: str = "") -> Loader:
-    """Return a function that loads a model of a pair.
-
-    Args:
-        pair: The pair.
-        model: The worker's name for the model.
-        device: The device.
-        options: Dtype and forwards.
-        place: The device's name for torch; default: its own.
-    """
+    """Return a function that loads a model of a pair; `place` is torch's name of the device."""
     return partial(
         load,
         str(pair.models[model]),

@@ -13,10 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.checkpoints.pair import Pair
 from engine.checkpoints.progress import megabytes
-from engine.checkpoints.sizes import Split, model_size
-from engine.cluster.pool import Assignment, Free
 from engine.errors import ModelError, OutOfMemory, UsageError, shown
 from engine.trace.events import Device
 from engine.worker.jobs import Begin, Room, Taken
@@ -24,7 +21,6 @@ from engine.worker.memory import cpu_free
 from engine.worker.worker import Worker
 
 MACHINE = "this machine"
-"""Name of the memory that CPU cores share."""
 KV_TOKENS = 2048
 """Tokens whose keys and values devices keep free, if the context is not shorter."""
 SMALLER = "a shorter prompt or a smaller model"
@@ -40,20 +36,7 @@ class Part(NamedTuple):
     """The part of the model: all, layers 0-3 of 8, or rank 1 of 2."""
     weights: int
     per_token: int
-    """Keys and values of one token."""
-
-
-def part_of(pair: Pair, dtype: torch.dtype, model: str, assignment: Assignment, member: int) -> Part:
-    """Return what a member of an assignment keeps of a model of a pair.
-
-    Raises:
-        ModelError: A file of the model is missing, broken or unsupported.
-    """
-    stage, device = assignment.stages[member], assignment.members[member].devices[0]
-    layers = assignment.layers[member] if assignment.layers else stage and stage[:2]
-    split = Split(layers, *((member, len(assignment.members)) if assignment.sharded else (0, 1)))
-    size = model_size(pair.models[model], dtype, on_cpu=device.kind == "cpu", split=split)
-    return Part(model, device, assignment.share(member) or "all", *size)
+    dtype: torch.dtype = torch.float32
 
 
 def measured(device: Device) -> int:
@@ -64,6 +47,10 @@ def measured(device: Device) -> int:
     return cpu_free()
 
 
+def name_of(device: Device) -> str:
+    return device.name.split("/")[0] if device.kind == "cuda" else MACHINE
+
+
 @dataclass(frozen=True)
 class Memory:
     """The memory of devices: limits that the user set, else what is measured."""
@@ -71,13 +58,11 @@ class Memory:
     limits: Mapping[str, int] = field(default_factory=dict[str, int])
     """Device name -> bytes."""
     measure: Callable[[Device], int] = measured
-    machine: str = MACHINE
-    """Name of the memory that CPU cores share."""
+    name_of: Callable[[Device], str] = name_of
 
     def name(self, device: Device) -> str:
         """Return the name of a device's memory; devices of one memory have the same."""
-        own = device.name.split("/")[0]
-        return own if self.is_limited(device) or device.kind == "cuda" else self.machine
+        return device.name.split("/")[0] if self.is_limited(device) else self.name_of(device)
 
     def is_limited(self, device: Device) -> bool:
         return device.name.split("/")[0] in self.limits
@@ -85,9 +70,7 @@ class Memory:
     def free(self, device: Device, held: Sequence[Part] = ()) -> int:
         """Return the bytes that further models may take on a device.
 
-        Args:
-            device: The device.
-            held: Parts that are loaded; a measurement has them already, a limit has not.
+        A measurement has the loaded parts (`held`) already, a limit has not.
         """
         limit = self.limits.get(device.name.split("/")[0])
         if limit is None:
@@ -95,14 +78,13 @@ class Memory:
         return max(0, limit - self.needed(held).get(self.name(device), 0))
 
     def needed(self, parts: Iterable[Part]) -> dict[str, int]:
-        """Return the bytes of weights by the name of their memory."""
         needed = defaultdict[str, int](int)
         for part in parts:
             needed[self.name(part.device)] += part.weights
         return needed
 
-    def check(self, parts: Sequence[Part], held: Sequence[Part], dtype: torch.dtype) -> None:
-        """Check that the weights of parts of `dtype` fit beside what is loaded already (`held`).
+    def check(self, parts: Sequence[Part], held: Sequence[Part]) -> None:
+        """Check that the weights of parts fit beside what is loaded already (`held`).
 
         Raises:
             ModelError: They do not; the message says what would fit.
@@ -113,7 +95,7 @@ class Memory:
                 models = sorted({part.model for part in parts if self.name(part.device) == name})
                 raise ModelError(
                     f"{' and '.join(models)}: the weights take {megabytes(needed)} in the memory of {name}, of which "
-                    f"{megabytes(free)} are free; {advice(needed, free, dtype)} (specscope plan shows the parts)"
+                    f"{megabytes(free)} are free; {advice(needed, free, parts[0].dtype)} (specscope plan shows the parts)"
                 )
 
 
@@ -165,12 +147,9 @@ class RunSize:
         return self.begin.capacity + 1
 
     def fitting(self, budget: int, row: int, *, exact: bool) -> str:
-        """Return the settings with which a run would fit into a memory; empty if none would.
+        """Return the settings with which a run would fit into `budget` bytes; empty if none would.
 
-        Args:
-            budget: Its bytes for caches.
-            row: Bytes of a token.
-            exact: Whether a number takes more than two bytes.
+        A token takes `row` bytes; `exact`: a number takes more than two.
         """
         begin, found = self.begin, list[str]()
         new = budget // (begin.slots * row) - (self.rows - self.new)
@@ -191,7 +170,8 @@ class RunSize:
 def check_caches(
     workers: Sequence[Worker],
     models: Mapping[str, tuple[str, ...]],
-    free: Callable[[Device], Free | None],
+    memory: Memory,
+    held: Sequence[Part],
     run: RunSize,
 ) -> None:
     """Check that the KV caches of a run fit into the free memory of its devices.
@@ -199,24 +179,20 @@ def check_caches(
     Args:
         workers: All single workers, those that take no part in the run included.
         models: Worker's name -> names of the models that the run uses there.
-        free: Returns the memory of a device; None if nobody knows it, then nothing is checked.
+        memory: The memory of the devices.
+        held: The loaded models.
         run: The run.
-
-    Raises:
-        OutOfMemory: They do not; the message says what would fit.
     """
-    memories = [memory for worker in workers if (memory := free(worker.devices[0])) is not None]
-    if len(memories) < len(workers):
-        return
-    sharing = dict[str, list[tuple[Free, Taken]]]()
-    for memory, taken in zip(memories, caches_of(workers, models, run.begin), strict=True):
-        sharing.setdefault(memory.memory, []).append((memory, taken))
-    for name, each in sharing.items():
-        memory, first = each[0]
-        left = first.free if memory.bytes is None else memory.bytes
-        left += sum(taken.spare - (taken.held if memory.limited else 0) for memory, taken in each)
-        if sum(taken.more for _, taken in each) > max(0, left):
-            raise _out_of_memory(name, left, [taken for _, taken in each], run)
+    devices = {memory.name(worker.devices[0]): worker.devices[0] for worker in workers}
+    sharing = defaultdict[str, list[Taken]](list)
+    for worker, taken in zip(workers, caches_of(workers, models, run.begin), strict=True):
+        sharing[memory.name(worker.devices[0])].append(taken)
+    for name, caches in sharing.items():
+        left = memory.free(devices[name], held) + sum(taken.spare for taken in caches)
+        if memory.is_limited(devices[name]):  # a limit counts no caches yet, a measurement does
+            left -= sum(taken.held for taken in caches)
+        if sum(taken.more for taken in caches) > max(0, left):
+            raise _out_of_memory(name, left, caches, run)
 
 
 def caches_of(workers: Sequence[Worker], models: Mapping[str, tuple[str, ...]], begin: Begin) -> list[Taken]:

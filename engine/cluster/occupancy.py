@@ -12,6 +12,7 @@ more precise.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 
 from engine.trace.events import OTHERS, Device, Occupancy
-from engine.types import check_range
 
 EVERY_S = 0.1
 """Seconds between two samples: about NVML's averaging period, and ten ticks of a core."""
@@ -41,33 +41,24 @@ class Reading(NamedTuple):
 class Meter(Protocol):
     """Reads the devices of one kind; only the sampling thread uses it."""
 
-    def read(self) -> Iterator[Reading]:
-        """Yield a reading of each device that has one now."""
-        ...
+    def read(self) -> Iterator[Reading]: ...
 
-    def close(self) -> None:
-        """Free its resources."""
-        ...
+    def close(self) -> None: ...
 
 
 class Sampler:
     """Samples devices in a daemon thread until it is stopped.
 
-    A device that cannot be read (no driver, a GPU without counters, an ended worker) is left out
-    and named in `trouble`; the run gets no error. Virtual devices have no samples.
+    A device that cannot be read (no driver, a GPU without counters, an ended worker) is left out;
+    the run gets no error. Virtual devices have no samples.
 
     Args:
         devices: The run's devices, named `cpu:N` or `cuda:N`; a suffix after a slash is ignored.
-        emit: Takes each sample **in the sampling thread**: pass the row to the run's thread
-            (`loop.call_soon_threadsafe`) unless the receiver is thread-safe. An error ends the
-            sampling.
+        emit: Takes each sample **in the sampling thread**. An error ends the sampling.
         clock: Nanoseconds since the run's start.
-        every_s: Seconds between two samples, at least 0.01.
+        every_s: Seconds between two samples.
         pids: Process id of each device's worker by the device's name; this process by default.
         meters: Meters by the kind of device; `METERS` by default.
-
-    Raises:
-        UsageError: `every_s` is below its range.
     """
 
     def __init__(
@@ -79,9 +70,6 @@ class Sampler:
         pids: Mapping[str, int] | None = None,
         meters: Mapping[str, Callable[..., Meter]] | None = None,
     ) -> None:
-        check_range("every_s", every_s, 0.01)
-        self.trouble: list[str] = []
-        """Reasons why a device has no samples, one line each."""
         self._devices, self._pids = devices, dict(pids or {})
         self._emit, self._clock, self._every = emit, clock, every_s
         self._kinds = METERS if meters is None else meters
@@ -89,113 +77,81 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start sampling; the first samples are taken after `every_s`."""
         if self._thread is None and any(device.kind in self._kinds for device in self._devices):
             self._thread = threading.Thread(target=self._run, name="occupancy", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling and wait for the thread, at most a second.
-
-        No sample is emitted afterwards.
-        """
+        """Stop sampling, and wait for the thread at most a second; then no sample is emitted."""
         self._ending.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=1)
 
-    def __enter__(self) -> Sampler:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def _run(self) -> None:
         meters = list(self._meters())
-        try:
+        with contextlib.suppress(Exception):  # measuring must never end a run
             while meters and not self._ending.wait(self._every):
                 for meter in meters:
                     self._sample(meter)
-        except Exception as error:  # noqa: BLE001 - measuring must never end a run
-            self.trouble.append(_one_line(error))
-        finally:
-            for meter in meters:
-                meter.close()
+        for meter in meters:
+            meter.close()
 
     def _meters(self) -> Iterator[Meter]:
         for kind, make in self._kinds.items():
             if devices := [device for device in self._devices if device.kind == kind]:
-                try:
-                    yield make(devices, self._pids, self.trouble)
-                except Exception as error:  # noqa: BLE001 - a machine without the driver or its library
-                    self.trouble.append(f"{', '.join(d.name for d in devices)}: {_one_line(error)}")
+                with contextlib.suppress(Exception):  # a machine without the driver or its library
+                    yield make(devices, self._pids)
 
     def _sample(self, meter: Meter) -> None:
-        for reading in meter.read():
+        for device, busy, memory, power in meter.read():
             if self._ending.is_set():
                 return
-            device, busy, memory, power = reading
             self._emit(Occupancy(device, self._clock(), min(1.0, max(0.0, busy)), memory, power))
 
 
 class Cores:
-    """CPU cores, through psutil."""
+    """CPU cores, through psutil: each core's load, and its worker's resident bytes."""
 
-    def __init__(self, devices: Sequence[Device], pids: Mapping[str, int], trouble: list[str]) -> None:
-        self._trouble = trouble
-        self._cores = {device.name: _number(device) for device in devices}
-        self._processes: dict[str, Any] = {}
-        for name in self._cores:
-            try:
-                self._processes[name] = psutil.Process(pids.get(name, os.getpid()))
-            except psutil.Error as error:
-                trouble.append(f"{name}: {_one_line(error)}")
+    def __init__(self, devices: Sequence[Device], pids: Mapping[str, int]) -> None:
+        self._processes: dict[Device, psutil.Process] = {}
+        for device in devices:
+            with contextlib.suppress(psutil.Error):
+                self._processes[device] = psutil.Process(pids.get(device.name, os.getpid()))
         psutil.cpu_percent(percpu=True)  # the first call only starts the measurement
 
     def read(self) -> Iterator[Reading]:
-        """Yield each core's busy share since the last call, and its worker's resident bytes."""
         loads: list[float] = psutil.cpu_percent(percpu=True)
-        for name, process in list(self._processes.items()):
-            core = self._cores[name]
+        for device, process in list(self._processes.items()):
             try:
-                if core >= len(loads):
-                    raise LookupError(f"there is no core {core}; psutil knows {len(loads)}")
-                yield Reading(name, loads[core] / 100, process.memory_info().rss, None)
-            except (psutil.Error, LookupError) as error:
-                del self._processes[name]
-                self._trouble.append(f"{name}: {_one_line(error)}")
+                yield Reading(device.name, loads[_number(device)] / 100, process.memory_info().rss, None)
+            except (psutil.Error, IndexError):
+                del self._processes[device]
 
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
+    def close(self) -> None: ...
 
 
 class Cards:
-    """NVIDIA GPUs, through NVML."""
+    """NVIDIA GPUs, through NVML: each card's load, memory in use, and power in watts."""
 
-    def __init__(self, devices: Sequence[Device], pids: Mapping[str, int], trouble: list[str]) -> None:  # noqa: ARG002
+    def __init__(self, devices: Sequence[Device], _: Mapping[str, int]) -> None:
         import pynvml
 
         self._nvml: Any = pynvml
-        self._trouble = trouble
         self._nvml.nvmlInit()
         self._handles: dict[str, Any] = {}
         for device in devices:
-            try:
+            with contextlib.suppress(Exception):  # one GPU without counters must not hide the others
                 self._handles[device.name] = self._nvml.nvmlDeviceGetHandleByUUID(_uuid(_number(device)))
-            except Exception as error:  # noqa: BLE001 - one GPU without counters must not hide the others
-                trouble.append(f"{device.name}: {_one_line(error)}")
 
     def read(self) -> Iterator[Reading]:
-        """Yield each card's busy share, its memory in use in bytes, and its power in watts."""
         nvml = self._nvml
         for name, handle in list(self._handles.items()):
             try:
                 busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle).used
                 yield Reading(name, busy, int(memory), self._power(handle))
-            except nvml.NVMLError as error:
+            except nvml.NVMLError:
                 del self._handles[name]
-                self._trouble.append(f"{name}: {_one_line(error)}")
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
@@ -207,11 +163,7 @@ class Cards:
             return None  # some cards have no power sensor
 
 
-METERS: dict[str, Callable[[Sequence[Device], Mapping[str, int], list[str]], Meter]] = {
-    "cpu": Cores,
-    "cuda": Cards,
-}
-"""Meters by the kind of device."""
+METERS: dict[str, Callable[[Sequence[Device], Mapping[str, int]], Meter]] = {"cpu": Cores, "cuda": Cards}
 
 
 def _number(device: Device) -> int:
@@ -225,10 +177,6 @@ def _uuid(index: int) -> str:
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
 class ProcessorTime(NamedTuple):
     """Processor time so far, in core seconds."""
 
@@ -240,7 +188,6 @@ class ProcessorTime(NamedTuple):
 
 
 def processor_time(processes: Iterable[psutil.Process]) -> ProcessorTime:
-    """Return the processor time used until now; `processes` are the own ones."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     guest = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # also in user and nice
@@ -264,11 +211,7 @@ def used_by_others(before: ProcessorTime, after: ProcessorTime) -> float | None:
 
 
 class OtherPrograms:
-    """The load of the machine by other programs during a run.
-
-    Args:
-        workers: Process ids of the run's workers.
-    """
+    """The load of the machine by other programs during a run, whose workers have these ids."""
 
     def __init__(self, workers: Iterable[int]) -> None:
         self._processes = [psutil.Process()]
@@ -280,15 +223,10 @@ class OtherPrograms:
         self._before = processor_time(self._processes)
 
     def cores(self) -> float:
-        """Return the cores that other programs used until now; 0 for a short time."""
         return used_by_others(self._before, processor_time(self._processes)) or 0.0
 
     def row(self, at: int) -> Occupancy | None:
-        """Return the load until now as a row; None for a short run.
-
-        Args:
-            at: Nanoseconds since the run's start.
-        """
+        """Return the load until `at` (ns since the run's start) as a row; None for a short run."""
         used = used_by_others(self._before, processor_time(self._processes))
         if used is None:
             return None

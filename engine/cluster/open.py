@@ -133,13 +133,7 @@ def find_pair(
     cancel: threading.Event | None = None,
     download: bool = True,
 ) -> Pair:
-    """Return the pair of models that `open` loads; the arguments are those of `open`.
-
-    Raises:
-        UsageError: A name is unknown, or a drafter has no target.
-        ModelError: A model is broken or cannot be downloaded.
-        RunCancelled: `cancel` was set during a download.
-    """
+    """Return the pair of models that `open` loads; arguments and errors are those of `open`."""
     drafters = _several(drafter)
     find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
     if not drafters and target is not None and is_short_name(target):
@@ -176,10 +170,7 @@ def _place(pair: Pair, options: Options) -> Placement:
 def local_pool(pair: Pair, options: Options, tokens: int = KV_TOKENS) -> LocalDevices:
     """Return this machine as a device pool, its target split by layers if it fits on no device.
 
-    Args:
-        pair: The models.
-        options: Where they run.
-        tokens: Number of tokens whose keys and values must fit as well.
+    Keys and values of `tokens` tokens must fit as well.
 
     Raises:
         UsageError: An option does not fit this machine, or does not go with a split target.

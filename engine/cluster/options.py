@@ -103,11 +103,7 @@ class Options:
         return {"host": processor()} | {name: getattr(self, name) for name in names}
 
     def check_devices(self, count: int, *, drafter: bool) -> None:
-        """Check that models can be split by tensors over `count` devices.
-
-        Raises:
-            UsageError: There are too few, or there is no drafter to split.
-        """
+        """Check that models can be split by tensors over `count` devices."""
         check_range("tp", self.tp, 1, count)
         check_range("drafter_tp", self.drafter_tp, 1, count)
         if self.drafter_tp > 1 and not drafter:

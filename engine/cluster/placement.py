@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from engine.cluster.memory import RunSize, check_caches
+from engine.cluster.memory import Part, RunSize, check_caches
 from engine.cluster.pool import (
     Assignment,
     DevicePool,
@@ -41,13 +41,10 @@ class RunWorkers:
     """The workers of one layout."""
 
     by_model: Mapping[str, tuple[Worker, ...]]
-    """Workers of each model: `target`, `drafter`."""
     drafters: tuple[str, ...]
     """Each drafting worker's name for its drafter."""
     devices: tuple[Device, ...]
-    """Their devices, labelled with the models on them."""
     slabs: Mapping[str, Slab]
-    """Rows of q by the drafting worker's name."""
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Models of the layout by the name of the single worker that holds them."""
 
@@ -76,7 +73,6 @@ class Placement:
     """T(target) / T(drafter) of the profile; 0 if it is still to be measured."""
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vocab_size: int = 0
-    """The target's."""
     states: bool = True
     """Whether the target has hidden states; drawn and recorded tokens have none."""
     finish: Callable[[], None] = lambda: None
@@ -94,7 +90,7 @@ class Placement:
         self._workers: dict[str, Worker] = {}
         self._groups: dict[str, Ensemble] = {}
         self._facts: dict[tuple[str, str], Facts] = {}
-        self._held: list[ModelPart] = []
+        self._held: list[Part] = []
         self._slabs: dict[str, Slab] = {}
         self._connected: set[str] = set()
 
@@ -120,10 +116,7 @@ class Placement:
         return errors
 
     def stages(self, asked: int) -> int:
-        """Return the number of devices that the target's layers are split over.
-
-        Args:
-            asked: That number; 0 for the pool's usual one.
+        """Return the number of devices that the target's layers are split over; `asked`, if not 0.
 
         Raises:
             UsageError: The pool has fewer devices, the target has fewer layers, or the pool cannot
@@ -146,11 +139,7 @@ class Placement:
         return min(filter(None, (loaded, timed)), default=0)
 
     def workers_for(self, layout: Layout, head: HeadFile | None = None) -> RunWorkers:
-        """Return the workers of a layout, with their models loaded.
-
-        Args:
-            layout: The workers that a method needs.
-            head: The layout's drafting head, if it has one; the target's worker drafts with it.
+        """Return the workers of a layout, with their models and the head, if any, loaded.
 
         Raises:
             UsageError: The layout needs more devices than the pool has.
@@ -165,7 +154,7 @@ class Placement:
         drafters = drafter_names(layout, len(assigned.get("drafter", ())), head)
         missing = self._missing(assigned, drafters, head)
         self.pool.reserve(assigned)
-        self.pool.check_memory(missing, self._held)
+        self.pool.memory.check(self.pool.parts(missing), self._held)
         for each in assigned.values():
             for member in (member for assignment in each for member in assignment.members):
                 if member.name not in self._workers:
@@ -184,7 +173,7 @@ class Placement:
 
     def check_caches(self, workers: RunWorkers, run: RunSize) -> None:
         """Check that a run's KV caches fit into free memory (see `engine.cluster.memory`)."""
-        check_caches(self.workers, workers.models, lambda d: self.pool.free(d, self._held), run)
+        check_caches(self.workers, workers.models, self.pool.memory, self._held, run)
 
     def _worker(self, assignment: Assignment) -> Worker:
         name = assignment.name
@@ -209,11 +198,11 @@ class Placement:
         head: HeadFile | None,
         assigned: Mapping[str, Sequence[Assignment]],
     ) -> None:
-        """Load parts of models, then a head beside the target on the devices that draft."""
         try:
             self._load_all([(self._job(part), part.place) for part in parts])
         finally:
-            self._held += [part for part in parts if (part.name, part.place.name) in self._facts]
+            loaded = [part for part in parts if (part.name, part.place.name) in self._facts]
+            self._held += self.pool.parts(loaded)
         if head is not None:  # after the target, which it belongs to
             (target,) = assigned["target"]
             beside = ModelPart("target", target, len(target.members) - 1).name
@@ -288,7 +277,6 @@ class Placement:
                     worker.detach()
 
     def restart(self) -> None:
-        """End all workers; the next run starts new ones and loads their models."""
         for worker in self.workers:
             worker.close()
         self._forget()

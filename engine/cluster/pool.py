@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import torch
+
+from engine.checkpoints.pair import Pair
+from engine.checkpoints.sizes import Split, model_size
+from engine.cluster.memory import Memory, Part
+from engine.cluster.options import Options
 from engine.errors import UsageError
 from engine.layout import Layout, Pipelined
+from engine.methods import Situation
 from engine.model.language import LanguageModel
 from engine.trace.events import Device
-from engine.types import drafter_key
+from engine.types import MOST_DRAFTERS, drafter_key
 from engine.worker.jobs import Stage
 from engine.worker.worker import Worker
 
@@ -27,7 +34,6 @@ class Assignment(NamedTuple):
     """Devices of one worker, or of several workers that work as one."""
 
     name: str
-    """The worker's name."""
     devices: tuple[Device, ...]
     group: tuple[Assignment, ...] = ()
     """Assignments of a group's workers, the leader's first; empty for a single worker."""
@@ -67,10 +73,8 @@ class ModelPart(NamedTuple):
     """The model, or the part of it, that one member of an assignment holds."""
 
     model: str
-    """The workers' name."""
     assignment: Assignment
     member: int
-    """Number of the member, from 0."""
 
     @property
     def place(self) -> Assignment:
@@ -78,7 +82,6 @@ class ModelPart(NamedTuple):
 
     @property
     def stage(self) -> Stage | None:
-        """The stage that it is; None for a part that is no stage."""
         return self.assignment.stages[self.member]
 
     @property
@@ -86,45 +89,40 @@ class ModelPart(NamedTuple):
         return self.model if self.stage is None else self.stage.of(self.model)
 
 
+def part_of(pair: Pair, dtype: torch.dtype, model: str, assignment: Assignment, member: int) -> Part:
+    """Return what a member of an assignment keeps of a model of a pair."""
+    stage, device = assignment.stages[member], assignment.members[member].devices[0]
+    layers = assignment.layers[member] if assignment.layers else stage and stage[:2]
+    split = Split(layers, *((member, len(assignment.members)) if assignment.sharded else (0, 1)))
+    size = model_size(pair.models[model], dtype, on_cpu=device.kind == "cpu", split=split)
+    return Part(model, device, assignment.share(member) or "all", *size, dtype)
+
+
+def parts_of(pair: Pair, options: Options, models: Sequence[ModelPart]) -> list[Part]:
+    return [part_of(pair, options.dtype_on(model.place.devices[0]), *model) for model in models]
+
+
 class StageLimits(NamedTuple):
     """How many stages a pool offers a target whose layers are split over devices."""
 
     usual: int
-    """Stages if the run does not choose."""
     devices: int
     layers: int = 0
     """Layers of the target that the profile times; 0 if the loaded target itself is timed."""
-
-
-class Free(NamedTuple):
-    """A memory with room for KV caches."""
-
-    memory: str
-    """Its name; devices of one memory have the same."""
-    bytes: int | None
-    """What is free beside the weights; None if only the worker can measure it."""
-    limited: bool = False
-    """Whether the bytes are from a limit, which counts no caches yet; else they are measured."""
 
 
 class DevicePool(Protocol):
     """The devices at hand: assigns them to a layout's workers, starts workers, loads models."""
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
-        """Return the assignments of each model's workers.
-
-        Raises:
-            UsageError: The layout needs more devices than the pool has.
-        """
+        """Return the assignments of each model; UsageError if there are too few devices."""
         ...
 
     def servers(self, drafters: int) -> int:
         """Return the largest number of target servers beside this many drafters; may be 0."""
         ...
 
-    def drafters(self) -> int:
-        """Return the number of different drafters."""
-        ...
+    def drafters(self) -> int: ...
 
     def ranks(self) -> int:
         """Return the largest number of devices that can share a drafter's layers, at least 1."""
@@ -143,66 +141,66 @@ class DevicePool(Protocol):
         ...
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
-        """Keep the devices of a layout's workers for this cluster, if others could take them.
-
-        Args:
-            assigned: The assignments of each model's workers.
-
-        Raises:
-            SpecScopeError: Another session or program has a device.
-        """
+        """Keep the devices for this cluster; SpecScopeError if another session has one."""
         ...
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
-        """Check that models fit into the memory that is free now.
+    @property
+    def memory(self) -> Memory: ...
 
-        Args:
-            loads: What is to be loaded.
-            held: What is loaded already.
-
-        Raises:
-            ModelError: They do not; the message says what would fit.
-        """
+    def parts(self, models: Sequence[ModelPart]) -> list[Part]:
+        """Return what models take; nothing where they are only simulated."""
         ...
 
-    def free(self, device: Device, held: Sequence[ModelPart]) -> Free | None:
-        """Return the memory of a device that KV caches may take; None if it is not known.
+    def start_worker(self, assignment: Assignment) -> Worker: ...
 
-        Args:
-            device: A device of a worker.
-            held: What is loaded.
-        """
-        ...
+    def loader(self, model: str, assignment: Assignment) -> Loader: ...
 
-    def start_worker(self, assignment: Assignment) -> Worker:
-        """Start a single worker."""
-        ...
 
-    def loader(self, model: str, assignment: Assignment) -> Loader:
-        """Return a function that loads the model on the worker's device."""
-        ...
+def situation_of(
+    pool: DevicePool,
+    context: int,
+    depth: int,
+    c: Callable[[], float],
+    stages: Callable[[int], int],
+    head_levels: Callable[[str], int],
+) -> Situation:
+    """Return the facts about a pool that the methods' plans use; it plans no drafts."""
+    drafters = pool.drafters()
+    return Situation(
+        context=context,
+        depth=depth,
+        devices=pool.ranks(),
+        drafters=drafters,
+        servers=tuple(pool.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
+        c=c,
+        stages=stages,
+        head_levels=head_levels,
+        planned=lambda settings, best: None,  # noqa: ARG005 - nothing is measured
+    )
 
 
 def pipeline_assignments(assignments: Sequence[Assignment], stages: int) -> dict[str, list[Assignment]]:
     """Split the target over the first devices; draft on the last of them and on the first.
 
     Source: PEARL, appendix G.
-
-    Raises:
-        UsageError: There are fewer devices than stages.
     """
     if stages > len(assignments):
         raise UsageError(
             f"the target is to be split over {stages} devices; there are {len(assignments)}: "
             "ask for fewer stages"
         )
-    members = tuple(assignments[:stages])
+    target = joined(assignments[:stages], "pipeline", split=True)
+    return {"drafter": [target.members[-1], target.members[0]], "target": [target]}
+
+
+def single(device: Device) -> Assignment:
+    return Assignment(device.name, (device,))
+
+
+def joined(members: Sequence[Assignment], kind: str, **how: Any) -> Assignment:
+    """Return several workers that work as one."""
     devices = tuple(device for member in members for device in member.devices)
-    name = f"{members[0].name}..{members[-1].name}/pipeline"
-    return {
-        "drafter": [members[-1], members[0]],
-        "target": [Assignment(name, devices, members, split=True)],
-    }
+    return Assignment(f"{members[0].name}..{members[-1].name}/{kind}", devices, tuple(members), **how)
 
 
 def drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[str, ...]:
@@ -215,11 +213,7 @@ def drafter_names(layout: Layout, count: int, head: HeadFile | None) -> tuple[st
 
 
 def head_place(target: Assignment, head: HeadFile) -> Assignment:
-    """Return where a head drafts: on its target's devices, or on the last one of a split target.
-
-    Raises:
-        UsageError: The target is split by layers, and the head reads states of inner layers.
-    """
+    """Return where a head drafts: on its target's devices, or on the last one of a split target."""
     if not target.split:
         return target
     head.check_split()

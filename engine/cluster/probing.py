@@ -32,7 +32,6 @@ BUDGET_S = 8.0
 FEWEST = 24
 """Rounds that are measured in any case."""
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows of the target's forwards that are timed."""
 VERIFY_S = 6.0
 """Seconds of the measurement of the target's forwards, which all methods share."""
 NEW_TOKENS = 24
@@ -43,25 +42,17 @@ PRIOR = 4.0
 """Observations that the rate over all levels counts as, in the rate of one level."""
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "bench.json"
 LONGEST = 1 << 20
-"""Bytes of the file with prompts."""
 
 RunProbe: TypeAlias = "Callable[[str, Listener, threading.Event], Trace]"
 """(prompt, listener, cancel) -> the trace of a greedy run of `NEW_TOKENS` tokens."""
 
 
 def is_toy(target: Path) -> bool:
-    """Return whether a target's weights have fewer than `SMALLEST` bytes."""
     return sum(file.stat().st_size for file in target.glob("*.safetensors")) < SMALLEST
 
 
 def measure_probe(verify: Curve, run: RunProbe, cancel: threading.Event) -> Probe | None:
-    """Measure a method in about `BUDGET_S`; None if `cancel` is set.
-
-    Args:
-        verify: Rows -> seconds of the target's forward.
-        run: Runs the method on a prompt.
-        cancel: Set by the user.
-    """
+    """Measure a method by runs of about `BUDGET_S`; None if `cancel` is set."""
     end = time.monotonic() + BUDGET_S
     traces, rounds = list[Trace](), 0
     for prompt in parse_json(read_text(PROMPTS, LONGEST))["prompts"]:
@@ -102,11 +93,9 @@ async def _verify_times(target: Worker, cancel: threading.Event) -> tuple[float,
 
 
 def probe_of(verify: Curve, traces: Sequence[Trace]) -> Probe | None:
-    """Return the facts that runs of a method show; None if they drafted nothing.
+    """Return the facts that greedy runs of one sequence show; None if they drafted nothing.
 
-    Args:
-        verify: Rows -> seconds of the target's forward.
-        traces: Greedy runs of one sequence; a run that was stopped counts as far as it went.
+    A run that was stopped counts as far as it went.
     """
     drafts = [draft for trace in traces for draft in _drafts(trace)]
     first, later = _draft_times(traces)
@@ -126,7 +115,6 @@ def _room(trace: Trace, nodes: Sequence[Decision]) -> int:
 
 
 def _drafts(trace: Trace) -> list[list[Decision]]:
-    """Return the drafted nodes of each round that drafted, in order."""
     steps = defaultdict[int, list[Decision]](list)
     for decision in trace.decisions:
         if decision.node >= 0:
@@ -137,10 +125,8 @@ def _drafts(trace: Trace) -> list[list[Decision]]:
 def rates_of(drafts: Iterable[Sequence[Decision]]) -> tuple[tuple[float, ...], ...]:
     """Return how often the accepted child has each rank, [level][rank], as in `Probe.rates`.
 
-    A rate of few observations is drawn towards the rate of its rank over all levels (`PRIOR`).
-
-    Args:
-        drafts: The nodes of each draft in order; siblings are ordered by rank.
+    A rate of few observations is drawn towards the rate of its rank over all levels (`PRIOR`). The
+    nodes of a draft are in order, siblings by rank.
     """
     hits, offers = defaultdict[tuple[int, int], int](int), defaultdict[tuple[int, int], int](int)
     for nodes in drafts:
@@ -196,7 +182,6 @@ def _levels(nodes: Sequence[Decision]) -> dict[int, int]:
 
 
 def _draft_times(traces: Sequence[Trace]) -> tuple[Curve, Curve]:
-    """Return the curves `first` and `later` of `Probe`."""
     first, later = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
     for trace in traces:
         forwards = _forwards(trace, "draft")
@@ -219,7 +204,6 @@ def _rests(trace: Trace) -> list[float]:
 
 
 def _forwards(trace: Trace, *kinds: str) -> dict[int, list[Span]]:
-    """Return each round's finished forwards of these kinds, in order of time."""
     spans = defaultdict[int, list[Span]](list)
     for span in sorted(trace.spans, key=lambda span: span.start):
         if span.kind in kinds and span.outcome == "done":

@@ -10,9 +10,9 @@ import torch
 
 from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import loader_of
-from engine.cluster.memory import MACHINE, measured
+from engine.cluster.memory import Memory, Part
 from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits, pipeline_assignments
+from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments, single
 from engine.errors import UsageError
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.model.language import LanguageModel
@@ -36,6 +36,8 @@ class ProfileDevices:
     latency: Latency
     loaders: Mapping[str, Loader]
     processors: dict[str, Processor] = field(default_factory=dict[str, Processor])
+    memory: Memory = field(default_factory=Memory)
+    """This machine's, in which all models compute."""
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         if layout.needs_drafter and self.latency.drafter is None:
@@ -99,22 +101,17 @@ class ProfileDevices:
 
     def _assignments(self, first: int, count: int, width: int) -> list[Assignment]:
         starts = range(first, first + count * width, width)
-        devices = [_device(self.profile.gpus[start : start + width]) for start in starts]
-        return [Assignment(device.name, (device,)) for device in devices]
+        return [single(_device(self.profile.gpus[start : start + width])) for start in starts]
 
     def servers(self, drafters: int) -> int:
         free = len(self.profile.gpus) - drafters * self._drafter_gpus
         return max(0, free) // self.latency.target.gpus
 
     def drafters(self) -> int:
-        """Return the number of token sources for drafters; 0 if the profile times none.
-
-        All of them take the time of the profile's drafter.
-        """
+        """Return the number of drafters with tokens; all take the time of the profile's drafter."""
         return len(self.loaders) - 1 if self.latency.drafter else 0
 
     def ranks(self) -> int:
-        """Return the number of GPUs; 1 if the profile has no times of a layer-parallel drafter."""
         drafter = self.latency.drafter
         if drafter is None or drafter.gpus > 1 or drafter.measured or not self.profile.hardware.collective_us:
             return 1
@@ -147,18 +144,12 @@ class ProfileDevices:
             )
         return StageLimits(max(2, target.gpus), len(self.profile.gpus), target.layers)
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:
-        """Do nothing: a profile's GPUs hold no models."""
+    def parts(self, models: Sequence[ModelPart]) -> list[Part]:  # noqa: ARG002 - its GPUs hold no models
+        return []
 
-    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
-        """Do nothing: a profile's devices are its own."""
-
-    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
-        """Return this machine's memory, in which all models compute."""
-        return Free(MACHINE, measured(device))
+    def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None: ...
 
     def start_worker(self, assignment: Assignment) -> Worker:
-        """Start a virtual worker; workers on one device share its speed."""
         processor = self.processors.setdefault(assignment.devices[0].name, Processor())
         return VirtualWorker(
             assignment.name,
@@ -179,7 +170,6 @@ def _device(gpus: Sequence[str]) -> Device:
 
 
 def tokens_of(pair: Pair, tokens: str | Trace | Source) -> tuple[Mapping[str, Loader], str]:
-    """Return the loaders of a virtual run's token source by model, and the source's name."""
     torch.set_num_threads(1)
     if tokens == "pair":
         cpu = Device("cpu:0", "", "", "cpu")

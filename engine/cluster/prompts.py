@@ -15,13 +15,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 
 def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each prompt.
-
-    Args:
-        pair: Has the tokenizer.
-        prompts: All prompts of a run.
-        vocab: Size of the target's vocabulary.
-        new: Tokens to generate after each prompt.
+    """Return the token ids of each prompt of a run that generates `new` tokens after each.
 
     Raises:
         UsageError: A prompt is empty, has an id outside the vocabulary or leaves no room in the

@@ -6,7 +6,6 @@ imported when a cluster is opened, because it is an optional package.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import shutil
@@ -19,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence
+from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence, watched_head
 from engine.errors import SpecScopeError, UsageError, one_line
 from engine.runtimes.process import Setup
 from engine.runtimes.ray.worker import Node, RayWorker, reachable
@@ -47,7 +46,6 @@ class Bundle(NamedTuple):
 
     node: Node
     resource: str
-    """CPU or GPU."""
     devices: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -58,9 +56,7 @@ class Place(NamedTuple):
     """Where a device is reserved."""
 
     group: Any
-    """Ray's placement group."""
     number: int
-    """Of the bundle in its group."""
     bundle: Bundle
 
     @property
@@ -115,7 +111,7 @@ class RayCluster:
             self._folder = tempfile.mkdtemp(prefix="specscope-ray-", dir=folder)
             options |= {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": self._folder}
             options |= {"object_store_memory": STORE_BYTES}
-        quiet = contextlib.nullcontext() if starts else silence()
+        quiet = watched_head(self._folder) if starts else silence()
         try:
             with own_signals(), quiet, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -167,11 +163,7 @@ class RayCluster:
         return reachable(host, int(port))
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
-        """Reserve devices on their nodes, all or none, by one more placement group.
-
-        Raises:
-            SpecScopeError: Another program has some of them.
-        """
+        """Reserve devices on their nodes, all or none, by one more placement group."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         group = placement_group(
@@ -221,10 +213,7 @@ class RayCluster:
     def starter(self, device: str, *, cpus: int, gpus: int) -> Callable[[Setup], Any]:
         """Return a function that starts the actor of a worker on a reserved device.
 
-        Args:
-            device: The device's name.
-            cpus: Processors of its reservation that it takes.
-            gpus: GPUs of its reservation that it takes, and Ray shows it.
+        It takes these processors and GPUs of the reservation; Ray shows it the GPUs.
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -291,5 +280,4 @@ def state(node: Node, resource: str) -> str:
 
 
 def on(node: Node) -> str:
-    """Return ` on <node>`; nothing for the only node."""
     return f" on {node.name}" if node.name else ""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Generator
 from typing import Any
+
+import psutil
 
 from engine.errors import SpecScopeError, UsageError, one_line, shown
 from engine.runtimes.ray.worker import CONNECT_S, reachable
@@ -19,16 +22,16 @@ SETTINGS = 4
 """Type of the frame by which a server of HTTP/2, such as Ray's head, begins (RFC 9113)."""
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
 """What a client of HTTP/2 sends first: the preface and settings without entries."""
+HEAD, NODE = "gcs_server", "raylet"
+GRACE_S = 5.0
+"""Seconds in which Ray may raise an error of its own when its head dies."""
 
 
 def import_ray(*, starts: bool) -> Any:
-    """Import Ray.
+    """Import Ray, with a token if a cluster is started here.
 
     Ray listens on all addresses of a machine. With a token it answers only those who know it; both
     its library and its servers read the token when they start.
-
-    Args:
-        starts: Whether a cluster is started here, and needs a token.
 
     Raises:
         UsageError: Ray is not installed, or was imported without a token.
@@ -53,12 +56,7 @@ def import_ray(*, starts: bool) -> Any:
 
 
 def checked(address: str | None) -> str:
-    """Return the address for `ray.init`.
-
-    Raises:
-        UsageError: It is malformed.
-        SpecScopeError: Nothing answers there.
-    """
+    """Return the address for `ray.init`; UsageError if it is malformed."""
     if address is None or address == "auto":
         return address or "local"
     host, colon, port = address.rpartition(":")
@@ -107,6 +105,51 @@ def own_signals() -> Generator[None]:
     finally:
         if main and before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def watched_head(folder: str) -> Generator[None]:
+    """End this process with one line if Ray's head dies in the block that starts it.
+
+    Ray's C++ code would wait for its head for a minute, and then end this process itself: Python
+    gets no exception, and the folder of Ray's files stays.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        heads = list[psutil.Process]()
+        while not heads or _runs(heads[0]):
+            if over.wait(0.2):
+                return
+            heads = heads or _children(HEAD)
+        if not over.wait(GRACE_S):
+            for node in _children(NODE):  # else it would write to the folder
+                node.kill()
+                node.wait(GRACE_S)
+            shutil.rmtree(folder, ignore_errors=True)
+            line = f"specscope: cannot start Ray: its head (process {heads[0].pid}) ended; start it again\n"
+            os.write(2, line.encode())
+            os._exit(1)
+
+    thread = threading.Thread(target=watch, name="start of Ray", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _children(name: str) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return [each for each in psutil.Process().children() if each.name() == name and _runs(each)]
+    return []
 
 
 @contextlib.contextmanager

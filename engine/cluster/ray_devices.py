@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from typing import Any
 
@@ -18,16 +19,15 @@ import psutil
 
 from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import LocalDevices, loader_of, ranks_of
-from engine.cluster.memory import MACHINE, Memory, measured, part_of
+from engine.cluster.memory import MACHINE, Memory, Part, measured
 from engine.cluster.occupancy import METERS, Meter, Reading
 from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Free, Loader, ModelPart, StageLimits
+from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, parts_of
 from engine.cluster.ray_cluster import Bundle, RayCluster, state
 from engine.errors import SpecScopeError, UsageError
 from engine.layout import Layout, Separate
 from engine.runtimes.process import Setup
-from engine.runtimes.ray.references import References
-from engine.runtimes.ray.worker import Node, RayWorker
+from engine.runtimes.ray.worker import Node, RayWorker, References
 from engine.trace.events import Device
 from engine.worker.worker import Worker
 
@@ -51,14 +51,13 @@ class RayDevices:
         self._nodes: list[Node] = []
         self._read = -FRESH_S
         self._numbered: dict[str, list[Device]] = {}
-        """All devices of each node, by its id."""
         self._node_of: dict[str, Node] = {}
-        """The node of each device, by the device's name."""
         self._usable: list[Device] = []
         self._workers: dict[str, RayWorker] = {}
         """Workers by name; they start with the reservation of their devices."""
         self._kept: dict[str, list[Assignment]] = {}
         """Assignments of each model whose devices are reserved."""
+        self.memory = Memory(measure=self._free, name_of=self._memory_of)
         self._check_devices()
 
     @property
@@ -93,7 +92,6 @@ class RayDevices:
         return [device for device in devices if device not in taken]
 
     def _check_devices(self) -> None:
-        """Check that a device is free."""
         if self.devices:
             return
         if not any(node.total.get(self.resource) for node in self._nodes):
@@ -113,7 +111,6 @@ class RayDevices:
 
     @property
     def _layouts(self) -> LocalDevices:
-        """Assignments as on one machine with these devices."""
         self._check_devices()
         return LocalDevices(self.pair, self.options, self.devices, where="the Ray cluster has free")
 
@@ -173,11 +170,7 @@ class RayDevices:
         return max(self._by_node(), key=len)
 
     def check_ways(self) -> None:
-        """Check that a node has the devices of a split model; its all-reduces stay on the node.
-
-        Raises:
-            UsageError: None has, or there is no drafter to split.
-        """
+        """Check that a node has the devices of a split model; its all-reduces stay on the node."""
         ways, most = max(self.options.tp, self.options.drafter_tp), len(self.largest)
         if ways > most and ways > 1:
             raise UsageError(
@@ -200,43 +193,25 @@ class RayDevices:
         return 1
 
     def depth(self) -> int:
-        """Return 0: times are measured."""
         return 0
 
     def stage_limits(self) -> StageLimits:
         """Return two stages as usual, as on this machine."""
         return self._layouts.stage_limits()
 
-    def check_memory(self, loads: Sequence[ModelPart], held: Sequence[ModelPart]) -> None:  # noqa: ARG002 - measured
-        """Check that models fit what is free on their nodes now; see `DevicePool.check_memory`."""
-        memories: dict[str, list[ModelPart]] = {}
-        for part in loads:
-            memories.setdefault(self._memory(part.place.devices[0]), []).append(part)
-        for name, parts in memories.items():
-            device = parts[0].place.devices[0]
-            free, dtype = self._measured(device), self.options.dtype_on(device)
-            memory = Memory(measure=lambda _, free=free: free, machine=name)
-            memory.check([part_of(self.pair, dtype, *part) for part in parts], (), dtype)
+    def parts(self, models: Sequence[ModelPart]) -> list[Part]:
+        return parts_of(self.pair, self.options, models)
 
-    def free(self, device: Device, held: Sequence[ModelPart]) -> Free:  # noqa: ARG002 - measured
-        return Free(self._memory(device), None)
-
-    def _measured(self, device: Device) -> int:
+    def _free(self, device: Device) -> int:
         own = Device(f"{device.kind}:0", "", "", device.kind)  # Ray shows a worker only its own GPU
         return self._workers[device.name].answer(partial(measured, own))
 
-    def _memory(self, device: Device) -> str:
-        """Return the name of a device's memory; the processors of a node share one."""
+    def _memory_of(self, device: Device) -> str:
         node = self._node_of[device.name.split("/")[0]]
         return device.label if device.kind == "cuda" else node.name or MACHINE
 
     def reserve(self, assigned: Mapping[str, Sequence[Assignment]]) -> None:
-        """Reserve the devices of new workers, and start the workers.
-
-        Raises:
-            UsageError: Two would share a GPU.
-            SpecScopeError: Another session has just taken a device.
-        """
+        """Reserve the devices of new workers, and start the workers."""
         groups = [group for each in assigned.values() for group in each]
         members = {member.name: member for group in groups for member in group.members}
         self._workers = {name: worker for name, worker in self._workers.items() if not worker.ended}
@@ -286,7 +261,6 @@ class RayDevices:
 
 
 def _place(member: Assignment) -> str:
-    """Return the name of a worker's device, which two workers may share."""
     return member.devices[0].name.split("/")[0]
 
 
@@ -299,18 +273,13 @@ def _in_turn(columns: Iterable[Sequence[Any]]) -> Iterator[Any]:
 def aligned_clocks(workers: Iterable[Worker], errors: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """Compare the clocks of Ray's nodes with this process's; stamps are then shifted.
 
-    Args:
-        workers: The run's workers.
-        errors: Error of each device's times on its own machine, in nanoseconds; 0 for CPU cores.
+    `errors`: of each device's times on its own machine, in nanoseconds; 0 for CPU cores.
 
     Returns:
         For the header. `reserved`: the placement group and bundle of each device. `clocks`, by
         device: its node, the node's clock minus this one, and the most by which its times are
         wrong, in nanoseconds; left out if all workers are on this machine and read its clock. Empty
         without Ray, and without CUDA, whose streams have clocks of their own.
-
-    Raises:
-        WorkerDied: A worker ended.
     """
     found = [worker for worker in workers if isinstance(worker, RayWorker)]
     nodes = {worker.node.id: worker for worker in found}
@@ -328,56 +297,41 @@ def aligned_clocks(workers: Iterable[Worker], errors: Mapping[str, int]) -> dict
     return ({"clocks": clocks} if clocks else {}) | ({"reserved": reserved} if reserved else {})
 
 
-_meters: list[Meter] = []
-"""On a worker: the meter of its device while a run goes on."""
-
-
 class NodeMeter:
     """Reads the devices of Ray workers, each in the worker's own process.
 
     A node does not say which core a worker uses, so on a CPU the load is that of the worker's
     process. On a GPU it is the card's, as on this machine; that has never run on a GPU.
-
-    Args:
-        workers: The run's workers.
     """
 
     def __init__(self, workers: Sequence[RayWorker], *_: object) -> None:
         self._workers = workers
-        for worker in workers:
-            worker.ask(partial(_start_meter, worker.devices[0].kind))
+        self._ask()  # the first call only starts the measurement
+
+    def _ask(self) -> list[tuple[str, Future[Reading | None]]]:
+        devices = [(worker, worker.devices[0]) for worker in self._workers]
+        return [(device.name, worker.ask(partial(_read_device, device.kind))) for worker, device in devices]
 
     def read(self) -> Iterator[Reading]:
         """Yield a reading of each worker that answers in a second."""
-        for worker, answer in [(worker, worker.ask(_read_meter)) for worker in self._workers]:
+        for name, answer in self._ask():
             with contextlib.suppress(Exception):  # measuring must never end a run
                 if (reading := answer.result(timeout=1)) is not None:
-                    yield reading._replace(device=worker.devices[0].name)
+                    yield reading._replace(device=name)
 
-    def close(self) -> None:
-        """Do nothing: a worker keeps its meter until the next run."""
-
-
-def _start_meter(kind: str) -> None:
-    device = Device(f"{kind}:0", "", "", kind)  # Ray shows a worker only its own GPU
-    _meters[:] = [METERS["cuda"]([device], {}, []) if kind == "cuda" else OwnProcess()]
+    def close(self) -> None: ...
 
 
-def _read_meter() -> Reading | None:
-    return next((reading for meter in _meters for reading in meter.read()), None)
+def _read_device(kind: str) -> Reading | None:
+    """Return a reading of the device of this process, a worker; since the last call."""
+    meter = _meter_of(kind)
+    if isinstance(meter, psutil.Process):
+        load: float = meter.cpu_percent()
+        return Reading("", load / 100, meter.memory_info().rss, None)
+    return next(meter.read(), None)
 
 
-class OwnProcess:
-    """The process of a worker on a CPU, through psutil."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._process.cpu_percent()  # the first call only starts the measurement
-
-    def read(self) -> Iterator[Reading]:
-        """Yield the share of one core since the last call, and resident bytes."""
-        load: float = self._process.cpu_percent()
-        yield Reading("", load / 100, self._process.memory_info().rss, None)
-
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
+@cache
+def _meter_of(kind: str) -> Meter | psutil.Process:
+    own = Device("cuda:0", "", "", "cuda")  # Ray shows a worker only its own GPU
+    return METERS["cuda"]([own], {}) if kind == "cuda" else psutil.Process()

@@ -14,9 +14,9 @@ from typing import Any
 from engine.checkpoints.pair import Pair
 from engine.checkpoints.text import Detokenizer
 from engine.cluster.execution import Execution, Listener, Recording, Request
-from engine.cluster.measured import learn, scaled
-from engine.cluster.measurements import Measurements
+from engine.cluster.measurements import Measurements, learn, scaled
 from engine.cluster.placement import Placement, RunWorkers
+from engine.cluster.pool import situation_of
 from engine.cluster.probing import CONTEXT, NEW_TOKENS
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
@@ -31,7 +31,7 @@ from engine.run.serving import Load, under_load
 from engine.runtimes.ensemble import Ensemble
 from engine.trace.events import Header
 from engine.trace.trace import Trace
-from engine.types import MOST_DRAFTERS, Limits, Sampling
+from engine.types import Limits, Sampling
 from engine.worker.jobs import Measure
 from engine.worker.worker import Worker
 
@@ -75,29 +75,15 @@ class Cluster:
         return self.pair.context
 
     def stages(self, asked: int) -> int:
-        """Return how many devices a target's layers are split over: `asked`, or the default for 0.
-
-        Raises:
-            UsageError: There are too few devices or layers, or the target cannot be split.
-        """
+        """Return how many devices a target's layers are split over: `asked`; by default for 0."""
         return self.placement.stages(asked)
 
     @property
     def situation(self) -> Situation:
         """The facts about this cluster that the methods' plans use; it plans no drafts."""
-        pool = self.placement.pool
-        drafters = pool.drafters()
-        return Situation(
-            context=self.context,
-            depth=self.placement.depth,
-            devices=pool.ranks(),
-            drafters=drafters,
-            servers=tuple(pool.servers(n) for n in range(max(drafters, MOST_DRAFTERS) + 1)),
-            c=lambda: self.c,
-            stages=self.stages,
-            head_levels=lambda kind: self.head(kind).levels,
-            planned=lambda settings, best: None,  # noqa: ARG005 - `_planned` replaces it
-        )
+        place = self.placement
+        facts = (place.pool, self.context, place.depth, lambda: self.c, self.stages)
+        return situation_of(*facts, lambda kind: self.head(kind).levels)
 
     def head(self, kind: str) -> HeadFile:
         """Return the drafting head of a kind that fits the target (see `Heads`)."""
@@ -113,10 +99,7 @@ class Cluster:
     def check(self, method: str, load: Load | None = None) -> None:
         """Check that the cluster has the models and devices of a method with default settings.
 
-        With a load, check that the method can serve it, too.
-
-        Raises:
-            UsageError: A model or device is missing.
+        With a load, check that the method can serve it, too. UsageError: it cannot.
         """
         entry = find(method)
         layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
@@ -165,18 +148,11 @@ class Cluster:
             entry, cancel = find(method), cancel or threading.Event()
             cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
             ids = self._encode(entry, prompts, limits, several=entry.batched or load is not None)
-            given = cfg
-            cfg, plan = self._planned(entry, cfg, sampling or Sampling(), cancel, measuring)
-            asked = {
-                "prompts": prompts,
-                "ids": ids,
-                "limits": limits,
-                "group": group,
-                "plan": plan,
-                "load": load,
-                "open": _open(entry, given, cfg),
-            }
-            request = self._request(entry, cfg, sampling=sampling or Sampling(), **asked)
+            given, sampling = cfg, sampling or Sampling()
+            cfg, plan = self._planned(entry, cfg, sampling, cancel, measuring)
+            asked = {"prompts": prompts, "ids": ids, "sampling": sampling, "limits": limits, "group": group}
+            asked |= {"plan": plan, "load": load, "open": _open(entry, given, cfg)}
+            request = self._request(entry, cfg, **asked)
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:
                 learn(self._measurements.learned, trace, plan, self._measurements.verify)
@@ -231,7 +207,6 @@ class Cluster:
         cancel: threading.Event,
         measuring: Callable[[], None],
     ) -> tuple[Any, Plan | None]:
-        """Return the Config without `auto` values, and the plan of its draft if it was planned."""
         if not self._plans:
             return entry.plan(cfg, self.situation), None
         plans = list[Plan]()
@@ -254,7 +229,6 @@ class Cluster:
         cancel: threading.Event,
         measuring: Callable[[], None],
     ) -> Probe | None:
-        """Return the stored measurement of a method, or measure it."""
         cfg = entry.plan(entry.configure(settings), self.situation)
         kind = self._layout(entry, cfg).head
         context = min(self.context, self.head(kind).context if kind else self.context)
@@ -262,8 +236,8 @@ class Cluster:
         def run(prompt: str, listener: Listener, over: threading.Event) -> Trace:
             ids = tuple(ids_of(self.pair, prompt)[-min(CONTEXT, int(context) - NEW_TOKENS) :])
             limits = self._with_eos(Limits(NEW_TOKENS))
-            asked = {"prompts": (ids,), "ids": (ids,), "limits": limits, "group": ""}
-            return self._execute(self._request(entry, cfg, sampling=Sampling(), **asked), listener, over)
+            asked = {"prompts": (ids,), "ids": (ids,), "sampling": Sampling(), "limits": limits, "group": ""}
+            return self._execute(self._request(entry, cfg, **asked), listener, over)
 
         heads = [self.head(kind).path] if kind else []
         return self._measurements.probe(entry.key, settings, heads, run, cancel, measuring)
@@ -302,7 +276,6 @@ class Cluster:
         )
 
     def _facts(self, request: Request, workers: RunWorkers) -> dict[str, Any]:
-        """Return facts for the header: the pair, further drafters and the drafting head."""
         facts = {**self.placement.details, "pair": self.pair.name}
         if paths := self.pair.drafter_paths[1 : len(workers.by_model.get("drafter", ()))]:
             facts["further_drafters"] = [str(path) for path in paths]
@@ -327,6 +300,5 @@ class Cluster:
 
 
 def _open(method: Method, given: Any, planned: Any) -> dict[str, Any]:
-    """Return the settings that a plan replaced, as they were given."""
     values = {s.name: getattr(given, s.name) for s in method.settings()}
     return {name: value for name, value in values.items() if getattr(planned, name) != value}

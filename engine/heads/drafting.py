@@ -99,7 +99,7 @@ row holds for its whole frontier. Called level by level."""
 
 
 class HeadForwards(Protocol):
-    """One head's forwards after several prefixes, on a worker (`engine.worker.head_forwards`)."""
+    """One head's forwards after several prefixes, on a worker (`engine.worker.drafting`)."""
 
     @property
     def unread(self) -> int:

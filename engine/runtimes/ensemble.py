@@ -42,21 +42,17 @@ from engine.worker.jobs import (
     Stamp,
 )
 from engine.worker.shared import SharedMemory
-from engine.worker.worker import Ticket, Worker
+from engine.worker.worker import Ticket, Worker, finish
 
 FOLLOW_S = 5.0
 """Seconds for the other ranks to answer once a rank has failed; they may wait for its tensors."""
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-"""Kind of device -> library for the exchange of tensors."""
 
 
 class Ensemble:
-    """Workers that work as one; their owner attaches, detaches and closes them.
+    """Workers in order of rank or stage that work as one; `route` starts a job on them.
 
-    Args:
-        kind: What they are.
-        members: The workers, in order of rank or stage.
-        route: Starts a job on the members.
+    Their owner attaches, detaches and closes them.
     """
 
     def __init__(
@@ -82,18 +78,15 @@ class Ensemble:
         waits = [member.prepare(job) for member in self.members]
         return lambda: [wait() for wait in waits][self._leader]  # every reply must be received
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Do nothing, as `detach` and `close`."""
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    def detach(self) -> None:
-        """Do nothing."""
+    def detach(self) -> None: ...
 
     def kill(self, why: str) -> None:
         for member in self.members:
             member.kill(why)
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...
 
     def submit(self, job: Job) -> Ticket:
         return self._route(job)
@@ -168,10 +161,8 @@ def _joined(members: Sequence[Worker], job: Job, tickets: Sequence[Ticket]) -> T
 def merged(name: str, job: Job, results: Sequence[Any]) -> Reply:
     """Return the leader's value with the stamps of all members; a stamp's lane is the rank.
 
-    Raises:
-        OutOfMemory: A member has no memory; the message has its rank.
-        WorkerDied: A member died, likewise.
-        SpecScopeError: A member failed, or they decided differently.
+    Errors of memory and deaths have the rank in their message; SpecScopeError if the ranks decided
+    differently.
     """
     ways = len(results)
     errors = [(rank, e) for rank, e in enumerate(results) if isinstance(e, BaseException)]
@@ -236,24 +227,13 @@ class _Stages:
         return Ticket(reply, stopped.set)
 
     def _start(self, work: Coroutine[Any, Any, Reply], reply: asyncio.Future[Reply]) -> None:
-        async def finish() -> None:
-            try:
-                value = await work
-            except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
-                if not reply.done():
-                    reply.set_exception(error)
-            else:
-                if not reply.done():
-                    reply.set_result(value)
-
-        task = asyncio.get_running_loop().create_task(finish())
+        task = asyncio.get_running_loop().create_task(finish(work, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _pass_stages(
         self, job: Prefill | Score, stopped: asyncio.Event, reached: asyncio.Future[None]
     ) -> Reply:
-        """Run a forward through the stages; `reached` is done when the last stage has its job."""
         count, states, stamps, reply = len(self._members), b"", list[Stamp](), Reply(None, ())
         try:
             async with self._turn:

@@ -29,7 +29,6 @@ from engine.errors import WorkerDied
 ANSWER_S = 120
 """Seconds until a server that does not answer is given up; its imports take some of them."""
 POLL_S = 0.005
-"""Seconds between two looks at a process that is to end."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -63,11 +62,7 @@ class Forked:
         return self._server.exit_code(self.pid)
 
     def wait(self, timeout: float) -> int:
-        """Wait for the end and return the exit code.
-
-        Raises:
-            TimeoutExpired: The process still runs after `timeout` seconds.
-        """
+        """Wait for the end and return the exit code."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -76,7 +71,6 @@ class Forked:
         return code
 
     def kill(self) -> None:
-        """Kill the process unless it has ended."""
         if self.poll() is None:  # then nobody has waited for it, and its id is still its own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -103,18 +97,13 @@ class ForkServer:
         return self.owner == os.getpid() and self.process.poll() is None
 
     def fork(self, connection: socket.socket, environment: dict[str, str]) -> Forked:
-        """Fork a worker that serves a connection.
-
-        Raises:
-            WorkerDied: The server has ended or does not answer.
-        """
+        """Fork a worker that serves a connection; WorkerDied if the server does not answer."""
         outputs = tuple(number for number in (1, 2) if _is_open(number))
         request = Fork(environment, str(Path.cwd()), outputs)
         with self._lock:
             return Forked(self, self._ask(request, (connection.fileno(), *outputs)))
 
     def exit_code(self, pid: int) -> int | None:
-        """Return the exit code of a worker; None while it runs."""
         with self._lock:
             if pid not in self._codes:
                 try:
@@ -142,7 +131,6 @@ class ForkServer:
         )
 
     def close(self) -> None:
-        """End the server, and with it its workers."""
         atexit.unregister(self.close)
         if self.owner == os.getpid():
             self.process.kill()
@@ -219,10 +207,8 @@ def warm_up() -> None:
 def end_with_parent(parent: int) -> None:
     """Make the kernel kill this process, even a stopped one, when the thread that started it ends.
 
-    Only Linux can. On other systems a worker ends when its connection closes.
-
-    Args:
-        parent: Id of the process that started this one. If it has ended, this process ends too.
+    Only Linux can. On other systems a worker ends when its connection closes. If the parent has
+    ended already, this process ends too.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

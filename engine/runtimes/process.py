@@ -54,7 +54,6 @@ class Wire:
         self._last: dict[tuple[str, int], np.ndarray] = {}
 
     def pack(self, job: Any) -> Any:
-        """Return the job with each prefix as (sequence, kept, new ids)."""
         prefixes = getattr(job, "prefixes", None)
         return (
             job
@@ -197,7 +196,6 @@ class ProcessWorker:
         return Ticket(reply, lambda: self._send((number, None)))
 
     def kill(self, why: str) -> None:
-        """Kill the process, from any thread. Its jobs fail with `WorkerDied` and this reason."""
         self._reason = self._reason or why
         self._process.kill()
 

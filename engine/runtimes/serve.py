@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 
-from engine.errors import SpecScopeError
 from engine.runtimes.forks import Fork, Status, end_with_parent
 from engine.runtimes.process import Setup, Wire
-from engine.worker.host import Host
+from engine.worker.host import Host, outcome
 from engine.worker.jobs import CONTROL
 
 
@@ -51,13 +50,7 @@ class _Server:
         return Host(setup.name)
 
     def answer(self, host: Host, number: int, job: Any) -> None:
-        try:
-            value: object = host.handle(job, lambda: number in self._stopped)
-        except SpecScopeError as error:
-            value = error
-        except Exception as error:  # noqa: BLE001 - it ends the run, not the worker
-            value = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
-            value.add_note(traceback.format_exc())  # the message stays one line
+        value = outcome(lambda: host.handle(job, lambda: number in self._stopped))
         self._stopped.discard(number)
         self.send((number, value))
 

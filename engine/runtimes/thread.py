@@ -7,15 +7,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 import torch
 
 from engine.trace.events import Device
 from engine.worker.host import Host
 from engine.worker.jobs import CONTROL, Job, Preparation, Reply
-from engine.worker.worker import Ticket
+from engine.worker.worker import Ticket, settle
 
 
 class ThreadWorker:
@@ -35,13 +35,7 @@ class ThreadWorker:
         self._thread.start()
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        """Do a job between runs, in the calling thread."""
-        done: Future[Reply] = Future()
-        try:
-            done.set_result(self._host.handle(job))
-        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
-            done.set_exception(error)
-        return done.result
+        return partial(self._host.handle, job)  # in the calling thread
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         return 1
@@ -58,7 +52,7 @@ class ThreadWorker:
         reply: asyncio.Future[Reply] = self._loop.create_future()
         stop = threading.Event()
         if isinstance(job, CONTROL) and self._host.ready(job):
-            _settle(reply, *_outcome(self._host, job, stop.is_set))
+            settle(reply, partial(self._host.handle, job, stop.is_set))
         else:
             self._jobs.put((job, reply, stop))
         return Ticket(reply, stop.set)
@@ -76,9 +70,13 @@ class ThreadWorker:
         with _stream(self.devices[0]):
             while (item := self._jobs.get()) is not None:
                 job, reply, stop = item
-                outcome = _outcome(self._host, job, stop.is_set)
+                done = Future[Reply]()
+                try:
+                    done.set_result(self._host.handle(job, stop.is_set))
+                except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
+                    done.set_exception(error)
                 if (loop := self._loop) is not None:
-                    loop.call_soon_threadsafe(_settle, reply, *outcome)
+                    loop.call_soon_threadsafe(settle, reply, done.result)
 
 
 @contextlib.contextmanager
@@ -89,19 +87,3 @@ def _stream(device: Device) -> Generator[None]:
     index = device.name.split("/")[0]
     with torch.cuda.device(index), torch.cuda.stream(torch.cuda.Stream(index)):
         yield
-
-
-def _outcome(host: Host, job: Job, stopped: Callable[[], bool]) -> tuple[Reply | None, BaseException | None]:
-    try:
-        return host.handle(job, stopped), None
-    except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
-        return None, error
-
-
-def _settle(reply: asyncio.Future[Any], value: Reply | None, error: BaseException | None) -> None:
-    if reply.cancelled():
-        return
-    if error is not None:
-        reply.set_exception(error)
-    else:
-        reply.set_result(value)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import selectors
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.errors import Deadlock
@@ -34,7 +34,7 @@ from engine.worker.jobs import (
     Stage,
     Stamp,
 )
-from engine.worker.worker import Ticket
+from engine.worker.worker import Ticket, finish
 
 if TYPE_CHECKING:
     from engine.heads.work import Work
@@ -46,7 +46,6 @@ class VirtualTime(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
-        """Microseconds since the loop was made."""
         self._due: list[tuple[int, int, Callable[[], object]]] = []
         self._requests = 0
 
@@ -187,14 +186,7 @@ class Latency(NamedTuple):
 
 
 def latency_of(job: Job, stamp: Stamp, latency: LatencyModel, devices: int) -> Latency:
-    """Return how long one of a job's forwards holds its devices.
-
-    Args:
-        job: Runs the forward.
-        stamp: The forward's rows, context and batch.
-        latency: How long things take.
-        devices: Devices that the forward keeps busy.
-    """
+    """Return how long one of a job's forwards, stamped so, holds the devices it keeps busy."""
     model: str = getattr(job, "model", "target")
     forward = model, stamp.rows, stamp.context
     match job:
@@ -224,12 +216,8 @@ class _Pending:
 class VirtualWorker:
     """Devices of a profile that work as one: it computes at once, then holds them for the latency.
 
-    Args:
-        name: Unique in its cluster.
-        devices: A forward keeps all of them busy at once.
-        latency: How long it does.
-        processor: Shared by the workers on one device; None for an unshared device.
-        lanes: Models that keep only the first N devices busy, with N.
+    The workers on one device share its processor. `lanes`: models that keep only the first N
+    devices busy, with N.
     """
 
     ended = False
@@ -258,13 +246,7 @@ class VirtualWorker:
         return self._lanes.get(model, len(self.devices))
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        """Do a job between runs; it takes no virtual time."""
-        done: Future[Reply] = Future()
-        try:
-            done.set_result(self._host.handle(job))
-        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
-            done.set_exception(error)
-        return done.result
+        return partial(self._host.handle, job)  # it takes no virtual time
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         assert isinstance(loop, VirtualLoop), "a virtual worker lives on a virtual loop"
@@ -286,7 +268,7 @@ class VirtualWorker:
             pending.reply.set_result(Reply(self._host.handle(job).value, ()))
         else:
             work = self._judge(job, pending) if isinstance(job, Judge) else self._forward(job, pending)
-            task = self._loop.create_task(self._finish(work, pending))
+            task = self._loop.create_task(finish(work, pending.reply))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -296,21 +278,9 @@ class VirtualWorker:
 
         return Ticket(pending.reply, stop)
 
-    def kill(self, why: str) -> None:
-        """Do nothing: a virtual worker always answers."""
+    def kill(self, why: str) -> None: ...
 
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
-
-    async def _finish(self, work: Awaitable[Reply], pending: _Pending) -> None:
-        try:
-            reply = await work
-        except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
-            if not pending.reply.done():
-                pending.reply.set_exception(error)
-        else:
-            if not pending.reply.done():
-                pending.reply.set_result(reply)
+    def close(self) -> None: ...
 
     async def _forward(self, job: Job, pending: _Pending) -> Reply:
         async with self._free:
@@ -344,7 +314,6 @@ class VirtualWorker:
             await self._hold(stamp, Latency(self._latency.sample_us, computes=False), pending, lanes)
 
     async def _hold(self, stamp: Stamp, cost: Latency, pending: _Pending, lanes: int) -> None:
-        """Keep the first `lanes` devices busy, and stamp each."""
         assert self._loop is not None, "the loop is attached while jobs run"
         clock, processor = self._loop.clock, self._processor if cost.computes else None
         start = clock.now
@@ -357,5 +326,4 @@ class VirtualWorker:
             pending.stamps.append(stamp._replace(lane=lane, parts=finished))
 
     async def _wait(self, over: asyncio.Future[None], pending: _Pending) -> None:  # noqa: ARG002 - tests override it
-        """Wait for the end of a forward, also when its job was stopped."""
         await over

@@ -25,7 +25,6 @@ import psutil
 from engine.worker.jobs import Connect, Job, Join, Link, Load, Measure, Propose, Score
 
 EVERY_S = 1.0
-"""Seconds between two checks."""
 STOPPED = 3
 IDLE = 4
 IDLE_LONG = 60
@@ -56,10 +55,7 @@ class Watchdog:
         self._checks = self._stopped = self._idle = 0
 
     def check(self, owed: Owed) -> str:
-        """Return the reason to give the worker up; empty for none.
-
-        Call it every `EVERY_S` seconds.
-        """
+        """Return the reason to give the worker up, if any; call it every `EVERY_S` seconds."""
         if not owed.jobs or owed.replies != self._replies:
             self._replies, self._cpu = owed.replies, -1.0
             self._checks = self._stopped = self._idle = 0

@@ -17,7 +17,8 @@ import torch
 
 from engine.drafting.level import Level, drawn, levels, next_level
 from engine.drafting.tree import Node, line, root
-from engine.heads.drafting import Columns, Growing, LevelLogits
+from engine.heads.drafting import Columns, Growing, HeadLayer, LevelLogits
+from engine.heads.work import Work
 from engine.layout import Packing
 from engine.model.cache import Cache
 from engine.model.fused import Given
@@ -26,7 +27,6 @@ from engine.model.slots import Rows
 from engine.sampling.draws import TOP, Draws, Key, most_probable_of
 from engine.types import Prefix, Sampling, Tree
 from engine.worker.forwards import NO_DRAFT, Forwards
-from engine.worker.head_forwards import PackedForwards
 from engine.worker.jobs import Grown, Propose, Stamp
 
 if TYPE_CHECKING:
@@ -48,25 +48,18 @@ class Drafting(NamedTuple):
     sampling: Sampling
     draws: Callable[[int], Draws]
     vocab_size: int
-    """The target's."""
     write: Callable[[int, torch.Tensor], None]
     """Writes one row of q, (V,), to the q buffer."""
     partners: Partners = SingleDevice()
-    """The devices that share the layers of fuzzy forwards."""
 
 
 def draft(
     forwards: Forwards, job: Propose, drafting: Drafting, stamps: list[Stamp], stopped: Callable[[], bool]
 ) -> tuple[tuple[Grown, ...], ...]:
-    """Draft a chain or a tree after each prefix.
+    """Draft a chain or a tree after each prefix; each forward's stamp is appended.
 
-    Args:
-        forwards: Holds the drafter and its KV slots. The drafted rows stay cached: the next job
-            reuses the paths that were accepted.
-        job: Shape and prefixes of the drafts.
-        drafting: Sampling, draws and devices.
-        stamps: Each forward's stamp is appended.
-        stopped: Returns whether the job was stopped; called between forwards.
+    The drafted rows stay cached: the next job reuses the paths that were accepted. `stopped` is
+    called between forwards.
     """
     head, most = forwards.heads.get(job.model), list(job.levels)
     packed = None if head is None else PackedForwards(forwards, job.model, stamps, job.unread)
@@ -117,17 +110,114 @@ def _model_levels(forwards: Forwards, job: Propose, partners: Partners, stamps: 
     return level
 
 
-class TreeBuilder:
-    """A growing tree after a prefix.
+class PackedForwards:
+    """`HeadForwards`: the forwards of one head, each with the rows of all prefixes.
 
-    Args:
-        prefix: The tokens before the tree.
-        levels: The most levels.
-        rows: Rows of the q buffer for its q.
-        job: Gives the tree's shape, and whether it is sampled.
-        drafting: Sampling, draws and q buffer.
-        columns: The tokens of the logits' columns.
+    The head does not read the last `unread` tokens of a prefix.
     """
+
+    def __init__(self, forwards: Forwards, name: str, stamps: list[Stamp], unread: int = 0) -> None:
+        self.unread = unread
+        self._forwards, self._name, self._stamps = forwards, name, stamps
+        self._states = dict[int, torch.Tensor]()
+        """The target's final state of the last token read but one, (1, D), by sequence."""
+
+    def begin(self, prefix: Prefix) -> bool:
+        """Return whether the head can draft after a prefix: the target has forwarded it."""
+        if len(prefix) - self.unread < 2:
+            return False
+        read = self._read(prefix)
+        states = self._forwards.features(self._forwards.target, read, len(read) - 2)
+        if states is None:
+            return False
+        self._states[prefix.sequence] = states
+        return True
+
+    def target_states(self, trees: Sequence[Growing]) -> torch.Tensor:
+        return _joined([self._states[tree.prefix.sequence] for tree in trees])
+
+    def timed(
+        self, trees: Sequence[Growing], rows: int, work: Work, compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        clock = self._forwards.clock
+        start, out, end = clock.mark(), compute(), clock.mark()
+        self._stamps.append(Stamp("draft", start, end, rows, 0, batch=len(trees), work=work))
+        return out
+
+    def exact(self, trees: Sequence[Growing], masks: Sequence[int]) -> list[torch.Tensor]:
+        chains = [(tuple(range(-1, -1 - n, -1)), tuple(range(-1, n - 1))) for n in masks]
+        return self._follow("draft", [tree.prefix for tree in trees], chains)
+
+    def prefill(self, prefixes: Sequence[Prefix]) -> None:
+        self._follow("prefill", prefixes, [NO_DRAFT] * len(prefixes), logits=False)
+
+    def deepen(self, trees: Sequence[Growing]) -> list[torch.Tensor]:
+        rests, levels = [self.rest(tree.prefix) for tree in trees], [tree.level() for tree in trees]
+        predicted = [
+            self._forwards.states(self._name, rest.sequence, [len(rest) + parent for parent in parents])
+            for rest, (_, parents) in zip(rests, levels, strict=True)
+        ]
+        logits = self._forwards.branch(
+            self._name, rests, levels, self._stamps, "draft", provisional=True, vectors=predicted
+        )
+        self._stamps[-1] = self._stamps[-1]._replace(work=self.layer.guessed)
+        return logits
+
+    @property
+    def layer(self) -> HeadLayer:
+        layer = self._forwards.heads[self._name].layer
+        assert layer is not None, "only a head with a layer caches rows"
+        return layer
+
+    def _read(self, prefix: Prefix) -> Prefix:
+        return Prefix(prefix.sequence, prefix.tokens[: len(prefix) - self.unread])
+
+    def rest(self, prefix: Prefix) -> Prefix:
+        """Return the tokens with a row in the head's layer.
+
+        The row of a token reads the target's state of the one before.
+        """
+        return Prefix(prefix.sequence, prefix.tokens[1 : len(prefix) - self.unread])
+
+    def _follow(
+        self, kind: str, prefixes: Sequence[Prefix], masks: Sequence[Tree], *, logits: bool = True
+    ) -> list[torch.Tensor]:
+        rests, layer = [self.rest(prefix) for prefix in prefixes], self.layer
+
+        def vectors(firsts: Sequence[int]) -> list[torch.Tensor]:
+            states = list[torch.Tensor]()
+            for prefix, first in zip(prefixes, firsts, strict=True):
+                found = self._forwards.features(self._forwards.target, self._read(prefix), first)
+                assert found is not None, "all rows are cached"
+                states.append(found)
+            fused = layer.fuse(_joined(states)).split([len(part) for part in states])
+            return [_with_zeros(part, len(ids)) for part, (ids, _) in zip(fused, masks, strict=True)]
+
+        rows = self._forwards.extend(
+            self._name, rests, masks, self._stamps, kind, logits=logits, vectors=vectors
+        )
+        self._stamps[-1] = self._stamps[-1]._replace(work=layer.exact)
+        return rows
+
+
+def prefill(forwards: Forwards, name: str, prefixes: Sequence[Prefix], stamps: list[Stamp]) -> None:
+    """Cache prefixes in a head's layer, if it has one and the target has forwarded them."""
+    if forwards.heads[name].layer is not None:
+        packed = PackedForwards(forwards, name, stamps)
+        if known := [prefix for prefix in prefixes if packed.begin(prefix)]:
+            packed.prefill(known)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _with_zeros(vectors: torch.Tensor, count: int) -> torch.Tensor:
+    return torch.cat([vectors, vectors.new_zeros(count, vectors.shape[1])]) if count else vectors
+
+
+class TreeBuilder:
+    """A growing tree of at most `levels` levels after a prefix; its q go to `rows`."""
 
     def __init__(
         self,
@@ -140,7 +230,6 @@ class TreeBuilder:
     ) -> None:
         self.prefix, self.levels, self._columns = prefix, levels, columns
         self.depth = 0
-        """Levels drafted."""
         self.nodes = list[Grown]()
         self.frontier = [-1]
         """Nodes of the last level that get children; -1 is the prefix's last token."""
@@ -149,11 +238,9 @@ class TreeBuilder:
         self._rows, self._job, self._drafting = iter(rows), job, drafting
         self._draws = drafting.draws(prefix.sequence)
         self._forwarded = {-1: -1}
-        """Tree node index -> index of its forwarded row."""
 
     @property
     def grows(self) -> bool:
-        """Whether the tree gets one more level."""
         return self.depth < self.levels and bool(self.frontier)
 
     def level(self) -> Tree:
@@ -164,19 +251,15 @@ class TreeBuilder:
         return level
 
     def numbers(self, plans: Sequence[LevelPlan]) -> list[list[float]]:
-        """Return the numbers that decide the draws of each level, one per node."""
         return [
             [self._draws.value(Key(len(self.prefix) + level, "draft", i)) for i in range(sum(plan.counts))]
             for level, plan in enumerate(plans[: self.levels])
         ]
 
     def add(self, level: Level, forward: int, children: Sequence[Sequence[int]] | None = None) -> None:
-        """Add a level.
+        """Add a level, the rows after the frontier, that the job's forward of this number computed.
 
-        Args:
-            level: The rows after the frontier.
-            forward: Number of the job's forward that computed them.
-            children: The columns drawn after each node of the frontier; None to choose them here.
+        `children`: the columns drawn after each node of the frontier; None to choose them here.
         """
         job, drafting, columns = self._job, self._drafting, self._columns
         nodes = self._chosen(level) if children is None else drawn(children, self._above)
@@ -231,7 +314,7 @@ def _draft_fused(
     """
     fused, growing = forwards.fused[job.model], [tree for tree in trees if tree.grows]
     needs_host = job.stop_below or job.fuzzy > 1 or job.group or not (packed or job.chain)
-    if needs_host or not growing or forwards.packing != Packing():
+    if needs_host or not growing or forwards.run.packing != Packing():
         return False
     cache, sampled = forwards.cache(job.model), job.sampled and not drafting.sampling.greedy
     assert isinstance(cache, Cache), "it is a decoder's"

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 FLOATS = 1 << 22
 """Numbers in a buffer: the attention outputs of one group of layers for all rows."""
 PATIENCE = 5.0
-"""Seconds to wait for the other workers."""
 RANK_PATIENCE = timedelta(minutes=10)
 """The longest wait for another rank; a rank that dies ends the wait at once."""
 LOOPBACK = "127.0.0.1"
@@ -47,14 +46,7 @@ def exchange_memory(ways: int) -> SharedMemory:
 
 
 class Exchange:
-    """One worker's side.
-
-    Args:
-        path: Path of the shared memory.
-        rank: This worker's number, from 0.
-        ways: Workers of the group.
-        patience: Seconds to wait for the other workers.
-    """
+    """The side of one of `ways` workers; `path` is the shared memory, `patience` in seconds."""
 
     def __init__(self, path: str, rank: int, ways: int, patience: float = PATIENCE) -> None:
         self.rank = rank
@@ -94,18 +86,13 @@ class Exchange:
         ]
 
     def agree(self, stopped: bool) -> bool:
-        """Return whether any worker was stopped; all workers get the same answer.
-
-        Raises:
-            SpecScopeError: A worker is late by `patience`.
-        """
+        """Return whether any worker was stopped; all workers get the same answer."""
         flags = self._head[:, 1 + (self._turn + 1 & 1)]
         flags[self.rank] = stopped
         self._take_turn()
         return bool(flags.any())
 
     def _take_turn(self) -> None:
-        """Announce that this worker has written, and wait until all workers have."""
         self._turn += 1
         self._fence()
         self._turns[self.rank] = self._turn
@@ -132,14 +119,7 @@ class Exchange:
 
 
 class ProcessRanks:
-    """One process's side of the group.
-
-    Args:
-        path: Path of the memory through which the ranks find each other.
-        rank: Number of this rank, from 0.
-        ways: Number of ranks.
-        backend: `gloo` or `nccl`.
-    """
+    """The side of one of `ways` ranks, which find each other through the memory at `path`."""
 
     def __init__(self, path: str, rank: int, ways: int, backend: str) -> None:
         from torch.distributed import FileStore
@@ -170,11 +150,7 @@ class ProcessRanks:
         return "cuda" if self._group.name() == "nccl" else "cpu"
 
     def _timed(self, start: Callable[[], Any]) -> None:
-        """Wait for an exchange and add its time to `spent`.
-
-        Raises:
-            SpecScopeError: Another rank is gone or late.
-        """
+        """Wait for an exchange and add its time to `spent`."""
         began = time.perf_counter_ns()
         try:
             start().wait()

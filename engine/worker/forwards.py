@@ -26,8 +26,8 @@ from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel, never
 from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
 from engine.model.stage import StageIO
-from engine.types import NO_TREE, Prefix, Tree
-from engine.worker.jobs import Stamp
+from engine.types import NO_TREE, Prefix, Sampling, Tree
+from engine.worker.jobs import Begin, Stamp
 
 NO_DRAFT = NO_TREE
 
@@ -49,11 +49,10 @@ class Forwards:
         """Of the models used since the last change of `size`."""
         self.size = (0, 0)
         """Slots of each cache, and rows of each slot."""
+        self.run = Begin(Sampling(), 0, 0, 0, Packing())
+        """The present run."""
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
-        self.packing = Packing()
-        """How forwards are packed."""
-        self._seed = 0
         self._alignment = Alignment()
         self.heads: dict[str, Head] = {}
         """Drafting heads by name; a head's layer is in `models` under the same name."""
@@ -64,35 +63,22 @@ class Forwards:
         """Of the models with static forwards that are not split by tensors, and of their heads
         whose layer reads predicted states."""
         self.clock = Clock()
-        """Takes the times of forwards."""
 
-    def begin(
-        self, slots: int, capacity: int, packing: Packing, features: tuple[int, ...] = (), seed: int = 0
-    ) -> None:
-        """Empty all slots; make new caches if these are too few or too short.
-
-        Args:
-            slots: Sequences.
-            capacity: KV rows per slot.
-            packing: How forwards are packed.
-            features: The target's hidden states to keep for a drafting head, see `Output.hidden`.
-            seed: The run's seed.
-        """
-        self._seed = seed
-        self._kept_states = self.kept_states(features)
-        if (size := next_size(self.size, slots, capacity)) != self.size:
+    def begin(self, run: Begin) -> None:
+        """Empty all slots; make new caches if these are too few or too short."""
+        self.run, self._alignment = run, Alignment()
+        self._kept_states = self.kept_states(run.features)
+        if (size := next_size(self.size, run.slots, run.capacity)) != self.size:
             self.size, self.caches = size, {}
-        self._slots, self._free = {}, list(range(slots))[::-1]
-        self.packing, self._alignment = packing, Alignment()
+        self._slots, self._free = {}, list(range(run.slots))[::-1]
         for name, cache in self.caches.items():
             if isinstance(cache, Cache) and not self._kept_states.get(name):
                 cache.features = None
-            cache.seed = seed
-            for slot in range(slots):
+            cache.seed = run.sampling.seed
+            for slot in range(run.slots):
                 cache.reset(slot)
 
     def clear(self) -> None:
-        """Free all caches; the next run makes new ones."""
         self.size, self.caches = (0, 0), {}
 
     def kept_states(self, features: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -105,20 +91,15 @@ class Forwards:
             self._alignment.remove(sequence)
 
     def cache(self, model: str) -> Slots:
-        """Return a model's cache; the first use makes it."""
         if model not in self.caches:
             self.caches[model] = self.models[model].new_cache(*self.size)
-            self.caches[model].seed = self._seed
+            self.caches[model].seed = self.run.sampling.seed
             for sequence, slot in self._slots.items():
                 self.caches[model].reset(slot, sequence)
         return self.caches[model]
 
     def slot(self, sequence: int) -> int:
-        """Return a sequence's slot; a new sequence takes a free one.
-
-        Raises:
-            SpecScopeError: All slots are in use.
-        """
+        """Return a sequence's slot; a new one takes a free one (SpecScopeError: there is none)."""
         if sequence not in self._slots:
             if not self._free:
                 raise SpecScopeError(
@@ -130,15 +111,9 @@ class Forwards:
         return self._slots[sequence]
 
     def features(self, name: str, prefix: Prefix, first: int = 0) -> torch.Tensor | None:
-        """Return the hidden states kept for a prefix's rows, without its last token's.
+        """Return hidden states of a prefix's rows from `first` on, without its last token's.
 
-        Args:
-            name: The model.
-            prefix: The tokens.
-            first: Row of the first returned state.
-
-        Returns:
-            (len(prefix) - 1 - first, k D); None if a row is not cached.
+        (len(prefix) - 1 - first, k D); None if a row is not cached.
         """
         cache, slot, count = self.cache(name), self.slot(prefix.sequence), len(prefix) - 1
         path = cache.match(slot, prefix.tokens, count)
@@ -179,20 +154,10 @@ class Forwards:
     ) -> list[torch.Tensor]:
         """Forward the uncached rows of every prefix + draft in one packed forward.
 
-        Args:
-            name: The model.
-            prefixes: B prefixes of different sequences.
-            drafts: The draft after each prefix.
-            stamps: The forward's stamp is appended.
-            kind: The span's kind.
-            logits: Whether to compute logits.
-            prompts: Prefixes of further sequences, cached without logits by the same forward.
-            fuzzy: Layer groups of a fuzzy forward; None for the ordinary forward.
-            stage_io: Hidden states that enter and leave a stage of a split model.
-            vectors: For a drafting head: maps the first forwarded row of each prefix to the vectors
-                that the head reads beside its tokens, (rows, D). The drafts then hold mask tokens,
-                whose rows only this forward uses.
-            stopped: See `LanguageModel.forward`.
+        The prefixes are of different sequences; `prompts` are those of further ones, cached without
+        logits by the same forward. `vectors` is for a drafting head: it maps the first forwarded
+        row of each prefix to what the head reads beside its tokens, (rows, D). The drafts then hold
+        mask tokens, whose rows only this forward uses.
 
         Returns:
             For each prefix the logits of its last row and of its N draft rows, (1 + N, V); empty
@@ -225,17 +190,9 @@ class Forwards:
     ) -> list[torch.Tensor]:
         """Forward one more level of the tree after every prefix, in one packed forward.
 
-        No cached row is dropped.
-
-        Args:
-            name: The model.
-            prefixes: The tokens before each tree; they and all levels above are cached.
-            levels: N nodes of each tree; their parents are row indices in the tree.
-            stamps: The forward's stamp is appended.
-            kind: The span's kind.
-            fuzzy: As for `extend`.
-            provisional: Whether only this tree uses the rows; they then never count as cached.
-            vectors: For a drafting head: what it reads beside the tokens of each level, (N, D).
+        The prefixes and all levels above are cached, and no cached row is dropped. The parents of a
+        level's N nodes are row indices in the tree. `provisional` rows are used by this tree only;
+        they never count as cached. `vectors`: what a drafting head reads beside the tokens, (N, D).
 
         Returns:
             For each prefix the logits after each node, (N, V).
@@ -261,7 +218,6 @@ class Forwards:
         stage_io: StageIO | None = None,
         stopped: Callable[[], bool] = never,
     ) -> list[torch.Tensor]:
-        """Run one forward over all blocks; return the logits of each, in the order of the call."""
         cache = self.cache(name)
         blocks.sort(key=lambda block: block.slot)  # adjacent slots are read as one
         rows, want, context = self._pack(cache, blocks)
@@ -275,23 +231,12 @@ class Forwards:
         if hidden and isinstance(cache, Cache):
             states = [out.hidden[layer] for layer in hidden]
             cache.store_features(rows, states[0] if len(states) == 1 else torch.cat(states, 1))
-        if not self.packing.unpad_inputs:
+        if not self.run.packing.unpad_inputs:
             for block in blocks:  # drop padding rows: a tree's next level counts true rows only
                 cache.truncate(block.slot, block.cached + len(block.rows))
-        end, times = self.clock.mark(), fuzzy.times() if fuzzy else ()
-        stamps.append(
-            Stamp(
-                kind,
-                start,
-                end,
-                len(rows),
-                context,
-                cells=out.cells,
-                batch=len(blocks),
-                parts=times,
-                communicated=out.communicated,
-            )
-        )
+        stamp = Stamp(kind, start, self.clock.mark(), len(rows), context, batch=len(blocks))
+        times = fuzzy.times() if fuzzy else ()
+        stamps.append(stamp._replace(cells=out.cells, parts=times, communicated=out.communicated))
         if len(blocks) == 1:
             return [out.logits]
         logits = zip(blocks, out.logits.split([block.wanted for block in blocks]), strict=True)
@@ -322,12 +267,12 @@ class Forwards:
         """Return the packed rows, the indices of rows that need logits, and the context length."""
         context = sum(block.cached for block in blocks)
         cache.pad(0)
-        if not self.packing.unpad_kv:
+        if not self.run.packing.unpad_kv:
             length = self._alignment.length({block.sequence: block.cached for block in blocks})
             cache.pad(length, max(len(block.rows) for block in blocks))
             context = length * len(blocks)
         counts = [len(block.rows) for block in blocks]
-        if not self.packing.unpad_inputs:
+        if not self.run.packing.unpad_inputs:
             counts = [max(counts)] * len(blocks)
         rows = [padded(block.rows, count) for block, count in zip(blocks, counts, strict=True)]
         want, first = list[np.ndarray](), 0
@@ -342,14 +287,11 @@ class _Block(NamedTuple):
     """One sequence's rows in a forward."""
 
     number: int
-    """Index of the sequence in the call."""
     sequence: int
     slot: int
     rows: Rows
     cached: int
-    """Rows cached before them."""
     wanted: int
-    """The number of last rows that need logits."""
 
     def reading(self, vectors: torch.Tensor) -> _Block:
         return self._replace(rows=replace(self.rows, vectors=vectors))
@@ -398,9 +340,5 @@ class Alignment:
         self._padding.pop(sequence, None)
 
     def length(self, cached: Mapping[int, int]) -> int:
-        """Return the KV length of all sequences of a forward.
-
-        Args:
-            cached: Cached rows of each sequence, without padding.
-        """
+        """Return the KV length of all sequences of a forward; `cached` rows are without padding."""
         return max((rows + self._padding.get(sequence, 0) for sequence, rows in cached.items()), default=0)

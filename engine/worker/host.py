@@ -10,16 +10,16 @@ import contextlib
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from engine.errors import RunCancelled, SpecScopeError
 from engine.heads.drafting import Head
-from engine.layout import Packing
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder
 from engine.model.fused import FusedDrafts
@@ -31,10 +31,9 @@ from engine.sampling.accept import judge
 from engine.sampling.draws import Draws, argmax
 from engine.sampling.rows import Case, read
 from engine.types import DraftToken, Judgement, Prefix, Sampling
-from engine.worker.drafting import Drafting, draft
+from engine.worker.drafting import Drafting, draft, prefill
 from engine.worker.exchange import Exchange, ProcessRanks
 from engine.worker.forwards import NO_DRAFT, Forwards
-from engine.worker.head_forwards import prefill
 from engine.worker.jobs import (
     PREFILL_ROWS,
     Begin,
@@ -83,35 +82,27 @@ def _parts(prefixes: Sequence[Prefix], cached: Sequence[int]) -> Iterator[list[P
         yield [Prefix(p.sequence, p.tokens[: start + PREFILL_ROWS]) for p, start in growing]
 
 
-def _discard(row: int, q: torch.Tensor) -> None:
-    """Do not write a row of q."""
+def _discard(row: int, q: torch.Tensor) -> None: ...
 
 
 class Host:
     """Models, their KV slots, and the scores kept for judging.
 
-    Args:
-        name: The worker's name. It writes the slab of q with this name and reads all others.
+    It writes the slab of q with its name and reads all others.
     """
 
     def __init__(self, name: str) -> None:
         self.forwards = Forwards()
         self._name = name
-        self._slabs: dict[str, np.ndarray] = {}
+        self.slabs: dict[str, np.ndarray] = {}
+        """Rows of q by drafting worker, (R, V) float32."""
         self._exchanges: dict[str, Exchange] = {}
         self._groups: dict[str, Ranks] = {}
         self._ranks: dict[str, Ranks] = {}
         """The ranks of each model that is split by tensors, and of the heads beside it."""
         self._scores: dict[int, tuple[torch.Tensor, Prefix]] = {}
-        self._sampling = Sampling()
-        self._run = Begin(self._sampling, 0, 0, 0, Packing())
-        self._vocab_size = 0
-
-    def connect(self, slabs: Mapping[str, np.ndarray]) -> None:
-        self._slabs = dict(slabs)
 
     def ready(self, job: Job) -> bool:
-        """Return whether the job can run now: a judge needs its scores."""
         return not isinstance(job, Judge) or job.scores in self._scores
 
     def handle(self, job: Job, stopped: Callable[[], bool] = never) -> Reply:
@@ -123,14 +114,14 @@ class Host:
         try:
             return self._handle(job, stopped)
         except (MemoryError, RuntimeError) as error:
-            shortage = out_of_memory(error, self._name, job, self.forwards, self._run)
+            shortage = out_of_memory(error, self._name, job, self.forwards)
             if shortage is None:
                 raise
             self._scores.clear()
             raise shortage from None
 
     def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
-        stamps: list[Stamp] = []
+        stamps, value = list[Stamp](), cast("Any", None)
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
 
@@ -143,19 +134,17 @@ class Host:
             case Load():
                 value = self._load(job)
             case Connect():
-                value = self.connect({name: attach(path, shape) for name, path, shape in job.slabs})
+                self.slabs = {name: attach(path, shape) for name, path, shape in job.slabs}
             case Join():
                 self._exchanges[job.group] = Exchange(job.path, job.rank, job.ways)
-                value = None
             case Link():
                 self._groups[job.group] = ProcessRanks(job.path, job.rank, job.ways, job.backend)
-                value = None
             case Begin():
-                value = self._begin(job)
+                self._begin(job)
             case Room():
                 value = taken(self.forwards, job)
             case Retire():
-                value = self.forwards.retire(job.sequence)
+                self.forwards.retire(job.sequence)
             case Prefill():
                 value = self._prefill(job, stamps, stops)
             case Propose():
@@ -163,7 +152,7 @@ class Host:
             case Export():
                 value = export_rows(self.forwards, job, stamps)
             case Import():
-                value = import_rows(self.forwards, job, stamps)
+                import_rows(self.forwards, job, stamps)
             case Score():
                 value = self._score(job, stamps)
             case Judge():
@@ -174,7 +163,7 @@ class Host:
                 logits, prefixes = [rows for rows, _ in kept], [prefix for _, prefix in kept]
                 value = self._judge(job.judges, logits, prefixes, stamps)
             case Drop():
-                value = self._scores.pop(job.scores, None) and None
+                self._scores.pop(job.scores, None)
             case Measure():
                 model = job.model if job.stage is None else job.stage.of(job.model)
                 value = measure(self.forwards.models[model], job, stopped, agree)
@@ -206,7 +195,6 @@ class Host:
         return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
 
     def _draft_statically(self, name: str, decoder: Decoder) -> None:
-        """Let a decoder, or a head's layer, draft without a host between its forwards."""
         head = self.forwards.heads.get(name)
         if head is None:
             self.forwards.fused[name] = FusedDrafts(decoder)
@@ -214,16 +202,14 @@ class Host:
             self.forwards.fused[name] = FusedDrafts(decoder, head.keeps, head.columns.tokens)
 
     def _begin(self, job: Begin) -> None:
-        self._sampling, self._run = job.sampling, job
-        self._vocab_size = job.vocab_size
         self._scores.clear()
-        self.forwards.begin(job.slots, job.capacity, job.packing, job.features, job.sampling.seed)
+        self.forwards.begin(job)
         for exchange in self._exchanges.values():
             exchange.begin(job.run)
 
     def _draws(self, sequence: int) -> Draws:
         """Return a sequence's draws: as in a run of its prompt alone with seed + sequence."""
-        return Draws(self._sampling.seed + sequence, 0)
+        return Draws(self.forwards.run.sampling.seed + sequence, 0)
 
     def _prefill(self, job: Prefill, stamps: list[Stamp], stopped: Callable[[], bool]) -> bytes | None:
         prefixes = [Prefix(p.sequence, p.tokens[:-1]) for p in job.prefixes if len(p) > 1]
@@ -235,27 +221,17 @@ class Host:
             parts = _parts(prefixes, cached) if stage_io is None else [prefixes]
             with contextlib.suppress(RunCancelled):
                 for part in parts:
-                    self.forwards.extend(
-                        model,
-                        part,
-                        [NO_DRAFT] * len(part),
-                        stamps,
-                        "prefill",
-                        logits=False,
-                        stage_io=stage_io,
-                        stopped=stopped,
-                    )
+                    rows = model, part, [NO_DRAFT] * len(part), stamps, "prefill"
+                    self.forwards.extend(*rows, logits=False, stage_io=stage_io, stopped=stopped)
         return stage_io.outgoing if stage_io else None
 
     def _drafting(self, job: Propose) -> Drafting:
-        partners, ranks = (
-            self._exchanges[job.group] if job.group else SingleDevice(),
-            self._ranks.get(job.model),
-        )
+        partners = self._exchanges[job.group] if job.group else SingleDevice()
+        ranks, run = self._ranks.get(job.model), self.forwards.run
         # all workers of a group draft the same; judges read the leader's q
         leads = partners.rank == 0 and (ranks is None or ranks.rank == 0)
         write = self._write if leads else _discard
-        return Drafting(self._sampling, self._draws, self._vocab_size, write, partners)
+        return Drafting(run.sampling, self._draws, run.vocab_size, write, partners)
 
     def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
@@ -274,16 +250,16 @@ class Host:
             return None
         if not job.greedy:
             return self._judge(job.judges, logits, job.prefixes, stamps, best=job.best)
-        logits = [rows[:, : self._vocab_size] for rows in logits]
+        logits = [rows[:, : self.forwards.run.vocab_size] for rows in logits]
         return self._decide(job.judges, logits, job.prefixes, Sampling(), job.best)
 
     def _write(self, row: int, q: torch.Tensor) -> None:
-        out = self._slabs[self._name][row]
+        out = self.slabs[self._name][row]
         out[: len(q)] = q.cpu().numpy()
         out[len(q) :] = 0
 
     def _q_row(self, token: DraftToken) -> torch.Tensor | None:
-        return None if token.q is None else torch.from_numpy(self._slabs[token.q.slab][token.q.row])
+        return None if token.q is None else torch.from_numpy(self.slabs[token.q.slab][token.q.row])
 
     def _judge(
         self,
@@ -295,7 +271,7 @@ class Host:
         best: bool = False,
     ) -> tuple[Judgement, ...]:
         start = self.forwards.clock.mark()
-        judgements = self._decide(jobs, logits, prefixes, self._sampling, best)
+        judgements = self._decide(jobs, logits, prefixes, self.forwards.run.sampling, best)
         judged = sum(len(job.draft) for job in jobs)
         stamps.append(Stamp("sample", start, time.perf_counter_ns(), judged, 0))
         return judgements
@@ -308,27 +284,13 @@ class Host:
         sampling: Sampling,
         best: bool,
     ) -> tuple[Judgement, ...]:
-        """Judge the drafts of several sequences.
+        """Judge the drafts of several sequences by their logits, (R, V) each.
 
         Rows in the host's memory are read number by number, those of a GPU ahead, all at once.
-
-        Args:
-            jobs: One per sequence.
-            logits: Each sequence's rows, (R, V).
-            prefixes: The tokens before row 0.
-            sampling: The logits processors of p.
-            best: Whether judgements include the best token after every row.
         """
         cases = [
-            Case(
-                rows[job.skip :],
-                job.draft,
-                len(x) + job.skip,
-                self._draws(x.sequence),
-                job.bonus,
-                job.typical is not None,
-            )
-            for job, rows, x in zip(jobs, logits, prefixes, strict=True)
+            Case(rows[j.skip :], j.draft, len(x) + j.skip, self._draws(x.sequence), j.bonus, bool(j.typical))
+            for j, rows, x in zip(jobs, logits, prefixes, strict=True)
         ]
         packed = read(cases, sampling) if logits[0].is_cuda else None
         judgements = [
@@ -348,6 +310,18 @@ class Host:
             ids = [argmax(rows) for rows in logits] if packed is None else [rows.argmax() for rows in packed]
             judgements = [replace(j, best=tuple(row)) for j, row in zip(judgements, ids, strict=True)]
         return tuple(judgements)
+
+
+def outcome(handle: Callable[[], Reply]) -> Reply | SpecScopeError:
+    """Return a job's reply or its error; one that nobody expected ends the run, not the worker."""
+    try:
+        return handle()
+    except SpecScopeError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - see above
+        found = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
+        found.add_note(traceback.format_exc())  # the message stays one line
+        return found
 
 
 def export_rows(forwards: Forwards, job: Export, stamps: list[Stamp]) -> bytes:
@@ -371,11 +345,7 @@ def import_rows(forwards: Forwards, job: Import, stamps: list[Stamp]) -> None:
 
 
 def _cached_rows(forwards: Forwards, model: str, prefix: Prefix, count: int) -> np.ndarray:
-    """Return the indices of a prefix's first `count` rows in its slot, (count,) int64.
-
-    Raises:
-        SpecScopeError: A row is not cached.
-    """
+    """Return the indices of a prefix's first `count` rows in its slot, (count,) int64."""
     path = forwards.cache(model).match(forwards.slot(prefix.sequence), prefix.tokens, count)
     if len(path) < count:
         raise SpecScopeError(

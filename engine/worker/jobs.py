@@ -40,7 +40,6 @@ class Connect:
     """Map the slabs of all drafting workers."""
 
     slabs: tuple[tuple[str, str, tuple[int, int]], ...]
-    """(name, path, shape) of each."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class Join:
 
     group: str
     path: str
-    """The shared memory they exchange outputs through."""
     rank: int
-    """This worker's number in the group; 0 is the leader."""
     ways: int
 
 
@@ -61,11 +58,9 @@ class Link:
 
     group: str
     path: str
-    """The shared memory through which the ranks find each other."""
     rank: int
     ways: int
     backend: str
-    """`gloo` or `nccl`."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,6 @@ class Begin:
     sampling: Sampling
     slots: int
     capacity: int
-    """KV rows per slot."""
     vocab_size: int
     """The target's; a drafter proposes no id beyond it."""
     packing: Packing
@@ -91,7 +85,6 @@ class Room:
 
     begin: Begin
     models: tuple[str, ...]
-    """Names of the models, and heads, that it uses on this worker."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,6 @@ class Stage(NamedTuple):
     """One stage of a model whose layers are split over workers."""
 
     number: int
-    """From 0."""
     total: int
     states: bytes = b""
     """Hidden states from the previous stage (`engine.model.stage`)."""
@@ -184,7 +176,6 @@ class Chunk(NamedTuple):
 
     prefix: Prefix
     start: int
-    """Rows cached before."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +278,6 @@ class Facts(NamedTuple):
     vocab_size: int
     context: int
     depth: int = 0
-    """Layers; 0 for a model without layers."""
     clock_error: int = 0
     """Most nanoseconds by which times of the worker's device are wrong (`engine.model.clock`)."""
 
@@ -296,15 +286,12 @@ class Taken(NamedTuple):
     """Memory of a worker's KV caches, in bytes."""
 
     held: int
-    """What they hold now."""
     more: int
     """What a run adds to it; negative if its caches are smaller."""
     row: int
     """Keys, values and kept states of one token, in all models that the run uses."""
     spare: int = 0
     """What torch keeps of a GPU's memory without using it."""
-    free: int = 0
-    """What is free on the worker's device."""
     exact: bool = False
     """Whether a number takes more than two bytes."""
 
@@ -314,9 +301,7 @@ class Grown(NamedTuple):
 
     id: int
     parent: int
-    """Index of its parent in the tree; -1 is the prefix's last token."""
     level: int
-    """Number of ancestors."""
     row: int
     """Slab row of the q it was drawn from; -1 for none."""
     probability: float
@@ -334,12 +319,10 @@ class Stamp(NamedTuple):
     rows: int
     context: int
     lane: int = 0
-    """Index of the device among the worker's."""
     cells: int = 0
     """Query-key cells of its attention, in one layer and one head."""
     batch: int = 1
     work: Work | None = None
-    """Work of a drafting head's forward."""
     parts: tuple[PartTime, ...] = ()
     """Of a fuzzy forward: times of its attention layers and exchanges."""
     communicated: int = 0

@@ -23,11 +23,8 @@ def measure(
 ) -> tuple[float, ...]:
     """Return the median seconds of forwards of each number of rows, as far as the time allows.
 
-    Args:
-        model: Gets a cache of its own; no sequence is touched.
-        job: Numbers of rows and limits; numbers that do not fit into the context are left out.
-        stopped: Returns whether the job was stopped; called between forwards.
-        agree: Maps whether this device stops to whether all ranks of a split model do.
+    The model gets a cache of its own. Numbers that do not fit into the context are left out.
+    `agree` maps whether this device stops to whether all ranks of a split model do.
     """
     counts = [rows for rows in job.rows if rows + 1 < model.context]
     context = min(job.context, model.context - 1 - max(counts))
@@ -45,7 +42,6 @@ def measure(
 
 
 def _stage_io(model: LanguageModel, job: Measure, rows: int) -> StageIO | None:
-    """Return the input of a stage for `rows` rows, zeros; None for a whole model."""
     if job.stage is None:
         return None
     stage = cast("Decoder", model)

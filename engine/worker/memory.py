@@ -16,7 +16,7 @@ from engine.checkpoints.progress import megabytes
 from engine.errors import OutOfMemory
 from engine.model.cache import Cache
 from engine.worker.forwards import Forwards, next_size
-from engine.worker.jobs import Begin, Job, Load, Room, Taken
+from engine.worker.jobs import Job, Load, Room, Taken
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder with the limit of a container's memory, if it has one."""
@@ -25,11 +25,6 @@ CONTAINER = Path("/sys/fs/cgroup")
 def cpu_free() -> int:
     """Return the bytes that the kernel, and the limit of a container, leave to this process."""
     return min([psutil.virtual_memory().available, *_container()])
-
-
-def device_free() -> int:
-    """Return the free bytes of this process's GPU, or of the machine for a process without one."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else cpu_free()
 
 
 def _container() -> list[int]:
@@ -56,11 +51,10 @@ def taken(forwards: Forwards, job: Room) -> Taken:
     models = [forwards.models[name] for name in rows if name in forwards.models]
     exact = any(getattr(model, "dtype", torch.int8).itemsize > 2 for model in models)
     row = sum(rows.values())
-    return Taken(sum(held.values()), more - dropped, row, _spare(), device_free(), exact)
+    return Taken(sum(held.values()), more - dropped, row, _spare(), exact)
 
 
 def _row(forwards: Forwards, name: str, kept: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the bytes of one token in a model's cache; 0 for one without keys and values."""
     cache = forwards.models[name].new_cache(1, 0) if name in forwards.models else None
     if not isinstance(cache, Cache):
         return 0
@@ -78,7 +72,6 @@ def _held(cache: Cache) -> int:
 
 
 def _spare() -> int:
-    """Return the bytes of this process's GPU that torch has reserved and does not use."""
     if not torch.cuda.is_initialized():
         return 0
     return torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -90,28 +83,18 @@ _ASKED = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTPE]iB)")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-def out_of_memory(
-    error: Exception, name: str, job: Job, forwards: Forwards, begin: Begin
-) -> OutOfMemory | None:
+def out_of_memory(error: Exception, name: str, job: Job, forwards: Forwards) -> OutOfMemory | None:
     """Return the error of a worker that has no memory for a job, and free its KV caches.
 
-    Args:
-        error: The error that ended the job.
-        name: The worker's name.
-        job: The job.
-        forwards: The worker's models and caches.
-        begin: The present run.
-
-    Returns:
-        None for an error of another kind.
+    None if the error that ended the job is of another kind.
     """
     if not _is_shortage(error):
         return None
     asked, free = _asked(str(error)), _free()
     model = str(getattr(job, "model", "target"))
     names = tuple({*forwards.caches, model} & {*forwards.models})
-    found = taken(forwards, Room(begin, names))
-    whole = begin.slots * (begin.capacity + 1) * found.row
+    run, found = forwards.run, taken(forwards, Room(forwards.run, names))
+    whole = run.slots * (run.capacity + 1) * found.row
     lacking = (asked - free if asked > free else asked) if asked else whole // 2
     what = f"loading the {model}" if isinstance(job, Load) else f"a forward of the {model}"
     amount = f"{megabytes(asked)} more were asked for, " if asked else ""
@@ -129,7 +112,6 @@ def _is_shortage(error: Exception) -> bool:
 
 
 def _asked(text: str) -> int:
-    """Return the bytes that an error's message names; 0 if it names none."""
     found = _ASKED.search(text)
     return int(float(found[1]) * 1024 ** _UNITS.index(found[2])) if found else 0
 
@@ -137,7 +119,7 @@ def _asked(text: str) -> int:
 def _free() -> int:
     """Return the free bytes of this process's device, on a CPU within its own limit, too."""
     if torch.cuda.is_initialized():
-        return device_free()
+        return torch.cuda.mem_get_info()[0]
     limits = [cpu_free()]
     if sys.platform != "win32":
         import resource

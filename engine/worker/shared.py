@@ -21,14 +21,7 @@ ROWS = 4096
 
 
 class SharedMemory:
-    """Zero bytes to share; the system allocates a page at its first use.
-
-    Args:
-        size: Bytes.
-
-    Raises:
-        SpecScopeError: The system refuses this many bytes.
-    """
+    """Zero bytes to share; the system allocates a page at its first use, or SpecScopeError."""
 
     def __init__(self, size: int) -> None:
         self._file, self._handle = "", -1
@@ -96,11 +89,7 @@ class Slab:
         self.path = self._memory.path
 
     def lease(self, n: int) -> Lease:
-        """Lease n rows.
-
-        Raises:
-            SpecScopeError: More rows are in use than the slab has.
-        """
+        """Lease n rows; SpecScopeError if the slab has fewer free ones."""
         if n > len(self._free):
             raise SpecScopeError(
                 f"more than {ROWS} rows of q are in use at once; use a smaller gamma or batch"

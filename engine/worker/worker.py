@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from engine.trace.events import Device
@@ -42,9 +42,7 @@ class Worker(Protocol):
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
         """Start a job between runs and return a function that waits for its reply.
 
-        Raises (when waiting):
-            ModelError: A model cannot be loaded.
-            WorkerDied: The worker ended.
+        The function raises ModelError (a model cannot be loaded) or WorkerDied.
         """
         ...
 
@@ -69,3 +67,27 @@ class Worker(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def settle(reply: asyncio.Future[Reply], take: Callable[[], Reply]) -> None:
+    """Give a reply the result of `take`, or its error; nothing if nobody waits any more."""
+    try:
+        value = take()
+    except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+        if not reply.done():
+            reply.set_exception(error)
+    else:
+        if not reply.done():
+            reply.set_result(value)
+
+
+async def finish(work: Awaitable[Reply], reply: asyncio.Future[Reply]) -> None:
+    """Give a reply the result of some work, or its error."""
+    try:
+        value = await work
+    except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+        if not reply.done():
+            reply.set_exception(error)
+    else:
+        if not reply.done():
+            reply.set_result(value)

@@ -2,43 +2,42 @@
 
 Ray starts the calls of an actor in the order in which they were sent, one after the other; calls of
 the concurrency groups `control` and `beside` do not wait for a forward.
+
+Large data (rows of q, KV rows, hidden states) stays in Ray's object store as the second value of a
+reply; Ray moves it from node to node.
 """
 
 from __future__ import annotations
 
 import tempfile
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from engine.errors import ModelError, SpecScopeError
+from engine.errors import ModelError
 from engine.runtimes.process import Setup
-from engine.runtimes.ray.references import Packed, split_reply, unpack
-from engine.worker.host import Host
-from engine.worker.jobs import Connect, Drop, Job, Link, Load, Reply
+from engine.worker.host import Host, outcome
+from engine.worker.jobs import Connect, Drop, Import, Job, Link, Load, Propose, Reply
 
 GROUPS = {"control": 1, "beside": 4}
 """Concurrency group -> threads: for control jobs, and for calls beside all jobs."""
+Row: TypeAlias = tuple[str, int]
+"""A row of q: the name of the worker that wrote it, and the row's number."""
+Located: TypeAlias = Sequence[tuple[Row, int, int]]
+"""(row of q, number of an array, index in the array) of each row that a job reads."""
 
 
 class RayServer:
-    """One device of a node, as the class of an actor.
-
-    Args:
-        setup: The worker's name, device and threads.
-        node: The node's name, for messages.
-    """
+    """One device of a node, as the class of an actor; the node's name is for messages."""
 
     def __init__(self, setup: Setup, node: str) -> None:
         self._setup, self._node = setup, node
         self._host = Host(setup.name)
-        self._slabs: dict[str, np.ndarray] = {}
         self._stopped: set[int] = set()
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -48,32 +47,34 @@ class RayServer:
         """Stop a job after its current forward; its reply is still returned."""
         self._stopped.add(number)
 
-    def handle(self, number: int, packed: Packed, drops: tuple[Drop, ...], *data: np.ndarray) -> Any:
-        """Do a job.
+    def handle(self, number: int, job: Job, rows: Located, drops: Sequence[Drop], *data: np.ndarray) -> Any:
+        """Do a job that came without its large data, after dropping scores.
+
+        `rows` of q are in `data`, (N, V) float32; if a job needs bytes, the last array has them.
 
         Returns:
-            The reply or its error, and the reply's large data or None.
+            The reply or its error, and the reply's large data or None. `...` in the reply is in
+            place of bytes.
         """
         if torch.get_num_threads() != self._setup.threads:  # a setting of each thread
             torch.set_num_threads(self._setup.threads)
         for drop in drops:
             self._host.handle(drop)
-        try:
-            job = unpack(packed, self._slabs, data)
-            return split_reply(job, self._do(job, number), self._slabs.get(self._setup.name))
-        except SpecScopeError as error:
-            return error, None
-        except Exception as error:  # noqa: BLE001 - it ends the run, not the worker
-            value = SpecScopeError(" ".join(f"{type(error).__name__}: {error}".split()))
-            value.add_note(traceback.format_exc())  # the message stays one line
-            return value, None
-        finally:
-            self._stopped.discard(number)
+        for (name, row), array, index in rows:
+            self._host.slabs[name][row] = data[array][index]
+        if bytes_of(job) is ...:
+            job = with_bytes(job, data[-1].tobytes())
+        reply = outcome(lambda: self._do(job, number))
+        self._stopped.discard(number)
+        if isinstance(reply, Reply) and isinstance(reply.value, bytes) and reply.value:
+            return reply._replace(value=...), np.frombuffer(reply.value, dtype=np.uint8)
+        written = written_rows(job)
+        return reply, self._host.slabs[self._setup.name][written] if written else None
 
     def _do(self, job: Job, number: int) -> Reply:
-        if isinstance(job, Connect):  # a node has its own copy of each row that it reads
-            self._slabs = {name: np.zeros(shape, dtype=np.float32) for name, _, shape in job.slabs}
-            self._host.connect(self._slabs)
+        if isinstance(job, Connect):
+            # a node has a copy of each row of q that it reads
+            self._host.slabs = {n: np.zeros(shape, dtype=np.float32) for n, _, shape in job.slabs}
             return Reply(None, ())
         if isinstance(job, Link):
             return self._link(job)
@@ -90,3 +91,23 @@ class RayServer:
             return self._host.handle(replace(job, path=str(meeting)))
         finally:
             meeting.unlink(missing_ok=True)
+
+
+def written_rows(job: Job) -> list[int]:
+    """Return the rows of q that a drafting job may write, in order."""
+    if not isinstance(job, Propose) or not job.sampled:
+        return []
+    return [row for rows in job.rows for row in rows]
+
+
+def bytes_of(job: Any) -> Any:
+    if isinstance(job, Import):
+        return job.data
+    stage = getattr(job, "stage", None)
+    return None if stage is None else stage.states
+
+
+def with_bytes(job: Any, data: Any) -> Any:
+    if isinstance(job, Import):
+        return replace(job, data=data)
+    return replace(job, stage=job.stage._replace(states=data))

@@ -1,9 +1,9 @@
 """Ray actors as workers: one actor per device of a node.
 
 A call's reply has two values: the answer, which comes to this process, and large data, which stays
-in the object store (`engine.runtimes.ray.references`). An actor that dies fails its jobs with
-`WorkerDied`, which names device and node. Ray reports a dead process at once; a node that vanished
-or a worker that hangs is found by `check`.
+in the object store; its reference is passed with the job that needs the data.
+An actor that dies fails its jobs with `WorkerDied`, which names device and node. Ray reports a dead
+process at once; a node that vanished or a worker that hangs is found by `check`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -24,12 +25,23 @@ from typing import Any, NamedTuple
 from engine.environment import release
 from engine.errors import SpecScopeError, WorkerDied, one_line
 from engine.runtimes.process import Setup
-from engine.runtimes.ray.references import References, join_reply
-from engine.worker.jobs import CONTROL, Connect, Drop, Job, Judge, Link, Load, Preparation, Reply, Score
-from engine.worker.worker import Ticket
+from engine.runtimes.ray.server import Located, Row, bytes_of, with_bytes, written_rows
+from engine.worker.jobs import (
+    CONTROL,
+    Connect,
+    Drop,
+    Job,
+    Judge,
+    JudgeAll,
+    Link,
+    Load,
+    Preparation,
+    Reply,
+    Score,
+)
+from engine.worker.worker import Ticket, settle
 
 CONNECT_S = 2.0
-"""Seconds for a connection to a node."""
 START_S = 120.0
 """Seconds for the start of an actor: its node may be busy."""
 LATE = 2
@@ -59,19 +71,8 @@ class Clock(NamedTuple):
     """The offset is wrong by at most this."""
 
     def local(self, reply: Reply) -> Reply:
-        if not self.offset:
-            return reply
-        by = -self.offset
-        return reply._replace(
-            stamps=tuple(
-                stamp._replace(
-                    start=stamp.start + by,
-                    end=stamp.end + by,
-                    parts=tuple(part.later(by) for part in stamp.parts),
-                )
-                for stamp in reply.stamps
-            )
-        )
+        stamps = (stamp.read(lambda time: time - self.offset) for stamp in reply.stamps)
+        return reply._replace(stamps=tuple(stamps)) if self.offset else reply
 
 
 def compare(there: Callable[[], int], here: Callable[[], int] = time.perf_counter_ns) -> Clock:
@@ -90,15 +91,12 @@ class Node:
     """A node of a Ray cluster. All workers on it share its clock."""
 
     id: str
-    """Ray's id."""
     name: str
     """Its name in labels and messages: `node 2 (10.0.0.7)`; empty if it is the only node."""
     address: str
-    """IP address."""
     port: int
     """TCP port of its raylet, the process that starts its workers."""
     own: bool
-    """Whether this process runs on it."""
     total: Mapping[str, float] = field(default_factory=dict[str, float])
     """Its resources by Ray's names."""
     free: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -109,15 +107,44 @@ class Node:
         return reachable(self.address, self.port)
 
 
-class RayWorker:
-    """A worker that is an actor.
+class References:
+    """Where the rows of q of a cluster's workers are.
 
-    Args:
-        setup: Its name, device and threads.
-        node: The node that it starts on.
-        references: Where rows of q are; shared by the cluster's workers.
-        actor: Starts the actor and returns its handle.
-        reserved: The placement group and bundle of its device, for people.
+    The reference of an old row goes when the row is leased again.
+    """
+
+    def __init__(self) -> None:
+        self.session = secrets.token_hex(16)
+        """A name that nobody can guess; the ranks of a split model find each other by it."""
+        self._rows: dict[Row, tuple[Any, int]] = {}
+
+    def put(self, name: str, job: Job, reference: Any) -> None:
+        """Remember the reference to the rows of q that a worker's drafting job wrote."""
+        for index, row in enumerate(written_rows(job)):
+            self._rows[name, row] = reference, index
+
+    def pack(self, job: Any) -> tuple[Any, Located, list[Any]]:
+        """Return a job without its large data, the rows of q that it reads, and the references."""
+        rows = {row: self._rows[row] for row in read_rows(job)}
+        references = list(dict.fromkeys(reference for reference, _ in rows.values()))
+        located = tuple((row, references.index(ref), index) for row, (ref, index) in rows.items())
+        data = bytes_of(job)
+        if data is None or isinstance(data, bytes):
+            return job, located, references
+        return with_bytes(job, ...), located, [*references, data]
+
+
+def read_rows(job: Any) -> Iterator[Row]:
+    """Yield each row of q that a job reads, once."""
+    judges = (job,) if isinstance(job, Judge) else job.judges if isinstance(job, Score | JudgeAll) else ()
+    tokens = (token for judge in judges for token in judge.draft.tokens)
+    yield from dict.fromkeys((token.q.slab, token.q.row) for token in tokens if token.q is not None)
+
+
+class RayWorker:
+    """A worker that is an actor; `references` is shared by the cluster's workers.
+
+    `reserved`: the placement group and bundle of its device, for people.
     """
 
     def __init__(
@@ -137,19 +164,18 @@ class RayWorker:
         self._references = references
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = count()
-        self._jobs: dict[int, Job] = {}
-        """Unanswered jobs. Only the sending thread lets go of a job: its draft may be the last."""
-        self._answers: dict[int, Future[tuple[Any, Any]]] = {}
+        self._owed: dict[int, tuple[Job, Future[tuple[Any, Any]]]] = {}
+        """Jobs with their answers. Only the sending thread lets go of a job: its draft may be the
+        last that holds its rows of q."""
         self._dropped: list[Drop] = []
         self._ended: WorkerDied | None = None
-        self._lock = threading.Lock()
         self._ping: Future[int] | None = None
         self._late = 0
         self._closed = False
         self._patient = False
         """Whether it loads a model, which may take long."""
         self._actor = actor(setup)
-        self._started: Future[int] = self.ask(os.getpid)
+        self._started: Future[tuple[int, str]] = self.ask(_introduce)
 
     @property
     def ended(self) -> bool:
@@ -159,16 +185,15 @@ class RayWorker:
         return 1
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        """Start a job between runs and return a function that waits for its reply."""
         if isinstance(job, Link):  # its path is one of this machine
             job = replace(job, path=f"{self._references.session} {job.group}")
         self._patient = isinstance(job, Load | Connect | Link)
-        number, answer = self._send(job)
+        number, _ = self._send(job)
 
         def wait() -> Reply:
             self._wait_for_start()
             try:
-                return self._take(number, answer)
+                return self._take(number)
             finally:
                 self._patient = False
 
@@ -178,8 +203,7 @@ class RayWorker:
         if self.pid:
             return
         try:
-            self.pid = self._started.result(timeout=START_S)
-            found: str = self.ask(_version).result(timeout=START_S)
+            pid, found = self._started.result(timeout=START_S)
         except TimeoutError:
             raise SpecScopeError(
                 f"the worker on {self._place} did not start in {START_S:g} s; its node may be overloaded, or its "
@@ -187,7 +211,8 @@ class RayWorker:
             ) from None
         except Exception as error:  # noqa: BLE001 - Ray's own errors
             raise self._death(cause(error)) from None
-        if found != (own := _version()):
+        self.pid = pid
+        if found != (own := release("specscope")):
             where = self.node.name or "the node"
             raise SpecScopeError(
                 f"{where} has SpecScope {found}, this machine {own}: install one version on both"
@@ -198,11 +223,7 @@ class RayWorker:
         return self._actor.call.options(concurrency_group="beside").remote(function).future()
 
     def answer(self, function: Callable[[], Any], within_s: float = SILENT_LONG) -> Any:
-        """Wait until the worker has started, call a function in its process, and return the result.
-
-        Raises:
-            SpecScopeError: It did not start, or ended.
-        """
+        """Call a function in the worker's process once it has started, and wait for the result."""
         self._wait_for_start()
         try:
             return self.ask(function).result(timeout=within_s)
@@ -210,11 +231,7 @@ class RayWorker:
             raise self._death(cause(error)) from None
 
     def align(self) -> None:
-        """Compare the clock of its node with this process's.
-
-        Raises:
-            WorkerDied: The worker ended.
-        """
+        """Compare the clock of its node with this process's."""
         if not self.node.own:
             self.node.clock = compare(lambda: self.answer(time.perf_counter_ns, SILENT))
 
@@ -234,80 +251,66 @@ class RayWorker:
             return Ticket(reply, lambda: None)
         number, answer = self._send(job)
 
-        def settle() -> None:
-            try:
-                value = self._take(number, answer)
-            except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
-                if not reply.cancelled():
-                    reply.set_exception(error)
-            else:
-                if not reply.cancelled():
-                    reply.set_result(value)
-
         def settle_on_loop(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(settle, reply, partial(self._take, number))
 
         answer.add_done_callback(settle_on_loop)
         return Ticket(reply, partial(self._stop, number))
 
     def _stop(self, number: int) -> None:
-        if number in self._answers and self._ended is None:
+        if number in self._owed and self._ended is None:
             self._actor.stop.options(concurrency_group="beside").remote(number)
 
     def _send(self, job: Job) -> tuple[int, Future[tuple[Any, Any]]]:
         """Send a job; returns its number, and its reply or error with a reference to large data."""
         number, answer = next(self._numbers), Future[tuple[Any, Any]]()
         group = {"concurrency_group": "control"} if self._is_control(job) else {}
-        with self._lock:
-            self._jobs[number], ended = job, self._ended
-            if ended is None:
-                self._answers[number] = answer
-        if ended is not None:
-            answer.set_exception(ended)
+        self._owed[number] = job, answer
+        if self._ended is not None:
+            _fail(answer, self._ended)
             return number, answer
-        packed, references = self._references.pack(job)
+        packed, rows, references = self._references.pack(job)
         drops, self._dropped = tuple(self._dropped), []
         handle = self._actor.handle.options(num_returns=2, **group)
-        value, data = handle.remote(number, packed, drops, *references)
-        value.future().add_done_callback(partial(self._receive, number, data))
+        value, data = handle.remote(number, packed, rows, drops, *references)
+        value.future().add_done_callback(partial(self._receive, answer, data))
         return number, answer
 
     def _is_control(self, job: Job) -> bool:
-        """Return whether a job waits for no forward; a judge waits for its scores."""
-        forwards = [each for each in self._jobs.values() if isinstance(each, Score)]
+        forwards = [each for each, _ in self._owed.values() if isinstance(each, Score)]
         return isinstance(job, CONTROL) and not (
             isinstance(job, Judge) and any(0 <= job.scores - f.scores < len(f.prefixes) for f in forwards)
         )
 
-    def _receive(self, number: int, data: Any, value: Future[Any]) -> None:
+    def _receive(self, answer: Future[tuple[Any, Any]], data: Any, value: Future[Any]) -> None:
         """Deliver an answer; Ray calls this in a thread of its own."""
         error = value.exception()
         if error is not None:  # in another thread: finding the cause takes time, and Ray waits here
-            threading.Thread(target=self._end, args=(cause(error),), daemon=True).start()
+            threading.Thread(target=lambda: self._end(cause(error)), daemon=True).start()
             return
-        with self._lock:
-            answer = self._answers.pop(number, None)
-        if answer is not None:
+        with contextlib.suppress(InvalidStateError):  # the worker was given up
             answer.set_result((value.result(), data))
 
-    def _take(self, number: int, answer: Future[tuple[Any, Any]]) -> Reply:
+    def _take(self, number: int) -> Reply:
         """Return the reply to a job, or raise its error; in the thread that sent the job."""
+        job, answer = self._owed[number]
         try:
             value, data = answer.result()
         finally:
-            job = self._jobs.pop(number)
+            del self._owed[number]
         if isinstance(value, BaseException):
             raise value
         self._references.put(self.name, job, data)
-        return self.node.clock.local(join_reply(value, data))
+        return self.node.clock.local(value._replace(value=data) if value.value is ... else value)
 
     def check(self) -> None:
         """Ask an actor that owes a reply for a sign of life. Call it once a second.
 
         It counts calls and compares no clocks: a laptop that slept raises no alarm.
         """
-        if not self.pid or not self._answers or self._ended is not None:
+        owes = any(not answer.done() for _, answer in list(self._owed.values()))
+        if not self.pid or not owes or self._ended is not None:
             self._ping, self._late = None, 0
         elif self._ping is None or self._ping.done():
             self._ping, self._late = self.ask(os.getpid), 0
@@ -330,8 +333,7 @@ class RayWorker:
 
     def close(self) -> None:
         """Kill the actor: it has no state to save."""
-        with self._lock:
-            self._ended = self._ended or self._death("was closed", look=False)
+        self._ended = self._ended or self._death("was closed", look=False)
         self._kill()
         self._closed = True
 
@@ -344,12 +346,9 @@ class RayWorker:
 
     def _end(self, how: str) -> None:
         """Fail all jobs, once."""
-        death = self._death(how)
-        with self._lock:
-            self._ended = self._ended or death
-            answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            answer.set_exception(self._ended)
+        self._ended = self._ended or self._death(how)
+        for _, answer in list(self._owed.values()):
+            _fail(answer, self._ended)
 
     @property
     def _place(self) -> str:
@@ -362,8 +361,14 @@ class RayWorker:
         return WorkerDied(f"the worker on {self._place} {how or 'ended'}; start the run again")
 
 
-def _version() -> str:
-    return release("specscope")
+def _introduce() -> tuple[int, str]:
+    """Return a worker's process id and release."""
+    return os.getpid(), release("specscope")
+
+
+def _fail(answer: Future[Any], error: WorkerDied) -> None:
+    with contextlib.suppress(InvalidStateError):  # it has its answer
+        answer.set_exception(error)
 
 
 def cause(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.checkpoints.forms import FORMS, split_form, usual_form
 from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
-from engine.cluster.measured import measured_path
+from engine.cluster.measurements import measured_path
 from engine.cluster.open import find_pair
 from engine.errors import ModelError, UsageError
 from engine.model import weights

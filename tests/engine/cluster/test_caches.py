@@ -11,16 +11,15 @@ import engine
 from engine.checkpoints.pair import Pair
 from engine.cluster import memory
 from engine.cluster.memory import Memory, RunSize, check_caches
-from engine.cluster.pool import Free
 from engine.errors import OutOfMemory
 from engine.layout import Packing
 from engine.model.cache import Cache
 from engine.run.serving import Load
-from engine.trace.events import Device
 from engine.types import Limits, Sampling
-from engine.worker.jobs import Begin, Reply, Taken
+from engine.worker.jobs import Begin, Taken
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads
+from tests.engine.worker.harness import AnsweredWorker
 
 PROMPT = [5, 6, 7, 8]
 NEW = 12
@@ -138,63 +137,43 @@ def test_the_second_run_of_the_same_size_needs_no_more(cluster):
     assert run(cluster, sampling=Sampling()).status == "done"
 
 
-class _Holder:
-    """A worker that answers with what it holds."""
-
-    def __init__(self, name: str, device: str, taken: Taken, kind: str = "cuda") -> None:
-        self.name, self.devices = name, (Device(device, "", device, kind),)
-        self.taken = taken
-        self.asked = None
-
-    def prepare(self, job):
-        self.asked = job.models
-        return lambda: Reply(self.taken, ())
-
-
 ASKED = RunSize(Begin(Sampling(), 1, 99, 9, Packing()), 50)
 
 
 def test_devices_have_their_own_memory_and_workers_of_one_device_share_it():
     workers = [
-        _Holder("cuda:0", "cuda:0", Taken(0, 600, 6)),
-        _Holder("cuda:0/drafter", "cuda:0/drafter", Taken(0, 400, 4)),
-        _Holder("cuda:1", "cuda:1", Taken(500, 1000, 10)),
+        AnsweredWorker("cuda:0", Taken(0, 600, 6)),
+        AnsweredWorker("cuda:0/drafter", Taken(0, 400, 4)),
+        AnsweredWorker("cuda:1", Taken(500, 1000, 10)),
     ]
     free = {"cuda:0": 1000, "cuda:1": 1000}
-
-    def room(device, *, limited=False):
-        own = device.name.split("/")[0]
-        return Free(own, free[own], limited)
-
+    measured = Memory(measure=lambda device: free[device.name.split("/")[0]])
+    limited = replace(measured, limits={"cuda:1": 1000})
     models = {"cuda:0": ("target",), "cuda:0/drafter": ("drafter",)}
-    check_caches(workers, models, room, ASKED)
-    assert [w.asked for w in workers] == [("target",), ("drafter",), ()]
+    check_caches(workers, models, measured, (), ASKED)
+    assert [w.prepared[-1].models for w in workers] == [("target",), ("drafter",), ()]
     free["cuda:0"] = 999
     with pytest.raises(OutOfMemory, match=r"memory of cuda:0, .* fits: --max-new-tokens 49$"):
-        check_caches(workers, models, room, ASKED)
+        check_caches(workers, models, measured, (), ASKED)
     free["cuda:0"] = 1000
-    workers[1].taken = Taken(0, 401, 4, spare=1)  # torch reserved it and does not use it
-    check_caches(workers, models, room, ASKED)
+    workers[1].value = Taken(0, 401, 4, spare=1)  # torch reserved it and does not use it
+    check_caches(workers, models, measured, (), ASKED)
     with pytest.raises(OutOfMemory, match="memory of cuda:1"):  # a limit counts the caches held there
-        check_caches(workers, models, lambda d: room(d, limited=d.name == "cuda:1"), ASKED)
-    check_caches(workers, models, lambda _: None, ASKED)
+        check_caches(workers, models, limited, (), ASKED)
 
 
-def test_workers_on_other_nodes_measure_their_own_memory():
-    workers = [
-        _Holder("cpu:0", "cpu:0", Taken(0, 600, 6, free=999)),
-        _Holder("cpu:1", "cpu:1", Taken(0, 600, 6, free=600)),
-        _Holder("cpu:2", "cpu:2", Taken(0, 399, 4, free=999)),
-    ]
-    nodes = {"cpu:0": "node 1", "cpu:1": "node 2", "cpu:2": "node 1"}
+def test_workers_of_a_node_share_its_memory():
+    workers = [AnsweredWorker(f"cpu:{i}", Taken(0, more, 6)) for i, more in enumerate((600, 600, 399))]
+    free = {"node 1": 999, "node 2": 600}
 
-    def room(device):
-        return Free(nodes[device.name], None)
+    def node(device):
+        return "node 2" if device.name == "cpu:1" else "node 1"
 
-    check_caches(workers, {}, room, ASKED)
-    workers[2].taken = workers[2].taken._replace(more=400)
+    memory = Memory(measure=lambda device: free[node(device)], name_of=node)
+    check_caches(workers, {}, memory, (), ASKED)
+    workers[2].value = workers[2].value._replace(more=400)
     with pytest.raises(OutOfMemory, match="memory of node 1, of which"):
-        check_caches(workers, {}, room, ASKED)
+        check_caches(workers, {}, memory, (), ASKED)
 
 
 def test_a_limit_refuses_a_run_of_the_command_with_exit_code_1(capsys, tmp_path):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import engine
 from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import devices_of
 from engine.cluster.session import Cluster
-from engine.trace.events import Device
 from engine.types import Limits, Sampling
 from tests.engine.checkpoints.gguf_files import write
+from tests.engine.runtimes.processes import six_cores
 
 TARGET = Pair.find("bundled").target_path
 PROMPT, NEW = "Tell me a story about a dragon.", Limits(20)
@@ -114,12 +112,6 @@ def test_a_header_names_the_form_and_opens_the_same_models_again(threads: Cluste
     assert again.models == threads.pair.models
 
 
-def _many(device: str) -> tuple[Device, ...]:
-    """Return five devices on the cores that this machine has."""
-    cores = devices_of(device)
-    return tuple(replace(cores[i % len(cores)], name=f"{cores[i % len(cores)].name}/{i}") for i in range(5))
-
-
 @pytest.mark.parametrize(
     ("form", "place"),
     [
@@ -134,7 +126,7 @@ def _many(device: str) -> tuple[Device, ...]:
 def test_texts_do_not_depend_on_the_runtime(
     form: str, place: dict[str, str], expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
     with engine.open(target=TARGET, drafter=form, **place) as cluster:
         if place.get("dtype") == "bfloat16":
             assert text(cluster, "speculative") == text(cluster, "autoregressive")
@@ -147,7 +139,7 @@ def test_texts_do_not_depend_on_the_runtime(
 def test_processes_that_split_a_form_draft_for_the_targets_text(
     expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
     with engine.open(target=TARGET, drafter="int4", device="cpu", drafter_tp=2) as cluster:
         trace = cluster.run("speculative", PROMPT, config={"gamma": 3}, limits=Limits(8))
     assert tuple(trace.token_ids()) == expected[True][:8]
@@ -155,7 +147,7 @@ def test_processes_that_split_a_form_draft_for_the_targets_text(
 
 
 def test_several_forms_race(expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
     with engine.open(target=TARGET, drafter=["int4", "int8"], **THREADS) as cluster:
         trace = cluster.run("dsi", PROMPT, config={"drafters": 2, "lookahead": 2}, limits=NEW)
         assert tuple(trace.token_ids()) == expected[True]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cluster.measured import FEWEST, KEPT, learn, scaled
+from engine.cluster.measurements import FEWEST, KEPT, learn, scaled
 from engine.drafting.planner import Plan
 from engine.trace.events import OTHERS, Occupancy
 from tests.traces.samples import sample_trace

@@ -174,13 +174,13 @@ def test_limits_are_per_device_and_other_cores_share_the_machine():
 )
 def test_what_does_not_fit_is_refused_with_what_would(dtype, free, advice):
     parts = [
-        Part("drafter", CORES[0], "all", 20_000_000, 1),
-        Part("target", CORES[1], "all", 80_000_000, 1),
+        Part("drafter", CORES[0], "all", 20_000_000, 1, dtype),
+        Part("target", CORES[1], "all", 80_000_000, 1, dtype),
     ]
-    Memory(measure=lambda _: 100_000_000).check(parts, (), dtype)
+    Memory(measure=lambda _: 100_000_000).check(parts, ())
     message = f"drafter and target: the weights take 100.0 MB in the memory of this machine, .*{advice}"
     with pytest.raises(ModelError, match=message) as error:
-        Memory(measure=lambda _: free).check(parts, (), dtype)
+        Memory(measure=lambda _: free).check(parts, ())
     assert "\n" not in str(error.value)
 
 

@@ -16,7 +16,7 @@ import engine.worker.measure as measure_module
 from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.cluster import measurements, probing
-from engine.cluster.measured import measured_path, read_curve, read_probe, write_curve, write_probe
+from engine.cluster.measurements import measured_path, read_curve, read_probe, write_curve, write_probe
 from engine.cluster.probing import orders_of, probe_of, rates_of
 from engine.drafting.pace import Probe
 from engine.drafting.static import tree

@@ -11,9 +11,8 @@ import torch
 
 import engine
 from engine.checkpoints.pair import Pair
-from engine.cluster.memory import part_of
 from engine.cluster.options import Options
-from engine.cluster.pool import Free, ModelPart
+from engine.cluster.pool import ModelPart, part_of
 from engine.cluster.ray_cluster import Bundle, Place
 from engine.cluster.ray_devices import RayDevices
 from engine.errors import ModelError, SpecScopeError, UsageError
@@ -112,14 +111,11 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
 
 
 def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
-    several, alone = (RayDevices(Pair.find("bundled"), Nodes(*cpus), ray()) for cpus in ((2, 1), (2,)))
-    assert [several.free(device, ()) for device in several.devices] == [
-        Free("node 0", None),
-        Free("node 1", None),
-        Free("node 0", None),
-    ]
-    drafter = replace(alone.devices[0], name=f"{alone.devices[0].name}/drafter")
-    assert alone.free(drafter, ()).bytes is None
+    pool = RayDevices(Pair.find("bundled"), Nodes(2, 1), ray())
+    assert [pool.memory.name(device) for device in pool.devices] == ["node 0", "node 1", "node 0"]
+    drafter = replace(pool.devices[0], name=f"{pool.devices[0].name}/drafter")
+    pool._workers[drafter.name] = SimpleNamespace(answer=lambda _: 77)
+    assert (pool.memory.name(drafter), pool.memory.free(drafter)) == ("node 0", 77)
 
 
 def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
@@ -133,11 +129,11 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     free = [sum(sizes)]
     for part in parts:
         pool._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
-    pool.check_memory(parts, ())
+    pool.memory.check(pool.parts(parts), ())
     free[0] -= 1
     message = r"drafter and target: the weights take .* in the memory of node 1, of which .* are free"
     with pytest.raises(ModelError, match=message):
-        pool.check_memory(parts, ())
+        pool.memory.check(pool.parts(parts), ())
 
 
 def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):

@@ -15,7 +15,7 @@ from engine.heads.find import load_head
 from engine.heads.trainable import Frozen, Texts, TrainableHead, pack
 from engine.layout import Packing
 from engine.types import Prefix, Sampling
-from engine.worker.head_forwards import PackedForwards
+from engine.worker.drafting import PackedForwards
 from engine.worker.host import Host
 from engine.worker.jobs import Begin, Grown, Load, Prefill
 from tests.engine.model import tiny

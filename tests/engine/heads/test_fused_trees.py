@@ -39,7 +39,7 @@ class Drafter:
     def __init__(self, target: Path, head: Path, sampling: Sampling, *, static: bool, capacity: int = 64):
         self.host = new_host(target, head, PREFIXES, sampling, static=static, capacity=capacity)
         self.slab = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
-        self.host.connect({"worker": self.slab})
+        self.host.slabs = {"worker": self.slab}
 
     def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
         rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))

@@ -43,7 +43,7 @@ class DrafterWorker:
     def __init__(self, path: Path, sampling: Sampling = WARM) -> None:
         self.host = Host("mine")
         self.q = np.zeros((64, tiny.VOCAB), dtype=np.float32)
-        self.host.connect({"mine": self.q})
+        self.host.slabs = {"mine": self.q}
         dtype = torch.float32
         self.host.handle(Load("drafter", lambda: load(str(path), device="cpu", dtype=dtype, name="drafter")))
         self.begin(sampling)

@@ -24,7 +24,7 @@ from engine.simulate.oracle import Scripted
 from engine.types import Limits, Prefix, Sampling
 from engine.worker.drafting import Drafting, draft
 from engine.worker.forwards import NO_DRAFT, Forwards
-from engine.worker.jobs import Grown, Propose, Stamp
+from engine.worker.jobs import Begin, Grown, Propose, Stamp
 from tests.engine.methods.pairs import make_pair, timeless
 from tests.engine.worker.harness import Flat, Racks, TestCluster
 
@@ -143,7 +143,7 @@ class Drafter:
         self.begin()
 
     def begin(self) -> None:
-        self.forwards.begin(1, 60, Packing())
+        self.forwards.begin(Begin(Sampling(), 1, 60, self.vocab_size, Packing()))
 
     def grow(self, tokens: list[int], sampling: Sampling, width: int = 3, depth: int = 3):
         stamps = list[Stamp]()

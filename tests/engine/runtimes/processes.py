@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import psutil
 
+from engine.cluster.local_devices import devices_of
 from engine.layout import LayerParallel, Layout, Pipelined
 from engine.runtimes.ensemble import Ensemble
-from engine.trace.events import Span
+from engine.trace.events import Device, Span
 
 PROMPT = "Tell me a story about a lighthouse."
 SPLIT = {"gamma": 4, "placement": "pipeline", "stages": 2}
@@ -34,6 +36,12 @@ def ranks(cluster):
     (group,) = cluster.placement.workers_for(Layout(LayerParallel(2))).by_model["drafter"]
     assert isinstance(group, Ensemble)
     return group.members
+
+
+def six_cores(device: str) -> tuple[Device, ...]:
+    """Return six devices on the cores that this machine has."""
+    cores = devices_of(device)
+    return tuple(replace(cores[i % len(cores)], name=f"{cores[i % len(cores)].name}/{i}") for i in range(6))
 
 
 def worker_processes(program: int) -> list[psutil.Process]:

@@ -12,11 +12,10 @@ import engine
 from engine.errors import SpecScopeError, UsageError, WorkerDied
 from engine.layout import Packing
 from engine.runtimes.ensemble import pipeline_of
-from engine.trace.events import Device
 from engine.types import Draft, Limits, Prefix, Sampling
-from engine.worker.jobs import Begin, Drop, Job, Judge, Prefill, Reply, Score, Stamp
-from engine.worker.worker import Ticket
+from engine.worker.jobs import Begin, Drop, Judge, Prefill, Reply, Score, Stamp
 from tests.engine.runtimes.processes import PROMPT, SPLIT, at_span, stages
+from tests.engine.worker.harness import AnsweredWorker
 
 
 def test_stages_run_one_after_the_other_each_on_its_device(cluster):
@@ -93,23 +92,6 @@ def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message
 # A pipeline alone.
 
 
-class Recorded:
-    """A stage that records its jobs and replies when the test calls `answer`."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.devices = name, (Device(name, "", name, "cpu"),)
-        self.jobs: list[Job] = []
-        self.replies: list[asyncio.Future[Reply]] = []
-
-    def submit(self, job: Job) -> Ticket:
-        self.jobs.append(job)
-        self.replies.append(asyncio.get_running_loop().create_future())
-        return Ticket(self.replies[-1], lambda: None)
-
-    def answer(self, value: object = None, kind: str = "verify") -> None:
-        self.replies[-1].set_result(Reply(value, (Stamp(kind, 0, 1, 1, 0),)))
-
-
 PREFIX = Prefix(0, None)  # type: ignore[arg-type]
 BEGIN = Begin(Sampling(), 1, 8, 8, Packing())
 
@@ -120,7 +102,7 @@ async def _step() -> None:
 
 
 async def _started():
-    one, two = Recorded("one"), Recorded("two")
+    one, two = AnsweredWorker("one"), AnsweredWorker("two")
     worker = pipeline_of([one, two])  # type: ignore[list-item]
     ticket = worker.submit(BEGIN)
     await _step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import run
 
 import psutil
 import pytest
@@ -26,8 +28,7 @@ from engine.cluster.local_devices import devices_of
 from engine.cluster.ray_cluster import Bundle, RayCluster
 from engine.errors import ModelError, SpecScopeError, WorkerDied
 from engine.runtimes.process import Setup
-from engine.runtimes.ray.references import References
-from engine.runtimes.ray.worker import RayWorker
+from engine.runtimes.ray.worker import RayWorker, References
 from engine.types import Limits, Sampling
 from engine.worker.jobs import Load
 from tests.engine.runtimes.processes import PROMPT, at_span
@@ -250,6 +251,35 @@ def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(nodes, 
     assert "measured · ray" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is handler
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
+    assert not list(folder.glob("specscope-ray-*"))
+
+
+DEAD_HEAD = """
+import threading, time
+import psutil
+from engine.cluster.ray_cluster import RayCluster
+
+def kill():
+    while not (heads := [p for p in psutil.Process().children() if p.name() == "gcs_server"]):
+        time.sleep(0.02)
+    time.sleep(0.3)  # Ray waits for it now
+    heads[0].kill()
+
+threading.Thread(target=kill, daemon=True).start()
+RayCluster(None, 1)
+"""
+
+
+@pytest.mark.slow
+def test_a_head_that_dies_while_ray_starts_ends_the_command_with_one_line(nodes):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    began, folder = time.monotonic(), Path(tempfile.gettempdir())
+    ended = run([sys.executable, "-c", DEAD_HEAD], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert re.fullmatch(
+        r"specscope: cannot start Ray: its head \(process \d+\) ended; start it again\n", ended.stderr
+    )
+    assert time.monotonic() - began < 30, "with the imports, on a busy machine"
     assert not list(folder.glob("specscope-ray-*"))
 
 

@@ -6,14 +6,13 @@ import socket
 from contextlib import suppress
 from threading import Thread
 
-import numpy as np
 import pytest
 
 from app.main import main
 from engine.cluster.ray_connect import reason, speaks_grpc
-from engine.runtimes.ray.references import References, Stored, join_reply, split_reply, unpack
-from engine.runtimes.ray.worker import Clock, compare
-from engine.types import Draft, DraftToken, Prefix, RowRef
+from engine.runtimes.ray.server import bytes_of, with_bytes
+from engine.runtimes.ray.worker import Clock, References, compare
+from engine.types import Draft, DraftToken, RowRef
 from engine.worker.jobs import Import, Judge, JudgeAll, Reply, Score, Stage, Stamp
 from tests.engine.worker.harness import chains
 
@@ -35,31 +34,18 @@ def test_the_fastest_round_trip_gives_a_clock_and_its_error():
 
 
 def test_rows_and_bytes_travel_by_reference_only():
-    """The drafter's rows reach the target's copy of the slab; the message has their places only."""
-    references, store = References(), {}
-    drafting, judging = ({"cpu:0": np.zeros((8, 3), dtype=np.float32)} for _ in range(2))
-    drafting["cpu:0"][[5, 2]] = [[1, 2, 3], [4, 5, 6]]
-    job = chains("drafter", (), (2,), sampled=True, rows=((5, 2),))
-    reply, store["q"] = split_reply(job, Reply((), ()), drafting["cpu:0"])
-    references.put("cpu:0", job, "q")
+    """A message has the places of the rows of q that its job reads, and no bytes."""
+    references = References()
+    references.put("cpu:0", chains("drafter", (), (2,), sampled=True, rows=((5, 2),)), "q")
     tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
     judge = Judge(1, Draft(tokens), bonus=True, skip=0)
-    score = Score("target", (), (), 1, judges=(judge,))
-    for job in (judge, score, JudgeAll((judge,))):
-        packed, found = references.pack(job)
-        assert found == ["q"]
-        assert unpack(packed, judging, tuple(store[name] for name in found)) == job
-        np.testing.assert_array_equal(judging["cpu:0"][[5, 2]], [[1, 2, 3], [4, 5, 6]])
-    reply, store["kv"] = split_reply(judge, Reply(b"rows", ()), None)
-    value = join_reply(reply, "kv").value
-    assert value == Stored("kv")
-    for job in (
-        Import("target", (Prefix(0, np.zeros(1, dtype=np.int64)),), 0, value),
-        Score("target", (), (), 1, stage=Stage(1, 2, value)),
-    ):
-        packed, found = references.pack(job)
-        whole = unpack(packed, judging, tuple(store[name] for name in found))
-        assert (whole.data if isinstance(whole, Import) else whole.stage.states) == b"rows"
+    places = ((("cpu:0", 5), 0, 0), (("cpu:0", 2), 0, 1))
+    for job in (judge, Score("target", (), (), 1, judges=(judge,)), JudgeAll((judge,))):
+        assert references.pack(job) == (job, places, ["q"])
+    for job in (Import("target", (), 0, "kv"), Score("target", (), (), 1, stage=Stage(1, 2, "kv"))):
+        packed, _, found = references.pack(job)
+        assert (bytes_of(packed), found) == (..., ["kv"])
+        assert bytes_of(with_bytes(packed, b"rows")) == b"rows"
 
 
 @pytest.mark.parametrize(

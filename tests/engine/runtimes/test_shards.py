@@ -20,21 +20,19 @@ import torch
 import engine
 from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import devices_of
 from engine.errors import SpecScopeError, UsageError, WorkerDied
 from engine.heads.find import load_head
 from engine.runtimes import ensemble
 from engine.runtimes.ensemble import Ensemble, ranks_of
-from engine.trace.events import Device, Footer
+from engine.trace.events import Footer
 from engine.types import Judged, Judgement, Limits, Sampling
-from engine.worker.jobs import Grown, JudgeAll, Link, Measure, Reply
-from engine.worker.worker import Ticket
+from engine.worker.jobs import Grown, JudgeAll, Measure, Reply
 from tests.engine.heads.random_heads import make_head
 from tests.engine.model.together import on_ranks
-from tests.engine.runtimes.processes import PROMPT, at_span
+from tests.engine.runtimes.processes import PROMPT, at_span, six_cores
 from tests.engine.runtimes.test_contract import WARM, _probabilities, facts
 from tests.engine.runtimes.test_process import ended, shared_memory
-from tests.engine.worker.harness import chains
+from tests.engine.worker.harness import AnsweredWorker, chains
 
 LIMITS = Limits(8)
 METHODS = {
@@ -57,17 +55,11 @@ def pair():
     return Pair.find("bundled")
 
 
-def _many(device: str) -> tuple[Device, ...]:
-    """Return six devices on the cores that this machine has."""
-    cores = devices_of(device)
-    return tuple(replace(cores[i % len(cores)], name=f"{cores[i % len(cores)].name}/{i}") for i in range(6))
-
-
 @pytest.fixture(scope="module")
 def opened(pair):
     """Open a cluster of whole models, and clusters whose target is split over 2 and 3 processes."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("engine.cluster.open.devices_of", _many)
+        patch.setattr("engine.cluster.open.devices_of", six_cores)
         splits = {"whole": {}, **SPLITS}
         yield {n: stack.enter_context(engine.open(pair, device="cpu", **s)) for n, s in splits.items()}
 
@@ -180,7 +172,7 @@ def test_ranks_that_measure_stop_after_the_same_forward(opened):
     ],
 )
 def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeypatch, rank, number, how):
-    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
     events = list[object]()
     handles = shared_memory()
     with engine.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
@@ -214,35 +206,12 @@ def test_ranks_listen_on_the_loopback_address_only(opened):
     assert {c.laddr.ip for c in sockets} == {"127.0.0.1"}
 
 
-class _Rank:
-    """A stand-in for a worker; the test answers its jobs."""
-
-    def __init__(self, number: int) -> None:
-        self.name = f"rank {number}"
-        self.devices = (Device(f"cpu:{number}", "", f"CPU core {number}", "cpu"),)
-        self.replies: list[asyncio.Future[Reply]] = []
-        self.links: list[Link] = []
-
-    def prepare(self, job):
-        self.links.append(job)
-        return lambda: Reply(None, ())
-
-    def submit(self, job):
-        self.replies.append(asyncio.get_running_loop().create_future())
-        return Ticket(self.replies[-1], lambda: None)
-
-    def kill(self, why):
-        self.replies[-1].set_exception(WorkerDied(f"{self.name} {why}"))
-
-
 def _submitted(answer, job=chains("drafter", (), ())):  # noqa: B008 - frozen
     """Return the reply of a group of two ranks whose jobs `answer` answers."""
-    members = [_Rank(0), _Rank(1)]
+    members = [AnsweredWorker("cpu:0"), AnsweredWorker("cpu:1")]
     group = ranks_of("group", members)
-    assert [(link.rank, link.ways, link.backend) for m in members for link in m.links] == [
-        (0, 2, "gloo"),
-        (1, 2, "gloo"),
-    ]
+    links = [(link.rank, link.ways, link.backend) for m in members for link in m.prepared]
+    assert links == [(0, 2, "gloo"), (1, 2, "gloo")]
 
     async def submit():
         ticket = group.submit(job)
@@ -254,9 +223,7 @@ def _submitted(answer, job=chains("drafter", (), ())):  # noqa: B008 - frozen
 
 def test_a_rank_that_waits_for_a_failed_one_is_ended(monkeypatch):
     monkeypatch.setattr(ensemble, "FOLLOW_S", 0)
-    with pytest.raises(
-        WorkerDied, match="rank 0 of 2: rank 0 did not answer for 0 s after another rank fail"
-    ):
+    with pytest.raises(WorkerDied, match="rank 0 of 2: cpu:0 did not answer for 0 s after another rank fail"):
         _submitted(lambda _, other: other.set_exception(SpecScopeError("out of memory")))
 
 
@@ -265,7 +232,7 @@ def test_ranks_that_draft_different_tokens_are_an_error():
         for reply, token in ((one, 5), (other, 6)):
             reply.set_result(Reply(((Grown(token, -1, 0, -1, 0.5, (), 0),),), ()))
 
-    with pytest.raises(SpecScopeError, match="the 2 ranks of rank 0 decided differently"):
+    with pytest.raises(SpecScopeError, match="the 2 ranks of cpu:0 decided differently"):
         _submitted(answer)
 
 
@@ -279,7 +246,7 @@ def test_ranks_that_judge_one_of_several_sequences_differently_are_an_error():
         other.set_result(Reply((same, different), ()))
 
     assert _submitted(partial(answer, token=4), JudgeAll(())).value == (same, same)
-    with pytest.raises(SpecScopeError, match="the 2 ranks of rank 0 decided differently"):
+    with pytest.raises(SpecScopeError, match="the 2 ranks of cpu:0 decided differently"):
         _submitted(partial(answer, token=5), JudgeAll(()))
 
 
@@ -298,14 +265,14 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_numbers_and_runtimes_are_refused_before_a_process_starts(message, monkeypatch):
-    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
     monkeypatch.setattr("engine.cluster.open.Placement", None)
     with pytest.raises(UsageError, match=message):
         engine.open("bundled", device="cpu", **WRONG[message])
 
 
 def test_a_split_drafter_needs_a_drafter(pair, monkeypatch):
-    monkeypatch.setattr("engine.cluster.open.devices_of", _many)
+    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
     with pytest.raises(UsageError, match="drafter_tp is 2, but there is no drafter"):
         engine.open(replace(pair, drafter_path=None), device="cpu", drafter_tp=2)
 

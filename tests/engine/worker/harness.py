@@ -10,11 +10,12 @@ from functools import cache
 import numpy as np
 
 from engine.checkpoints.pair import Pair
+from engine.cluster.memory import Memory, Part
 from engine.cluster.placement import Placement
 from engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
 from engine.cluster.session import Cluster
 from engine.drafting.tree import Wide
-from engine.errors import UsageError
+from engine.errors import UsageError, WorkerDied
 from engine.heads.work import Work
 from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from engine.model.fuzzy import PartTime
@@ -23,7 +24,8 @@ from engine.runtimes.virtual import Processor, VirtualLoop, VirtualWorker
 from engine.simulate.oracle import Scripted
 from engine.trace.events import Device
 from engine.types import Limits, Prefix, drafter_key
-from engine.worker.jobs import Propose
+from engine.worker.jobs import Job, Preparation, Propose, Reply, Stamp
+from engine.worker.worker import Ticket
 
 NextToken = Callable[[np.ndarray], int]
 
@@ -100,6 +102,7 @@ class Racks:
     latency: Flat
     devices: int = 64
     processors: dict[str, Processor] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
 
     def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
         match layout.arrangement:
@@ -126,8 +129,8 @@ class Racks:
     def reserve(self, assigned) -> None:
         pass
 
-    def check_memory(self, loads, held) -> None:
-        pass
+    def parts(self, models) -> list[Part]:
+        return []
 
     def servers(self, drafters: int) -> int:
         return self.devices - drafters
@@ -144,9 +147,6 @@ class Racks:
     def stage_limits(self) -> StageLimits:
         return StageLimits(2, self.devices)
 
-    def free(self, device: Device, held) -> None:
-        return None
-
     def start_worker(self, assignment: Assignment) -> VirtualWorker:
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
         if self.latency.preempts:
@@ -156,6 +156,32 @@ class Racks:
 
     def loader(self, model: str, assignment: Assignment) -> Loader:
         return lambda **_: self.models[model]
+
+
+class AnsweredWorker:
+    """A stand-in for a worker on one device; the test answers its jobs."""
+
+    def __init__(self, name: str, value: object = None) -> None:
+        self.name, self.devices = name, (Device(name, "", name, name.partition(":")[0]),)
+        self.value = value
+        """The answer to jobs between runs."""
+        self.prepared, self.jobs = list[Preparation](), list[Job]()
+        self.replies = list[asyncio.Future[Reply]]()
+
+    def prepare(self, job: Preparation) -> Callable[[], Reply]:
+        self.prepared.append(job)
+        return lambda: Reply(self.value, ())
+
+    def submit(self, job: Job) -> Ticket:
+        self.jobs.append(job)
+        self.replies.append(asyncio.get_running_loop().create_future())
+        return Ticket(self.replies[-1], lambda: None)
+
+    def answer(self, value: object = None, kind: str = "verify") -> None:
+        self.replies[-1].set_result(Reply(value, (Stamp(kind, 0, 1, 1, 0),)))
+
+    def kill(self, why: str) -> None:
+        self.replies[-1].set_exception(WorkerDied(f"{self.name} {why}"))
 
 
 def _assignment(name: str, number: int) -> Assignment:

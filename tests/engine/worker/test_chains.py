@@ -32,7 +32,7 @@ class Drafter:
         pair = Pair.find("bundled")
         self.host, self.slab = Host("drafter"), np.zeros((10, VOCAB), dtype=np.float32)
         self.host.handle(Load("drafter", partial(load, pair.drafter_path, name="drafter", static=static)))
-        self.host.connect({"drafter": self.slab})
+        self.host.slabs = {"drafter": self.slab}
         self.host.handle(Begin(sampling, 3, 64, VOCAB, packing, 1))
         self.host.handle(Prefill("drafter", PREFIXES))
 

@@ -29,7 +29,8 @@ from engine.worker.memory import out_of_memory
 from tests.engine.worker.harness import chains, scripted_cluster
 
 JOB = chains("drafter", (), ())
-BEGIN = Begin(Sampling(), 2, 99, 9, Packing())
+FORWARDS = Forwards()
+FORWARDS.run = Begin(Sampling(), 2, 99, 9, Packing())
 PROMPT = [5, 6, 7, 8]
 HUGE = 2**50
 
@@ -82,7 +83,7 @@ def raised(fail) -> Exception:
 def test_errors_of_allocators_name_device_model_bytes_and_what_is_free(monkeypatch, fail, asked):
     monkeypatch.setattr(memory, "_free", lambda: 3_000_000)
     error = raised(fail)
-    found = out_of_memory(error, "cpu:1/drafter", JOB, Forwards(), BEGIN)
+    found = out_of_memory(error, "cpu:1/drafter", JOB, FORWARDS)
     amount = r"1125899.9 GB more were asked for, " if asked else ""
     assert re.fullmatch(
         rf"cpu:1 has no memory for a forward of the drafter: {amount}3.0 MB are free", str(found)
@@ -91,7 +92,7 @@ def test_errors_of_allocators_name_device_model_bytes_and_what_is_free(monkeypat
     while trace is not None:
         assert "kept" not in trace.tb_frame.f_locals, "intermediate results are freed"
         trace = trace.tb_next
-    load = out_of_memory(raised(fail), "cuda:0", Load("target", Forwards), Forwards(), BEGIN)
+    load = out_of_memory(raised(fail), "cuda:0", Load("target", Forwards), FORWARDS)
     assert str(load).startswith("cuda:0 has no memory for loading the target: ")
     again = pickle.loads(pickle.dumps(found))
     assert (str(again), vars(again)) == (str(found), vars(found))
@@ -99,7 +100,7 @@ def test_errors_of_allocators_name_device_model_bytes_and_what_is_free(monkeypat
 
 def test_other_errors_stay_what_they_are():
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    assert out_of_memory(error, "cpu:0", JOB, Forwards(), BEGIN) is None
+    assert out_of_memory(error, "cpu:0", JOB, FORWARDS) is None
 
 
 def test_a_shortage_explains_the_errors_of_the_other_members():
