@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from app.cli import common, options
 
 if TYPE_CHECKING:
-    from traces.papers.report import Summary
 
     from traces.papers.rows import Paper, Row
+    from traces.papers.summary import Summary
 
 _WIDEST = 56
 
