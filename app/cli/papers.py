@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from app.cli import common, options
 
 if TYPE_CHECKING:
-
     from traces.papers.rows import Paper, Row
     from traces.papers.summary import Summary
 
