@@ -194,11 +194,8 @@ class Login:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        header, address, known = (
-            Headers(scope=scope).get("authorization"),
-            _address(scope),
-            self._knows(scope),
-        )
+        header = Headers(scope=scope).get("authorization")
+        address, known = _address(scope), self._knows(scope)
         wait = 0 if known or header is None else self._guesses.wait(address)
         if wait > 0:
             seconds = str(math.ceil(wait))

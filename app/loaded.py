@@ -68,14 +68,19 @@ def result_of(
 
     `cells` has at least the baseline's first run; `ttft_ms` and `tpot_ms` limit a good request.
     """
-    known = {
-        key: {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in runs.items()}
-        for key, runs in cells.items()
-        if runs
-    }
-    first = next(iter(cells[BASELINE].values()))
-    load, header = load_of(first.header), first.header
+    header = next(iter(cells[BASELINE].values())).header
+    load, methods = load_of(header), dict[str, Any]()
     assert load is not None, "every run of this command has a load"
+    plain = {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in cells[BASELINE].items()}
+    for key, runs in ((key, runs) for key, runs in cells.items() if runs):
+        rows = {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in runs.items()}
+        first = next(iter(runs.values())).header
+        methods[key] = {
+            "config": first.config,
+            "lossless": first.lossless,
+            "stops_paying_at": None if key == BASELINE else stops_paying(rows, plain),
+            "batches": {str(batch): {"run": runs[batch].header.run_id, **row} for batch, row in rows.items()},
+        }
     return {
         "models": models_text(header),
         "clock": header.clock,
@@ -84,17 +89,7 @@ def result_of(
         "arrivals": [time / 1e9 for time in load.arrivals],
         "chunk": load.chunk,
         "limits": {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms},
-        "methods": {
-            key: {
-                "config": cells[key][next(iter(runs))].header.config,
-                "lossless": cells[key][next(iter(runs))].header.lossless,
-                "stops_paying_at": None if key == BASELINE else stops_paying(runs, known[BASELINE]),
-                "batches": {
-                    str(batch): {"run": cells[key][batch].header.run_id, **row} for batch, row in runs.items()
-                },
-            }
-            for key, runs in known.items()
-        },
+        "methods": methods,
         "left_out": dict(left_out),
         "warning": warning or None,
     }

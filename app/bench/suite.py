@@ -198,33 +198,26 @@ def batches(workers: Cluster, plan: Plan, step: Step) -> dict[str, Figure]:
     """Race EMS-SD over plain batches and over the padding vanilla method (its Tables 2 and 4)."""
     prompts = prompts_of(plan)
     figures: dict[str, Figure] = {}
+
+    def decode_batch(
+        traces: dict[str, Trace], base: str, name: str, size: int, _: Sequence[int]
+    ) -> list[int]:
+        variant = {"base": PLAIN} if name == PLAIN else {"base": base, **VARIANTS[name]}
+        config: dict[str, Any] = {"batch": size, **variant}
+        trace = workers.run("ems", *prompts, config=config, limits=Limits(plan.batch_tokens))
+        traces[f"{name} {size}"] = trace
+        return [token for i in range(len(prompts)) for token in trace.token_ids(i)]
+
     for base in plan.batch_bases:
         traces: dict[str, Trace] = {}
         contestants = {
-            f"{name} {size}": partial(_decode, workers, plan, prompts, traces, base, name, size)
+            f"{name} {size}": partial(decode_batch, traces, base, name, size)
             for size in plan.batches
             for name in (PLAIN, *(VARIANTS if size > 1 else ("both",)))
         }
         race = Race(contestants, [()]).run(plan.batch_rounds, plan.seconds, step)
         figures[f"ems_{base}_over_vanilla"] = _figure(race, plan.batches, traces)
     return figures
-
-
-def _decode(
-    workers: Cluster,
-    plan: Plan,
-    prompts: Sequence[str],
-    traces: dict[str, Trace],
-    base: str,
-    name: str,
-    size: int,
-    _: Sequence[int],
-) -> list[int]:
-    variant = {"base": PLAIN} if name == PLAIN else {"base": base, **VARIANTS[name]}
-    config: dict[str, Any] = {"batch": size, **variant}
-    trace = workers.run("ems", *prompts, config=config, limits=Limits(plan.batch_tokens))
-    traces[f"{name} {size}"] = trace
-    return [token for i in range(len(prompts)) for token in trace.token_ids(i)]
 
 
 def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Figure:

@@ -184,8 +184,8 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
     """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods, peers
+    from app.cli.common import DownloadBar
     from app.cli.inputs import able
-    from app.cli.status import DownloadBar
 
     peers.llama_cpp()
     rows = _rows(args, methods.PROMPTS, plan.prompts)
@@ -205,7 +205,7 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
 
 def _drafters(args: argparse.Namespace) -> int:
     from app.bench import drafters
-    from app.cli.status import DownloadBar
+    from app.cli.common import DownloadBar
     from engine.checkpoints.pair import Pair
     from engine.checkpoints.sources import resolve
     from engine.environment import environment

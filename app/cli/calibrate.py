@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common, options
-from app.cli.status import DownloadBar
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
     from engine.simulate.profile import Profile, parse
 
-    with DownloadBar() as bar:
+    with common.DownloadBar() as bar:
         if args.target:
             pair = Pair.of(args.target, args.drafter, resolve=partial(resolve, progress=bar.show))
         else:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli import common, options
-from app.cli.status import Status
 
 if TYPE_CHECKING:
     from traces.imports.reading import Imports
@@ -27,9 +26,9 @@ def run(args: argparse.Namespace) -> int:
     """Store the runs; with `--json`, print a row for one run and a list for several."""
     from traces.imports.reading import read_traces
 
-    with Status(f"reading {args.file}"):
+    with common.Status(f"reading {args.file}"):
         found = read_traces(args.file)
-    with common.open_store(args) as store, Status("storing the runs"):
+    with common.open_store(args) as store, common.Status("storing the runs"):
         store.insert(*found.traces)
     rows = [{"run_id": t.header.run_id, "method": t.header.method, "status": t.status} for t in found.traces]
     return common.answer(args, rows[0] if len(rows) == 1 else rows, _lines(found))

@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.cli.common import answer
+from app.cli.common import DownloadBar, answer
 from app.cli.options import JSON, Options, add_options
-from app.cli.status import DownloadBar
 from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, RunCancelled
 from engine.types import check_range

@@ -13,12 +13,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from app.cli import common, options
-from app.cli.status import Status
 
 if TYPE_CHECKING:
-    from traces.papers.report import Summary
-
     from traces.papers.rows import Paper, Row
+    from traces.papers.summary import Summary
 
 _WIDEST = 56
 
@@ -40,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     papers = chosen(args.paper)
     common.check_output(args.output)
     rows: list[Row] = []
-    with Status("computing the rows of the papers") as status:
+    with common.Status("computing the rows of the papers") as status:
         for i, paper in enumerate(papers, 1):
             status.text = f"computing the rows of {paper.title}, {i} of {len(papers)}"
             rows.extend(paper.rows())

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common, options
-from app.cli.status import DownloadBar
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.cluster.open import find_pair, local_pool
     from engine.cluster.options import Options
 
-    with DownloadBar() as bar:
+    with common.DownloadBar() as bar:
         pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show)
     tokens = min(KV_TOKENS, pair.context) if args.context is None else args.context
     check_range("--context", tokens, 1, pair.context)

@@ -19,11 +19,7 @@ PATIENCE, LIMIT = 15.0, 300.0
 OPTIONS: Options = {
     "--host": ("127.0.0.1", "ADDRESS", "address to listen on (127.0.0.1)"),
     "--port": (int, "N", "port (7860, or the next free one)"),
-    "--auth": (
-        str,
-        "USER:PASSWORD",
-        "a login; better set SPECSCOPE_AUTH: other users can read command lines",
-    ),
+    "--auth": (str, "USER:PASSWORD", "a login; better set SPECSCOPE_AUTH: others can read command lines"),
     "--unsafe": (False, "", "allow an address that others can reach without a login"),
     "--pair": (str, "NAME", "pair to open with, as for `specscope run`"),
     "--ray": (False, "", "offer a Ray cluster for runs, too; needs the extra: pip install 'specscope[ray]'"),

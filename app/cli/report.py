@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from app.cli import common, options
-from app.cli.status import Status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from traces.export.report import render_report
 
     common.check_output(args.output)
-    with Status("writing the report"):
+    with common.Status("writing the report"):
         traces = list(common.load_runs(args, args.runs, compared=args.compared).values())
         page = render_report(traces, redact_prompt=args.redact_prompt)
     size = common.write_output(args.output, page)

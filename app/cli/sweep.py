@@ -164,7 +164,7 @@ def _decoder(
         given = {"config": job.config, "sampling": seeded, "limits": limits, "group": job.group}
         return common.recorded(store, cluster(job.drafter), job.method, mine, given)
 
-    cluster(plan.setup(*plan.places[0]).drafter)
+    cluster(plan.job(*plan.places[0]).drafter)
     return decode
 
 

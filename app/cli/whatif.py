@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from app.cli import common, options
-from app.cli.status import Status
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     settings = options.parse_fields(args.fields)
     change = Change(args.profile, args.profile_pair, args.devices or 0, args.method, settings)
     trace = common.load_runs(args, [args.run])[args.run]
-    with Status("replaying the run"):
+    with common.Status("replaying the run"):
         result = what_if(trace, change)
     if args.store:
         with common.open_store(args) as store:

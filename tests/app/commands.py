@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from typing import Any
 
 from app.cli import bench
 from app.main import main
@@ -19,6 +21,13 @@ def call(capsys, *argv: str) -> tuple[int, str, str]:
         code = int(stop.code or 0)
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def answer(capsys, *argv: str) -> Any:
+    """Return the JSON that a command prints, which succeeds."""
+    code, out, err = call(capsys, *argv)
+    assert code == 0, err
+    return json.loads(out)
 
 
 def run_bench(*argv: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,3 +157,16 @@ class FakeOpen:
         cluster.place = place
         self.opened.append(cluster)
         return cluster
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def commits(run: Any) -> int:
+    """Return how many tokens a run has committed."""
+    return sum(event.tag == "commit" for event in run.since(0)[0])

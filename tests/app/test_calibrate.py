@@ -11,13 +11,8 @@ from app.main import main
 from engine.simulate import calibrate
 from engine.simulate.calibrate import Calibration
 from engine.simulate.profile import Profile
+from tests.app.commands import answer, call
 from tests.engine.methods.pairs import make_pair
-
-
-def call(capsys, *argv: str) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = main(["calibrate", *argv])
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +38,7 @@ def test_it_writes_a_profile_that_a_virtual_run_can_use(
 
     real = calibrate.calibrate
     monkeypatch.setattr(calibrate, "calibrate", keep)
-    code, out, err = call(capsys, *models, "--quick", "-o", str(path))
+    code, out, err = call(capsys, "calibrate", *models, "--quick", "-o", str(path))
     assert code == 0
     assert out.splitlines()[-1] == f"wrote {path}; use it with --profile {path}"
     assert all(line.startswith("specscope: ") for line in err.splitlines())
@@ -59,9 +54,7 @@ def test_json_has_every_cell(capsys, models, calibrated, tmp_path: Path, monkeyp
     path = tmp_path / "mine.toml"
     if calibrated:  # measuring again takes seconds
         monkeypatch.setattr(calibrate, "calibrate", lambda *_: calibrated[0])
-    code, out, _ = call(capsys, *models, "--quick", "--json", "-o", str(path))
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, "calibrate", *models, "--quick", "--json", "-o", str(path))
     assert result["file"] == str(path)
     assert result["c"] == pytest.approx(Profile.read(path).latency().c)
     cells = result["forwards"]["target"]

@@ -12,7 +12,7 @@ from engine.checkpoints import catalog
 from engine.checkpoints.catalog import PAIRS
 from engine.checkpoints.pair import Pair
 from engine.methods import METHODS
-from tests.app.commands import VIRTUAL, call
+from tests.app.commands import VIRTUAL, answer, call
 from tests.engine.heads.random_heads import make_head
 
 CONTRACT = {
@@ -33,11 +33,9 @@ def test_methods_lists_every_file(capsys):
 
 
 def test_run_prints_the_contract(capsys, db):
-    code, out, _ = call(
+    result = answer(
         capsys, "run", "--method", "pearl", "--set", "gamma=3", "--prompt", "Hello", *VIRTUAL, *db, "--json"
     )
-    assert code == 0
-    result = json.loads(out)
     assert set(result) >= CONTRACT
     assert set(result["metrics"]) >= METRICS
     assert result["config"]["gamma"] == 3
@@ -51,9 +49,7 @@ def test_dsi_takes_several_drafters(capsys, db):
     models = ["--target", target, "--drafter", drafter, "--drafter", target]
     words = ["run", "--method", "dsi", "--set", "drafters=2", "--prompt", "Hello"]
     words += [*VIRTUAL[2:], "--profile", "8xA100"]
-    code, out, _ = call(capsys, *words, *models, *db, "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, *words, *models, *db, "--json")
     assert result["config"]["drafters"] == 2
     assert (result["target_path"], result["drafter_path"]) == (target, drafter)
     code, _, err = call(capsys, *words, *models[:4], *db)
@@ -65,11 +61,9 @@ def test_several_prompts_give_sequences(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     rows = [{"turns": ["Hello"]}, {"prompt": "Hi"}, {"question": "Why?"}, {"text": "Once"}]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    code, out, _ = call(
+    sequences = answer(
         capsys, "run", "--method", "speculative", "--prompt-file", str(file), *VIRTUAL, *db, "--json"
-    )
-    assert code == 0
-    sequences = json.loads(out)["sequences"]
+    )["sequences"]
     assert len(sequences) == 4
     assert len({s["run_id"] for s in sequences}) == 4
     assert all(set(s) >= CONTRACT for s in sequences)
@@ -79,9 +73,7 @@ def test_a_batch_decodes_a_prompt_file_in_one_run(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": p}) for p in ("Hello", "Hi", "Once")), encoding="utf-8")
     common = ["--prompt-file", str(file), "--temperature", "0.8", "--seed", "3", *VIRTUAL, *db, "--json"]
-    code, out, _ = call(capsys, "run", "--method", "ems", "--set", "batch=2", *common)
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, "run", "--method", "ems", "--set", "batch=2", *common)
     assert set(result) >= CONTRACT
     assert [set(s) for s in result["sequences"]] == [{"prompt_ids", "text", "token_ids", "reason"}] * 3
     assert result["token_ids"] == result["sequences"][0]["token_ids"]
@@ -106,9 +98,7 @@ def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):
     target = Pair.find("bundled").target_path
     make_head(tmp_path / "head", "medusa", target)
     words = ["--prompt", "Hello", *VIRTUAL, *db, "--json"]
-    code, out, _ = call(capsys, "run", "--method", "medusa", "--head", str(tmp_path / "head"), *words)
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, "run", "--method", "medusa", "--head", str(tmp_path / "head"), *words)
     assert result["metrics"]["drafted"] > 0
     usual = {"acceptance": "exact", "epsilon": 0.09, "delta": 0.3}
     assert result["config"] == {"tree": "medusa", "heads": 4, **usual}

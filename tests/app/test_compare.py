@@ -11,7 +11,7 @@ import engine
 from app.cli.inputs import able
 from engine.checkpoints.catalog import PAIRS
 from engine.methods import METHODS
-from tests.app.commands import VIRTUAL, call
+from tests.app.commands import VIRTUAL, answer, call
 from traces.metrics import measure
 from traces.store import Store
 
@@ -84,9 +84,7 @@ def test_the_baseline_is_added_and_texts_are_compared_with_it(capsys, db, tmp_pa
     rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     words = ["compare", "--methods", "speculative,pearl", "--prompt-file", str(file), "--limit", "2"]
-    code, out, _ = call(capsys, *words, *VIRTUAL, *db, "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, *words, *VIRTUAL, *db, "--json")
     assert list(result["methods"]) == ["autoregressive", "speculative", "pearl"]
     assert result["prompts"] == 2
     for figures in result["methods"].values():
@@ -101,9 +99,7 @@ def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
     rows = [{"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs")]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     common = ["--prompt-file", str(file), "--limit", "2", *VIRTUAL, "--max-new-tokens", "6", *db]
-    code, out, _ = call(capsys, "compare", "--methods", "all", *common, "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, "compare", "--methods", "all", *common, "--json")
     possible = [key for key in METHODS if key not in result["left_out"]]
     assert list(result["methods"]) == list(dict.fromkeys(["autoregressive", *possible]))
     assert all("head" in reason for reason in result["left_out"].values())
@@ -158,9 +154,7 @@ def test_prompts_that_are_too_long_are_skipped_and_listed(capsys, db, tmp_path):
     rows = [{"text": "Hello", "category": "a"}, {"text": "word " * 4000, "category": "b"}]
     file.write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
     common = ["--methods", "prompt_lookup", "--prompt-file", str(file), *VIRTUAL, *db]
-    code, out, _ = call(capsys, "compare", *common, "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, "compare", *common, "--json")
     (skipped,) = result["skipped"]
     assert (skipped["line"], skipped["category"]) == (3, "b")
     assert skipped["tokens"] > 4000
@@ -187,9 +181,7 @@ def test_passes_alternate_and_the_median_is_shown_with_the_spread(capsys, db):
         "--repeat",
         "3",
     ]
-    code, out, _ = call(capsys, *words, "--runtime", "local-thread", *db, "--json")
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, *words, "--runtime", "local-thread", *db, "--json")
     assert result["passes"] == 3
     for figures in result["methods"].values():
         low, high = figures["spread"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.app.commands import call
+from tests.app.commands import answer, call
 from tests.traces.samples import sample_trace
 from traces.store import Store
 
@@ -21,9 +20,7 @@ def stored(db: list[str]) -> list[str]:
 
 
 def test_the_changes_of_each_device_sum_to_the_difference(capsys, stored):
-    code, out, _ = call(capsys, "diff", "sample-speculative", "sample-pearl", "--json", *stored)
-    assert code == 0
-    found = json.loads(out)
+    found = answer(capsys, "diff", "sample-speculative", "sample-pearl", "--json", *stored)
     assert found["runs"] == ["sample-speculative", "sample-pearl"]
     assert [w["role"] for w in found["waterfalls"]] == ["target", "drafter"]
     for waterfall in found["waterfalls"]:

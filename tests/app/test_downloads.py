@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from app.service import Service
 from app.tabs.streaming import LivePane, frames
 from engine.checkpoints.progress import Progress, Report
 from engine.errors import ModelError, RunCancelled, UsageError
-from tests.app.fakes import FakeCluster, FakeOpen
+from tests.app.fakes import FakeCluster, FakeOpen, until
 
 
 class FakeHub:
@@ -61,13 +61,6 @@ def service(tmp_path: Path, opener: FakeOpen, hub: FakeHub) -> Iterator[Service]
 
 def ask(target: str | None = "owner/big", *drafter: str, method: str = "autoregressive") -> RunRequest:
     return RunRequest(method=method, prompt="Hi", target=target, drafter=drafter)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def half(run: LiveRun) -> bool:

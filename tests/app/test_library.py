@@ -15,8 +15,8 @@ from app.service import Service
 from app.tabs.library import Library, Shelf
 from engine.checkpoints import catalog
 from engine.errors import ModelError
-from tests.app.fakes import FakeOpen
-from tests.app.test_downloads import FakeHub, until
+from tests.app.fakes import FakeOpen, until
+from tests.app.test_downloads import FakeHub
 
 
 @pytest.fixture

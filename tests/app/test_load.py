@@ -10,7 +10,7 @@ import pytest
 from app.cli import common
 from app.loaded import poisson, read_arrivals
 from engine.errors import UsageError
-from tests.app.commands import call
+from tests.app.commands import answer, call
 from traces.requests import figures
 from traces.store import Store
 
@@ -58,9 +58,7 @@ def test_requests_of_a_file_have_its_times_and_prompts(capsys, db, tmp_path):
     file = tmp_path / "arrivals.jsonl"
     file.write_text('{"arrival": 0.5, "prompt": "Hi"}\n\n{"arrival": 0, "prompt": "A story"}\n')
     words = ["load", "--methods", "autoregressive", *CLUSTER, "--arrivals", str(file), "--batch", "1"]
-    code, out, _ = call(capsys, *words, "--json", *db)
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, *words, "--json", *db)
     assert result["arrivals"] == [0.5, 0]
     with Store(Path(db[1]), readonly=True) as store:
         run = store.load(result["methods"]["autoregressive"]["batches"]["1"]["run"])

@@ -10,7 +10,7 @@ import pytest
 from app.runs import LiveRun, RunRequest
 from app.service import Service
 from engine.errors import ModelError, StoreError, UsageError, WorkerDied
-from tests.app.fakes import WORDS, FakeCluster, FakeOpen
+from tests.app.fakes import WORDS, FakeCluster, FakeOpen, commits, until
 
 
 def ask(method: str = "autoregressive", **more) -> RunRequest:
@@ -46,8 +46,7 @@ def test_runs_execute_one_at_a_time_in_order(service: Service, opener: FakeOpen)
     steps = threading.Semaphore(0)
     opener.waiting = [FakeCluster(step=steps)]
     runs = [service.start(ask(m)) for m in ("autoregressive", "speculative", "pearl")]
-    while runs[0].state != "running":
-        runs[0].wait(0.005)
+    until(lambda: runs[0].state == "running")
     assert [r.state for r in runs] == ["running", "queued", "queued"]
     assert [r.position for r in runs] == [0, 1, 2]
     for _ in range(3 * len(WORDS)):
@@ -70,8 +69,7 @@ def test_a_cancelled_run_keeps_its_text(service: Service, opener: FakeOpen) -> N
     steps = threading.Semaphore(2)
     opener.waiting = [FakeCluster(step=steps)]
     run = service.start(ask())
-    while sum(e.tag == "commit" for e in run.since(0)[0]) < 2:
-        run.wait(0.005)
+    until(lambda: commits(run) == 2)
     run.cancel()
     assert finished(run).state == "cancelled"
     assert run.trace().text == "".join(WORDS[:2])
@@ -83,8 +81,7 @@ def test_a_cancelled_run_leaves_the_queue(service: Service, opener: FakeOpen) ->
     steps = threading.Semaphore(0)
     opener.waiting = [FakeCluster(step=steps)]
     first, second, third = (service.start(ask(m)) for m in ("autoregressive", "speculative", "pearl"))
-    while first.state != "running":
-        first.wait(0.005)
+    until(lambda: first.state == "running")
     second.cancel()
     assert (second.state, second.ended, third.position) == ("cancelled", True, 1)
     first.cancel()
@@ -98,8 +95,7 @@ def test_a_run_cancelled_while_loading_ends_at_once_and_the_cluster_stays(
 ) -> None:
     opener.gate.clear()
     run = service.start(ask())
-    while run.state != "loading":
-        run.wait(0.005)
+    until(lambda: run.state == "loading")
     run.cancel()
     assert run.ended
     assert run.state == "cancelled"
@@ -203,8 +199,7 @@ def test_close_cancels_all_runs_and_refuses_more(tmp_path: Path) -> None:
     opener = FakeOpen(FakeCluster(step=threading.Semaphore(0)))
     service = Service(tmp_path / "traces.db", opener)
     running, waiting = service.start(ask()), service.start(ask())
-    while running.state != "running":
-        running.wait(0.005)
+    until(lambda: running.state == "running")
     service.close()
     assert (running.state, waiting.state) == ("cancelled", "cancelled")
     assert opener.opened[0].closed
@@ -215,8 +210,7 @@ def test_close_cancels_all_runs_and_refuses_more(tmp_path: Path) -> None:
 def test_the_first_run_shows_loading_not_queued(service, opener) -> None:
     opener.gate.clear()
     warm = service.start(RunRequest(method="", prompt=""))
-    while warm.state != "loading":
-        warm.wait(0.005)
+    until(lambda: warm.state == "loading")
     first, second = service.start(ask()), service.start(ask())
     assert (first.state, first.position) == ("loading", 0)
     assert (second.state, second.position) == ("queued", 2)

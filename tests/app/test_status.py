@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.cli import status
-from app.cli.common import recorded
-from app.cli.status import ERASE, Status
+from app.cli import common
+from app.cli.common import ERASE, Status, recorded
 from tests.app.commands import VIRTUAL, call
 
 RUN = ["run", "--method", "speculative", "--prompt", "Tell me a story.", *VIRTUAL]
@@ -22,13 +21,13 @@ RUN = ["run", "--method", "speculative", "--prompt", "Tell me a story.", *VIRTUA
 @pytest.fixture
 def terminal(capsys, monkeypatch):
     """Make stdout and stderr terminals, on which the line appears at once."""
-    monkeypatch.setattr(status, "QUIET_S", 0.0)
+    monkeypatch.setattr(common, "QUIET_S", 0.0)
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
 
 
 def test_the_line_is_overwritten_and_erased(monkeypatch):
-    monkeypatch.setattr(status, "QUIET_S", 0.0)
+    monkeypatch.setattr(common, "QUIET_S", 0.0)
     lines = list[str]()
     screen = SimpleNamespace(isatty=lambda: True, write=lines.append, flush=lambda: None)
     monkeypatch.setattr(sys, "stderr", screen)
@@ -47,7 +46,7 @@ def test_the_line_is_overwritten_and_erased(monkeypatch):
 
 
 def test_no_line_where_stderr_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(status, "QUIET_S", 0.0)
+    monkeypatch.setattr(common, "QUIET_S", 0.0)
     with Status("loading"):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""

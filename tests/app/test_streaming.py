@@ -15,7 +15,7 @@ from app.tabs import streaming
 from app.tabs.streaming import LivePane, frames, ordinal, turn_state
 from engine.errors import ModelError
 from engine.types import Sampling
-from tests.app.fakes import WORDS, FakeCluster
+from tests.app.fakes import WORDS, FakeCluster, commits, until
 from tests.traces.samples import sample_trace
 from traces.race import alternating
 
@@ -62,13 +62,11 @@ def test_text_is_only_ever_appended(service, opener) -> None:
     steps = threading.Semaphore(0)
     opener.waiting = [FakeCluster(step=steps)]
     run = service.start(ask())
-    while run.state != "running":
-        run.wait(0.005)
+    until(lambda: run.state == "running")
     pane, seen = LivePane(Lane([run])), []
     for n in range(1, 4):
         steps.release()
-        while sum(e.tag == "commit" for e in run.since(0)[0]) < n:
-            run.wait(0.002)
+        until(lambda n=n: commits(run) == n)
         assert pane.update()
         seen.append(pane.html)
     assert not pane.update()
@@ -108,8 +106,7 @@ def test_the_badge_of_a_virtual_pane_has_the_chosen_modelled_pair() -> None:
 def test_a_waiting_pane_shows_its_state(service, opener) -> None:
     opener.gate.clear()
     first, second = service.start(ask()), service.start(ask("pearl"))
-    while first.state != "loading":
-        first.wait(0.005)
+    until(lambda: first.state == "loading")
     panes = [LivePane(Lane([first])), LivePane(Lane([second]))]
     assert [pane.update() for pane in panes] == [True, True]
     assert "loading models" in panes[0].html

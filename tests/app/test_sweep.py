@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.commands import call
+from tests.app.commands import answer, call
 from traces.export.assets import plotly_script
 from traces.store import Store
 
@@ -63,9 +63,7 @@ def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsy
 def test_drafters_are_rows_with_runs_of_their_own(capsys, db, tmp_path):
     words = ["sweep", "--method", "speculative", "--over", "drafter=int8,usual", "--over", "gamma=2"]
     more = ["--prompt", "Hi", "--passes", "1", "--max-new-tokens", "4", "--runtime", "local-thread"]
-    code, out, _ = call(capsys, *words, *more, "--json", *db)
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, *words, *more, "--json", *db)
     assert result["rows"] == {"field": "drafter", "values": ["int8", "usual"]}
     with Store(Path(db[1])) as store:
         runs = [store.load(name) for cell in result["cells"] for (name,) in cell["runs"]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from app.main import main
-from tests.app.commands import call
+from tests.app.commands import answer, call
 from tests.traces.samples import sample_trace
 from traces.imports.reading import read_traces
 from traces.store import Store
@@ -40,9 +39,7 @@ def test_the_table_has_recorded_replayed_and_plain_figures(capsys, stored):
 
 def test_stored_replays_open_in_viewer_and_report(capsys, stored, tmp_path):
     words = ["whatif", "sample-speculative", *PROFILE, "--set", "gamma=6", "--store", "--json", *stored]
-    code, out, _ = call(capsys, *words)
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, *words)
     assert result["stored"] is True
     assert result["what_if"]["config"]["gamma"] == 6
     runs = [result["what_if"]["run_id"], result["plain"]["run_id"]]
@@ -99,9 +96,7 @@ def test_another_engines_run_has_the_same_acceptance_on_another_cluster(
     """The recorded steps decide the drafts that they tested; the output counts the others."""
     db, runs = imported
     run = runs[file][0]
-    code, out, _ = call(capsys, "whatif", run, *words, "--store", "--json", *db)
-    assert code == 0
-    result = json.loads(out)
+    result = answer(capsys, "whatif", run, *words, "--store", "--json", *db)
     assert result["what_if"]["method"] == method
     assert config.items() <= result["what_if"]["config"].items()
     assert words[1] in result["what_if"]["clock"]
