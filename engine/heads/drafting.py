@@ -102,7 +102,7 @@ class HeadForwards(Protocol):
     """One head's forwards after several prefixes, on a worker (`engine.worker.drafting`)."""
 
     @property
-    def unread(self) -> int:
+    def masked_tail(self) -> int:
         """Known tokens after what the head reads of each prefix; a mask is in each one's place."""
         ...
 

@@ -172,10 +172,12 @@ def draft_with_states(forwards: HeadForwards) -> LevelLogits:
     return logits
 
 
-def draft_at_once(compute: Callable[[Sequence[Growing]], Sequence[Tensor]], unread: int = 0) -> LevelLogits:
+def draft_at_once(
+    compute: Callable[[Sequence[Growing]], Sequence[Tensor]], masked_tail: int = 0
+) -> LevelLogits:
     """Draft all levels in one forward; one row of logits holds for every node of a level.
 
-    `compute` returns the logits of each tree, (unread + levels, N).
+    `compute` returns the logits of each tree, (masked_tail + levels, N).
     """
     rows = dict[int, Tensor]()
 
@@ -183,13 +185,13 @@ def draft_at_once(compute: Callable[[Sequence[Growing]], Sequence[Tensor]], unre
         if not trees[0].depth:
             computed = zip(trees, compute(trees), strict=True)
             rows.update((tree.prefix.sequence, levels) for tree, levels in computed)
-        return [rows[tree.prefix.sequence][unread + tree.depth][None] for tree in trees]
+        return [rows[tree.prefix.sequence][masked_tail + tree.depth][None] for tree in trees]
 
     return logits
 
 
 def draft_with_masks(forwards: HeadForwards) -> LevelLogits:
-    unread = forwards.unread
+    masked_tail = forwards.masked_tail
     return draft_at_once(
-        lambda trees: forwards.exact(trees, [tree.levels - 1 + unread for tree in trees]), unread
+        lambda trees: forwards.exact(trees, [tree.levels - 1 + masked_tail for tree in trees]), masked_tail
     )

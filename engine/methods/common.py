@@ -154,30 +154,32 @@ def plan_heads(cfg: Any, situation: Situation, head: str, paper: str) -> Any:
 
 
 def plan_masks(
-    cfg: Any, situation: Situation, head: str, paper: str, unread: int = 0, **settings: Any
+    cfg: Any, situation: Situation, head: str, paper: str, masked_tail: int = 0, **settings: Any
 ) -> Any:
     """Choose the tree and K, `masks`: by default one fewer than the tree has levels.
 
-    The arguments are those of `plan_heads` and `planned_tree`; `unread` masks are in the places of
-    known tokens and draft no level.
+    Arguments as for `plan_heads` and `planned_tree`; `masked_tail` masks replace known tokens
+    and draft no level.
     """
     levels = situation.head_levels(head)  # K + 1 with its largest K
-    if unread and levels == unread:
+    if masked_tail and levels == masked_tail:
         raise UsageError("first is mask; the head has no masks: choose token")
-    most = min((cfg.masks or levels) + 1, levels) - unread
+    most = min((cfg.masks or levels) + 1, levels) - masked_tail
     tree = planned_tree(cfg.tree, paper, most, situation, **settings)
     check_range("masks", cfg.masks, 0, levels - 1)
-    asked = cfg.masks and cfg.masks + 1 - unread
-    return replace(cfg, tree=tree, masks=within(tree, levels - unread, asked, "the head").depth - 1 + unread)
+    asked = cfg.masks and cfg.masks + 1 - masked_tail
+    return replace(
+        cfg, tree=tree, masks=within(tree, levels - masked_tail, asked, "the head").depth - 1 + masked_tail
+    )
 
 
 # Loops.
 
 
-async def decode_trees(run: Run, shape: TreeShape, *, sampled: bool, unread: int = 0) -> None:
+async def decode_trees(run: Run, shape: TreeShape, *, sampled: bool, masked_tail: int = 0) -> None:
     """Draft a tree, verify it in one target forward, commit; until the run is done."""
     while not run.done:
-        draft = await run.drafter.grow(run.x, shape, sampled=sampled, unread=unread)
+        draft = await run.drafter.grow(run.x, shape, sampled=sampled, masked_tail=masked_tail)
         run.commit(await run.target.verify(run.x, draft))
 
 

@@ -22,7 +22,7 @@ from engine.run.run import Run
 
 HEAD = "parallelspec_medusa"
 TREE = "medusa"
-UNREAD = {"token": 0, "mask": 1}
+MASKED_TAIL = {"token": 0, "mask": 1}
 """Last tokens that the layer does not read, by the setting `first`."""
 
 
@@ -41,7 +41,7 @@ class Config:
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
-    return plan_masks(cfg, situation, HEAD, TREE, UNREAD[cfg.first], first=cfg.first)
+    return plan_masks(cfg, situation, HEAD, TREE, MASKED_TAIL[cfg.first], first=cfg.first)
 
 
 @method(
@@ -52,5 +52,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda _: head_layout(HEAD),
 )
 async def decode(run: Run, cfg: Config) -> None:
-    unread = UNREAD[cfg.first]
-    await decode_trees(run, tree(cfg.tree).cut(cfg.masks + 1 - unread), sampled=False, unread=unread)
+    masked_tail = MASKED_TAIL[cfg.first]
+    await decode_trees(
+        run, tree(cfg.tree).cut(cfg.masks + 1 - masked_tail), sampled=False, masked_tail=masked_tail
+    )

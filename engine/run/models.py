@@ -91,7 +91,7 @@ class Model:
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
-        unread: int = 0,
+        masked_tail: int = 0,
     ) -> Draft:
         """Draft a tree after the prefix; a small model forwards one level at a time.
 
@@ -103,9 +103,11 @@ class Model:
                 most probable tokens (rule 2).
             fuzzy: Layer-parallel size: this many attention layers read one hidden state.
             calibrate: Make the first level by an exact forward, and count no fuzzy row as cached.
-            unread: Last tokens of the prefix that a drafting head with masks does not read.
+            masked_tail: Last tokens of the prefix that a drafting head with masks does not read.
         """
-        job = Propose(self.name, (), shape, (), sampled, (), fuzzy=fuzzy, calibrate=calibrate, unread=unread)
+        job = Propose(
+            self.name, (), shape, (), sampled, (), fuzzy=fuzzy, calibrate=calibrate, masked_tail=masked_tail
+        )
         return (await self._drafts((prefix,), shape.depth, job))[0]
 
     async def draft_each(

@@ -24,7 +24,7 @@ from engine.training.measure import (
     measure_losses,
     prompt_sets,
 )
-from engine.training.options import CardSettings
+from engine.training.settings import CardSettings
 from engine.types import Sampling
 
 _MB = 1_000_000

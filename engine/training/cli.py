@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from engine.checkpoints.progress import Progress as Download
 from engine.errors import UsageError
 from engine.files import replacing
-from engine.training.options import (
+from engine.training.settings import (
     HEAD_DEFAULTS,
     RECIPES,
     CardSettings,

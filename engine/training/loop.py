@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.files import replacing
 from engine.training.data import Corpus, Encoder
-from engine.training.options import Recipe
+from engine.training.settings import Recipe
 from engine.training.step import Execution, Losses, LossesOf, Phase, learning_rate, make_optimisers
 
 CHECKPOINTS = "checkpoints"

@@ -25,7 +25,7 @@ from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.sampling.draws import Draws, Key, process_logits
 from engine.training.data import ROLES, Encoder, find_sources, is_held_out, read_documents, split_chat
-from engine.training.options import CardSettings
+from engine.training.settings import CardSettings
 from engine.types import Sampling
 
 MOST_BYTES = 64 * 2**20

@@ -32,7 +32,7 @@ from engine.errors import UsageError
 from engine.model.shape import ModelShape
 from engine.training import data
 from engine.training.loop import Control, Training, read_facts, write_facts
-from engine.training.options import DistilOptions, PairOptions, Shape
+from engine.training.settings import DistilOptions, PairOptions, Shape
 from engine.training.step import Phase, pick_device, plan, text_losses
 from engine.training.target_text import FILE, check_lengths, read_text, write_text
 

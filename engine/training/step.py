@@ -17,7 +17,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from engine.errors import UsageError
 from engine.training.data import Mixed, Stream
-from engine.training.options import PairOptions, Recipe
+from engine.training.settings import PairOptions, Recipe
 
 MAX_NORM = 1.0
 """Largest norm of the gradient; longer gradients are scaled down to it."""

@@ -30,7 +30,7 @@ from engine.model.decoder import Decoder
 from engine.model.slots import Rows
 from engine.training import data
 from engine.training.loop import Progress, Training
-from engine.training.options import DistilOptions, HeadOptions
+from engine.training.settings import DistilOptions, HeadOptions
 
 SLOTS = 128
 CACHE_BYTES = 2 << 30

@@ -62,7 +62,7 @@ def draft(
     called between forwards.
     """
     head, most = forwards.heads.get(job.model), list(job.levels)
-    packed = None if head is None else PackedForwards(forwards, job.model, stamps, job.unread)
+    packed = None if head is None else PackedForwards(forwards, job.model, stamps, job.masked_tail)
     if head is None or packed is None:
         columns, source = Columns(), _model_levels(forwards, job, drafting.partners, stamps)
     else:
@@ -113,18 +113,18 @@ def _model_levels(forwards: Forwards, job: Propose, partners: Partners, stamps: 
 class PackedForwards:
     """`HeadForwards`: the forwards of one head, each with the rows of all prefixes.
 
-    The head does not read the last `unread` tokens of a prefix.
+    The head does not read the last `masked_tail` tokens of a prefix.
     """
 
-    def __init__(self, forwards: Forwards, name: str, stamps: list[Stamp], unread: int = 0) -> None:
-        self.unread = unread
+    def __init__(self, forwards: Forwards, name: str, stamps: list[Stamp], masked_tail: int = 0) -> None:
+        self.masked_tail = masked_tail
         self._forwards, self._name, self._stamps = forwards, name, stamps
         self._states = dict[int, torch.Tensor]()
         """The target's final state of the last token read but one, (1, D), by sequence."""
 
     def begin(self, prefix: Prefix) -> bool:
         """Return whether the head can draft after a prefix: the target has forwarded it."""
-        if len(prefix) - self.unread < 2:
+        if len(prefix) - self.masked_tail < 2:
             return False
         read = self._read(prefix)
         states = self._forwards.features(self._forwards.target, read, len(read) - 2)
@@ -170,14 +170,14 @@ class PackedForwards:
         return layer
 
     def _read(self, prefix: Prefix) -> Prefix:
-        return Prefix(prefix.sequence, prefix.tokens[: len(prefix) - self.unread])
+        return Prefix(prefix.sequence, prefix.tokens[: len(prefix) - self.masked_tail])
 
     def rest(self, prefix: Prefix) -> Prefix:
         """Return the tokens with a row in the head's layer.
 
         The row of a token reads the target's state of the one before.
         """
-        return Prefix(prefix.sequence, prefix.tokens[1 : len(prefix) - self.unread])
+        return Prefix(prefix.sequence, prefix.tokens[1 : len(prefix) - self.masked_tail])
 
     def _follow(
         self, kind: str, prefixes: Sequence[Prefix], masks: Sequence[Tree], *, logits: bool = True

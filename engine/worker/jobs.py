@@ -145,7 +145,7 @@ class Propose:
     """Whether the first forward is exact and fuzzy rows never count as cached."""
     group: str = ""
     """The group of workers that share the layers; empty for a single worker."""
-    unread: int = 0
+    masked_tail: int = 0
     """Last tokens of each prefix that a drafting head does not read; masks are in their places."""
 
 

@@ -287,7 +287,7 @@ class ToyDrafter:
         sampled: bool = True,
         fuzzy: int = 1,
         calibrate: bool = True,
-        unread: int = 0,
+        masked_tail: int = 0,
     ) -> Draft:
         """Draft a tree; fuzzy levels use another table.
 
@@ -300,7 +300,7 @@ class ToyDrafter:
             exact = fuzzy == 1 or (calibrate and level == 0)
             logits = self.logits if exact else getattr(self.logits, "fuzzy", self.logits)
             if isinstance(logits, Parallel):
-                rows = [logits.level(contexts[-1][: len(contexts[-1]) - unread], level + unread)]
+                rows = [logits.level(contexts[-1][: len(contexts[-1]) - masked_tail], level + masked_tail)]
             else:
                 rows = [logits(contexts[node]) for node in at]
             (found,) = levels([torch.stack(rows)], shape, run.sampling, sampled=sampled)

@@ -15,7 +15,16 @@ from engine.errors import UsageError, shown
 from engine.trace.events import Footer
 from engine.trace.trace import Trace
 from traces.imported import Counts, Imported, origin
-from traces.imports.requests import ALWAYS, LONGEST_DRAFT, Form, histogram, is_object, new_header, text, whole
+from traces.imports.request_trace import (
+    ALWAYS,
+    LONGEST_DRAFT,
+    Form,
+    histogram,
+    is_object,
+    new_header,
+    text,
+    whole,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

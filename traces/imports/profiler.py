@@ -18,7 +18,7 @@ from engine.errors import shown
 from engine.trace.events import Device, Footer, Span
 from engine.trace.trace import Trace
 from traces.imported import Imported
-from traces.imports.requests import Form, is_object, new_header, number
+from traces.imports.request_trace import Form, is_object, new_header, number
 
 if TYPE_CHECKING:
     from engine.trace.events import SpanKind

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.trace.trace import Trace
-    from traces.imports.requests import Form
+    from traces.imports.request_trace import Form
 
 FORMS = (VLLM, AIPERF, SGLANG, MODELOPT, PROFILER)
 MAX_BYTES = 128 * 2**20

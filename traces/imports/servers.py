@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traces.imported import Counts
-from traces.imports.requests import (
+from traces.imports.request_trace import (
     LONGEST_DRAFT,
     MOST_STEPS,
     MOST_TOKENS,

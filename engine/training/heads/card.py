@@ -26,7 +26,7 @@ from engine.training.heads.losses import DraftAcceptance, acceptance
 from engine.training.heads.train import PLOT, build_head, read_frozen
 from engine.training.loop import read_facts
 from engine.training.measure import LoadedPair, prompt_sets
-from engine.training.options import HEAD_DEFAULTS, CardSettings
+from engine.training.settings import HEAD_DEFAULTS, CardSettings
 from engine.types import Sampling
 
 FOLDER = "heads"

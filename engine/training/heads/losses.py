@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.heads.trainable import Frozen, Texts, TrainableHead
-from engine.training.options import HeadOptions
+from engine.training.settings import HeadOptions
 from engine.training.step import Losses
 
 _CHUNK = 128

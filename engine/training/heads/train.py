@@ -39,7 +39,7 @@ from engine.training import loop
 from engine.training.data import Corpus, find_sources, read_mixture
 from engine.training.heads.features import Batches, stored_features
 from engine.training.heads.losses import acceptance, head_losses
-from engine.training.options import HeadOptions
+from engine.training.settings import HeadOptions
 from engine.training.step import Losses, Phase
 from engine.training.target_text import FILE as WRITTEN
 from engine.training.target_text import check_lengths, read_text, write_text

@@ -18,7 +18,7 @@ from engine.errors import ModelError, UsageError
 from engine.model.shape import context_of
 from engine.model.slots import Rows
 from engine.training.heads.train import train_head
-from engine.training.options import HeadOptions
+from engine.training.settings import HeadOptions
 from engine.types import Limits, Sampling
 from tests.engine.model import tiny
 

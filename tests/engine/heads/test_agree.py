@@ -15,7 +15,7 @@ from engine.heads.trainable import Texts, TrainableHead
 from engine.model.shape import ModelShape
 from engine.training.heads.features import features_of
 from engine.training.heads.train import build_head, head_config, read_frozen
-from engine.training.options import HEAD_DEFAULTS, HeadOptions
+from engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from engine.types import Prefix
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to, state_after
 from tests.engine.model import tiny

@@ -93,13 +93,13 @@ def expected(
     draws: Draws | None,
 ) -> list[Node]:
     """Return the reference's draft after x, of at most `levels` levels."""
-    unread = config.get("first") == "mask"
+    masked_tail = config.get("first") == "mask"
     rows = plain.rows(x)
-    if unread:
+    if masked_tail:
         rows = partial(_rows_from_masks, plain.rows(x[:-1]), x[-1])
     if "top" in config:
         return dynamic_tree(rows, config["top"], min(config["depth"], levels), config["total"])
-    depth = config.get("masks", 99) + 1 - unread
+    depth = config.get("masks", 99) + 1 - masked_tail
     paths = {
         p
         for p in tree(config.get("tree") or ("eagle" if method.endswith("eagle") else "medusa")).paths

@@ -32,7 +32,7 @@ from engine.training.measure import (
     measure_losses,
     read_prompts,
 )
-from engine.training.options import PROMPTS, CardSettings, PairOptions
+from engine.training.settings import PROMPTS, CardSettings, PairOptions
 from engine.types import Limits, Sampling
 from tests.engine.training.tiny import train
 

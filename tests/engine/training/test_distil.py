@@ -16,8 +16,8 @@ from engine.checkpoints.loader import load
 from engine.errors import ModelError, RunCancelled, UsageError
 from engine.training.data import Corpus, Mixed, Stream
 from engine.training.loop import Progress, read_log
-from engine.training.options import DistilOptions, Shape
 from engine.training.pair import distil_drafter, new_model, prune
+from engine.training.settings import DistilOptions, Shape
 from engine.training.step import losses
 from engine.training.target_text import Text, read_text, save_text
 from tests.engine.training.test_pair import stop_after

@@ -19,8 +19,8 @@ from torch.nn import functional
 from engine.errors import UsageError
 from engine.training.heads.losses import distilled
 from engine.training.loop import CHECKPOINTS, Training, ignore, read_log
-from engine.training.options import PairOptions, Recipe, Shape
 from engine.training.pair import new_model
+from engine.training.settings import PairOptions, Recipe, Shape
 from engine.training.step import (
     Execution,
     LossesOf,
@@ -146,7 +146,7 @@ import torch
 from pathlib import Path
 from engine.training.step import Execution
 from engine.training.step import Losses
-from engine.training.options import Recipe
+from engine.training.settings import Recipe
 
 rank = 0 if os.fork() else 1
 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -15,7 +15,7 @@ from engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead
 from engine.model.shape import ModelShape
 from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
 from engine.training.heads.train import build_head
-from engine.training.options import HEAD_DEFAULTS, HeadOptions
+from engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from tests.engine.heads.drafted_tree import state_after
 
 WIDTH, VOCABULARY = 32, 40

@@ -27,7 +27,7 @@ from engine.training.data import Corpus
 from engine.training.heads.features import Batches, features_of, stored_features
 from engine.training.heads.train import read_frozen, train_head
 from engine.training.loop import Progress, read_log
-from engine.training.options import HEAD_DEFAULTS, HeadOptions
+from engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from engine.training.target_text import read_text
 from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import HEAD, parse, train

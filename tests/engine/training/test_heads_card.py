@@ -18,7 +18,7 @@ from engine.plot import Line, Panel, draw
 from engine.training.heads.card import chained, make_heads_card, restore
 from engine.training.heads.losses import DraftAcceptance
 from engine.training.heads.train import train_head, training_curves
-from engine.training.options import CardSettings, HeadOptions
+from engine.training.settings import CardSettings, HeadOptions
 from tests.engine.training.tiny import HEAD, train
 
 SVG = "{http://www.w3.org/2000/svg}"

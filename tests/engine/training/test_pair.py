@@ -17,8 +17,8 @@ from engine.errors import ModelError, RunCancelled, UsageError
 from engine.model.slots import Rows
 from engine.training.data import Corpus, Encoder, Stream, find_sources
 from engine.training.loop import Progress, read_log
-from engine.training.options import PairOptions, Shape
 from engine.training.pair import new_model, save_model, train_pair
+from engine.training.settings import PairOptions, Shape
 from engine.training.step import learning_rate, losses, pick_device, plan
 from tests.engine.training.tiny import stories, write_source
 

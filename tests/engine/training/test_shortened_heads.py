@@ -25,7 +25,7 @@ from engine.training.heads.card import restore
 from engine.training.heads.losses import acceptance, head_losses
 from engine.training.heads.train import most_frequent, shorten_head, train_head
 from engine.training.loop import read_log
-from engine.training.options import HeadOptions
+from engine.training.settings import HeadOptions
 from engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.training.test_head_modules import VOCABULARY, WIDTH, stub

@@ -26,7 +26,7 @@ from engine.training.heads.features import Batches
 from engine.training.heads.train import train_head
 from engine.training.loop import Progress
 from engine.training.measure import LoadedPair
-from engine.training.options import HeadOptions
+from engine.training.settings import HeadOptions
 from engine.training.target_text import (
     PART,
     Text,
