@@ -110,7 +110,8 @@ def _of_trace(name: str, trace: Trace) -> Iterator[tuple[str, str]]:
     """Yield the rows, the viewer's document and the exports of a trace."""
     lines = [json.loads(to_json(event)) for event in trace.events()]
     yield f"{name} · trace", "\n".join(map(_json, lines))
-    yield f"{name} · view", _json(view_model([trace]))
+    document = {("shown" if key == "runs" else key): value for key, value in view_model([trace]).items()}
+    yield f"{name} · view", _json(document).replace(trace.header.run_id, "")
     file = io.StringIO()
     write_csv(trace, "decisions", file)
     yield f"{name} · exports", _json(to_perfetto(trace)) + file.getvalue()

@@ -14,22 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.errors import ModelError
 from engine.runtimes.process import Setup
+from engine.runtimes.ray.worker import Located, bytes_of, with_bytes, written_rows
 from engine.worker.host import Host, outcome
-from engine.worker.jobs import Connect, Drop, Import, Job, Link, Load, Propose, Reply
+from engine.worker.jobs import Connect, Drop, Job, Link, Load, Reply
 
 GROUPS = {"control": 1, "beside": 4}
 """Concurrency group -> threads: for control jobs, and for calls beside all jobs."""
-Row: TypeAlias = tuple[str, int]
-"""A row of q: the name of the worker that wrote it, and the row's number."""
-Located: TypeAlias = Sequence[tuple[Row, int, int]]
-"""(row of q, number of an array, index in the array) of each row that a job reads."""
 
 
 class RayServer:
@@ -91,23 +88,3 @@ class RayServer:
             return self._host.handle(replace(job, path=str(meeting)))
         finally:
             meeting.unlink(missing_ok=True)
-
-
-def written_rows(job: Job) -> list[int]:
-    """Return the rows of q that a drafting job may write, in order."""
-    if not isinstance(job, Propose) or not job.sampled:
-        return []
-    return [row for rows in job.rows for row in rows]
-
-
-def bytes_of(job: Any) -> Any:
-    if isinstance(job, Import):
-        return job.data
-    stage = getattr(job, "stage", None)
-    return None if stage is None else stage.states
-
-
-def with_bytes(job: Any, data: Any) -> Any:
-    if isinstance(job, Import):
-        return replace(job, data=data)
-    return replace(job, stage=job.stage._replace(states=data))

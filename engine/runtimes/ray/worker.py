@@ -15,27 +15,28 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from engine.environment import release
 from engine.errors import SpecScopeError, WorkerDied, one_line
 from engine.runtimes.process import Setup
-from engine.runtimes.ray.server import Located, Row, bytes_of, with_bytes, written_rows
 from engine.worker.jobs import (
     CONTROL,
     Connect,
     Drop,
+    Import,
     Job,
     Judge,
     JudgeAll,
     Link,
     Load,
     Preparation,
+    Propose,
     Reply,
     Score,
 )
@@ -52,6 +53,11 @@ SILENT_LONG = 60
 """The same while it loads a model."""
 TRIPS = 16
 """Round trips of one comparison of clocks."""
+
+Row: TypeAlias = tuple[str, int]
+"""A row of q: the name of the worker that wrote it, and the row's number."""
+Located: TypeAlias = Sequence[tuple[Row, int, int]]
+"""(row of q, number of an array, index in the array) of each row that a job reads."""
 
 
 def reachable(host: str, port: int) -> bool:
@@ -382,3 +388,23 @@ def cause(error: BaseException) -> str:
         return "lost the data of another worker that died"
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return f"failed ({text[:200]})"
+
+
+def written_rows(job: Job) -> list[int]:
+    """Return the rows of q that a drafting job may write, in order."""
+    if not isinstance(job, Propose) or not job.sampled:
+        return []
+    return [row for rows in job.rows for row in rows]
+
+
+def bytes_of(job: Any) -> Any:
+    if isinstance(job, Import):
+        return job.data
+    stage = getattr(job, "stage", None)
+    return None if stage is None else stage.states
+
+
+def with_bytes(job: Any, data: Any) -> Any:
+    if isinstance(job, Import):
+        return replace(job, data=data)
+    return replace(job, stage=job.stage._replace(states=data))

@@ -103,8 +103,8 @@ def test_the_command_prints_items_and_a_summary(capsys):
 def test_the_help_names_every_paper(capsys):
     with pytest.raises(SystemExit):
         main(["papers", "--help"])
-    named = capsys.readouterr().out.split("only this one of")[1].split("; repeatable")[0]
-    assert named.replace(" and", ",").replace(",", " ").split() == list(PAPERS)
+    named = capsys.readouterr().out.split(" only ")[1].split("; repeatable")[0]
+    assert named.replace(" or", ",").replace(",", " ").split() == list(PAPERS)
 
 
 def test_an_unknown_paper_is_an_error_of_use(capsys):
