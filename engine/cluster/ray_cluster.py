@@ -18,7 +18,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.cluster.ray_connect import checked, import_ray, own_signals, reason, silence, watched_head
+from engine.cluster.ray_connect import (
+    checked,
+    disconnect,
+    import_ray,
+    own_signals,
+    reason,
+    silence,
+    watched_head,
+)
 from engine.errors import SpecScopeError, UsageError, one_line
 from engine.runtimes.process import Setup
 from engine.runtimes.ray.worker import Node, RayWorker, reachable
@@ -236,8 +244,8 @@ class RayCluster:
         if silent == HEADLESS:  # end all jobs, and disconnect from a cluster without a head
             for worker in self._workers:
                 worker.lose(f"lost the head of its cluster ({self._head})")
-            with _lock, own_signals():
-                self._ray.shutdown()
+            with _lock:
+                disconnect(self._ray)
 
     def close(self) -> None:
         """Disconnect; end a cluster that was started here, and remove its files."""
@@ -256,8 +264,7 @@ class RayCluster:
 
     def _disconnect(self) -> None:
         try:
-            with own_signals():
-                self._ray.shutdown()
+            disconnect(self._ray)
         finally:  # also after Ctrl-C
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import shutil
@@ -138,6 +139,23 @@ def watched_head(folder: str) -> Generator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def disconnect(ray: Any) -> None:
+    """Disconnect the module `ray`; no garbage is collected meanwhile.
+
+    Ray ends this process if a thread frees an object reference while Ray shuts down; a garbage
+    collection, in any thread, frees those that are in cycles.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with own_signals():
+            ray.shutdown()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _runs(process: psutil.Process) -> bool:
