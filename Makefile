@@ -34,7 +34,7 @@ format: $(VENV)/.dev
 # of two cores idle: many tests wait for processes and pages. Bytecode is kept: the tests start some hundred
 # processes.
 unit: $(VENV)/.dev browser model
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Without it, the tests on a real model are skipped and say so.
 model: $(VENV)/.dev
