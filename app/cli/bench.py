@@ -35,7 +35,7 @@ def progress() -> Generator[Callable[[str], None]]:
 
         def note(text: str) -> None:
             if text:
-                bar.set_description(text)
+                bar.set_description_str(text)
             else:
                 bar.update()
 

@@ -240,7 +240,10 @@ class RayWorker:
         self._loop = loop
 
     def detach(self) -> None:
+        """Leave the loop, and forget the replies that no coroutine has awaited."""
         self._loop = None
+        for number in [number for number, (_, answer) in self._owed.items() if answer.done()]:
+            del self._owed[number]
 
     def submit(self, job: Job) -> Ticket:
         """Send a job to the actor; drops are sent with the next job."""

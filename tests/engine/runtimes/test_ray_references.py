@@ -10,8 +10,7 @@ import pytest
 
 from app.main import main
 from engine.cluster.ray_connect import reason, speaks_grpc
-from engine.runtimes.ray.server import bytes_of, with_bytes
-from engine.runtimes.ray.worker import Clock, References, compare
+from engine.runtimes.ray.worker import Clock, References, bytes_of, compare, with_bytes
 from engine.types import Draft, DraftToken, RowRef
 from engine.worker.jobs import Import, Judge, JudgeAll, Reply, Score, Stage, Stamp
 from tests.engine.worker.harness import chains
