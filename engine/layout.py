@@ -58,7 +58,7 @@ class Layout:
     slack: int = 96
     """KV rows per sequence for one forward's tree, in addition to prompt and output."""
     lockstep: bool = False
-    """Whether sequences can go in step although drafter and target run at once: each draft runs
+    """Whether sequences can go in lockstep although drafter and target run at once: each draft runs
     beside one forward of the target at most, and both are awaited before the judgement."""
     head: str = ""
     """Kind of the drafting head on the target's devices; empty for none."""

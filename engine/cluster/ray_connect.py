@@ -125,8 +125,9 @@ def watched_head(folder: str) -> Generator[None]:
             heads = heads or _children(HEAD)
         if not over.wait(GRACE_S):
             for node in _children(NODE):  # else it would write to the folder
-                node.kill()
-                node.wait(GRACE_S)
+                with contextlib.suppress(psutil.Error):  # it ended by itself
+                    node.kill()
+                    node.wait(GRACE_S)
             shutil.rmtree(folder, ignore_errors=True)
             line = f"specscope: cannot start Ray: its head (process {heads[0].pid}) ended; start it again\n"
             os.write(2, line.encode())

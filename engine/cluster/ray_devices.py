@@ -328,7 +328,10 @@ def _read_device(kind: str) -> Reading | None:
     if isinstance(meter, psutil.Process):
         load: float = meter.cpu_percent()
         return Reading("", load / 100, meter.memory_info().rss, None)
-    return next(meter.read(), None)
+    reading = next(meter.read(), None)
+    if reading is None:  # NVML lost the card; the next reading looks for it again
+        _meter_of.cache_clear()
+    return reading
 
 
 @cache

@@ -188,7 +188,7 @@ class PaddedAttention:
         self._masks: dict[int | None, Tensor] = {}
 
     def mask(self, visible: dict[int | None, Tensor]) -> None:
-        """Make the masks of a forward from whether a new row sees a cached row, (S, R, N)."""
+        """Make the masks of a forward from whether a new row sees a cached row, (S or 1, R, N)."""
         groups = self._queries.shape[2]
         for window, seen in visible.items():
             mask = self._new_kv.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
@@ -234,7 +234,8 @@ def _joined(cache: Cache, buffers: Buffers, parts: Sequence[SlotAttention], firs
     starts = torch.tensor([part.start for part in parts], device=device)
     indices = starts[:, None] + torch.arange(parts[0].count, device=device)
     joined = PaddedAttention(cache, buffers, slots, parts[0].rows_read, indices.flatten(), first)
-    distances = indices[:, :, None] - torch.arange(parts[0].rows_read, device=device)
+    own = indices if len({part.start for part in parts}) > 1 else indices[:1]  # equal slots share a mask
+    distances = own[:, :, None] - torch.arange(parts[0].rows_read, device=device)
     seen = {w: distances < (parts[0].rows_read if w is None else w) for w in set(cache.shape.windows)}
     joined.mask({window: near & (distances >= 0) for window, near in seen.items()})
     return joined

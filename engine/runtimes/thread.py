@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 
@@ -15,7 +14,7 @@ import torch
 from engine.trace.events import Device
 from engine.worker.host import Host
 from engine.worker.jobs import CONTROL, Job, Preparation, Reply
-from engine.worker.worker import Ticket, settle
+from engine.worker.worker import Ticket, finished, settle
 
 
 class ThreadWorker:
@@ -35,7 +34,7 @@ class ThreadWorker:
         self._thread.start()
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        return partial(self._host.handle, job)  # in the calling thread
+        return finished(partial(self._host.handle, job)).result  # in the calling thread
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         return 1
@@ -70,11 +69,7 @@ class ThreadWorker:
         with _stream(self.devices[0]):
             while (item := self._jobs.get()) is not None:
                 job, reply, stop = item
-                done = Future[Reply]()
-                try:
-                    done.set_result(self._host.handle(job, stop.is_set))
-                except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
-                    done.set_exception(error)
+                done = finished(partial(self._host.handle, job, stop.is_set))
                 if (loop := self._loop) is not None:
                     loop.call_soon_threadsafe(settle, reply, done.result)
 

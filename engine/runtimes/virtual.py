@@ -34,7 +34,7 @@ from engine.worker.jobs import (
     Stage,
     Stamp,
 )
-from engine.worker.worker import Ticket, finish
+from engine.worker.worker import Ticket, finish, finished
 
 if TYPE_CHECKING:
     from engine.heads.work import Work
@@ -246,7 +246,7 @@ class VirtualWorker:
         return self._lanes.get(model, len(self.devices))
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        return partial(self._host.handle, job)  # it takes no virtual time
+        return finished(partial(self._host.handle, job)).result  # it takes no virtual time
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         assert isinstance(loop, VirtualLoop), "a virtual worker lives on a virtual loop"

@@ -123,20 +123,6 @@ def _nucleus(p: Tensor, top_p: float) -> Tensor:
     return rising.gather(-1, dropped)
 
 
-def propose_token(
-    logits_row: Tensor, *, position: int, sampling: Sampling, draws: Draws, sampled: bool, node: int = 0
-) -> tuple[int, Tensor | None]:
-    """Draft one token: from q by sampling (rule 1), or the drafter's argmax (rule 2).
-
-    The number with the key (position, "draft", node) decides. Returns the token; and the q it was
-    drawn from, (V,), or None for the argmax, as always at temperature 0.
-    """
-    if not sampled or sampling.greedy:
-        return argmax(logits_row[None])[0], None
-    q = process_logits(logits_row[None], sampling)[0]
-    return draws.choose(Key(position, "draft", node), q), q
-
-
 def facts(
     logits: Tensor, ids: Sequence[int], sampling: Sampling, sampled: bool, k: int = TOP
 ) -> tuple[tuple[float, ...], tuple[Top, ...]]:

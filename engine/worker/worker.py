@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from engine.trace.events import Device
@@ -69,11 +70,21 @@ class Worker(Protocol):
     def close(self) -> None: ...
 
 
+def finished(work: Callable[[], Reply]) -> Future[Reply]:
+    """Do some work; returns its result, or the error that it raised."""
+    done = Future[Reply]()
+    try:
+        done.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
+        done.set_exception(error)
+    return done
+
+
 def settle(reply: asyncio.Future[Reply], take: Callable[[], Reply]) -> None:
     """Give a reply the result of `take`, or its error; nothing if nobody waits any more."""
     try:
         value = take()
-    except Exception as error:  # noqa: BLE001 - raised where the reply is awaited
+    except BaseException as error:  # noqa: BLE001 - raised where the reply is awaited
         if not reply.done():
             reply.set_exception(error)
     else:

@@ -18,8 +18,9 @@ from engine.drafting.tree import TreeShape, line, root
 from engine.heads.drafting import Columns
 from engine.run.run import Race
 from engine.sampling.accept import judge
-from engine.sampling.draws import Draws, propose_token
+from engine.sampling.draws import Draws
 from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
+from tests.engine.toy_draws import propose_token
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
 """Context, all tokens so far -> logits, (V,) float64."""

@@ -57,18 +57,21 @@ class RayServer:
             torch.set_num_threads(self._setup.threads)
         for drop in drops:
             self._host.handle(drop)
+        reply = outcome(lambda: self._do(number, job, rows, data))
+        self._stopped.discard(number)
+        if not isinstance(reply, Reply):
+            return reply, None
+        if isinstance(reply.value, bytes) and reply.value:
+            return reply._replace(value=...), np.frombuffer(reply.value, dtype=np.uint8)
+        own, written = self._host.q_buffers.get(self._setup.name), written_rows(job)
+        # of the ranks of a split model, the first has the rows of q
+        return reply, own[written] if written and own is not None else None
+
+    def _do(self, number: int, job: Job, rows: Located, data: Sequence[np.ndarray]) -> Reply:
         for (name, row), array, index in rows:
             self._host.q_buffers[name][row] = data[array][index]
         if bytes_of(job) is ...:
             job = with_bytes(job, data[-1].tobytes())
-        reply = outcome(lambda: self._do(job, number))
-        self._stopped.discard(number)
-        if isinstance(reply, Reply) and isinstance(reply.value, bytes) and reply.value:
-            return reply._replace(value=...), np.frombuffer(reply.value, dtype=np.uint8)
-        written = written_rows(job)
-        return reply, self._host.q_buffers[self._setup.name][written] if written else None
-
-    def _do(self, job: Job, number: int) -> Reply:
         if isinstance(job, Connect):
             # a node has a copy of each row of q that it reads
             self._host.q_buffers = {n: np.zeros(shape, dtype=np.float32) for n, _, shape in job.q_buffers}

@@ -11,10 +11,11 @@ from engine.drafting.tree import Wide
 from engine.model.clock import Clock
 from engine.model.fused import FusedDrafts, Given
 from engine.model.slots import Rows
-from engine.sampling.draws import Draws, Key, pick, pick_rows, propose_token
+from engine.sampling.draws import Draws, Key, pick, pick_rows
 from engine.types import Sampling
 from tests.engine.model.test_static import text
 from tests.engine.model.tiny import CONFIGS, VOCAB, reference, save
+from tests.engine.toy_draws import propose_token
 
 torch.set_num_threads(1)
 LENGTHS = {0: 9, 1: 21, 3: 4}

@@ -7,12 +7,18 @@ from contextlib import suppress
 from threading import Thread
 
 import pytest
+import torch
 
 from app.main import main
 from engine.cluster.ray_connect import reason, speaks_grpc
+from engine.errors import SpecScopeError
+from engine.runtimes.process import Setup
+from engine.runtimes.ray.server import RayServer
 from engine.runtimes.ray.worker import Clock, References, bytes_of, compare, with_bytes
+from engine.trace.events import Device
 from engine.types import Draft, DraftToken, RowRef
-from engine.worker.jobs import Import, Judge, JudgeAll, Reply, Score, Stage, Stamp
+from engine.worker.host import Host
+from engine.worker.jobs import Connect, Import, Judge, JudgeAll, Prefill, Reply, Score, Stage, Stamp
 from tests.engine.worker.harness import chains
 
 
@@ -79,3 +85,28 @@ def test_a_cluster_with_other_versions_is_not_taken_for_one_with_a_token():
         "Version mismatch: The cluster was started with: Ray: 2.59.0; install the cluster's versions here"
     )
     assert "set RAY_AUTH_MODE=token" in reason(ConnectionError("Failed to connect"))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The second of two ranks: only the first one, `cpu:0`, has rows of q."""
+    device = Device("cpu:1", "", "CPU 1", "cpu")
+    made = RayServer(Setup("cpu:1", device, torch.get_num_threads(), None), "node 1")
+    made.handle(0, Connect((("cpu:0", "", (8, 4)),)), (), ())
+    monkeypatch.setattr(Host, "handle", lambda *_: Reply((), ()))
+    return made
+
+
+def test_each_rank_of_a_split_model_answers_a_sampled_draft(server):
+    job = chains("drafter", (), (2,), sampled=True, rows=((5, 2),))
+    assert server.handle(1, job, (), ()) == (Reply((), ()), None)
+
+
+@pytest.mark.parametrize(
+    ("job", "rows"),
+    [(Import("drafter", (), 0, ...), ()), (Prefill("drafter", ()), ((("cpu:9", 0), 0, 0),))],
+    ids=["without its bytes", "rows of an unknown worker"],
+)
+def test_a_broken_message_fails_its_job_and_not_the_worker(server, job, rows):
+    error, data = server.handle(1, job, rows, ())
+    assert (type(error), data) == (SpecScopeError, None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import ModelError
-from engine.sampling.draws import Draws, Key, facts, pick, process_logits, propose_token
+from engine.sampling.draws import Draws, Key, facts, pick, process_logits
 from engine.types import Sampling
 from tests.engine.toy import Table, rows, warp_plainly
 from tests.engine.toy_draws import Fixed
@@ -163,29 +163,6 @@ def test_warp_gives_masked_tokens_probability_zero():
 
 
 # drafting
-
-
-def test_a_sampled_draft_token_comes_with_its_q():
-    row = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
-    token, q = propose_token(row, position=4, sampling=ONE, draws=Fixed(draft_4=0.35), sampled=True)
-    assert token == 2
-    assert q is not None
-    assert q.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert q.dtype == torch.float32
-
-
-def test_drafts_of_one_position_in_a_tree_have_their_own_numbers():
-    row, draws = torch.zeros(4), Fixed(draft_4=0.1, draft_4_3=0.9)
-    assert propose_token(row, position=4, sampling=ONE, draws=draws, sampled=True)[0] == 0
-    assert propose_token(row, position=4, sampling=ONE, draws=draws, sampled=True, node=3)[0] == 3
-
-
-@pytest.mark.parametrize(("sampling", "sampled"), [(GREEDY, True), (GREEDY, False), (ONE, False)])
-def test_a_greedy_draft_token_is_the_first_argmax_without_q(sampling, sampled):
-    row = torch.tensor([1.0, 5.0, 5.0])
-    assert propose_token(row, position=0, sampling=sampling, draws=Fixed(), sampled=sampled) == (1, None)
-    half = row.bfloat16()
-    assert propose_token(half, position=0, sampling=sampling, draws=Fixed(), sampled=sampled) == (1, None)
 
 
 def test_facts_are_warped_only_for_sampled_drafts():
