@@ -7,12 +7,11 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import gradio as gr
-
 from app.render.html import note
-from app.tabs.wiring import QUIET
 
 if TYPE_CHECKING:
+    import gradio as gr
+
     from traces.papers.rows import Paper, Row
 
 ADDRESS = "/specscope/papers.html"
@@ -24,6 +23,10 @@ _LOCK = Lock()
 
 def build_papers(tab: gr.Tab) -> None:
     """Lay out the tab, which is filled when it is first opened."""
+    import gradio as gr
+
+    from app.tabs.wiring import QUIET
+
     with gr.Column(elem_id="papers", elem_classes="app-plain"):
         shown = gr.Checkbox(False, visible=False)
         status = gr.HTML(apply_default_css=False, elem_id="papers-status")
@@ -33,6 +36,8 @@ def build_papers(tab: gr.Tab) -> None:
 
 def fill(shown: bool) -> Iterator[tuple[object, object, object]]:
     """Yield the progress, then the content; nothing if the page has it."""
+    import gradio as gr
+
     from traces.papers.page import render_body
 
     if shown:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from app import gradio_import  # noqa: F401 - before Gradio: it imports Gradio in half the time
+
+# isort: split
 import contextlib
 import errno
 import ipaddress
@@ -21,7 +24,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app import gradio_import  # noqa: F401 - imports Gradio in half the time
 from app.guard import Boundary, LateJoins, Login, Refusals
 from app.limits import BoundedConnection, SmallBodies
 from app.main import handling

@@ -120,7 +120,7 @@ def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool 
     try:
         with Store(args.db if args.db is not None else default_path(), readonly=True) as store:
             wanted = [other for name in names for other in (store.group(name) if compared else [name])]
-            return {name: store.load(name) for name in wanted}
+            return {name: store.load(name) for name in dict.fromkeys(wanted)}
     except StoreMissing as error:
         raise UsageError(f"there is no run {', '.join(map(shown, names[:3]))}: {error}") from None
 

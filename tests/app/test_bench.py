@@ -110,7 +110,7 @@ def _fake(monkeypatch, **figures: Figure) -> list[Plan]:
 
 
 def test_json_is_one_object_even_if_libraries_print(monkeypatch, capsys):
-    plans = _fake(monkeypatch, c=Figure((4.0,), "one row", detail={"target_ms": 4.2}))
+    plans = _fake(monkeypatch, c=Figure((3.0, 1.0, 2.0, 10.0), "one row", detail={"target_ms": 4.2}))
     assert run_bench("--json", "--quick") == 0
     out, err = capsys.readouterr()
     assert "a library talks" in err
@@ -121,7 +121,9 @@ def test_json_is_one_object_even_if_libraries_print(monkeypatch, capsys):
         assert set(result[key]) >= {"median", "min", "max", "runs", "unit"}
     assert result["autoregressive_over_generate"]["median"] == 1.6
     assert result["bars"]["speculative_over_assisted"] == {"at_least": 1.8, "median": 1.6, "met": False}
+    assert [result["c"][name] for name in ("median", "min", "max", "runs")] == [2.5, 1.0, 10.0, 4]
     assert result["c"]["target_ms"] == 4.2
+    assert len(FULL.questions()) == FULL.prompts
     assert result["quick"] is True
     assert "torch" in result["environment"]
 

