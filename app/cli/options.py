@@ -37,7 +37,11 @@ RUNTIME: Options = {
     "--address": (str, "HOST:PORT", "head of a Ray cluster, or auto for this machine's (this machine alone)"),
     "--profile": (str, "NAME", "latency profile of a virtual cluster: a name or a .toml file"),
     "--profile-pair": (str, "NAME", "one of the profile's pairs"),
-    "--tokens": ("pair", "SOURCE", "virtual: pair decodes, bernoulli:RATE accepts drafts at a rate (pair)"),
+    "--tokens": (
+        "pair",
+        "SOURCE",
+        "virtual: pair decodes, bernoulli:RATE[:doubt=D] accepts drafts at a rate (pair)",
+    ),
     "--forward": (
         "eager",
         "NAME",

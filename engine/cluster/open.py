@@ -77,7 +77,8 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
-            commas, for several drafters), a recorded Trace, or a Source of scripted models.
+            commas, for several drafters; then `:doubt=D`, `:misses=R`, see
+            `engine.simulate.oracle.bernoulli_models`), a recorded Trace, or a Source of models.
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
         forward: `eager`, or `static` for forwards of fixed shapes, which CUDA replays as graphs

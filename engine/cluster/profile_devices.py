@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -180,7 +180,8 @@ def tokens_of(pair: Pair, tokens: str | Trace | Source) -> tuple[Mapping[str, Lo
         models, source = recorded_pair(tokens), f"recorded run {tokens.header.run_id}"
     else:
         avoid = {*pair.tokenizer.all_special_ids, *pair.eos}
-        models, source = bernoulli_models(_rates(tokens), len(pair.tokenizer), avoid=avoid), tokens
+        scripted = _scripted(tokens)
+        models, source = scripted(len(pair.tokenizer), avoid=avoid), tokens
     names = ("target", *map(drafter_key, range(len(models) - 1)))
     return {name: partial(_same, model) for name, model in zip(names, models, strict=True)}, source
 
@@ -201,17 +202,19 @@ def _remembering(loader: Loader) -> Loader:
     return lambda **_: once()  # also for stages: the profile has their share of the time
 
 
-def _rates(tokens: str) -> tuple[float, ...]:
-    """Return the acceptance rate of each drafter; a single rate holds for all drafters."""
-    kind, _, numbers = tokens.partition(":")
+def _scripted(tokens: str) -> Callable[..., tuple[LanguageModel, ...]]:
+    """Return `bernoulli_models` with the rates and options; a single rate holds for all drafters."""
+    kind, _, rest = tokens.partition(":")
+    numbers, *options = rest.split(":")
     try:
         rates = tuple(map(float, numbers.split(",")))
+        named = {name: float(value) for name, _, value in (option.partition("=") for option in options)}
     except ValueError:
-        rates = ()
+        rates, named = (), {}
     fits = kind == "bernoulli" and 1 <= len(rates) <= MOST_DRAFTERS and all(0 <= rate <= 1 for rate in rates)
-    if not fits:
+    if not fits or not named.keys() <= {"doubt", "misses"}:
         raise UsageError(
             f"tokens is {tokens!r}; it must be pair or bernoulli:RATE with a rate from 0 to 1, or with one for each of "
-            f"at most {MOST_DRAFTERS} drafters: bernoulli:0.6,0.9"
+            f"at most {MOST_DRAFTERS} drafters, and then perhaps :doubt=D and :misses=R: bernoulli:0.6,0.9:doubt=0.5"
         )
-    return rates * MOST_DRAFTERS if len(rates) == 1 else rates
+    return partial(bernoulli_models, rates * MOST_DRAFTERS if len(rates) == 1 else rates, **named)

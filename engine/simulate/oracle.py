@@ -1,16 +1,16 @@
 """Models without weights: token sources for virtual runs and tests.
 
 Each maps the tokens so far to the next token, as a `LanguageModel`: logit 0 for that token and -1e4
-for all others. So at every temperature from 0 to 10 and under every acceptance rule, one token has
-probability 1.
+for most others. So at every temperature from 0 to 10 and under every acceptance rule, one token has
+probability 1. A drafter's second choices have logits between these: they have an order, and no
+probability unless the drafter doubts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from hashlib import blake2b
-from math import log
+from math import ceil, log
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +29,21 @@ NextToken = Callable[[np.ndarray, int], int]
 Certainty = Callable[[np.ndarray, int], float]
 """Maps the same to the probability of that token at temperature 1."""
 
+Choices = Callable[[np.ndarray, int], Sequence[tuple[int, float]]]
+"""Maps the same to the tokens that a model finds likeliest after that token, with their shares of
+the rest of the probability."""
+
 IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
+ORDERED = -2e3
+"""Logit of the first second choice where no token but one has a probability."""
+MISSES = 0.7
+"""Exponent of missed tokens: a drafter whose token is wrong has the target's token not among its
+next F choices in (1 + F)^-0.7 of the cases. The bundled pair misses 62, 45, 38 and 33 % with F = 1
+to 4, where the power law has 62, 46, 38 and 32 % (`specscope run --method speculative`, the ranks
+of corrected tokens in `top_q`). SSD has the same law with another exponent (section 4)."""
+SECOND = 15
+"""Second choices of a scripted drafter."""
 
 
 class Source(NamedTuple):
@@ -44,8 +57,9 @@ class Source(NamedTuple):
 class Scripted:
     """A language model whose next token is given by a function of the tokens so far.
 
-    `certainty` returns that token's probability, 1 without it; all other tokens share the rest. If
-    `seeded`, sequence i of a run with seed s is number s + i to these functions.
+    `certainty` returns that token's probability, 1 without it; all other tokens share the rest, in
+    equal parts without `choices`. If `seeded`, sequence i of a run with seed s is number s + i to
+    these functions.
     """
 
     def __init__(
@@ -55,6 +69,7 @@ class Scripted:
         vocab_size: int,
         context: int = 1 << 20,
         certainty: Certainty | None = None,
+        choices: Choices | None = None,
         *,
         seeded: bool = False,
     ) -> None:
@@ -65,6 +80,7 @@ class Scripted:
         self.depth = 0
         self._next_token = next_token
         self._certainty = certainty
+        self._choices = choices
         self._seeded = seeded
 
     def new_cache(self, slots: int, capacity: int) -> Slots:
@@ -94,16 +110,25 @@ class Scripted:
                 raise UsageError(
                     f"{self.name} returned token {token}; its vocabulary is 0 to {self.vocab_size - 1}"
                 )
-            if self._certainty is not None:
-                logits[line] = self._others(self._certainty(path, sequence))
+            certainty = 1.0 if self._certainty is None else self._certainty(path, sequence)
+            choices = self._choices(path, sequence) if self._choices else ()
+            self._fill(logits[line], certainty, choices)
             logits[line, token] = 0
         counts = [(slot, end - first) for slot, first, end in rows.segments()]
         return Output(logits, {}, sum(count * cache.rows_read(slot, count) for slot, count in counts))
 
-    def _others(self, certainty: float) -> float:
+    def _fill(self, logits: torch.Tensor, certainty: float, choices: Sequence[tuple[int, float]]) -> None:
+        """Set the logits, (V,), of all tokens but the next one, whose logit is 0."""
         certainty = max(certainty, 2 / self.vocab_size)
-        odds = certainty / max(1 - certainty, 1e-9)
-        return -log(odds * (self.vocab_size - 1))
+        odds = max(1 - certainty, 1e-9) / certainty
+        if self._certainty is None:
+            second = [ORDERED - 100 * order for order in range(len(choices))]
+        else:
+            left = max(1 - sum(share for _, share in choices), 1e-9)
+            logits[:] = log(odds * left / max(self.vocab_size - 1 - len(choices), 1))
+            second = [min(log(odds * share), -0.01 * order) for order, (_, share) in enumerate(choices, 1)]
+        if choices:
+            logits[[token for token, _ in choices]] = torch.tensor(second)
 
 
 def bernoulli_models(
@@ -112,6 +137,9 @@ def bernoulli_models(
     prompt_length: int = 0,
     seed: int = 0,
     avoid: Iterable[int] = (),
+    *,
+    doubt: float = 0.0,
+    misses: float = MISSES,
 ) -> tuple[Scripted, ...]:
     """Return a target and one drafter per rate, which agrees at each position independently.
 
@@ -123,33 +151,111 @@ def bernoulli_models(
     `prompt_length` is the position of the first token to count: with the prompt's length, neither
     text nor agreement depends on the prompt. Tokens to `avoid`, such as EOS ids, are never
     returned.
+
+    Where a drafter is wrong, the target's token is not among its next F choices with probability
+    (1 + F)^-`misses`. With `doubt`, from 0 to 1, a drafter of rate a has probabilities that are
+    right on average: a position is easy with probability a, and the drafter's token then has
+    probability a + (1 - a) doubt; at a hard position it has a (1 - doubt). At a temperature above 0
+    drafts are then drawn from these probabilities, and fewer are accepted.
     """
     for rate in rates:
         check_range("acceptance rate", rate, 0, 1)
+    check_range("doubt", doubt, 0, 1)
+    check_range("misses", misses, 0.01, 10)
     words = np.setdiff1d(np.arange(vocab_size), np.fromiter(avoid, dtype=np.int64))
     check_range("the number of tokens to choose from", len(words), 2)
+    text = _Text(words, prompt_length, seed)
+    drafters = [_Drafter(text, rate, i, doubt, misses) for i, rate in enumerate(rates)]
+    return (
+        Scripted("target", text.token, vocab_size, seeded=True),
+        *(
+            Scripted(
+                drafter_key(i),
+                drafter.token,
+                vocab_size,
+                certainty=drafter.certainty if doubt else None,
+                choices=drafter.choices,
+                seeded=True,
+            )
+            for i, drafter in enumerate(drafters)
+        ),
+    )
 
-    def position_and_last(path: np.ndarray) -> tuple[int, int]:
-        position = len(path) - prompt_length
+
+class _Text(NamedTuple):
+    """The target of `bernoulli_models`; `words` are the ids that it uses, rising."""
+
+    words: np.ndarray
+    prompt_length: int
+    seed: int
+
+    def place(self, path: np.ndarray) -> tuple[int, int]:
+        """Return the position after a path, and its last token if this is not the prompt's."""
+        position = len(path) - self.prompt_length
         return position, int(path[-1]) if position > 0 else -1
 
-    def target_word(path: np.ndarray, sequence: int) -> int:
-        return number("say", seed, sequence, *position_and_last(path)) % len(words)
+    def word(self, path: np.ndarray, sequence: int) -> int:
+        return number("say", self.seed, sequence, *self.place(path)) % len(self.words)
 
-    def draft(number: int, path: np.ndarray, sequence: int) -> int:
-        position, last = position_and_last(path)
-        right, key = target_word(path, sequence), (number,) if number else ()
-        if agrees(rates[number], seed, sequence, position, *key):
-            return int(words[right])
-        return int(words[another(right, len(words), "other", seed, sequence, position, last, *key)])
+    def token(self, path: np.ndarray, sequence: int) -> int:
+        return int(self.words[self.word(path, sequence)])
 
-    def say(path: np.ndarray, sequence: int) -> int:
-        return int(words[target_word(path, sequence)])
 
-    return (
-        Scripted("target", say, vocab_size, seeded=True),
-        *(Scripted(drafter_key(i), partial(draft, i), vocab_size, seeded=True) for i in range(len(rates))),
-    )
+class _Drafter(NamedTuple):
+    """Drafter `number` of `bernoulli_models`."""
+
+    text: _Text
+    rate: float
+    number: int
+    doubt: float
+    misses: float
+
+    def token(self, path: np.ndarray, sequence: int) -> int:
+        agrees = self._agrees(path, sequence)
+        word = self.text.word(path, sequence) if agrees else self._wrong(path, sequence, 1)[0]
+        return int(self.text.words[word])
+
+    def choices(self, path: np.ndarray, sequence: int) -> list[tuple[int, float]]:
+        found = self._wrong(path, sequence, SECOND + 1)
+        if self._agrees(path, sequence):
+            found = found[:SECOND]
+        else:
+            place = self._place(path, sequence)
+            found = [*found[1:place], self.text.word(path, sequence), *found[place:]][:SECOND]
+        missed = [(1 + i) ** -self.misses for i in range(len(found) + 1)]
+        return [(int(self.text.words[i]), missed[n] - missed[n + 1]) for n, i in enumerate(found)]
+
+    def certainty(self, path: np.ndarray, sequence: int) -> float:
+        if self._easy(path, sequence):
+            return self.rate + (1 - self.rate) * self.doubt
+        return self.rate * (1 - self.doubt)
+
+    def _easy(self, path: np.ndarray, sequence: int) -> bool:
+        return self._draw("easy", path, sequence) < self.rate
+
+    def _agrees(self, path: np.ndarray, sequence: int) -> bool:
+        rate = self.certainty(path, sequence) if self.doubt else self.rate
+        return self._draw("agree", path, sequence) < rate
+
+    def _place(self, path: np.ndarray, sequence: int) -> int:
+        """Return the place, from 1, of the target's token among the choices after a wrong one."""
+        missed = 1 - self._draw("rank", path, sequence)
+        return max(1, ceil(min(missed ** (-1 / self.misses), SECOND + 2) - 1))
+
+    def _draw(self, purpose: str, path: np.ndarray, sequence: int) -> float:
+        position, _ = self.text.place(path)
+        return (number(purpose, self.text.seed, sequence, position, *self._key) >> 11) * 2.0**-53
+
+    def _wrong(self, path: np.ndarray, sequence: int, count: int) -> list[int]:
+        """Return different wrong words; the first one is the drafter's where it is wrong."""
+        right, size = self.text.word(path, sequence), len(self.text.words)
+        first = another(right, size, "other", self.text.seed, sequence, *self.text.place(path), *self._key)
+        turn = (first - right - 1) % size
+        return [(right + 1 + (turn + i) % (size - 1)) % size for i in range(min(count, size - 1))]
+
+    @property
+    def _key(self) -> tuple[int, ...]:
+        return (self.number,) if self.number else ()
 
 
 def number(*key: object) -> int:

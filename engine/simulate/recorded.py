@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.errors import UsageError
 from engine.simulate.oracle import Scripted, agrees, another, number
-from engine.trace.events import Decision
+from engine.trace.events import Decision, Top
 from engine.trace.trace import Trace
 
 ALMOST = 1 - 1e-6
@@ -27,7 +27,7 @@ def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scri
     With `doubts` the drafter's tokens have the recorded q instead of probability 1. Where none is
     recorded, the q of another right or wrong draft counts, and after a wrong draft that of a
     discarded one; without any, a token is almost certain. Then only greedy runs repeat the recorded
-    run.
+    run. The drafter's second choices are the recorded `top_q`, where there are any.
     """
     recording = _Recording(trace)
     return (
@@ -37,6 +37,7 @@ def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scri
             recording.drafter_token,
             recording.vocab_size,
             certainty=recording.certainty if doubts else None,
+            choices=recording.choices,
         ),
     )
 
@@ -107,6 +108,14 @@ class _Recording:
             found = self._any("right" if right else "wrong", sequence, position)
         return found or ALMOST
 
+    def choices(self, path: np.ndarray, sequence: int) -> list[tuple[int, float]]:
+        text, position = self._sequence(path, sequence), len(path)
+        first = self.drafter_token(path, sequence)
+        top = text.choices.get(position, ()) if text.after(path) is not None else ()
+        others = [(token, q) for token, q in top if token != first and q > 0 and token < self.vocab_size]
+        rest = 1 - sum(q for token, q in top if token == first)
+        return [(token, min(q / max(rest, 1e-6), 1 / len(others))) for token, q in others]
+
     def _any(self, kind: str, sequence: int, position: int) -> float | None:
         values = self._certainties[kind]
         return values[number(kind, self._seed, sequence, position) % len(values)] if values else None
@@ -140,12 +149,15 @@ class _Sequence:
         """Position in the sequence -> drafted token."""
         self.certainties: dict[int, float] = {}
         """Position -> q of that token."""
+        self.choices: dict[int, Top] = {}
+        """Position -> the drafter's likeliest tokens."""
         for decision in tested:
             if not 0 <= decision.position - len(prompt) < len(text):
                 continue
             # of siblings in a tree: the accepted one, else the first rejected one
             if decision.outcome == "accepted" or decision.position not in self.drafts:
                 self.drafts[decision.position] = decision.token
+                self.choices[decision.position] = decision.top_q
                 if decision.q is not None and 0 < decision.q <= 1:
                     self.certainties[decision.position] = decision.q
         wrong = {d.step: d.position for d in tested if d.outcome == "rejected"}

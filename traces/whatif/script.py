@@ -22,7 +22,7 @@ from engine.types import Limits
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from traces.whatif.recording import Output, Recording
 
@@ -137,7 +137,7 @@ def script_of(recording: Recording) -> Script:
     most = max(longest, int(header.limits.get("max_new_tokens", longest + _BEYOND)))
     rows = Trace(replace(header, prompt_ids=prompts, limits={"eos": eos}, sampling={"seed": 0}))
     for i, output in enumerate(recording.outputs):
-        for row in _rows(i, output, len(prompts[i]), texts[i]):
+        for row in _rows(i, output, len(prompts[i]), texts[i], numbers):
             rows.add(row)
         for row in _strayed(recording.trace, i, output, len(prompts[i])):
             rows.add(row)
@@ -146,14 +146,18 @@ def script_of(recording: Recording) -> Script:
     return Script(recording, prompts, source, pair, Limits(most), {new: old for old, new in numbers.items()})
 
 
-def _rows(sequence: int, output: Output, start: int, text: tuple[int, ...]) -> Iterator[Commit | Decision]:
+def _rows(
+    sequence: int, output: Output, start: int, text: tuple[int, ...], numbers: Mapping[int, int]
+) -> Iterator[Commit | Decision]:
     for index, (token, right) in enumerate(zip(text, output.agrees, strict=True)):
         position, draft = start + index, token if right else _WRONG
         yield Commit(1, sequence, position, token, "plain", "", 0)
         outcome = "accepted" if right else "rejected"
-        known = index in output.tests
-        q = output.tests[index].q if known else None
-        yield Decision(1 + index, sequence, 0, -1, position, draft, None, q, None, "match", outcome, -1, -1)
+        test = output.tests.get(index)
+        q = test.q if test else None
+        top = tuple((numbers[t], share) for t, share in test.top_q if t != test.token) if test else ()
+        decided = (draft, None, q, None, "match", outcome, -1, -1)
+        yield Decision(1 + index, sequence, 0, -1, position, *decided, top_q=top)
 
 
 def _strayed(trace: Trace, sequence: int, output: Output, start: int) -> Iterator[Decision]:

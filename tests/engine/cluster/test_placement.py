@@ -54,3 +54,20 @@ def test_a_profiles_pair_without_a_drafter_runs_the_methods_that_need_none(profi
             UsageError, match=rf"the pair {pair} of the profile {profile} has no drafter; choose"
         ):
             cluster.run("speculative", [5, 6], limits=Limits(3))
+
+
+@pytest.mark.parametrize(
+    "tokens", ["bernoulli", "bernoulli:1.5", "bernoulli:0.5:spread=1", "bernoulli:0.5:doubt", "poisson:1"]
+)
+def test_a_wrong_token_source_is_refused(tokens: str):
+    with pytest.raises(UsageError, match=f"tokens is '{tokens}'; it must be pair or bernoulli:RATE"):
+        engine.open(runtime="virtual", profile="8xA100", tokens=tokens)
+
+
+def test_scripted_drafts_doubt_if_asked():
+    drafts = list[set[float]]()
+    for tokens in ("bernoulli:0.6", "bernoulli:0.6:doubt=0.5:misses=0.5"):
+        with engine.open(runtime="virtual", profile="8xA100", tokens=tokens) as cluster:
+            trace = cluster.run("speculative", [5, 6], config={"gamma": 3}, limits=Limits(30))
+        drafts.append({round(d.q, 3) for d in trace.decisions if d.node >= 0 and d.q is not None})
+    assert drafts == [{1.0}, {0.3, 0.8}]

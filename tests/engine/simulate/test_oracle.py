@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from engine.errors import UsageError
 from engine.model.language import LanguageModel
@@ -49,6 +50,19 @@ def agreements(
         for m in (target, drafter)
     ]
     return (logits[0].argmax(1) == logits[1].argmax(1)).tolist()
+
+
+def ranks_and_logits(
+    n: int, rates: Sequence[float], vocab_size: int = 128, **options: float
+) -> tuple[np.ndarray, torch.Tensor]:
+    """Return the target's place among the drafter's tokens at n positions, and the logits."""
+    target, drafter = bernoulli_models(rates, vocab_size, 1, 5, **options)
+    path = [1, *text(target, [1], n - 1)]
+    logits = [
+        m.forward(m.new_cache(1, n), Rows.chain(0, path, 0), np.arange(n)).logits for m in (target, drafter)
+    ]
+    order = logits[1].argsort(1, descending=True)
+    return (order == logits[0].argmax(1)[:, None]).float().argmax(1).numpy(), logits[1]
 
 
 class TestScripted:
@@ -113,6 +127,36 @@ class TestBernoulli:
         short, long = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 3, 9)
         assert text(short[0], [1], 40) == text(long[0], [2, 3, 4], 40)
         assert agreements(*short, [1], 40) == agreements(*long, [2, 3, 4], 40)
+
+    @pytest.mark.parametrize("doubt", [0.0, 0.5])
+    def test_second_choices_miss_the_target_by_a_power_law(self, doubt: float):
+        ranks, logits = ranks_and_logits(3000, (0.6,), doubt=doubt)
+        assert (ranks == 0).mean() == pytest.approx(0.6, abs=0.03)
+        for choices in (1, 2, 3, 8):
+            assert (ranks[ranks > 0] > choices).mean() == pytest.approx((1 + choices) ** -0.7, abs=0.04)
+        certain = (logits / 10).softmax(-1).max(1).values
+        assert (certain == 1).all() == (not doubt)
+
+    def test_doubts_are_right_on_average(self):
+        ranks, logits = ranks_and_logits(3000, (0.7,), doubt=0.5)
+        q = logits.softmax(-1).sort(1, descending=True).values
+        for rank in range(4):
+            assert float(q[:, rank].mean()) == pytest.approx((ranks == rank).mean(), abs=0.03)
+        easy = q[:, 0].numpy() > 0.8
+        assert easy.mean() == pytest.approx(0.7, abs=0.03)
+        assert (ranks[easy] == 0).mean() == pytest.approx(0.85, abs=0.03)
+        assert (ranks[~easy] == 0).mean() == pytest.approx(0.35, abs=0.05)
+
+    def test_a_small_vocabulary_has_fewer_choices(self):
+        ranks, _ = ranks_and_logits(400, (0.5,), vocab_size=3)
+        assert set(ranks) == {0, 1, 2}
+
+    @pytest.mark.parametrize(
+        ("options", "message"), [({"doubt": 1.5}, "doubt is 1.5"), ({"misses": 0.0}, "misses is 0")]
+    )
+    def test_options_out_of_range(self, options: dict[str, float], message: str):
+        with pytest.raises(UsageError, match=message):
+            bernoulli_models((0.5,), 8, **options)
 
     def test_a_wrong_token_leaves_the_text(self):
         target, _ = bernoulli_models((0.5,), 1000, 1, 0)
