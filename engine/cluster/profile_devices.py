@@ -203,7 +203,7 @@ def _remembering(loader: Loader) -> Loader:
 
 
 def _scripted(tokens: str) -> Callable[..., tuple[LanguageModel, ...]]:
-    """Return `bernoulli_models` with the rates and options; a single rate holds for all drafters."""
+    """Return `bernoulli_models` with its rates and options; one rate holds for all drafters."""
     kind, _, rest = tokens.partition(":")
     numbers, *options = rest.split(":")
     try:
