@@ -3,12 +3,14 @@
 First with the round costs that ParallelSpec's Table 1 implies. Then on the virtual cluster: the
 forwards of a round in the profile of the GPU, with the methods' published shapes.
 
-nano-PEARL's table: PEARL on two and one H200, from its printed mean accepted tokens. MAT is 1 for
-plain decoding, so it counts the target's own token: the acceptance rate is 1 - 1 / MAT. The
-drafter's time is that of its weights on an H200 and, for each layer, of the target's launches;
-gamma is round(c), which nano-PEARL chooses for each batch size. A step takes plain decoding's
-printed time at its batch size, and a row more what plain decoding's rows cost from batch 1 to 32 on
-AIME, the data with the shortest prompts. No speed-up of PEARL is used.
+nano-PEARL's table: PEARL on an H200, the target on two more, from its printed mean accepted tokens.
+MAT is 1 for plain decoding, so it counts the target's own token: the acceptance rate is 1 - 1 /
+MAT. The drafter's time is that of its weights on an H200 and, for each layer, of the target's
+launches; gamma is round(c), which nano-PEARL chooses for each batch size. A step takes plain
+decoding's printed time of AIME, the data with the shortest prompts, at its batch size, and a row
+more what plain decoding's rows cost from batch 1 to 32. What plain decoding of other data takes
+longer is prefill. PEARL's run has the same prompts and more tokens, so less prefill per token; both
+numbers of tokens are printed. No speed-up of PEARL is used.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _PROFILES = {"Spec-Bench, A100": "A100-40G", "Spec-Bench, RTX 3090": "RTX-3090"}
 _TABLE = _DATA["nano-PEARL, H200"]
 _PLAIN = 2
 _WIDEST = 32
-_TARGET = "72B"
+_SHORT = "AIME"
+"""The data with the shortest prompts."""
 _TARGET_GPUS = 2
 
 
@@ -80,48 +83,57 @@ def _spec_bench(item: str) -> Iterator[Row]:
 
 @PAPER.item("nano-PEARL, H200")
 def _nano_pearl() -> Iterator[Row]:
-    for name, (speed_up, accepted, plain) in ((k, v) for k, v in _TABLE.items() if k != "columns"):
-        pair, _, batch = name.split(", ")
-        drafter = pair.removeprefix("Qwen2.5 ").partition("/")[0]
-        ours = predicted(drafter, int(batch.removeprefix("batch ")), accepted, plain)
-        yield PAPER.row(f"{name}, speed-up", speed_up, ours, "closed form of PEARL")
-        for column, number in (("MAT", accepted), ("plain tokens/s", plain)):
+    for name, (speed_up, *inputs) in ((k, v) for k, v in _TABLE.items() if k != "columns"):
+        yield PAPER.row(f"{name}, speed-up", speed_up, predicted(name), "closed form of PEARL")
+        for column, number in zip(_TABLE["columns"][1:], inputs, strict=True):
             yield PAPER.row(f"{name}, {column}", number, None, "input")
 
 
-def predicted(drafter: str, batch: int, accepted: float, plain: float) -> float:
-    """Return the speed-up over plain decoding of a drafter, such as `1.5B`, at MAT `accepted`.
-
-    `plain` are the tokens per second of plain decoding, all sequences together.
-    """
-    rate, step = 1 - 1 / accepted, 1e3 * batch / plain
-    gamma = max(1, round(step / drafter_ms(drafter)))
+def predicted(name: str) -> float:
+    """Return the speed-up over plain decoding of a row of nano-PEARL's table, from its inputs."""
+    pair, data, batch = _parts(name)
+    _, accepted, plain, longer = _TABLE[name]
+    rate, step, whole = 1 - 1 / accepted, _step_ms(pair, batch), 1e3 * batch / plain
+    drafter = drafter_ms(pair)
+    gamma = max(1, round(step / drafter))
     post = rate / (1 + rate - rate**gamma)
     more = batch * post * (gamma - 1)
-    together = max(gamma * drafter_ms(drafter), step + more * row_ms())
-    return pearl_tokens(rate, gamma) * step / together
+    together = max(gamma * drafter, step + more * row_ms(pair))
+    prefill = max(0.0, whole - step) if data != _SHORT else 0.0
+    return whole / (prefill / longer + together / pearl_tokens(rate, gamma))
+
+
+def _parts(name: str) -> tuple[str, str, int]:
+    pair, data, batch = name.split(", ")
+    return pair, data, int(batch.removeprefix("batch "))
+
+
+def _step_ms(pair: str, batch: int) -> float:
+    """Return plain decoding's milliseconds of a step, with hardly any prefill."""
+    return 1e3 * batch / _TABLE[f"{pair}, {_SHORT}, batch {batch}"][_PLAIN]
 
 
 @cache
-def drafter_ms(name: str) -> float:
+def drafter_ms(pair: str) -> float:
     """Return the milliseconds of a drafter's forward: its roofline, and the target's launches."""
     hardware = Profile.load("H200").hardware
-    speed = _TABLE[f"Qwen2.5 {name}/{_TARGET}, AIME, batch 1"][_PLAIN]
-    launch = _model(_TARGET, _TARGET_GPUS, speed).launch_us(hardware)
-    own = _model(name, 1, speed)
+    family, _, names = pair.rpartition(" ")
+    drafter, target = names.split("/")
+    speed = 1e3 / _step_ms(pair, 1)
+    launch = _model(family, target, _TARGET_GPUS, speed).launch_us(hardware)
+    own = _model(family, drafter, 1, speed)
     return (own.roofline_us(hardware, 1, 0) + own.layers * launch) / 1e3
 
 
-def row_ms() -> float:
-    """Return the milliseconds of a row more, from plain decoding of AIME at batch 1 and 32."""
-    one, wide = (_TABLE[f"Qwen2.5 1.5B/{_TARGET}, AIME, batch {batch}"][_PLAIN] for batch in (1, _WIDEST))
-    return 1e3 * (_WIDEST / wide - 1 / one) / (_WIDEST - 1)
+def row_ms(pair: str) -> float:
+    """Return the milliseconds of a row more, from plain decoding at batch 1 and 32."""
+    return (_step_ms(pair, _WIDEST) - _step_ms(pair, 1)) / (_WIDEST - 1)
 
 
-def _model(name: str, gpus: int, speed: float) -> Model:
+def _model(family: str, name: str, gpus: int, speed: float) -> Model:
     return Model(
         title=name,
-        **_DATA["Qwen2.5"][name],
+        **_DATA["models"][family][name],
         dtype="bfloat16",
         gpus=gpus,
         speed=speed,
