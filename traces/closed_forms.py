@@ -1,8 +1,9 @@
-"""Expected speed-up of speculative decoding, PEARL and DSI at one independent acceptance rate.
+"""Expected speed-ups of methods that draft and verify, at one independent acceptance rate.
 
 Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from
 which its formula is derived here (that paper has no formula: it measures that gamma = round(c) is
-best); DSI (ICLR 2025), proposition 1.
+best); DSI (ICLR 2025), proposition 1; SSD (ICLR 2026), algorithm 1 and its power law of misses;
+SpecBranch (ICLR 2026), with a drafter that is never unsure.
 
 Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
 forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
@@ -20,7 +21,9 @@ average, and a / (1 + a - a^gamma) of all rounds are post-verify.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
+from engine.drafting.pace import MISSES
 from engine.types import check_range
 
 
@@ -58,6 +61,50 @@ def dsi_speedup(rate: float, c: float) -> float:
     check_range("acceptance rate", rate, 0, 1)
     check_range("c", c, 1)
     return 1 / (rate / c + 1 - rate)
+
+
+def ssd_hit_rate(rate: float, gamma: int, forks: int, misses: float) -> float:
+    """Share of verifications whose outcome has a branch, with `forks` guesses at each place.
+
+    A wrong draft's correction is not among the drafter's next F choices with probability
+    (1 + F)^-misses. After gamma accepted tokens the target's own token is the drafter's first
+    choice with the acceptance rate, and one of F choices in all but (1 - a) F^-misses of the cases.
+    """
+    _check(rate, gamma)
+    check_range("forks", forks, 1)
+    check_range("misses", misses, 0)
+    wrong, last = 1 - (1 + forks) ** -misses, 1 - (1 - rate) * forks**-misses
+    return (1 - rate**gamma) * wrong + rate**gamma * last
+
+
+def ssd_speedup(rate: float, gamma: int, c: float, forks: int = 3, misses: float = MISSES) -> float:
+    """Expected speed-up of SSD, whose text is that of speculative decoding with this gamma.
+
+    The drafter makes one forward over the draft and gamma over all branches, so a round with a hit
+    takes max(1, (gamma + 1) / c) target forwards. After a miss the drafter ends its forward in
+    progress, if it is not done, and drafts gamma tokens while the target waits.
+    """
+    check_range("c", c, 0, exclusive=True)
+    hits, busy = ssd_hit_rate(rate, gamma, forks, misses), (gamma + 1) / c
+    stopped = 1.0 if busy <= 1 else min(busy, ceil(c - 1e-9) / c)
+    seconds = hits * max(1.0, busy) + (1 - hits) * (stopped + gamma / c)
+    return speculative_tokens(rate, gamma) / seconds
+
+
+def specbranch_speedup(rate: float, gamma: int, c: float, length: int = 0) -> float:
+    """Expected speed-up of SpecBranch with a drafter that is always certain: one branch each.
+
+    After a rejection gamma tokens are drafted; then a branch of `length` tokens (0: gamma) is drafted
+    while the target verifies what precedes it, and its first token is judged as well. If all are
+    accepted, the rest of the branch is verified next, beside another branch.
+    """
+    check_range("c", c, 0, exclusive=True)
+    length = length or gamma
+    _check(rate, gamma)
+    first, later = _powers(rate, gamma + 1), _powers(rate, length)
+    following = rate ** (gamma + 1) / max(1 - rate**length, 1e-12)
+    verification = max(1.0, length / c)
+    return (first + following * later) / (gamma / c + verification * (1 + following))
 
 
 def best_gamma(speedup: Callable[[float, int, float], float], rate: float, c: float, limit: int = 32) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.drafting.pace import MISSES
 from engine.errors import UsageError
 from engine.model.fuzzy import Fuzzy
 from engine.model.language import LanguageModel, Output, never
@@ -37,11 +38,6 @@ IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
 ORDERED = -2e3
 """Logit of the first second choice where no token but one has a probability."""
-MISSES = 0.7
-"""Exponent of missed tokens: a drafter whose token is wrong has the target's token not among its
-next F choices in (1 + F)^-0.7 of the cases. The bundled pair misses 62, 45, 38 and 33 % with F = 1
-to 4, where the power law has 62, 46, 38 and 32 % (`specscope run --method speculative`, the ranks
-of corrected tokens in `top_q`). SSD has the same law with another exponent (section 4)."""
 SECOND = 15
 """Second choices of a scripted drafter."""
 
