@@ -125,7 +125,7 @@ class Damping(NamedTuple):
 
     factor: float
     """By which the probability of these tokens is multiplied, before all are normalised."""
-    count: int
+    tokens: int
     """The number of the most probable tokens, at least 1."""
 
 

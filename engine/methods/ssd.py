@@ -173,7 +173,7 @@ async def decode(run: Run, cfg: Config) -> None:
 
 
 async def _completed(run: Run, cfg: Config, branch: Draft | None) -> Draft:
-    """Draft a branch to its end; without one, at the start and after a miss, let the backup draft."""
+    """Draft a branch to its end; without one, at the start and after a miss, use the backup."""
     if branch is None and cfg.backup == "none":
         return Draft.empty()
     draft = branch or Draft.empty()

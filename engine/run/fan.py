@@ -1,4 +1,4 @@
-"""A fan of branches, drafted while a draft is verified: the speculation cache of one round (SSD)."""
+"""A fan of branches, drafted while a draft is verified: the speculation cache of a round (SSD)."""
 
 from __future__ import annotations
 

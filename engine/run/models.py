@@ -100,8 +100,9 @@ class Model:
             stop_below: The draft ends after a token of smaller probability.
             damping: Of each token's q; empty for q itself.
         """
-        how = {"chain": True, "stop_below": stop_below}
-        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), damping=damping, **how)
+        job = Propose(
+            self.name, (), Wide(1, 1), (), sampled, (), chain=True, stop_below=stop_below, damping=damping
+        )
         return (await self._drafts((prefix,), n, job))[0]
 
     async def grow(
@@ -156,8 +157,8 @@ class Model:
         Args:
             prefix: The tokens so far.
             trunk: The draft that is verified meanwhile, a chain.
-            forks: How many of the target's own tokens get a branch: after 0, 1, ... accepted tokens,
-                and last after the whole trunk.
+            forks: How many guesses of the target's own token get a branch: after 0, 1, ... accepted
+                tokens, and last after the whole trunk.
             n: Tokens of a branch at most; fewer, or no branch, near the end of the output.
             sampled: As for `propose`.
             damping: As for `propose`.

@@ -118,7 +118,7 @@ def damped(q: Tensor, damping: Damping) -> Tensor:
 
     Tokens that tie with the last damped one are damped, too.
     """
-    least = largest(q, min(damping.count, q.shape[-1]))[0][:, -1:]
+    least = largest(q, min(damping.tokens, q.shape[-1]))[0][:, -1:]
     weights = torch.where(q >= least, q * damping.factor, q)
     return weights / weights.sum(-1, keepdim=True)
 

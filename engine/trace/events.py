@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
-of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked` and
-the kinds `glue` and `branch`."""
+of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`
+and the kinds `glue` and `branch`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
