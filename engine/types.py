@@ -120,6 +120,15 @@ class Typical(NamedTuple):
     delta: float
 
 
+class Damping(NamedTuple):
+    """Saguaro sampling (SSD): a drafter that seldom draws its most probable tokens."""
+
+    factor: float
+    """By which the probability of these tokens is multiplied, before all are normalised."""
+    tokens: int
+    """The number of the most probable tokens, at least 1."""
+
+
 class RowRef(NamedTuple):
     """One row of q, (V,) float32, in a worker's q buffer."""
 

@@ -17,11 +17,12 @@ from engine.sampling.draws import (
     Key,
     Top,
     argmax,
+    damped,
     most_probable,
     process_logits,
     softmax,
 )
-from engine.types import Sampling
+from engine.types import Damping, Sampling
 
 SPARE = 8
 """Tokens read in addition, so that a tie with the last one wanted is seen."""
@@ -48,7 +49,13 @@ class Level(NamedTuple):
 
 
 def levels(
-    logits: Sequence[Tensor], shape: TreeShape, sampling: Sampling, *, sampled: bool, chain: bool = False
+    logits: Sequence[Tensor],
+    shape: TreeShape,
+    sampling: Sampling,
+    *,
+    sampled: bool,
+    chain: bool = False,
+    damping: Damping | None = None,
 ) -> list[Level]:
     """Return the next level of several trees, before its nodes are chosen.
 
@@ -56,12 +63,14 @@ def levels(
     caches: 32 trees of 6 rows of 49,152 tokens take 12 ms one by one, and 54 ms at once.
     `logits` has for each tree the drafter's rows after the parents, (R, V), or (1, V) if one row
     serves all of them; `sampling`'s logits processors make q. `sampled` draws from q; it is ignored
-    at temperature 0. A ModelError if the logits are not finite.
+    at temperature 0. `damping` changes a q that is drawn from. A ModelError if the logits are not
+    finite.
     """
+    how = shape, sampling, sampled, chain, damping
     if len(logits) == 1 or not logits[0].is_cuda:
-        return [_levels(rows, [len(rows)], shape, sampling, sampled, chain)[0] for rows in logits]
+        return [_levels(rows, [len(rows)], *how)[0] for rows in logits]
     counts = [len(rows) for rows in logits]
-    return _levels(torch.cat(list(logits)), counts, shape, sampling, sampled, chain)
+    return _levels(torch.cat(list(logits)), counts, *how)
 
 
 def _levels(
@@ -70,10 +79,13 @@ def _levels(
     shape: TreeShape,
     sampling: Sampling,
     sampled: bool,
-    chain: bool = False,
+    chain: bool,
+    damping: Damping | None,
 ) -> list[Level]:
     drawn_from_q = sampled and not sampling.greedy
     q = process_logits(logits, sampling) if drawn_from_q else softmax(logits)
+    if drawn_from_q and damping is not None:
+        q = damped(q, damping)
     count = TOP if drawn_from_q else max(TOP, shape.children)
     tops = most_probable(q, TOP) if chain else ranked(q, count)
     best = argmax(logits) if chain and not drawn_from_q else ()

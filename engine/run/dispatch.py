@@ -55,6 +55,11 @@ class Submission:
         self._ticket.stop()
         self.record_when_over()
 
+    async def cut(self) -> Reply:
+        """End the job after its present forward; return the result so far, whose spans are done."""
+        self._ticket.stop()
+        return await self.result()
+
     def record_when_over(self) -> None:
         if self.reply.done():
             self.record()

@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.drafting.tree import TreeShape, Wide
-from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, Tree, Typical, Verdict
+from engine.run.fan import Fan
+from engine.types import (
+    NO_TREE,
+    Damping,
+    Draft,
+    DraftToken,
+    Judgement,
+    Prefix,
+    RowRef,
+    Tree,
+    Typical,
+    Verdict,
+)
+from engine.worker import jobs
 from engine.worker.jobs import PREFILL_ROWS, Export, Import, Judge, JudgeAll, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
@@ -69,7 +82,13 @@ class Model:
     # Drafts.
 
     async def propose(
-        self, prefix: Prefix, n: int, *, sampled: bool = True, stop_below: float = 0.0
+        self,
+        prefix: Prefix,
+        n: int,
+        *,
+        sampled: bool = True,
+        stop_below: float = 0.0,
+        damping: tuple[Damping, ...] = (),
     ) -> Draft:
         """Draft up to n tokens after the prefix, each by its own forward.
 
@@ -79,8 +98,11 @@ class Model:
             sampled: Draw from q (rule 1 judges them). Otherwise, and at temperature 0, take the
                 argmax (rule 2).
             stop_below: The draft ends after a token of smaller probability.
+            damping: Of each token's q; empty for q itself.
         """
-        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), chain=True, stop_below=stop_below)
+        job = Propose(
+            self.name, (), Wide(1, 1), (), sampled, (), chain=True, stop_below=stop_below, damping=damping
+        )
         return (await self._drafts((prefix,), n, job))[0]
 
     async def grow(
@@ -119,6 +141,43 @@ class Model:
         """
         job = Propose(self.name, (), Wide(1, 1) if chain else shape, (), True, (), chain)
         return await self._drafts(prefixes, shape.depth, job)
+
+    def fan(
+        self,
+        prefix: Prefix,
+        trunk: Draft,
+        forks: Sequence[int],
+        n: int,
+        *,
+        sampled: bool = True,
+        damping: tuple[Damping, ...] = (),
+    ) -> Fan:
+        """Start to draft a branch for each likely outcome of the trunk's verification.
+
+        Args:
+            prefix: The tokens so far.
+            trunk: The draft that is verified meanwhile, a chain.
+            forks: How many guesses of the target's own token get a branch: after 0, 1, ... accepted
+                tokens, and last after the whole trunk.
+            n: Tokens of a branch at most; fewer, or no branch, near the end of the output.
+            sampled: As for `propose`.
+            damping: As for `propose`.
+        """
+        room = self._remaining(prefix)
+        lengths = tuple(max(0, min(n, room - place - 1)) for place in range(len(trunk) + 1))
+        counts = (*forks[: len(trunk)], forks[-1])
+        q_buffer = self._q_buffer if sampled else None
+        fan = Fan(self._dispatcher, prefix, self.lanes, self._token)
+        if not any(lengths):
+            return fan
+        branches = [length for count, length in zip(counts, lengths, strict=True) for _ in range(count)]
+        leases = [q_buffer.lease(length) for length in branches] if q_buffer else []
+        rows = tuple(lease.rows for lease in leases)
+        job = jobs.Fan(self.name, (prefix,), trunk.ids, counts, lengths, sampled, rows, damping)
+        spans = self._dispatcher.span_ids((1 + max(lengths)) * self.lanes)
+        fan.start(self._dispatcher.submit(self.worker, self.role, job, spans), leases)
+        self._cached[prefix.sequence] = (prefix + trunk.ids[: job.depth]).tokens
+        return fan
 
     async def _drafts(self, prefixes: Sequence[Prefix], depth: int, job: Propose) -> list[Draft]:
         columns = (prefixes, [depth] * len(prefixes))

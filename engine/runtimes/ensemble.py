@@ -27,6 +27,7 @@ from engine.worker.exchange import exchange_memory
 from engine.worker.jobs import (
     Begin,
     Drop,
+    Fan,
     Job,
     Join,
     Judge,
@@ -184,6 +185,8 @@ def _decision(job: Job, value: Any) -> object:
     """Return the tokens that a rank drafted or decided on; all ranks must have the same."""
     if isinstance(job, Propose):
         return tuple((node.id, node.parent) for tree in value for node in tree)
+    if isinstance(job, Fan):
+        return tuple((one.place, one.token, *(node.id for node in one.chain)) for one in value)
     judgements = value if isinstance(job, Score | JudgeAll) else [value]
     return tuple(
         (tuple((j.token, j.outcome) for j in judgement.judged), judgement.best)

@@ -17,12 +17,13 @@ container is frozen.
 from __future__ import annotations
 
 import contextlib
+from operator import mul
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from engine.worker.jobs import Connect, Job, Join, Link, Load, Measure, Propose, Score
+from engine.worker.jobs import Connect, Fan, Job, Join, Link, Load, Measure, Propose, Score
 
 EVERY_S = 1.0
 STOPPED = 3
@@ -91,6 +92,8 @@ def rows_of(job: Job) -> int:
     rows = sum(len(prefix) for prefix in getattr(job, "prefixes", ()))
     if isinstance(job, Propose):
         rows += len(job.prefixes) * job.shape.parents
+    elif isinstance(job, Fan):
+        rows += len(job.trunk) + sum(map(mul, job.forks, job.lengths))
     elif isinstance(job, Score):
         rows += sum(len(ids) for ids, _ in job.drafts)
     elif isinstance(job, Measure):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelError
-from engine.types import Sampling
+from engine.types import Damping, Sampling
 
 Purpose: TypeAlias = Literal["draft", "accept", "residual", "target"]
 """A drafted token, an acceptance test, the draw after a rejection, or the target's own draw."""
@@ -111,6 +111,16 @@ def process_logits(logits: Tensor, sampling: Sampling) -> Tensor:
         p = p.masked_fill(p < _nucleus(p, sampling.top_p), 0)
         p = p / p.sum(-1, keepdim=True)
     return p
+
+
+def damped(q: Tensor, damping: Damping) -> Tensor:
+    """Return the rows of q, (R, V), with the most probable tokens damped; every row sums to 1.
+
+    Tokens that tie with the last damped one are damped, too.
+    """
+    least = largest(q, min(damping.tokens, q.shape[-1]))[0][:, -1:]
+    weights = torch.where(q >= least, q * damping.factor, q)
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def _nucleus(p: Tensor, top_p: float) -> Tensor:

@@ -6,13 +6,13 @@ Events are deferred until the workers have their next job, and emitted while the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
-from engine.trace.events import Commit, Copied, Decision, Document, Piece, Pooled, Round, Row
+from engine.trace.events import Commit, Copied, Decision, Document, Forked, Piece, Pooled, Round, Row
 from engine.types import DraftToken, Judged, PoolUpdate, Verdict
 
 if TYPE_CHECKING:
@@ -90,6 +90,11 @@ class TraceEmitter:
             self._name(*gram)
         where = (step, verdict.sequence, update.model)
         self._emit(Pooled(*where, update.window, tried, update.gained, update.size))
+
+    def fan(self, rows: Sequence[Forked]) -> None:
+        for row in rows:
+            self._name(row.token)
+            self._emit(row)
 
     def prompt(self, sequence: int, tokens: np.ndarray) -> None:
         """Emit the texts of a prompt's tokens, once, for a sequence whose drafts are copied."""

@@ -11,17 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
-of the header and the rule `typical`; 5 added the `occupancy` of other programs."""
+of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`
+and the kinds `glue` and `branch`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
 TOO_BUSY = 0.5
 """Cores used by other programs from which on times are doubtful."""
 
-SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
+SpanKind = Literal[
+    "prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "glue", "branch"
+]
 PartKind = Literal["attention", "exchange"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
 Top: TypeAlias = tuple[tuple[int, float], ...]
@@ -256,6 +259,26 @@ class Pooled:
 
 
 @dataclass(frozen=True, slots=True)
+class Forked:
+    """A branch that was drafted while a round was verified, for one outcome of the verification."""
+
+    tag: ClassVar[str] = "forked"
+    step: int
+    """The verified round."""
+    sequence: int
+    place: int
+    """Accepted tokens of the outcome."""
+    token: int
+    """The target's own token of the outcome, as guessed; not a drafted token."""
+    q: float
+    """The drafter's probability of it, the plain softmax."""
+    length: int
+    """Tokens drafted after it. Those of a branch that was not taken are discarded."""
+    taken: bool
+    """Whether the verification had this outcome. The branch's tokens are then the next draft."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """The text of a token id, emitted once before its first use."""
 
@@ -294,5 +317,7 @@ class Footer:
     error: str = ""
 
 
-Row: TypeAlias = Span | Part | Round | Decision | Commit | Document | Copied | Pooled | Piece | Occupancy
+Row: TypeAlias = (
+    Span | Part | Round | Decision | Commit | Document | Copied | Pooled | Forked | Piece | Occupancy
+)
 Event: TypeAlias = Header | Row | Footer

@@ -81,7 +81,9 @@ def draft(
         if drafting.partners.agree(stopped()):
             break
         rows = [logits[:, : drafting.vocab_size] for logits in source(growing)]
-        found = levels(rows, job.shape, drafting.sampling, sampled=job.sampled, chain=job.chain)
+        damping = job.damping[growing[0].depth] if job.damping else None
+        how = {"sampled": job.sampled, "chain": job.chain}
+        found = levels(rows, job.shape, drafting.sampling, damping=damping, **how)
         for tree, level in zip(growing, found, strict=True):
             tree.add(level, len(stamps) - 1)
     return tuple(tree.kept() for tree in trees)
@@ -313,7 +315,7 @@ def _draft_fused(
     its nodes are not known beforehand, its end depends on probabilities, or it finds no room.
     """
     fused, growing = forwards.fused[job.model], [tree for tree in trees if tree.grows]
-    needs_host = job.stop_below or job.fuzzy > 1 or job.group or not (packed or job.chain)
+    needs_host = job.stop_below or job.fuzzy > 1 or job.group or job.damping or not (packed or job.chain)
     if needs_host or not growing or forwards.run.packing != Packing():
         return False
     cache, sampled = forwards.cache(job.model), job.sampled and not drafting.sampling.greedy

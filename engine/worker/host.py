@@ -33,6 +33,7 @@ from engine.sampling.rows import Case, read
 from engine.types import DraftToken, Judgement, Prefix, Sampling
 from engine.worker.drafting import Drafting, draft, prefill
 from engine.worker.exchange import Exchange, ProcessRanks
+from engine.worker.fan import fan
 from engine.worker.forwards import NO_DRAFT, Forwards, measure
 from engine.worker.jobs import (
     PREFILL_ROWS,
@@ -42,6 +43,7 @@ from engine.worker.jobs import (
     Drop,
     Export,
     Facts,
+    Fan,
     Import,
     Job,
     Join,
@@ -127,7 +129,7 @@ class Host:
         def stops() -> bool:
             return agree(stopped())  # all ranks stop at the same place
 
-        if isinstance(job, Prefill | Propose | Score):
+        if isinstance(job, Prefill | Propose | Fan | Score):
             self.forwards.record_lengths(job.prefixes)
         match job:
             case Load():
@@ -148,6 +150,8 @@ class Host:
                 value = self._prefill(job, stamps, stops)
             case Propose():
                 value = draft(self.forwards, job, self._drafting(job), stamps, stops)
+            case Fan():
+                value = fan(self.forwards, job, self._drafting(job), stamps, stops)
             case Export():
                 value = export_rows(self.forwards, job, stamps)
             case Import():
@@ -224,8 +228,9 @@ class Host:
                     self.forwards.extend(*rows, logits=False, stage_io=stage_io, stopped=stopped)
         return stage_io.outgoing if stage_io else None
 
-    def _drafting(self, job: Propose) -> Drafting:
-        partners = self._exchanges[job.group] if job.group else SingleDevice()
+    def _drafting(self, job: Propose | Fan) -> Drafting:
+        group = job.group if isinstance(job, Propose) else ""
+        partners = self._exchanges[group] if group else SingleDevice()
         ranks, run = self._ranks.get(job.model), self.forwards.run
         # all workers of a group draft the same; judges read the leader's q
         leads = partners.rank == 0 and (ranks is None or ranks.rank == 0)

@@ -15,7 +15,7 @@ from engine.drafting.tree import TreeShape
 from engine.layout import Packing
 from engine.model.fuzzy import PartTime
 from engine.model.language import LanguageModel
-from engine.types import Draft, Prefix, Sampling, Typical
+from engine.types import Damping, Draft, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
     from engine.heads.drafting import Head
@@ -147,6 +147,35 @@ class Propose:
     """The group of workers that share the layers; empty for a single worker."""
     masked_tail: int = 0
     """Last tokens of each prefix that a drafting head does not read; masks are in their places."""
+    damping: tuple[Damping, ...] = ()
+    """Of each level's q; empty for q itself."""
+
+
+@dataclass(frozen=True)
+class Fan:
+    """Draft a branch for each likely outcome of a draft's verification. Value: the `Branch`es.
+
+    Outcome (j, t): the first j tokens of the draft, the *trunk*, are accepted, and the target's own
+    token is t. A stopped job returns what it has drafted, at least the branches' first tokens.
+    """
+
+    model: str
+    prefixes: tuple[Prefix]
+    trunk: tuple[int, ...]
+    forks: tuple[int, ...]
+    """For each place, 0 to the trunk's length: the number of tokens t that get a branch."""
+    lengths: tuple[int, ...]
+    """For each place: most tokens drafted after t; a place with 0 has no branches."""
+    sampled: bool
+    rows: tuple[tuple[int, ...], ...]
+    """Rows of the q buffer for each branch, by place; none without draws."""
+    damping: tuple[Damping, ...] = ()
+    """Of the q of each token of a branch; empty for q itself."""
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the trunk before the last place with branches."""
+        return max(place for place, length in enumerate(self.lengths) if length)
 
 
 @dataclass(frozen=True)
@@ -258,6 +287,7 @@ Job: TypeAlias = (
     | Retire
     | Prefill
     | Propose
+    | Fan
     | Export
     | Import
     | Score
@@ -308,6 +338,19 @@ class Grown(NamedTuple):
     top: tuple[tuple[int, float], ...]
     forward: int
     """Number of the job's forward that drafted it."""
+
+
+class Branch(NamedTuple):
+    """What a drafter drafted for one outcome of a verification."""
+
+    place: int
+    """Tokens of the trunk before it."""
+    token: int
+    """The target's own token at this place, as guessed."""
+    probability: float
+    """Its probability: the drafter's plain softmax."""
+    chain: tuple[Grown, ...]
+    """The tokens drafted after it."""
 
 
 class Stamp(NamedTuple):

@@ -19,7 +19,7 @@ from engine.heads.drafting import Columns
 from engine.run.run import Race
 from engine.sampling.accept import judge
 from engine.sampling.draws import Draws
-from engine.types import NO_TREE, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
+from engine.types import NO_TREE, Damping, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
 from tests.engine.toy_draws import propose_token
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
@@ -190,6 +190,8 @@ class ToyRun:
         self.draws, self.sampling = draws, sampling
         self.q_rows: list[torch.Tensor] = []
         self.verdicts: list[Verdict] = []
+        self.hits: list[bool] = []
+        """Of the fans, whether there was a branch of the outcome."""
         self._output = slice(len(prompt), len(prompt) + tokens)
 
     @property
@@ -236,11 +238,30 @@ class ToyDrafter:
     logits: Logits
     ticks: int = 0
     """Turns of the event loop that a draft takes longer."""
+    cut: int = 0
+    """Tokens that the branches of a fan lack when the verdict is known."""
 
-    async def propose(self, prefix: Prefix, n: int, sampled: bool = True, stop_below: float = 0.0) -> Draft:
-        tokens, context = list[DraftToken](), prefix.tokens.tolist()
+    async def propose(
+        self,
+        prefix: Prefix,
+        n: int,
+        sampled: bool = True,
+        stop_below: float = 0.0,
+        damping: Sequence[Damping] = (),
+    ) -> Draft:
         for _ in range(self.ticks):
             await asyncio.sleep(0)
+        return self.chain(prefix, n, sampled, stop_below, damping)
+
+    def chain(
+        self,
+        prefix: Prefix,
+        n: int,
+        sampled: bool = True,
+        stop_below: float = 0.0,
+        damping: Sequence[Damping] = (),
+    ) -> Draft:
+        tokens, context = list[DraftToken](), prefix.tokens.tolist()
         for i in range(n):
             token, q = propose_token(
                 self.logits(context),
@@ -248,6 +269,7 @@ class ToyDrafter:
                 sampling=self.run.sampling,
                 draws=self.run.draws,
                 sampled=sampled,
+                damping=damping[i] if damping else None,
             )
             tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q)))
             probability = (self.logits(context).softmax(-1) if q is None else q)[token]
@@ -255,6 +277,27 @@ class ToyDrafter:
             if probability < stop_below:
                 break
         return Draft(tuple(tokens))
+
+    def fan(
+        self,
+        prefix: Prefix,
+        trunk: Draft,
+        forks: Sequence[int],
+        n: int,
+        sampled: bool = True,
+        damping: Sequence[Damping] = (),
+    ) -> ToyFan:
+        """Draft all branches before the verification, without their last `cut` tokens."""
+        branches = dict[tuple[int, int], Draft]()
+        for place, count in enumerate((*forks[: len(trunk)], forks[-1])):
+            before = prefix + trunk[:place]
+            best = self.logits(before.tokens.tolist()).argsort(descending=True, stable=True).tolist()
+            others = [token for token in best if [token] != [*trunk[place : place + 1].ids]]
+            for token in others[:count]:
+                start = before + (token,)  # noqa: RUF005 - a Prefix, not a tuple
+                branch = self.chain(start, n, sampled, damping=damping)
+                branches[place, token] = branch[: max(0, n - self.cut)]
+        return ToyFan(self.run, branches)
 
     async def draft_each(
         self, prefixes: Sequence[Prefix], shape: TreeShape, chain: bool = False
@@ -331,6 +374,19 @@ class ToyDrafter:
         stays = shape.kept(paths)
         number = {-1: -1} | {old: new for new, old in enumerate(stays)}
         return Draft(tuple(replace(tokens[i], parent=number[tokens[i].parent]) for i in stays))
+
+
+@dataclass
+class ToyFan:
+    run: ToyRun
+    branches: dict[tuple[int, int], Draft]
+    """By outcome: accepted tokens, and the target's own token."""
+
+    async def take(self, verdict: Verdict) -> Draft | None:
+        assert verdict.own is not None
+        branch = self.branches.get((len(verdict.accepted), verdict.own))
+        self.run.hits.append(branch is not None)
+        return branch
 
 
 @dataclass

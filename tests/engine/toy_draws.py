@@ -10,17 +10,27 @@ import numpy as np
 import torch
 
 from engine.sampling.draws import Draws, Key, argmax, process_logits
-from engine.types import Sampling
+from engine.types import Damping, Sampling
 
 
 def propose_token(
-    logits_row: torch.Tensor, *, position: int, sampling: Sampling, draws: Draws, sampled: bool, node: int = 0
+    logits_row: torch.Tensor,
+    *,
+    position: int,
+    sampling: Sampling,
+    draws: Draws,
+    sampled: bool,
+    damping: Damping | None = None,
 ) -> tuple[int, torch.Tensor | None]:
     """Draft one token: from q (rule 1), which is returned, or the argmax (rule 2)."""
     if not sampled or sampling.greedy:
         return argmax(logits_row[None])[0], None
     q = process_logits(logits_row[None], sampling)[0]
-    return draws.choose(Key(position, "draft", node), q), q
+    if damping is not None:
+        weights = q.clone()
+        weights[q.argsort(descending=True)[: damping.tokens]] *= damping.factor
+        q = weights / weights.sum()
+    return draws.choose(Key(position, "draft"), q), q
 
 
 class Fixed(Draws):

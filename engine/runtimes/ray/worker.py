@@ -29,6 +29,7 @@ from engine.worker.jobs import (
     CONTROL,
     Connect,
     Drop,
+    Fan,
     Import,
     Job,
     Judge,
@@ -395,7 +396,7 @@ def cause(error: BaseException) -> str:
 
 def written_rows(job: Job) -> list[int]:
     """Return the rows of q that a drafting job may write, in order."""
-    if not isinstance(job, Propose) or not job.sampled:
+    if not isinstance(job, Propose | Fan) or not job.sampled:
         return []
     return [row for rows in job.rows for row in rows]
 

@@ -34,6 +34,12 @@ CONFIGS = {
         {"phrases": 0},
     ],
     "dsi": [{}, {"lookahead": 64, "sp": 1}, {"acceptance": "rejection"}, {"drafts": "sampled"}],
+    "ssd": [
+        {"gamma": 3},
+        {"gamma": 4, "forks": 2, "backup": "none"},
+        {"gamma": 5, "fanout": "geometric", "forks": 2, "saguaro": 0.3},
+        {"fanout": "[1,2,4]", "drafts": "greedy"},
+    ],
     "ems": [
         {},
         {"base": "speculative"},

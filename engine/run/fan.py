@@ -1,0 +1,73 @@
+"""A fan of branches, drafted while a draft is verified: the speculation cache of a round (SSD)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from engine.trace.events import Forked
+from engine.types import Draft, DraftToken, Prefix, Verdict
+from engine.worker.jobs import Branch
+
+if TYPE_CHECKING:
+    from engine.run.dispatch import Dispatcher, Submission
+    from engine.worker.jobs import Grown
+    from engine.worker.shared import Lease
+
+
+class Fan:
+    """Branches for the likely outcomes of a verification; `Model.fan` makes it.
+
+    Args:
+        dispatcher: Records the branches.
+        prefix: The tokens before the draft that is verified.
+        lanes: Spans of each forward of the drafter.
+        token: Makes a drafted token of a node and the ids of its job's spans.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        prefix: Prefix,
+        lanes: int,
+        token: Callable[[Grown, Sequence[int]], DraftToken],
+    ) -> None:
+        self._dispatcher, self._prefix, self._lanes, self._token = dispatcher, prefix, lanes, token
+        self._step = dispatcher.step
+        self._drafting: Submission | None = None
+        self._leases: Sequence[Lease] = ()
+
+    def start(self, drafting: Submission, leases: Sequence[Lease]) -> None:
+        """Take a job's branches, with a lease of q rows for each of them, or none for all."""
+        self._drafting, self._leases = self._dispatcher.keep(drafting), leases
+
+    async def take(self, verdict: Verdict) -> Draft | None:
+        """Return the branch of the verdict's outcome; None if there is none: a miss.
+
+        The drafter stops after its present forward, so the branch may be shorter than asked, or
+        empty. Whether there is one does not depend on the time. Call it once, after the commit.
+        """
+        branches, outcome = await self._finish(), (len(verdict.accepted), verdict.own)
+        taken = next((one for one in branches if (one.place, one.token) == outcome), None)
+        emitter, sequence = self._dispatcher.emitter, self._prefix.sequence
+        rows = [
+            Forked(self._step, sequence, b.place, b.token, b.probability, len(b.chain), b is taken)
+            for b in branches
+        ]
+        emitter.defer(emitter.fan, rows)
+        leases, self._leases = self._leases, ()
+        if taken is None or self._drafting is None:
+            return None
+        first = len(self._prefix) + taken.place + 1
+        tokens = [(first + node.level, self._token(node, self._drafting.spans)) for node in taken.chain]
+        own = tuple(lease for lease in leases if taken.chain and taken.chain[0].row in lease.rows)
+        return Draft(tuple(emitter.drafted(sequence, *one) for one in tokens), own)
+
+    async def _finish(self) -> list[Branch]:
+        """Return the branches, with the tokens of the forwards that were made."""
+        if self._drafting is None:
+            return []
+        reply = await self._drafting.cut()
+        made = len(reply.stamps) // self._lanes
+        branches: Sequence[Branch] = reply.value if made else ()
+        return [b._replace(chain=tuple(node for node in b.chain if node.forward < made)) for b in branches]

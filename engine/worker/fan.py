@@ -1,0 +1,99 @@
+"""Drafts branches for the likely outcomes of a verification in progress (SSD, `Fan`).
+
+*Glue*: one forward over the trunk. *Fork*: at each place the most probable tokens of its row, but
+not the trunk's next token, which a rejection cannot give. *Branches*: a chain after each of these
+tokens; the rows of all chains are one forward per step. Parents give each row what precedes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.drafting.level import Level, levels, ranked
+from engine.drafting.tree import Wide
+from engine.sampling.draws import Draws, Key, softmax
+from engine.worker.drafting import Drafting
+from engine.worker.forwards import Forwards
+from engine.worker.jobs import Branch, Fan, Grown, Stamp
+
+_ONE = Wide(1, 1)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A growing branch."""
+
+    place: int
+    token: int
+    probability: float
+    length: int
+    """Most tokens after `token`."""
+    rows: tuple[int, ...]
+    row: int
+    """Row of its last token's parent in the tree; -1 is the prefix's last token."""
+    nodes: list[Grown] = field(default_factory=list[Grown])
+
+    @property
+    def last(self) -> int:
+        return self.nodes[-1].id if self.nodes else self.token
+
+
+def fan(
+    forwards: Forwards, job: Fan, drafting: Drafting, stamps: list[Stamp], stopped: Callable[[], bool]
+) -> tuple[Branch, ...]:
+    """Draft the branches of a fan; each forward's stamp is appended.
+
+    `stopped` is called before each step of the branches: the forks are always known, so that no
+    text depends on the time of a stop.
+    """
+    (prefix,) = job.prefixes
+    trunk = job.trunk[: job.depth], tuple(range(-1, job.depth - 1))
+    (logits,) = forwards.extend(job.model, [prefix], [trunk], stamps, "glue")
+    chains = _forked(logits[:, : drafting.vocab_size], job)
+    count, draws = job.depth, drafting.draws(prefix.sequence)
+    for step in range(max(job.lengths)):
+        growing = [chain for chain in chains if chain.length > step]
+        if not growing or stopped():
+            break
+        tree = tuple(chain.last for chain in growing), tuple(chain.row for chain in growing)
+        (logits,) = forwards.branch(job.model, [prefix], [tree], stamps, "branch")
+        damping = job.damping[step] if job.damping else None
+        rows = logits[:, : drafting.vocab_size]
+        how = {"sampled": job.sampled, "chain": True}
+        (level,) = levels([rows], _ONE, drafting.sampling, damping=damping, **how)
+        for i, chain in enumerate(growing):
+            position = len(prefix) + chain.place + 1 + step
+            chain.nodes.append(_next(level, i, chain, position, draws, drafting, len(stamps) - 1))
+            chain.row = count + i
+        count += len(growing)
+    return tuple(Branch(c.place, c.token, c.probability, tuple(c.nodes)) for c in chains)
+
+
+def _forked(logits: torch.Tensor, job: Fan) -> list[_Chain]:
+    """Return the branches' first tokens, by place and falling probability; lower ids first."""
+    tops, chains = ranked(softmax(logits), max(job.forks) + 1), list[_Chain]()
+    rows = iter(job.rows)
+    for place, top in enumerate(tops):
+        own = [next(rows, ()) for _ in range(job.forks[place])]
+        following = job.trunk[place] if place < len(job.trunk) else None
+        others = [one for one in top if one[0] != following]
+        for (token, probability), leased in zip(others, own, strict=False):
+            if job.lengths[place]:
+                chains.append(_Chain(place, token, probability, job.lengths[place], leased, place - 1))
+    return chains
+
+
+def _next(
+    level: Level, i: int, chain: _Chain, position: int, draws: Draws, drafting: Drafting, forward: int
+) -> Grown:
+    """Draft a branch's next token, as in a chain: by the position's number, or the argmax."""
+    step, row = len(chain.nodes), -1
+    if level.argmax:
+        token = level.argmax[i]
+    else:
+        token, row = draws.choose(Key(position, "draft"), level.q[i]), chain.rows[step]
+        drafting.write(row, level.q[i])
+    return Grown(token, step - 1, step, row, level.probability(i, token), level.tops[i], forward)
