@@ -129,7 +129,7 @@ def next_level(
     if not sampled or sampling.greedy:
         return shape.best(level.tops, above)
     support = (level.q > 0).sum(-1).tolist()
-    counts = shape.counts(above, support * (len(above) // len(support)))
+    counts = shape.counts(above, support * (len(above) // len(support)), level.tops)
     return _draw(level.q, above, counts, position, draws)
 
 

@@ -8,11 +8,13 @@ A shape decides how many children each node gets (`engine/drafting/level.py` gro
   the files.
 - `Dynamic`: the most probable nodes of a level get children, and the most probable nodes of the
   whole tree are kept (EAGLE-2, Li et al. 2024).
+- `Branches`: a chain, or several from one place, each until the drafter is unsure (SpecBranch, Shen
+  et al. 2026).
 
 A tree that is a function of the prefix (rule 2) holds the drafter's most probable tokens. A sampled
 tree (rule 1) draws a node's children from its q without replacement. The number of children
-depends on the shape and on the number of tokens with positive q, and is fixed before any of them is
-drawn: so the draws have the distribution q, independent of all other draws.
+depends on the shape and on the numbers in q, and is fixed before any of them is drawn: so the draws
+have the distribution q, independent of all other draws.
 
 A sampled `Wide` keeps the places that are reached after the fewest rejections: the i-th child of a
 node is tested after i rejections. If every test accepts with the same probability, this choice of
@@ -25,6 +27,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import lru_cache
+from math import floor
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from engine.types import Sampling
@@ -86,7 +89,7 @@ class Wide:
     def children(self) -> int:
         return self.width
 
-    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
+    def counts(self, above: Sequence[Node], support: Sequence[int], _: Sequence[Top] = ()) -> list[int]:
         """Count the `width` places with the fewest rejections; on ties, earlier parents first."""
         places = sorted(
             (child - node.path, parent)
@@ -138,7 +141,7 @@ class Static:
     def cut(self, depth: int) -> Static:
         return Static(tuple(path for path in self.paths if len(path) <= depth))
 
-    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:
+    def counts(self, above: Sequence[Node], support: Sequence[int], _: Sequence[Top] = ()) -> list[int]:
         wanted = _children(self.paths)
         return [min(wanted[node.ranks], most) for node, most in zip(above, support, strict=True)]
 
@@ -195,7 +198,7 @@ class Dynamic:
     def children(self) -> int:
         return self.top
 
-    def counts(self, above: Sequence[Node], support: Sequence[int]) -> list[int]:  # noqa: ARG002
+    def counts(self, above: Sequence[Node], support: Sequence[int], _: Sequence[Top] = ()) -> list[int]:  # noqa: ARG002
         """Raise ValueError: which nodes are kept depends on their tokens, not on q alone."""
         raise ValueError("a dynamic tree is a function of the prefix; it cannot be sampled")
 
@@ -215,13 +218,58 @@ class Dynamic:
         return _first(self.total, paths)
 
 
-TreeShape: TypeAlias = Wide | Static | Dynamic
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Chains from one place; each ends before a place where the drafter is unsure.
+
+    The confidence at a place is the largest probability in its row.
+    """
+
+    width: int
+    """The first place, of confidence q, gets max(1, floor(width (1 - q))) children; if `width` is 0,
+    it is a place like all others."""
+    depth: int
+    threshold: float
+    """The least confidence at a place of a chain."""
+
+    @property
+    def parents(self) -> int:
+        return 1 + self.children * (self.depth - 1)
+
+    @property
+    def children(self) -> int:
+        return max(1, self.width)
+
+    def counts(self, above: Sequence[Node], support: Sequence[int], tops: Sequence[Top]) -> list[int]:
+        return [min(wanted, most) for wanted, most in zip(self._wanted(above, tops), support, strict=True)]
+
+    def best(self, tops: Sequence[Top], above: Sequence[Node]) -> list[Node]:
+        """Return the most probable tokens after each node; among equals, lower ids first."""
+        return _best_of_each(tops, above, self._wanted(above, tops))
+
+    def _wanted(self, above: Sequence[Node], tops: Sequence[Top]) -> list[int]:
+        confidence = [tops[line(i, tops)][0][1] for i in range(len(above))]
+        if self.width and not above[0].ranks:
+            return [max(1, floor(self.width * (1 - confidence[0])))]
+        return [int(q >= self.threshold) for q in confidence]
+
+    def onward(self, nodes: Sequence[Node]) -> list[int]:
+        return list(range(len(nodes)))
+
+    def plans(self, levels: int) -> tuple[LevelPlan, ...]:  # noqa: ARG002
+        return ()
+
+    def kept(self, paths: Sequence[float]) -> list[int]:
+        return list(range(len(paths)))
+
+
+TreeShape: TypeAlias = Wide | Static | Dynamic | Branches
 """How a tree grows, at most `depth` levels.
 
 - `parents`: the most nodes with children, the prefix's last token included; `children`: the most
   children of a node.
 - `counts`: children of each of the R nodes `above` in a sampled tree; `support`, (R,), are the
-  tokens of positive q after each node, an upper limit.
+  tokens of positive q after each node, an upper limit, and `tops` the most probable ones.
 - `best`: the children in a tree that is a function of the prefix; `tops` are the most probable
   tokens after each node, falling; one row may serve all nodes.
 - `onward`: the indices of a level's nodes that get children, rising.

@@ -95,11 +95,11 @@ def tree_masks() -> Any:
     )
 
 
-def check_nodes(width: int, levels: int, name: str) -> None:
-    """Raise UsageError if width * levels exceeds `MOST_NODES`; `name` is the levels' setting."""
+def check_nodes(width: int, levels: int, name: str, wide: str = "width") -> None:
+    """Raise UsageError if width * levels exceeds `MOST_NODES`; `name`, `wide` are the settings."""
     if width * levels > MOST_NODES:
         raise UsageError(
-            f"width {width} times {name} {levels} is {width * levels} nodes; it must be at most "
+            f"{wide} {width} times {name} {levels} is {width * levels} nodes; it must be at most "
             f"{MOST_NODES}: at this width {name} is at most {MOST_NODES // width}"
         )
 

@@ -199,7 +199,8 @@ class Run:
 
         Args:
             verdicts: One for each sequence of the round.
-            kept: Drafted tokens that may be judged later although this verdict rejected a token.
+            kept: Drafted tokens that may be judged later; all others are discarded. If None, all
+                may be, until a verdict rejects a token.
             pool: The pool of n-grams that drafted, for the trace.
         """
         emitter, step, now = self._dispatcher.emitter, self.step, self._clock()
@@ -212,7 +213,7 @@ class Run:
             emitter.defer(emitter.round, step, verdict, committed, now)
             if pool is not None:
                 emitter.defer(emitter.pool, step, verdict, pool.update())
-            if verdict.own is not None or sequence.done:
+            if kept is not None or verdict.own is not None or sequence.done:
                 emitter.defer(emitter.discard, step, verdict.sequence, kept_ids)
         if self._counts_rounds:
             self._dispatcher.step += 1

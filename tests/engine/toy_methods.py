@@ -74,6 +74,13 @@ METHODS = {
     "parallelspec_medusa-mask": ("parallelspec_medusa", {"tree": SMALL, "masks": 2, "first": "mask"}),
     "parallelspec_eagle": ("parallelspec_eagle", {"tree": TWO, "masks": 2}),
     "parallelspec_eagle-greedy": ("parallelspec_eagle", {"tree": SMALL, "masks": 2, "drafts": "greedy"}),
+    "specbranch": ("specbranch", {"gamma": 2, "length": 2, "threshold": 0.5}),
+    "specbranch-3": ("specbranch", {"gamma": 1, "length": 2, "threshold": 0.6, "branches": 6}),
+    "specbranch-chain": ("specbranch", {"gamma": 2, "length": 2, "threshold": 0.4, "branches": 1}),
+    "specbranch-greedy": (
+        "specbranch",
+        {"gamma": 2, "length": 2, "threshold": 0.6, "branches": 6, "drafts": "greedy"},
+    ),
     "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
 }
 
