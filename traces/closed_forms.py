@@ -94,9 +94,9 @@ def ssd_speedup(rate: float, gamma: int, c: float, forks: int = 3, misses: float
 def specbranch_speedup(rate: float, gamma: int, c: float, length: int = 0) -> float:
     """Expected speed-up of SpecBranch with a drafter that is always certain: one branch each.
 
-    After a rejection gamma tokens are drafted; then a branch of `length` tokens (0: gamma) is drafted
-    while the target verifies what precedes it, and its first token is judged as well. If all are
-    accepted, the rest of the branch is verified next, beside another branch.
+    After a rejection gamma tokens are drafted; then a branch of `length` tokens (0: gamma) while
+    the target verifies what precedes it; its first token is judged as well. If all are accepted,
+    the rest of the branch is verified next, beside another branch.
     """
     check_range("c", c, 0, exclusive=True)
     length = length or gamma

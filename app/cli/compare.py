@@ -1,4 +1,4 @@
-"""Decode the same prompts with several methods and compare text and speed.
+"""Decode the same prompts, by default the bench's, with several methods; compare text and speed.
 
 A method for batches decodes all prompts in one run, or one run per block of rows of a category, and
 brings batched plain decoding, its baseline; other methods have one run per prompt. Prompt i has
@@ -33,7 +33,7 @@ REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_methods(parser)
     options.add_options(parser, {"--repeat": REPEAT})
-    options.add_generation(parser)
+    options.add_generation(parser, required=False)
     options.add_run(parser)
 
 

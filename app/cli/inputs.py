@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.common import note
+from app.loaded import bench_prompts
 from app.pairs import NAMES
 from engine.bounds import check_prompt
 from engine.checkpoints.catalog import CATALOG, opening, stored_heads
@@ -87,9 +88,12 @@ class PromptRow:
 
 
 def prompts_of(args: argparse.Namespace) -> list[PromptRow]:
+    """Return the prompts that the options name, else the bench's."""
     if args.limit is not None:
         check_range("--limit", args.limit, 1)
-    if args.prompt is None:
+    if args.prompt is None and args.prompt_file is None:
+        rows = list(map(PromptRow, bench_prompts()))
+    elif args.prompt is None:
         rows = read_prompts(args.prompt_file)
     elif not args.prompt:
         raise UsageError("the prompt is empty; type some text")

@@ -60,7 +60,7 @@ PROMPT: Options = {
     "--prompt-file": (Path, "F", "text with one prompt, or .jsonl: turns, prompt, question or text in a row"),
 }
 GENERATION: Options = {
-    "--limit": (int, "N", "use N rows of the prompt file, taken evenly from its categories"),
+    "--limit": (int, "N", "use N of the prompts, taken evenly from their categories"),
     "--system": (str, "TEXT", "system prompt"),
     "--max-new-tokens": (128, "N", "generate at most N tokens (128)"),
     "--stop": ([], "TEXT", "end the output before this text; repeatable"),
