@@ -23,6 +23,7 @@ class Fan:
         prefix: The tokens before the draft that is verified.
         lanes: Spans of each forward of the drafter.
         token: Makes a drafted token of a node and the ids of its job's spans.
+        over: Returns whether the output has ended.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Fan:
         prefix: Prefix,
         lanes: int,
         token: Callable[[Grown, Sequence[int]], DraftToken],
+        over: Callable[[], bool],
     ) -> None:
-        self._dispatcher, self._prefix, self._lanes, self._token = dispatcher, prefix, lanes, token
+        self._dispatcher, self._prefix, self._lanes = dispatcher, prefix, lanes
+        self._token, self._over = token, over
         self._step = dispatcher.step
         self._drafting: Submission | None = None
         self._leases: Sequence[Lease] = ()
@@ -42,12 +45,13 @@ class Fan:
         self._drafting, self._leases = self._dispatcher.keep(drafting), leases
 
     async def take(self, verdict: Verdict) -> Draft | None:
-        """Return the branch of the verdict's outcome; None if there is none: a miss.
+        """Return the branch of the verdict's outcome; None if there is none, or no more output.
 
         The drafter stops after its present forward, so the branch may be shorter than asked, or
         empty. Whether there is one does not depend on the time. Call it once, after the commit.
         """
-        branches, outcome = await self._finish(), (len(verdict.accepted), verdict.own)
+        branches = await self._finish()
+        outcome = None if self._over() else (len(verdict.accepted), verdict.own)
         taken = next((one for one in branches if (one.place, one.token) == outcome), None)
         emitter, sequence = self._dispatcher.emitter, self._prefix.sequence
         rows = [

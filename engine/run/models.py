@@ -167,7 +167,7 @@ class Model:
         lengths = tuple(max(0, min(n, room - place - 1)) for place in range(len(trunk) + 1))
         counts = (*forks[: len(trunk)], forks[-1])
         q_buffer = self._q_buffer if sampled else None
-        fan = Fan(self._dispatcher, prefix, self.lanes, self._token)
+        fan = Fan(self._dispatcher, prefix, self.lanes, self._token, lambda: self._remaining(prefix) < 1)
         if not any(lengths):
             return fan
         branches = [length for count, length in zip(counts, lengths, strict=True) for _ in range(count)]

@@ -104,7 +104,8 @@ class Run:
         self.sequences = sequences
 
         def remaining(prefix: Prefix) -> int:
-            return sequences[prefix.sequence].remaining(prefix)
+            sequence = sequences[prefix.sequence]
+            return 0 if sequence.done else sequence.remaining(prefix)
 
         self.targets = [
             Model(dispatcher, worker, "target", "target", remaining, gathering=gathering)

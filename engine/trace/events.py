@@ -275,7 +275,8 @@ class Forked:
     length: int
     """Tokens drafted after it. Those of a branch that was not taken are discarded."""
     taken: bool
-    """Whether the verification had this outcome. The branch's tokens are then the next draft."""
+    """Whether the verification had this outcome and the output went on: its tokens, and tokens that
+    were drafted after them, are then the next draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ CONFIGS = {
     "pearl": {"gamma": 3},
     "pearl in a pipeline": {"gamma": 3, "placement": "pipeline"},
     "pearl co-located": {"gamma": 3, "placement": "co-located"},
+    "ssd": {"gamma": 3},
+    "ssd without a backup": {"gamma": 2, "backup": "none", "saguaro": 0.5},
     "tree": {"width": 3, "depth": 4},
     "easyspec": {"gamma": 4},
     "prompt_lookup": {"ngram": 2, "copy": 5},
@@ -49,7 +51,7 @@ CONFIGS = {
     "llma": {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."},
 }
 """Settings by name; the name's first word is the method."""
-GREEDY = ("autoregressive", "speculative", "pearl", "pearl in a pipeline", "pearl co-located", "eagle")
+GREEDY = ("autoregressive", "speculative", "pearl", "pearl in a pipeline", "pearl co-located", "eagle", "ssd")
 """Also run at temperature 0: chains, a head, and each placement."""
 ONE_SPAN_EACH = (
     "pearl",
@@ -63,7 +65,7 @@ ONE_SPAN_EACH = (
 )
 """Methods whose draft spans all have decisions, and whose devices run one forward at a time."""
 PROCESSES = (
-    *(n for n in CONFIGS if n.startswith("pearl")),
+    *(n for n in CONFIGS if n.startswith(("pearl", "ssd"))),
     *("autoregressive", "speculative", "tree", "easyspec", "assisted", "lookahead", "ouroboros"),
     *("medusa", "hydra", "eagle2", "parallelspec_eagle", "llma"),
 )
@@ -112,12 +114,14 @@ def facts(trace: Trace) -> tuple[list[object], ...]:
     """Return the rows of a trace without times, spans and probabilities."""
     timeless = {"time": 0, "verify_span": 0, "span": 0, "draft_span": 0}
     inexact = {"p": 0, "q": 0, "top_p": (), "top_q": ()}
+    forks = [replace(fork, q=0, length=0) for fork in trace.forks]  # a verdict ends the branches
 
     def strip(row, **more):
         return replace(row, **{k: v for k, v in timeless.items() if hasattr(row, k)}, **more)
 
     tables = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled)
-    return [strip(d, **inexact) for d in trace.decisions], *(list(map(strip, rows)) for rows in tables)
+    decisions = [strip(d, **inexact) for d in trace.decisions]
+    return decisions, forks, *(list(map(strip, rows)) for rows in tables)
 
 
 def _probabilities(trace: Trace) -> np.ndarray:
