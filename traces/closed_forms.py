@@ -63,6 +63,27 @@ def dsi_speedup(rate: float, c: float) -> float:
     return 1 / (rate / c + 1 - rate)
 
 
+def dsi_blocks_speedup(rate: float, lookahead: int, c: float) -> float:
+    """Expected speed-up of DSI with blocks of `lookahead` drafts, at most c, and enough servers.
+
+    A turn has n accepted tokens with probability (1 - a) a^n. It takes ceil(n / lookahead) blocks of
+    lookahead / c target forwards, and one more that finds the wrong token.
+    """
+    _check(rate, lookahead)
+    check_range("c", c, lookahead)
+    blocks = rate / _powers(rate, lookahead)
+    return 1 / (1 - rate + lookahead / c * blocks)
+
+
+def layer_parallel_speedup(rate: float, gamma: int, first: float, later: float) -> float:
+    """Expected speed-up of EasySpec whose fuzzy drafts are as good as exact ones.
+
+    A draft takes an exact forward and gamma - 1 fuzzy ones, which last `first` and `later` target
+    forwards.
+    """
+    return speculative_tokens(rate, gamma) / (1 + first + (gamma - 1) * later)
+
+
 def ssd_hit_rate(rate: float, gamma: int, forks: int, misses: float) -> float:
     """Share of verifications whose outcome has a branch, with `forks` guesses at each place.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 import torch
 
@@ -73,15 +74,19 @@ def fan(
 
 
 def _forked(logits: torch.Tensor, job: Fan) -> list[_Chain]:
-    """Return the branches' first tokens, by place and falling probability; lower ids first."""
-    tops, chains = ranked(softmax(logits), max(job.forks) + 1), list[_Chain]()
+    """Return the branches' first tokens, by place and falling probability; lower ids first.
+
+    Logits are compared: small probabilities are rounded to 0, and would have no order.
+    """
+    tops, q, chains = ranked(logits, max(job.forks) + 1, -inf), softmax(logits), list[_Chain]()
     rows = iter(job.rows)
     for place, top in enumerate(tops):
         own = [next(rows, ()) for _ in range(job.forks[place])]
         following = job.trunk[place] if place < len(job.trunk) else None
         others = [one for one in top if one[0] != following]
-        for (token, probability), leased in zip(others, own, strict=False):
+        for (token, _), leased in zip(others, own, strict=False):
             if job.lengths[place]:
+                probability = float(q[place, token])
                 chains.append(_Chain(place, token, probability, job.lengths[place], leased, place - 1))
     return chains
 

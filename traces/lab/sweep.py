@@ -249,6 +249,8 @@ class Scripted:
     profile: str
     profile_pair: str = ""
     tokens: int = 64
+    doubt: float = 0.0
+    """See `engine.simulate.oracle.bernoulli_models`."""
 
     def check(self, seeds: int) -> None:
         check_range("tokens", self.tokens, 1, MOST_TOKENS)
@@ -256,7 +258,7 @@ class Scripted:
         Profile.load(self.profile).latency(self.profile_pair or None)
 
     def __call__(self, job: Job) -> Trace:
-        """Scripted drafts have no second choices, so a tree is as good as its chain."""
+        """Without doubt, second choices have no probability, so a tree is as good as its chain."""
         import engine
         from engine.checkpoints.pair import Pair  # imports torch, which takes seconds
         from engine.simulate.oracle import Source, bernoulli_models
@@ -264,8 +266,11 @@ class Scripted:
 
         assert job.rate is not None
         pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
-        models = bernoulli_models((job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS])
-        source = Source(models, f"bernoulli:{job.rate:g}, seed {job.sample}")
+        models = bernoulli_models(
+            (job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS], doubt=self.doubt
+        )
+        doubt = f":doubt={self.doubt:g}" if self.doubt else ""
+        source = Source(models, f"bernoulli:{job.rate:g}{doubt}, seed {job.sample}")
         with engine.open(
             pair,
             runtime="virtual",

@@ -1,0 +1,254 @@
+"""The map: which method is the fastest at a drafter's speed, an acceptance rate, and devices.
+
+Every number is a run of the method's own code on a virtual cluster whose forwards take the same time
+for any number of rows; the closed form is beside it. A method has its best draft length by its closed
+form, and the devices that it uses. `assets/examples/map.toml` has the methods and the places.
+"""
+
+from __future__ import annotations
+
+import threading
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.errors import UsageError
+from engine.methods import BASELINE, find
+from engine.simulate.profile import Profile
+from engine.types import check_range
+from traces.closed_forms import (
+    best_gamma,
+    dsi_blocks_speedup,
+    layer_parallel_speedup,
+    pearl_speedup,
+    specbranch_speedup,
+    speculative_speedup,
+    ssd_speedup,
+)
+from traces.lab.sweep import Job, Scripted
+from traces.metrics import measure, speedup
+
+if TYPE_CHECKING:
+    from engine.simulate.latency import Latency
+    from engine.trace.trace import Trace
+
+FILE = Path(__file__).resolve().parents[2] / "assets" / "examples" / "map.toml"
+
+
+class Entrant(NamedTuple):
+    """A method of the map."""
+
+    key: str
+    short: str
+    form: str
+    """Name of its closed form in `FORMS`."""
+    devices: int = 0
+    """Devices that it uses; 0 for as many as there are."""
+    lengths: tuple[str, ...] = ()
+    """Settings that get the draft length which is best by the closed form."""
+    longest: int = 24
+    share: str = ""
+    """Setting that gets the number of devices, less `spare`, at most `most`."""
+    spare: int = 0
+    most: int = 0
+    rate: str = ""
+    """Setting that gets the acceptance rate."""
+
+    @property
+    def title(self) -> str:
+        return find(self.key).title
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the map covers."""
+
+    profile: str
+    ratios: tuple[int, ...]
+    rates: tuple[float, ...]
+    devices: tuple[int, ...]
+    doubt: float
+    tokens: int
+    seeds: int
+    methods: tuple[Entrant, ...]
+
+    def check(self) -> None:
+        for name, values in (("ratios", self.ratios), ("rates", self.rates), ("devices", self.devices)):
+            check_range(f"the number of {name}", len(values), 1, 20)
+        pairs, gpus = Profile.load(self.profile).pairs, len(Profile.load(self.profile).gpus)
+        for ratio in self.ratios:
+            if f"c{ratio}" not in pairs:
+                known = ", ".join(name.removeprefix("c") for name in pairs)
+                raise UsageError(f"c is {ratio}; the profile {self.profile} has drafters for c = {known}")
+        for rate in self.rates:
+            check_range("acceptance rate", rate, 0.01, 0.99)
+        for count in self.devices:
+            check_range("devices", count, 2, gpus)
+        check_range("doubt", self.doubt, 0, 1)
+        Scripted(self.profile, f"c{self.ratios[0]}", self.tokens).check(self.seeds)
+
+    @property
+    def places(self) -> list[tuple[int, float]]:
+        return [(ratio, rate) for ratio in self.ratios for rate in self.rates]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A method at a place, on the devices that it uses."""
+
+    key: str
+    c: int
+    rate: float
+    devices: int
+    config: Mapping[str, Any]
+    speedup: float
+    """Over plain decoding, the mean of the seeds."""
+    form: float
+    """By the closed form."""
+    traces: tuple[Trace, ...] = ()
+    """The first seed's run."""
+
+    def facts(self) -> dict[str, Any]:
+        numbers = {"speedup": round(self.speedup, 4), "form": round(self.form, 4)}
+        place = {"key": self.key, "c": self.c, "rate": self.rate, "devices": self.devices}
+        return place | numbers | {"config": dict(self.config)}
+
+
+def default() -> Plan:
+    given = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    lists = {name: tuple(given[name]) for name in ("ratios", "rates", "devices")}
+    methods = (Entrant(**{**row, "lengths": tuple(row.get("lengths", ()))}) for row in given["methods"])
+    return Plan(**{**given, **lists, "methods": tuple(methods)})
+
+
+def draw(plan: Plan, cancel: threading.Event | None = None) -> Iterator[list[Result]]:
+    """Yield the results of each place of the map, for all numbers of devices; `cancel` ends it."""
+    plan.check()
+    for c, rate in plan.places:
+        if cancel is not None and cancel.is_set():
+            return
+        yield results(plan, c, rate)
+
+
+def results(plan: Plan, c: int, rate: float) -> list[Result]:
+    """Return the results of a place: a method once for each number of devices that it can use."""
+    run = Scripted(plan.profile, f"c{c}", plan.tokens, doubt=plan.doubt)
+    plain = [run(Job(BASELINE, {}, seed, rate, f"map-{c}-{rate}-{seed}")) for seed in range(plan.seeds)]
+    found = dict[tuple[str, int], Result]()
+    for entrant in plan.methods:
+        for count in plan.devices:
+            used = entrant.devices or min(count, entrant.most or count)
+            if used <= count and (entrant.key, used) not in found:
+                found[entrant.key, used] = _result(plan, entrant, c, rate, used, run, plain)
+    return list(found.values())
+
+
+def _result(
+    plan: Plan, entrant: Entrant, c: int, rate: float, devices: int, run: Scripted, plain: Sequence[Trace]
+) -> Result:
+    latency, form = _latency(plan.profile, c), FORMS[entrant.form]
+
+    def speed(rate: float, length: int, c: float) -> float:
+        return form(rate, length, c, latency, devices)
+
+    length = best_gamma(speed, rate, c, entrant.longest)
+    config: dict[str, Any] = dict.fromkeys(entrant.lengths, length)
+    if entrant.share:
+        config[entrant.share] = devices - entrant.spare
+    if entrant.rate:
+        config[entrant.rate] = rate
+    group = [f"map-{c}-{rate}-{seed}" for seed in range(plan.seeds)]
+    traces = [run(Job(entrant.key, config, seed, rate, name)) for seed, name in enumerate(group)]
+    speeds = [speedup(measure(mine), measure(other)) for mine, other in zip(traces, plain, strict=True)]
+    known = [one for one in speeds if one is not None]
+    mean = fmean(known) if known else 0.0
+    return Result(entrant.key, c, rate, devices, config, mean, speed(rate, length, c), (traces[0], plain[0]))
+
+
+class Winner(NamedTuple):
+    """The fastest method of a cell."""
+
+    best: Result
+    second: Result | None
+    """The fastest of the other methods."""
+
+    @property
+    def margin(self) -> float:
+        """The share by which the best is faster than the second."""
+        return self.best.speedup / self.second.speedup - 1 if self.second else 0.0
+
+
+def winner(found: Sequence[Result], c: int, rate: float, devices: int, *, each: bool = False) -> Winner:
+    """Return the fastest method at a place on at most `devices` devices; `each`: by device."""
+
+    def speed(one: Result) -> float:
+        return one.speedup / one.devices if each else one.speedup
+
+    mine = [one for one in found if (one.c, one.rate) == (c, rate) and one.devices <= devices]
+    ranked = sorted(mine, key=speed, reverse=True)
+    return Winner(ranked[0], next((one for one in ranked if one.key != ranked[0].key), None))
+
+
+# Closed forms: (rate, draft length, c, times, devices) -> speed-up.
+
+
+Form = Callable[[float, int, float, "Latency", int], float]
+
+
+def _turns(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
+    return speculative_speedup(rate, gamma, c)
+
+
+def _overlapped(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
+    return pearl_speedup(rate, gamma, c)
+
+
+def _cache(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
+    return ssd_speedup(rate, gamma, c)
+
+
+def _branches(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
+    return specbranch_speedup(rate, gamma, c)
+
+
+def _servers(rate: float, lookahead: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
+    keeps_up = c <= lookahead * (devices - 1) + 1e-9 and lookahead <= c
+    return dsi_blocks_speedup(rate, lookahead, c) if keeps_up else 0.0
+
+
+def _layers(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
+    plain, size = latency("target", 1, 0), 4
+    later = latency.parallel("drafter", 1, 0, size, devices=devices) / plain
+    return layer_parallel_speedup(rate, gamma, latency("drafter", 1, 0) / plain, later)
+
+
+FORMS: dict[str, Form] = {
+    "turns": _turns,
+    "overlapped": _overlapped,
+    "cache": _cache,
+    "branches": _branches,
+    "servers": _servers,
+    "layers": _layers,
+}
+
+
+@cache
+def _latency(profile: str, c: int) -> Latency:
+    return Profile.load(profile).latency(f"c{c}")
+
+
+def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
+    """Return plan and results of a map's JSON."""
+    plan = {**facts["plan"], "methods": tuple(Entrant(**row) for row in facts["plan"]["methods"])}
+    lists = {name: tuple(plan[name]) for name in ("ratios", "rates", "devices")}
+    return Plan(**{**plan, **lists}), [Result(**row) for row in facts["results"]]
+
+
+def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
+    """Return plan and results as JSON's values."""
+    methods = [entrant._asdict() for entrant in plan.methods]
+    return {"plan": {**asdict(replace(plan, methods=())), "methods": methods}, "results": [r.facts() for r in found]}
