@@ -66,8 +66,8 @@ def dsi_speedup(rate: float, c: float) -> float:
 def dsi_blocks_speedup(rate: float, lookahead: int, c: float) -> float:
     """Expected speed-up of DSI with blocks of `lookahead` drafts, at most c, and enough servers.
 
-    A turn has n accepted tokens with probability (1 - a) a^n. It takes ceil(n / lookahead) blocks of
-    lookahead / c target forwards, and one more that finds the wrong token.
+    A turn has n accepted tokens with probability (1 - a) a^n. It takes ceil(n / lookahead) blocks
+    of lookahead / c target forwards, and one more that finds the wrong token.
     """
     _check(rate, lookahead)
     check_range("c", c, lookahead)

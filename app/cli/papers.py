@@ -22,7 +22,7 @@ _WIDEST = 56
 
 
 PAPER: options.Options = {
-    "--paper": ([], "KEY", "only pearl, dsi, easyspec, ems, parallelspec or outside; repeatable (all)"),
+    "--paper": ([], "KEY", "only pearl, dsi, easyspec, ems, parallelspec, parallel or outside; repeatable (all)"),
 }
 
 

@@ -1,8 +1,8 @@
 """The map: which method is the fastest at a drafter's speed, an acceptance rate, and devices.
 
-Every number is a run of the method's own code on a virtual cluster whose forwards take the same time
-for any number of rows; the closed form is beside it. A method has its best draft length by its closed
-form, and the devices that it uses. `assets/examples/map.toml` has the methods and the places.
+Every number is a run of the method's own code on a virtual cluster whose forwards take the same
+time for any number of rows; the closed form is beside it. A method has its best draft length by its
+closed form, and the devices that it uses. `assets/examples/map.toml` has methods and places.
 """
 
 from __future__ import annotations
@@ -169,28 +169,33 @@ def _result(
     return Result(entrant.key, c, rate, devices, config, mean, speed(rate, length, c), (traces[0], plain[0]))
 
 
+VALUES: dict[str, Callable[[Result], float]] = {
+    "runs": lambda one: one.speedup,
+    "closed forms": lambda one: one.form,
+    "per device": lambda one: one.speedup / one.devices,
+}
+"""What a map can compare."""
+
+
 class Winner(NamedTuple):
     """The fastest method of a cell."""
 
     best: Result
     second: Result | None
     """The fastest of the other methods."""
-
-    @property
-    def margin(self) -> float:
-        """The share by which the best is faster than the second."""
-        return self.best.speedup / self.second.speedup - 1 if self.second else 0.0
+    value: float
+    lead: float
+    """The share by which the best is faster than the second."""
 
 
-def winner(found: Sequence[Result], c: int, rate: float, devices: int, *, each: bool = False) -> Winner:
-    """Return the fastest method at a place on at most `devices` devices; `each`: by device."""
-
-    def speed(one: Result) -> float:
-        return one.speedup / one.devices if each else one.speedup
-
-    mine = [one for one in found if (one.c, one.rate) == (c, rate) and one.devices <= devices]
-    ranked = sorted(mine, key=speed, reverse=True)
-    return Winner(ranked[0], next((one for one in ranked if one.key != ranked[0].key), None))
+def winner(results: Sequence[Result], c: int, rate: float, devices: int, by: str = "runs") -> Winner:
+    """Return the fastest method at a place on at most `devices` devices, by one of `VALUES`."""
+    value = VALUES[by]
+    mine = [one for one in results if (one.c, one.rate) == (c, rate) and one.devices <= devices]
+    best, *others = sorted(mine, key=value, reverse=True)
+    second = next((one for one in others if one.key != best.key), None)
+    lead = value(best) / value(second) - 1 if second and value(second) else 0.0
+    return Winner(best, second, value(best), lead)
 
 
 # Closed forms: (rate, draft length, c, times, devices) -> speed-up.
@@ -251,4 +256,7 @@ def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
 def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
     """Return plan and results as JSON's values."""
     methods = [entrant._asdict() for entrant in plan.methods]
-    return {"plan": {**asdict(replace(plan, methods=())), "methods": methods}, "results": [r.facts() for r in found]}
+    return {
+        "plan": {**asdict(replace(plan, methods=())), "methods": methods},
+        "results": [r.facts() for r in found],
+    }

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from engine.errors import UsageError, shown
-from traces.papers import dsi, easyspec, ems, outside, parallelspec, pearl
+from traces.papers import dsi, easyspec, ems, outside, parallel, parallelspec, pearl
 from traces.papers.rows import WITHIN, Group, Paper, Row
 
-PAPERS = {module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, outside)}
+PAPERS = {module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, parallel, outside)}
 
 
 _LARGE = 0.25

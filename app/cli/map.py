@@ -1,0 +1,92 @@
+"""Map which method is the fastest by acceptance rate, the drafter's speed and devices.
+
+Every cell is a race of the methods' own code in virtual time, beside their closed forms. Methods,
+assumptions and default places are those of the documents' map, `docs/parallel.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from app.cli import common, options
+from engine.errors import UsageError, shown
+
+if TYPE_CHECKING:
+    from traces.lab.winners import Plan, Result
+
+PLACES: options.Options = {
+    "--ratios": (str, "LIST", "c, how many times the drafter is as fast: of 2,3,5,8,12,20 (all)"),
+    "--rates": (str, "LIST", "acceptance rates (0.4,0.5,0.6,0.7,0.8,0.9,0.95,0.98)"),
+    "--devices": (str, "LIST", "devices, 2 to 8 (2,3,4,8)"),
+    "--methods": (str, "A,B", "methods of the map (all of it)"),
+    "--doubt": (float, "D", "how well the drafter knows where it is wrong, 0 to 1 (0.5)"),
+    "--max-new-tokens": (int, "N", "tokens of a run (192)"),
+    "--seeds": (int, "N", "runs of a method at a place, 1 to 5 (2)"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_options(parser, PLACES, options.JSON)
+    options.add_output(parser, "F", "draw the map: .svg, or .html with all numbers")
+
+
+def run(args: argparse.Namespace) -> int:
+    from traces.lab.winners import draw, facts
+
+    plan = _plan(args)
+    plan.check()
+    if args.output is not None and args.output.suffix not in (".svg", ".html"):
+        raise UsageError(f"the output {args.output} is no map; name a file that ends in .svg or .html")
+    common.check_output(args.output)
+    results: list[Result] = []
+    with common.Status("racing the methods") as status:
+        for i, found in enumerate(draw(plan), 1):
+            results += found
+            status.text = f"racing the methods: {i} of {len(plan.places)} places"
+    if args.output is not None:
+        from app.render.winners import map_svg, page
+
+        drawing = map_svg(plan, results) if args.output.suffix == ".svg" else page(plan, results)
+        common.write_output(args.output, drawing)
+    return common.answer(args, facts(plan, results), _lines(plan, results))
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from traces.lab.winners import default
+
+    plan = default()
+    lists = {
+        name: _numbers(name, text) for name in ("ratios", "rates", "devices") if (text := getattr(args, name))
+    }
+    named = {"doubt": args.doubt, "tokens": args.max_new_tokens, "seeds": args.seeds}
+    plan = replace(plan, **lists, **{name: value for name, value in named.items() if value is not None})
+    if args.methods:
+        keys, known = args.methods.split(","), {entrant.key: entrant for entrant in plan.methods}
+        for key in keys:
+            if key not in known:
+                raise UsageError(f"the map has no method {shown(key)}; choose of {', '.join(known)}")
+        plan = replace(plan, methods=tuple(known[key] for key in dict.fromkeys(keys)))
+    return plan
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        kind = float if name == "rates" else int
+        return tuple(dict.fromkeys(kind(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(f"--{name} is {shown(text)}; write numbers with commas, such as 2,5") from None
+
+
+def _lines(plan: Plan, results: Sequence[Result]) -> Iterator[str]:
+    from traces.lab.winners import winner
+
+    for devices in plan.devices:
+        yield f"\nup to {devices} devices (virtual · {plan.profile}): fastest method, speed-up, lead over the second"
+        yield "acceptance  " + "".join(f"{f'c = {ratio}':>24}" for ratio in plan.ratios)
+        for rate in sorted(plan.rates, reverse=True):
+            cells = [winner(results, ratio, rate, devices) for ratio in plan.ratios]
+            texts = [f"{w.best.key} {w.best.speedup:.2f}x {w.lead:+.0%}" for w in cells]
+            yield f"{rate:<12g}" + "".join(f"{text:>24}" for text in texts)

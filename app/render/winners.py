@@ -1,0 +1,123 @@
+"""The map of the fastest methods as SVG, and as a page with all numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from math import ceil
+
+from app.render.html import app_page, scrolling, table, text
+from traces.lab.winners import VALUES, Plan, Result, Winner, winner
+
+COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
+"""White text on each has a contrast of more than 4.5."""
+_CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP, _GAP, _LEAST = 84, 34, 46, 54, 26, 380
+_STYLE = (
+    "text{font:11px system-ui,sans-serif;fill:#333}.t{font-weight:600;font-size:13px}"
+    ".c text{fill:#fff;font-size:10px}.c .n{font-weight:600;font-size:11.5px}"
+    "@media(prefers-color-scheme:dark){.l{fill:#ddd}}"
+)
+
+
+def map_svg(plan: Plan, results: Sequence[Result], by: str = "runs", columns: int = 2) -> str:
+    """Return a panel for each number of devices: a cell per acceptance rate and c.
+
+    A cell has the fastest method's colour, name and speed-up, its lead over the second method, and
+    the devices that it uses; `by` is one of `VALUES`.
+    """
+    width = max(_LEAST, _LEFT + _CELL_WIDTH * len(plan.ratios) + _GAP)
+    height = _TOP + _CELL_HEIGHT * len(plan.rates) + _GAP
+    rows = ceil(len(plan.devices) / columns)
+    panels = [
+        f'<g transform="translate({i % columns * width},{i // columns * height})">'
+        f"{_panel(plan, results, devices, by)}</g>"
+        for i, devices in enumerate(plan.devices)
+    ]
+    total, down = max(2 * _LEAST, width * min(columns, len(plan.devices))), height * rows
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {down + 24}" width="{total}" '
+        f'height="{down + 24}" role="img" aria-label="Fastest method by acceptance rate and drafter speed: {by}">'
+        f"<style>{_STYLE}</style>{''.join(panels)}{_key(plan, down + 6)}</svg>\n"
+    )
+
+
+def _panel(plan: Plan, results: Sequence[Result], devices: int, by: str) -> str:
+    parts = [
+        f'<text class="t l" x="{_LEFT}" y="16">Up to {devices} devices: fastest, {by}</text>',
+        f'<text class="l" x="{_LEFT}" y="32">across: c = T(target) / T(drafter); down: acceptance rate</text>',
+    ]
+    parts += [
+        f'<text class="l" x="{_LEFT + (i + 0.5) * _CELL_WIDTH}" y="{_TOP - 6}" text-anchor="middle">{ratio}</text>'
+        for i, ratio in enumerate(plan.ratios)
+    ]
+    rates = sorted(plan.rates, reverse=True)
+    for j, rate in enumerate(rates):
+        y = _TOP + j * _CELL_HEIGHT
+        parts.append(f'<text class="l" x="{_LEFT - 8}" y="{y + 21}" text-anchor="end">{rate:g}</text>')
+        parts += [
+            _cell(plan, winner(results, ratio, rate, devices, by), _LEFT + i * _CELL_WIDTH, y)
+            for i, ratio in enumerate(plan.ratios)
+        ]
+    return "".join(parts)
+
+
+def _cell(plan: Plan, found: Winner, x: int, y: int) -> str:
+    keys = [entrant.key for entrant in plan.methods]
+    best, entrant = found.best, plan.methods[keys.index(found.best.key)]
+    second = f", {found.lead:+.0%} over {found.second.key}" if found.second else ""
+    hint = f"c {best.c}, acceptance {best.rate:g}: {best.key} {best.speedup:.2f}×{second}; {best.devices} devices; closed form {best.form:.2f}×"
+    middle = x + _CELL_WIDTH / 2
+    lead = f"{found.lead:+.0%} · {best.devices} dev." if found.second else f"{best.devices} dev."
+    return (
+        f'<g class="c"><title>{escape(hint)}</title><rect x="{x}" y="{y}" width="{_CELL_WIDTH - 2}" '
+        f'height="{_CELL_HEIGHT - 2}" rx="4" fill="{COLOURS[keys.index(best.key) % len(COLOURS)]}"/>'
+        f'<text class="n" x="{middle}" y="{y + 14}" text-anchor="middle">{escape(entrant.short)} {found.value:.2f}×</text>'
+        f'<text x="{middle}" y="{y + 26}" text-anchor="middle">{lead}</text></g>'
+    )
+
+
+def _key(plan: Plan, y: int) -> str:
+    parts, x = list[str](), _LEFT
+    for entrant, colour in zip(plan.methods, COLOURS, strict=False):
+        words = entrant.title if entrant.title == entrant.short else f"{entrant.short}: {entrant.title}"
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="12" height="12" rx="3" fill="{colour}"/>'
+            f'<text class="l" x="{x + 17}" y="{y + 10}">{escape(words)}</text>'
+        )
+        x += 34 + round(6.2 * len(words))
+    return "".join(parts)
+
+
+HEAD = ("c", "acceptance", "method", "devices", "speed-up", "closed form", "per device", "settings")
+
+
+def rows_of(results: Sequence[Result]) -> list[list[str]]:
+    """Return the table's rows, as HTML."""
+    return [
+        [
+            str(one.c),
+            f"{one.rate:g}",
+            text(one.key),
+            str(one.devices),
+            f"{one.speedup:.2f}",
+            f"{one.form:.2f}" if one.form else "–",
+            f"{one.speedup / one.devices:.2f}",
+            text(", ".join(f"{name} {value:g}" for name, value in one.config.items())),
+        ]
+        for one in results
+    ]
+
+
+def page(plan: Plan, results: Sequence[Result]) -> str:
+    """Return both maps and all numbers as a page of its own, which needs no server."""
+    maps = "".join(f"{scrolling(f'Fastest: {by}')}{map_svg(plan, results, by)}</div>" for by in VALUES)
+    body = f"<p>{text(ASSUMPTIONS)}</p>{maps}{table(list(HEAD), rows_of(results), 'All results')}"
+    return app_page(f"Which method is the fastest · virtual · {plan.profile}", body)
+
+
+ASSUMPTIONS = (
+    "Runs in virtual time. Assumed: a forward takes the same time for any number of rows; judging and sending cost "
+    "nothing; each position is accepted independently at one rate; a wrong draft's correction is not among the drafter's "
+    "next F choices in (1 + F)^-0.7 of the cases; the drafter doubts half; fuzzy drafts of EasySpec are as good as exact "
+    "ones; the target takes one device. Draft lengths are the best by the closed forms."
+)

@@ -1,0 +1,103 @@
+"""SSD and SpecBranch: SSD's speeds from those of speculative decoding, and its cliff over gamma.
+
+A round of SSD lasts as long as the verification, or the glue and gamma steps of the branches; a
+miss is followed by gamma steps more. Where the branches no longer fit beside a verification, each
+further step makes every round longer: that is the cliff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from statistics import fmean
+
+from engine.drafting.pace import MISSES
+from traces.closed_forms import speculative_tokens, ssd_hit_rate
+from traces.papers import pearl_speeds
+from traces.papers.rows import Paper, Row, bisect, cells
+
+PAPER = Paper("parallel")
+_DATA = PAPER.numbers
+_SPEEDS, _AGAIN, _VIRTUAL = (_DATA[f"SSD, {name}"] for name in ("speeds", "reproduction", "virtual cluster"))
+_TIMES = _AGAIN["times"]
+_FORKS = _SPEEDS["forks"]
+
+
+def ssd_speed(rate: float, gamma: int, verification: float) -> float:
+    """Return tokens per second; the verification's time is in milliseconds."""
+    busy = _TIMES["glue"] + gamma * _TIMES["step"]
+    missed = (1 - ssd_hit_rate(rate, gamma, _FORKS, MISSES)) * gamma * _TIMES["step"]
+    return 1e3 * speculative_tokens(rate, gamma) / (max(verification, busy) + _TIMES["service"] + missed)
+
+
+def rate_of_sd(speed: float) -> float:
+    """Return the acceptance rate at which speculative decoding has a speed on the authors' GPUs."""
+    gamma = _SPEEDS["gammas"]["SD"]
+    ms = _authors_verification() + gamma * _TIMES["step"] + _TIMES["service"]
+    return bisect(lambda rate: 1e3 * speculative_tokens(rate, gamma) / ms, speed, 0, 1)
+
+
+@cache
+def rate_of_reproduction() -> float:
+    """Return the acceptance rate at which gamma 4 has the reproduction's speed."""
+    speed = _AGAIN["tokens/s"][0]
+    return bisect(lambda rate: ssd_speed(rate, 4, _TIMES["verification"]), speed, 0, 1)
+
+
+def _authors_verification() -> float:
+    return 1e3 / _SPEEDS["plain"] * _TIMES["verification"] / _TIMES["plain"]
+
+
+@PAPER.item("SSD, speeds")
+def _speeds() -> Iterator[Row]:
+    yield PAPER.row("plain decoding, tokens/s", _SPEEDS["plain"], None, "input")
+    for name, data, speed in cells(_SPEEDS, "SD"):
+        yield PAPER.row(f"{name}, {data}, tokens/s", speed, None, "input")
+    for (name, data, speed), given in zip(cells(_SPEEDS, "SSD"), _SPEEDS["SD"], strict=True):
+        ours = ssd_speed(rate_of_sd(given), _SPEEDS["gammas"][name], _authors_verification())
+        yield PAPER.row(f"{name}, {data}, tokens/s", speed, ours, "rate of SD")
+
+
+@PAPER.item("SSD, reproduction")
+def _reproduction() -> Iterator[Row]:
+    for name, ms in _TIMES.items():
+        yield PAPER.row(f"{name}, ms", ms, None, "input")
+    for _, gamma, speed in cells(_AGAIN):
+        ours = ssd_speed(rate_of_reproduction(), int(gamma), _TIMES["verification"])
+        yield PAPER.row(f"gamma {gamma}, tokens/s", speed, ours, "fitted at 4" if gamma == "4" else "rate of 4")
+
+
+@PAPER.item("SSD, virtual cluster")
+def _virtual() -> Iterator[Row]:
+    printed = dict(zip(_AGAIN["columns"], _AGAIN["tokens/s"], strict=True))
+    for gamma in _VIRTUAL["gammas"]:
+        row = f"gamma {gamma}, tokens/s"
+        words = {name: _VIRTUAL[name] for name in ("seeds", "tokens")}
+        yield PAPER.row(row, printed.get(str(gamma)), virtual_speed(gamma), "run", **words)
+
+
+@cache
+def virtual_speed(gamma: int) -> float:
+    """Return the mean tokens per second of runs on the virtual cluster."""
+    from traces.lab.sweep import Job, Scripted
+    from traces.metrics import measure
+
+    run, rate = Scripted(_VIRTUAL["profile"], _VIRTUAL["pair"], _VIRTUAL["tokens"]), rate_of_reproduction()
+    jobs = [Job(_VIRTUAL["method"], {"gamma": gamma}, seed, rate, "") for seed in range(_VIRTUAL["seeds"])]
+    return fmean(measure(run(job)).tokens_per_second or 0.0 for job in jobs)
+
+
+@PAPER.item("SpecBranch, speed-ups")
+def _specbranch() -> Iterator[Row]:
+    known = pearl_speeds.pearl(pearl_speeds.pair_of("deepseek-1.3-33"))
+    for name, data, number in cells(_DATA["SpecBranch, speed-ups"]):
+        if name.startswith("DeepSeek") and name.endswith("PEARL") and data == "HumanEval":
+            yield PAPER.row(f"{name}, {data}", number, known, "PEARL, Table 7")
+        else:
+            yield PAPER.row(f"{name}, {data}", number, None, "no acceptance")
+
+
+@PAPER.item("SpecBranch, rollback")
+def _rollback() -> Iterator[Row]:
+    for _, method, number in cells(_DATA["SpecBranch, rollback"]):
+        yield PAPER.row(f"rollback rate of {method}, HumanEval", number, None, "rollback")
