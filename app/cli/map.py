@@ -15,6 +15,7 @@ from app.cli import common, options
 from engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
+    from engine.trace.trace import Trace
     from traces.lab.winners import Plan, Result
 
 PLACES: options.Options = {
@@ -24,17 +25,18 @@ PLACES: options.Options = {
     "--methods": (str, "A,B", "methods of the map (all of it)"),
     "--doubt": (float, "D", "how well the drafter knows where it is wrong, 0 to 1 (0.5)"),
     "--max-new-tokens": (int, "N", "tokens of a run (192)"),
+    "--recorded": ([], "RUN", "replay the drafts of a stored run in place of drafts at a rate; repeatable"),
     "--seeds": (int, "N", "runs of a method at a place, 1 to 5 (2)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, PLACES, options.JSON)
+    options.add_options(parser, PLACES, options.DATABASE, options.JSON)
     options.add_output(parser, "F", "draw the map: .svg, or .html with all numbers")
 
 
 def run(args: argparse.Namespace) -> int:
-    from traces.lab.winners import draw, facts
+    from traces.lab.winners import draw, facts, rate_of
 
     plan = _plan(args)
     plan.check()
@@ -42,10 +44,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"the output {args.output} is no map; name a file that ends in .svg or .html")
     common.check_output(args.output)
     results: list[Result] = []
+    recorded = _recorded(args)
+    total = len(plan.ratios) * len(recorded or plan.rates)
     with common.Status("racing the methods") as status:
-        for i, found in enumerate(draw(plan), 1):
+        for i, found in enumerate(draw(plan, recorded), 1):
             results += found
-            status.text = f"racing the methods: {i} of {len(plan.places)} places"
+            status.text = f"racing the methods: {i} of {total} places"
+    if recorded:
+        plan = replace(plan, rates=tuple(dict.fromkeys(map(rate_of, recorded))))
     if args.output is not None:
         from app.render.winners import map_svg, page
 
@@ -70,6 +76,14 @@ def _plan(args: argparse.Namespace) -> Plan:
                 raise UsageError(f"the map has no method {shown(key)}; choose of {', '.join(known)}")
         plan = replace(plan, methods=tuple(known[key] for key in dict.fromkeys(keys)))
     return plan
+
+
+def _recorded(args: argparse.Namespace) -> list[Trace]:
+    if not args.recorded:
+        return []
+    if args.rates:
+        raise UsageError("--recorded has the rates of its runs; leave out --rates")
+    return [*common.load_runs(args, args.recorded).values()]
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

@@ -22,7 +22,11 @@ _WIDEST = 56
 
 
 PAPER: options.Options = {
-    "--paper": ([], "KEY", "only pearl, dsi, easyspec, ems, parallelspec, parallel or outside; repeatable (all)"),
+    "--paper": (
+        [],
+        "KEY",
+        "only pearl, dsi, easyspec, ems, parallelspec, parallel or outside; repeatable (all)",
+    ),
 }
 
 

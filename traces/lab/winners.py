@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import tomllib
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -125,31 +126,74 @@ def default() -> Plan:
     return Plan(**{**given, **lists, "methods": tuple(methods)})
 
 
-def draw(plan: Plan, cancel: threading.Event | None = None) -> Iterator[list[Result]]:
-    """Yield the results of each place of the map, for all numbers of devices; `cancel` ends it."""
+def draw(
+    plan: Plan, recorded: Sequence[Trace] = (), cancel: threading.Event | None = None
+) -> Iterator[list[Result]]:
+    """Yield the results of each place of the map, for all numbers of devices; `cancel` ends it.
+
+    With recorded runs, their drafts are replayed and the plan's rates are not used: the rate of a
+    place is the run's.
+    """
     plan.check()
-    for c, rate in plan.places:
+    races = [(c, rate, _scripted(plan, c, rate)) for c, rate in plan.places]
+    if recorded:
+        races = [(c, rate_of(trace), _replayed(plan, c, trace)) for trace in recorded for c in plan.ratios]
+    for c, rate, race in races:
         if cancel is not None and cancel.is_set():
             return
-        yield results(plan, c, rate)
+        yield results(plan, c, rate, race)
 
 
-def results(plan: Plan, c: int, rate: float) -> list[Result]:
-    """Return the results of a place: a method once for each number of devices that it can use."""
+Race = Callable[[str, "Mapping[str, Any]"], "list[tuple[Trace, Trace]]"]
+"""(method, settings) -> its runs and plain decoding's, by seed."""
+
+
+def _scripted(plan: Plan, c: int, rate: float) -> Race:
     run = Scripted(plan.profile, f"c{c}", plan.tokens, doubt=plan.doubt)
-    plain = [run(Job(BASELINE, {}, seed, rate, f"map-{c}-{rate}-{seed}")) for seed in range(plan.seeds)]
-    found = dict[tuple[str, int], Result]()
+    groups = [uuid.uuid4().hex[:12] for _ in range(plan.seeds)]
+
+    @cache
+    def plain(seed: int) -> Trace:
+        return run(Job(BASELINE, {}, seed, rate, groups[seed]))
+
+    def race(key: str, config: Mapping[str, Any]) -> list[tuple[Trace, Trace]]:
+        jobs = [Job(key, dict(config), seed, rate, group) for seed, group in enumerate(groups)]
+        return [(run(job), plain(job.sample)) for job in jobs]
+
+    return race
+
+
+def _replayed(plan: Plan, c: int, trace: Trace) -> Race:
+    from traces.whatif.replay import Change, what_if
+
+    def race(key: str, config: Mapping[str, Any]) -> list[tuple[Trace, Trace]]:
+        found = what_if(trace, Change(plan.profile, f"c{c}", method=key, config=config))
+        assert found.plain is not None, "the method is not plain decoding"
+        return [(found.replay, found.plain)]
+
+    return race
+
+
+def rate_of(trace: Trace) -> float:
+    """Return a recorded run's acceptance rate; UsageError if it tested no draft."""
+    rate = measure(trace).acceptance_rate
+    if not rate:
+        raise UsageError(f"run {trace.header.run_id} accepted no draft; record a method with a drafter")
+    return round(min(rate, 0.99), 3)
+
+
+def results(plan: Plan, c: int, rate: float, race: Race | None = None) -> list[Result]:
+    """Return the results of a place: a method once for each number of devices that it can use."""
+    race, found = race or _scripted(plan, c, rate), dict[tuple[str, int], Result]()
     for entrant in plan.methods:
         for count in plan.devices:
             used = entrant.devices or min(count, entrant.most or count)
             if used <= count and (entrant.key, used) not in found:
-                found[entrant.key, used] = _result(plan, entrant, c, rate, used, run, plain)
+                found[entrant.key, used] = _result(plan, entrant, c, rate, used, race)
     return list(found.values())
 
 
-def _result(
-    plan: Plan, entrant: Entrant, c: int, rate: float, devices: int, run: Scripted, plain: Sequence[Trace]
-) -> Result:
+def _result(plan: Plan, entrant: Entrant, c: int, rate: float, devices: int, race: Race) -> Result:
     latency, form = _latency(plan.profile, c), FORMS[entrant.form]
 
     def speed(rate: float, length: int, c: float) -> float:
@@ -161,12 +205,11 @@ def _result(
         config[entrant.share] = devices - entrant.spare
     if entrant.rate:
         config[entrant.rate] = rate
-    group = [f"map-{c}-{rate}-{seed}" for seed in range(plan.seeds)]
-    traces = [run(Job(entrant.key, config, seed, rate, name)) for seed, name in enumerate(group)]
-    speeds = [speedup(measure(mine), measure(other)) for mine, other in zip(traces, plain, strict=True)]
+    runs = race(entrant.key, config)
+    speeds = [speedup(measure(mine), measure(plain)) for mine, plain in runs]
     known = [one for one in speeds if one is not None]
     mean = fmean(known) if known else 0.0
-    return Result(entrant.key, c, rate, devices, config, mean, speed(rate, length, c), (traces[0], plain[0]))
+    return Result(entrant.key, c, rate, devices, config, mean, speed(rate, length, c), runs[0])
 
 
 VALUES: dict[str, Callable[[Result], float]] = {

@@ -11,7 +11,9 @@ from engine.errors import UsageError, shown
 from traces.papers import dsi, easyspec, ems, outside, parallel, parallelspec, pearl
 from traces.papers.rows import WITHIN, Group, Paper, Row
 
-PAPERS = {module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, parallel, outside)}
+PAPERS = {
+    module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, parallel, outside)
+}
 
 
 _LARGE = 0.25

@@ -170,7 +170,7 @@ def _check(recording: Recording, method: Method, config: Mapping[str, Any]) -> N
             "choose a method with a drafter"
         )
     for s in method.settings():
-        if s.free_text and getattr(cfg, s.name):
+        if s.free_text and not s.default and getattr(cfg, s.name):  # a document
             raise UsageError(f"{s.name} is a text, and a recording has no tokenizer: leave it empty")
 
 
