@@ -175,11 +175,12 @@ def _replayed(plan: Plan, c: int, trace: Trace) -> Race:
 
 
 def rate_of(trace: Trace) -> float:
-    """Return a recorded run's acceptance rate; UsageError if it tested no draft."""
-    rate = measure(trace).acceptance_rate
-    if not rate:
+    """Return the share of a run's tested drafts that were accepted; UsageError without any."""
+    outcomes = [d.outcome for d in trace.decisions if d.node >= 0]
+    tested = outcomes.count("accepted") + outcomes.count("rejected")
+    if not outcomes.count("accepted"):
         raise UsageError(f"run {trace.header.run_id} accepted no draft; record a method with a drafter")
-    return round(min(rate, 0.99), 3)
+    return round(min(outcomes.count("accepted") / tested, 0.99), 3)
 
 
 def results(plan: Plan, c: int, rate: float, race: Race | None = None) -> list[Result]:

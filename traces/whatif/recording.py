@@ -65,6 +65,12 @@ class Recording:
         return f"run {self.trace.header.run_id}"
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether the drafter's next choices are known wherever a draft was tested."""
+        tests = [test for output in self.outputs for test in output.tests.values()]
+        return self.old is None and all(len(test.top_q) > 1 for test in tests)
+
+    @property
     def has_ids(self) -> bool:
         return all(output.prompt and NO_TOKEN not in output.tokens for output in self.outputs)
 

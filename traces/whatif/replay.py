@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import engine
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
+from engine.sampling.draws import TOP
 from engine.simulate.profile import Profile
 from engine.simulate.records import MOST_GPUS
 from engine.types import check_range
@@ -197,10 +198,10 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
             f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "
             "choose a schedule without confidence"
         )
-    if has_trees(replay.decisions):
+    if has_trees(replay.decisions) and not recording.has_ranks:
         raise UsageError(
-            f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: "
-            "choose a chain, such as width 1, another method, or a run of such trees with its own settings"
+            f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: choose a chain, "
+            "such as width 1, another method, a run at temperature 0, or one of such trees with its own settings"
         )
 
 
@@ -267,5 +268,9 @@ def _assumptions(recording: Recording, replay: Trace, differs: int | None) -> It
         anew := [n for n in recording.trace.header.environment.get("open", ()) if was.get(n) != now.get(n)]
     ):
         yield f"Planned anew: {', '.join(f'{n} {now.get(n)} (recorded {was.get(n)})' for n in anew)}."
+    if has_trees(replay.decisions):
+        yield (
+            f"Siblings are the drafter's next choices where the run tested a draft, at most {TOP - 1}; elsewhere there are none."
+        )
     if replay.parts and not recording.trace.parts:
         yield "A layer-parallel drafter drafts worse than the recorded one; its drafts are taken as recorded."
