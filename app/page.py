@@ -17,6 +17,7 @@ from app.tabs.about import build_about
 from app.tabs.history import History, wanted_runs
 from app.tabs.lab import Lab, LoadTab
 from app.tabs.playground import Playground
+from app.tabs.winners import MapPart
 from app.tabs.wiring import QUIET, Update, build_hidden
 from engine.errors import UsageError
 
@@ -126,6 +127,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                 history = History(service)
             with gr.Tab("Lab", id="lab-tab") as lab_tab:
                 lab = Lab(service, pair)
+                winners = MapPart(service)
             with gr.Tab("Load", id="load-tab") as load_tab:
                 load = LoadTab(service)
             with gr.Tab("Papers", id="papers-tab") as papers:
@@ -137,6 +139,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         listed.then(history.find, history.view, history.listed, **QUIET)
         lab_tab.select(lab.first, lab.name, lab.map, **QUIET)
+        lab_tab.select(winners.first, winners.by, winners.picture, **QUIET)
         load_tab.select(load.first, load.name, load.result, **QUIET)
         opened = [tabs, *history.opened]
 

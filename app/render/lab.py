@@ -125,11 +125,11 @@ def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
     return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 
-def sweep_progress(plan: Sweep, cells: Sequence[Cell]) -> str:
-    return _progress(len(cells), len(plan.places), "cells")
+def sweepprogress(plan: Sweep, cells: Sequence[Cell]) -> str:
+    return progress(len(cells), len(plan.places), "cells")
 
 
-def _progress(done: int, total: int, what: str, *more: str) -> str:
+def progress(done: int, total: int, what: str, *more: str) -> str:
     words = " · ".join([f"{done} of {total} {what}", *more])
     return (
         f'<p class="app-note" role="status" data-done="{done}" data-total="{total}">'
@@ -211,11 +211,11 @@ def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: s
     return f'<td class="app-{kind}{mark}" style="--weight:{100 * weight:.0f}%">{body}{marks}</td>'
 
 
-def load_progress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
+def loadprogress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
     now = list[str]()
     if cell is not None and run is not None:
         now.append(f"{METHODS[cell.method].title}, batch {cell.batch}: {_state(plan, run)}")
-    return _progress(done, len(plan.cells), "runs", *now)
+    return progress(done, len(plan.cells), "runs", *now)
 
 
 def _state(plan: LoadPlan, run: LiveRun) -> str:

@@ -7,6 +7,7 @@ from html import escape
 from math import ceil
 
 from app.render.html import app_page, scrolling, table, text
+from app.routes import run_address
 from traces.lab.winners import VALUES, Plan, Result, Winner, winner
 
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
@@ -108,9 +109,23 @@ def rows_of(results: Sequence[Result]) -> list[list[str]]:
     ]
 
 
+def map_html(plan: Plan, results: Sequence[Result], by: str) -> str:
+    return f"{scrolling(f'Fastest method: {by}')}{map_svg(plan, results, by)}</div>"
+
+
+def race_html(results: Sequence[Result]) -> str:
+    """Return the results of a place, the fastest first, with links to their traces."""
+    ranked = sorted(results, key=lambda one: one.speedup, reverse=True)
+    rows = [
+        [f'<a href="{run_address([t.header.run_id for t in one.traces])}">{cells[2]}</a>', *cells[3:]]
+        for one, cells in zip(ranked, rows_of(ranked), strict=True)
+    ]
+    return table(list(HEAD[2:]), rows, "Race at this place")
+
+
 def page(plan: Plan, results: Sequence[Result]) -> str:
     """Return both maps and all numbers as a page of its own, which needs no server."""
-    maps = "".join(f"{scrolling(f'Fastest: {by}')}{map_svg(plan, results, by)}</div>" for by in VALUES)
+    maps = "".join(map_html(plan, results, by) for by in VALUES)
     body = f"<p>{text(ASSUMPTIONS)}</p>{maps}{table(list(HEAD), rows_of(results), 'All results')}"
     return app_page(f"Which method is the fastest · virtual · {plan.profile}", body)
 

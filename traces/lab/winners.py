@@ -93,6 +93,12 @@ class Plan:
         Scripted(self.profile, f"c{self.ratios[0]}", self.tokens).check(self.seeds)
 
     @property
+    def races(self) -> list[tuple[Entrant, int]]:
+        """The methods of a place, each once for each number of devices that it can use."""
+        used = {(e, e.devices or min(n, e.most or n)): None for e in self.methods for n in self.devices}
+        return [(entrant, count) for entrant, count in used if count <= max(self.devices)]
+
+    @property
     def places(self) -> list[tuple[int, float]]:
         return [(ratio, rate) for ratio in self.ratios for rate in self.rates]
 
@@ -121,9 +127,7 @@ class Result:
 
 def default() -> Plan:
     given = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    lists = {name: tuple(given[name]) for name in ("ratios", "rates", "devices")}
-    methods = (Entrant(**{**row, "lengths": tuple(row.get("lengths", ()))}) for row in given["methods"])
-    return Plan(**{**given, **lists, "methods": tuple(methods)})
+    return _plan(given)
 
 
 def draw(
@@ -141,7 +145,7 @@ def draw(
     for c, rate, race in races:
         if cancel is not None and cancel.is_set():
             return
-        yield results(plan, c, rate, race)
+        yield [*results(plan, c, rate, race)]
 
 
 Race = Callable[[str, "Mapping[str, Any]"], "list[tuple[Trace, Trace]]"]
@@ -183,15 +187,11 @@ def rate_of(trace: Trace) -> float:
     return round(min(outcomes.count("accepted") / tested, 0.99), 3)
 
 
-def results(plan: Plan, c: int, rate: float, race: Race | None = None) -> list[Result]:
-    """Return the results of a place: a method once for each number of devices that it can use."""
-    race, found = race or _scripted(plan, c, rate), dict[tuple[str, int], Result]()
-    for entrant in plan.methods:
-        for count in plan.devices:
-            used = entrant.devices or min(count, entrant.most or count)
-            if used <= count and (entrant.key, used) not in found:
-                found[entrant.key, used] = _result(plan, entrant, c, rate, used, race)
-    return list(found.values())
+def results(plan: Plan, c: int, rate: float, race: Race | None = None) -> Iterator[Result]:
+    """Yield the results of a place as they are done."""
+    race = race or _scripted(plan, c, rate)
+    for entrant, devices in plan.races:
+        yield _result(plan, entrant, c, rate, devices, race)
 
 
 def _result(plan: Plan, entrant: Entrant, c: int, rate: float, devices: int, race: Race) -> Result:
@@ -292,15 +292,17 @@ def _latency(profile: str, c: int) -> Latency:
 
 def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
     """Return plan and results of a map's JSON."""
-    plan = {**facts["plan"], "methods": tuple(Entrant(**row) for row in facts["plan"]["methods"])}
-    lists = {name: tuple(plan[name]) for name in ("ratios", "rates", "devices")}
-    return Plan(**{**plan, **lists}), [Result(**row) for row in facts["results"]]
+    return _plan(facts["plan"]), [Result(**row) for row in facts["results"]]
+
+
+def _plan(given: Mapping[str, Any]) -> Plan:
+    lists = {name: tuple(given[name]) for name in ("ratios", "rates", "devices")}
+    rows = [{**row, "lengths": tuple(row.get("lengths", ()))} for row in given["methods"]]
+    return Plan(**{**given, **lists, "methods": tuple(Entrant(**row) for row in rows)})
 
 
 def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
     """Return plan and results as JSON's values."""
     methods = [entrant._asdict() for entrant in plan.methods]
-    return {
-        "plan": {**asdict(replace(plan, methods=())), "methods": methods},
-        "results": [r.facts() for r in found],
-    }
+    places = {**asdict(replace(plan, methods=())), "methods": methods}
+    return {"plan": places, "results": [one.facts() for one in found]}

@@ -1,0 +1,83 @@
+"""The Lab's map: which method is the fastest where, and a race at any of its places."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Generator, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app.render.html import alert, note
+from app.render.lab import progress
+from app.render.winners import ASSUMPTIONS, map_html, race_html
+from app.service import Service
+from app.tabs.wiring import QUIET, SMALL, State, Stops, plain_html
+from engine.errors import SpecScopeError
+from traces.lab.winners import VALUES, Plan, Result, given_back, results
+
+FILE = Path(__file__).parents[2] / "assets" / "examples" / "map.json"
+_MAP = (
+    "A drafter is 2 to 20 times as fast as the target, and right at a rate: which method decodes fastest on so many "
+    "devices? The map is finished; Race runs all methods at one place, and their traces open from the table."
+)
+
+
+class MapPart:
+    """The map with its choices, and the race at a place."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.stops = service, Stops()
+        plan, _ = stored()
+        with gr.Column(elem_id="map", elem_classes="app-card"):
+            gr.HTML("<h2>Which method is the fastest?</h2>" + note(_MAP))
+            with gr.Row(elem_classes="app-whatif", equal_height=True):
+                self.by = gr.Dropdown(list(VALUES), value="runs", label="Compare by")
+                self.c = gr.Dropdown(list(plan.ratios), value=5, label="c = T(target) / T(drafter)")
+                self.rate = gr.Dropdown(list(plan.rates), value=0.8, label="Acceptance rate")
+                self.start = gr.Button("Race", variant="primary", elem_id="map-start", **SMALL)
+                self.stop = gr.Button("Stop", interactive=False, elem_id="map-stop", **SMALL)
+            self.message = plain_html(elem_id="map-message")
+            self.result = plain_html(elem_id="map-result")
+            self.picture = plain_html(elem_id="map-picture")
+            gr.HTML(note(ASSUMPTIONS))
+            self.name = gr.Textbox("", visible=False)
+        self.by.change(self.drawn, self.by, self.picture, **QUIET)
+        given = [self.c, self.rate]
+        self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
+
+    # -- event handlers
+
+    def first(self, by: str) -> str:
+        return self.drawn(by)
+
+    def drawn(self, by: str) -> str:
+        return map_html(*stored(), by) if by in VALUES else ""
+
+    def run(self, c: Any, rate: Any) -> Iterator[State]:
+        return self.stops.states(lambda stop: self._work(c, rate, stop))
+
+    def _work(self, c: Any, rate: Any, stop: threading.Event) -> Generator[tuple[str, str]]:
+        plan, found, total = stored()[0], list[Result](), len(stored()[0].races)
+        yield progress(0, total, "races"), ""
+        try:
+            for one in results(plan, c, rate):
+                found.append(one)
+                self.service.hold(one.traces)
+                yield progress(len(found), total, "races"), race_html(found)
+                if stop.is_set():
+                    break
+        except SpecScopeError as error:
+            yield alert(str(error)), race_html(found)
+            return
+        ended = f"Stopped after {len(found)} of {total} races." if len(found) < total else f"{total} races."
+        yield note(f"c = {c}, acceptance {rate}: {ended}"), race_html(found)
+
+
+@cache
+def stored() -> tuple[Plan, list[Result]]:
+    """Return plan and results of the finished map: the JSON of `specscope map`."""
+    return given_back(json.loads(FILE.read_text(encoding="utf-8")))
