@@ -9,11 +9,16 @@ from engine.errors import UsageError
 from engine.simulate.profile import Profile, profiles
 from traces.closed_forms import (
     best_gamma,
+    dsi_blocks_speedup,
     dsi_speedup,
+    layer_parallel_speedup,
     pearl_speedup,
     pearl_tokens,
+    specbranch_speedup,
     speculative_speedup,
     speculative_tokens,
+    ssd_hit_rate,
+    ssd_speedup,
 )
 
 ROUNDS = 20_000
@@ -107,3 +112,56 @@ def test_best_gamma_of_speculative_decoding():
 def test_wrong_arguments(call, message: str):
     with pytest.raises(UsageError, match=message):
         call()
+
+
+def test_ssd_by_hand():
+    """gamma 1, a = 1/2, 3 guesses, misses 1: a rejection has a branch in 3/4, a bonus in 5/6."""
+    assert ssd_hit_rate(0.5, 1, 3, 1) == pytest.approx(0.5 * 3 / 4 + 0.5 * 5 / 6)
+    assert ssd_hit_rate(1, 4, 1, 1) == 1
+    hits = ssd_hit_rate(0.5, 1, 3, 1)
+    # c = 4: glue and one step fit beside a verification; a miss drafts one token more
+    assert ssd_speedup(0.5, 1, 4, 3, 1) == pytest.approx(1.5 / (hits + (1 - hits) * 1.25))
+    # c = 4, gamma 7: eight forwards take two verifications; a miss ends after the fourth
+    hits, tokens = ssd_hit_rate(0.5, 7, 3, 1), speculative_tokens(0.5, 7)
+    assert ssd_speedup(0.5, 7, 4, 3, 1) == pytest.approx(tokens / (hits * 2 + (1 - hits) * (1 + 7 / 4)))
+
+
+def played_branches(rate: float, gamma: int, length: int, c: float) -> float:
+    draw = np.random.default_rng(9)
+    waits, tokens, time = True, 0, 0.0
+    for _ in range(ROUNDS):
+        judged = gamma + 1 if waits else length
+        time += (gamma / c if waits else 0) + max(1, length / c)
+        right = (draw.random(judged) < rate).tolist()
+        waits = False in right
+        tokens += right.index(False) + 1 if waits else judged
+    return tokens / time
+
+
+@pytest.mark.parametrize(("gamma", "length", "c"), [(1, 1, 2), (3, 5, 5), (4, 10, 5), (6, 6, 10)])
+@pytest.mark.parametrize("rate", [0.3, 0.8, 0.97, 1.0])
+def test_specbranch_against_rounds_played_out(rate: float, gamma: int, length: int, c: float):
+    played = played_branches(rate, gamma, length, c)
+    assert specbranch_speedup(rate, gamma, c, length) == pytest.approx(played, rel=0.02)
+
+
+def test_dsi_in_blocks_and_easyspec_by_hand():
+    assert dsi_blocks_speedup(0.8, 1, 5) == pytest.approx(dsi_speedup(0.8, 5))
+    # a = 1/2, blocks of 2: E[ceil(n / 2)] = a / (1 - a^2) = 2/3 blocks of 2/4, and 1 verification
+    assert dsi_blocks_speedup(0.5, 2, 4) == pytest.approx(2 / (1 + 2 / 3 * 2 / 4))
+    assert layer_parallel_speedup(0.5, 2, 0.2, 0.1) == pytest.approx(1.75 / 1.3)
+    assert layer_parallel_speedup(0.7, 4, 0.2, 0.2) == pytest.approx(speculative_speedup(0.7, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("form", "arguments", "message"),
+    [
+        (ssd_speedup, (1.5, 3, 5), "acceptance rate is 1.5"),
+        (ssd_speedup, (0.5, 3, 5, 0), "forks is 0"),
+        (specbranch_speedup, (0.5, 3, 0), "c is 0"),
+        (dsi_blocks_speedup, (0.5, 6, 5), "c is 5; it must be at least 6"),
+    ],
+)
+def test_new_forms_refuse_what_is_out_of_range(form, arguments, message: str):
+    with pytest.raises(UsageError, match=message):
+        form(*arguments)
