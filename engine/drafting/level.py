@@ -133,25 +133,25 @@ def next_level(
     return _draw(level.q, above, counts, position, draws)
 
 
-def ranked(q: Tensor, count: int) -> list[Top]:
-    """Return the most probable tokens of each row of q, (R, V), without tokens of probability 0.
+def ranked(rows: Tensor, count: int, more_than: float = 0.0) -> list[Top]:
+    """Return the tokens with the largest numbers of each row, (R, V), above a bound.
 
-    Lower ids are first among equals.
+    The rows are probabilities or logits. Lower ids are first among equals.
 
     Raises:
-        ModelError: A probability is not a number.
+        ModelError: A number is not one.
     """
-    values, ids = q.topk(min(count + SPARE, q.shape[1]))
+    values, ids = rows.topk(min(count + SPARE, rows.shape[1]))
     found = list[Top]()
     for row, (numbers, tokens) in enumerate(
         zip(*torch.stack((values.double(), ids.double())).tolist(), strict=True)
     ):
         if numbers[0] != numbers[0]:
             raise ModelError(NOT_FINITE)
-        tied = count < len(numbers) < q.shape[1] and numbers[count - 1] == numbers[-1]
-        top = _first_of(q[row], count) if tied else zip(map(int, tokens), numbers, strict=True)
+        tied = count < len(numbers) < rows.shape[1] and numbers[count - 1] == numbers[-1]
+        top = _first_of(rows[row], count) if tied else zip(map(int, tokens), numbers, strict=True)
         best = sorted(top, key=lambda one: (-one[1], one[0]))
-        found.append(tuple(one for one in best[:count] if one[1] > 0))
+        found.append(tuple(one for one in best[:count] if one[1] > more_than))
     return found
 
 

@@ -334,15 +334,14 @@ def _compared(
     unknown = imported.figures if imported else frozenset[str]()
     other = None if k in (None, i) else k
     found = verdict(i, racers, metrics)
+    of = "nodes" if has_trees(trace.decisions) else "branches" if trace.forks else ""
     return {
         "baseline": k == i,
         "over": None if k is None else racers[k].trace.header.run_id,
         "reason": racers[i].reason,
         "batch": batch_size(trace),
         "metrics": metrics.to_dict(),
-        "figures": figure_texts(
-            metrics, faster, labels, unknown, trees=has_trees(trace.decisions), passes=passes
-        ),
+        "figures": figure_texts(metrics, faster, labels, unknown, of=of, passes=passes),
         "passes": passes,
         "verdict": {**found, "run": None, "other": None} if redact_prompt else found,
         "identity": None if other is None else _identity(trace, racers[other].trace),

@@ -170,7 +170,7 @@ def _check(recording: Recording, method: Method, config: Mapping[str, Any]) -> N
             "choose a method with a drafter"
         )
     for s in method.settings():
-        if s.free_text and getattr(cfg, s.name):
+        if s.free_text and not s.default and getattr(cfg, s.name):
             raise UsageError(f"{s.name} is a text, and a recording has no tokenizer: leave it empty")
 
 
@@ -188,6 +188,11 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
     if replay.pooled:
         raise UsageError(
             f"{title} drafts n-grams that the models write beside the text; {recording.name} has only the text: "
+            "choose another method"
+        )
+    if replay.forks:
+        raise UsageError(
+            f"{title} guesses the target's own tokens, and {recording.name} has no ranks of tokens that were not drafted: "
             "choose another method"
         )
     if replay.header.config.get("confidence") and not any(
