@@ -288,14 +288,14 @@ def test_a_cancelled_run_ends_with_its_rows():
     assert measure(trace).drafted >= 0
 
 
-def test_rows_of_q_are_free_again_after_their_round(cluster):
+def test_rows_of_q_are_free_again_after_their_round():
     """Each of these rounds takes three quarters of the buffer."""
-    config = {"gamma": 32, "forks": 3}
-    for seed in range(2):
-        trace = cluster.run(
-            "ssd", PROMPT, config=config, limits=Limits(110), sampling=Sampling(1.0, seed=seed)
-        )
-        assert trace.status == "done"
+    with ranked_cluster({}, Flat(1000, 10)) as cluster:
+        config = {"gamma": 32, "forks": 3}
+        trace = cluster.run("ssd", START, config=config, limits=Limits(140), sampling=Sampling(0.1))
+    assert trace.status == "done"
+    assert [r.step for r in trace.rounds] == list(range(1, len(trace.rounds) + 1))
+    assert len({fork.step for fork in trace.forks if fork.length == 32}) > 2
 
 
 # Virtual time: the times of an independent reproduction on H100s.
