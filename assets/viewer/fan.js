@@ -22,8 +22,8 @@ class Fans {
     this.views.forEach((view) => view.at(t));
   }
 
-  highlight(run, spans) {
-    this.views.forEach((view) => view.point(view.run === run ? spans : new Set()));
+  highlight(run, spans, span) {
+    this.views.forEach((view) => view.point(view.run === run ? spans : new Set(), span));
   }
 }
 
@@ -58,10 +58,11 @@ class FanView {
     this.draw();
   }
 
-  /** Show the first round that one of these spans belongs to. */
-  point(spans) {
-    const steps = new Set([...spans].map((span) => this.steps.get(span)));
-    this.pointed = this.run.fans.find((fan) => steps.has(fan.step)) ?? null;
+  /** Show the round of the span that is pointed at, or the one that judged a token. */
+  point(spans, span) {
+    const judged = this.run.rounds.find((r) => spans.has(r.span))?.step;
+    const step = span === undefined ? judged : this.steps.get(span);
+    this.pointed = (spans.size && this.run.fans.find((fan) => fan.step === step)) || null;
     this.draw();
   }
 

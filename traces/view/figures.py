@@ -60,7 +60,7 @@ def figure_texts(
     """Return the text of every figure by key; a dash for one that the run does not define.
 
     `speedup` is the reason where there is none. A device without a label is left out of the
-    occupancies. `of` names what a round drafts more of than it can accept, such as `nodes` of trees.
+    occupancies. `of` names what a round drafts more of than it can accept, such as `nodes`.
     Accepted tokens per round then follow the acceptance rate.
     """
     values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
