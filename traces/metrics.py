@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.trace.events import OTHERS
 from traces import padding, waiting
+from traces.forks import lookups, untaken
 from traces.imported import origin
 from traces.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
 
@@ -61,6 +62,10 @@ class Metrics:
     occupancy: dict[str, float]
     measured_occupancy: dict[str, float]
     sp_degree: int | None
+    hit_rate: float | None
+    tokens_per_hit: float | None
+    tokens_per_miss: float | None
+    draft_rows_per_token: float | None
     wasted_device_seconds: float | None
     preempted_device_seconds: float | None
 
@@ -114,6 +119,9 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
     verifies = [s for s in forwards if waiting.side(s) == "target"]
     fates = [d.outcome for d in trace.decisions if d.outcome in FATES]
     accepted, rejected = fates.count("accepted"), fates.count("rejected")
+    drafted, found = len(fates) + untaken(trace), lookups(trace)
+    hits, misses = ([one for one in found if bool(one.taken) == hit] for hit in (True, False))
+    draft_rows = [s.rows for s in drafts]
     tokens = len(trace.commits)
     whole = trace.footer.time if trace.footer else end
     decode = max(0, max(c.time for c in trace.commits) - start) if tokens else None
@@ -133,11 +141,11 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         tpot_ms=_time_per_token(trace),
         target_forwards=len(verifies),
         draft_forwards=len(drafts),
-        drafted=len(fates),
+        drafted=drafted,
         accepted=accepted,
         rejected=rejected,
-        discarded=len(fates) - accepted - rejected,
-        acceptance_rate=_ratio(accepted, len(fates)),
+        discarded=drafted - accepted - rejected,
+        acceptance_rate=_ratio(accepted, drafted),
         acceptance_rate_tested=_ratio(accepted, accepted + rejected),
         dsi_acceptance=None if run_length is None else 1 - 1 / (1 + run_length),
         tokens_per_target_forward=_ratio(tokens, len(verifies)),
@@ -157,6 +165,10 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         occupancy=waiting.occupancy(trace),
         measured_occupancy=measured_occupancy(trace),
         sp_degree=waiting.sp_degree(trace),
+        hit_rate=_ratio(len(hits), len(found)),
+        tokens_per_hit=_mean([one.following.emitted for one in hits]),
+        tokens_per_miss=_mean([one.following.emitted for one in misses]),
+        draft_rows_per_token=_ratio(sum(draft_rows), tokens) if min(draft_rows, default=-1) > 0 else None,
         wasted_device_seconds=_seconds(waiting.wasted(trace)),
         preempted_device_seconds=_seconds(waiting.preempted(trace)),
     )

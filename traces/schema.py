@@ -21,7 +21,7 @@ from engine.trace import events
 
 APPLICATION_ID = 0x53505343
 """In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-VERSION = 7
+VERSION = 8
 """Number of these tables, in the header of every file (`PRAGMA user_version`)."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -31,7 +31,10 @@ NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
 }
 
-KINDS = ("prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample")
+KINDS = (
+    *("prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"),
+    *("glue", "branch"),
+)
 MODELS = ("target", "drafter")
 SPAN_OUTCOMES = ("done", "cancelled")
 PARTS = ("attention", "exchange")
@@ -258,6 +261,18 @@ class Pooled(_Row, table=True):
     size: int
 
 
+class Forked(_Row, table=True):
+    """A branch that was drafted for one outcome of a verification."""
+
+    step: int
+    sequence: int
+    place: int
+    token: int
+    q: float
+    length: int
+    taken: bool
+
+
 class Piece(_Row, table=True):
     """The text of a token id."""
 
@@ -292,6 +307,7 @@ ROWS: dict[type[Any], Table] = {
     events.Document: _table(Document),
     events.Copied: _table(Copied),
     events.Pooled: _table(Pooled),
+    events.Forked: _table(Forked),
     events.Occupancy: _table(Occupancy),
 }
 """Its columns are `run`, `number`, and the event's fields."""

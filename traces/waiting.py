@@ -34,7 +34,9 @@ BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"
 _GRID = 2**40
 Interval: TypeAlias = tuple[int, int]
-FORWARDS = frozenset({"draft", "verify", "pre-verify", "calibrate"})
+DRAFTS = frozenset({"draft", "glue", "branch"})
+"""Kinds of spans that draft, or that only drafts need."""
+FORWARDS = frozenset({*DRAFTS, "verify", "pre-verify", "calibrate"})
 """Kinds of spans that are forwards while decoding."""
 SCORING = frozenset({"verify", "pre-verify"})
 """Kinds of spans whose forward scores drafts."""
@@ -196,10 +198,15 @@ def _segments(spans: Iterable[Span]) -> Iterator[_Segment]:
     for span in sorted(spans, key=lambda s: (s.start, s.id)):
         if span.end <= max(free, span.start):
             continue
-        if before and span.start > free and before.kind == span.kind == "draft" and before.step == span.step:
+        if before and span.start > free and _of_one_draft(before, span):
             yield free, span.start, None
         yield max(free, span.start), span.end, span
         before, free = span, span.end
+
+
+def _of_one_draft(before: Span, span: Span) -> bool:
+    kinds = before.kind, span.kind
+    return before.step == span.step and (kinds == ("draft", "draft") or kinds[1] == "branch")
 
 
 def _states(trace: Trace) -> Iterator[tuple[int, int, dict[str, Span | None]]]:
@@ -279,19 +286,26 @@ def _covered(spans: Iterable[Span]) -> int:
 def wasted(trace: Trace) -> list[Span]:
     """Return the cancelled spans, and the draft spans none of whose tokens was accepted.
 
-    While the run is in progress, a draft without a decision does not count yet.
+    A `glue` span counts unless a branch after it was taken. While the run is in progress, a draft
+    without a decision does not count yet.
     """
     judged = {d.draft_span for d in trace.decisions}
-    useful = {d.draft_span for d in trace.decisions if d.outcome == "accepted"}
+    useful = {d.draft_span for d in trace.decisions if d.outcome == "accepted"} | useful_glue(trace)
 
     def lost(span: Span) -> bool:
         if span.outcome == "cancelled":
             return True
         leader = span.id - span.rank  # decisions name the leader's span
         undecided = trace.footer is None and leader not in judged
-        return span.kind == "draft" and leader not in useful and not undecided
+        return span.kind in DRAFTS and leader not in useful and not undecided
 
     return [s for s in trace.spans if lost(s)]
+
+
+def useful_glue(trace: Trace) -> set[int]:
+    """Return the ids of the `glue` spans of rounds in which a branch was taken."""
+    taken = {(fork.sequence, fork.step) for fork in trace.forks if fork.taken}
+    return {s.id for s in trace.spans if s.kind == "glue" and (s.sequence, s.step) in taken}
 
 
 def preempted(trace: Trace) -> list[Span]:

@@ -20,6 +20,11 @@ const FATES = {
   open: "Its token is not decided yet.",
   unknown: "The file does not say whether its tokens were accepted.",
 };
+const DRAFTING = new Set(["draft", "glue", "branch"]); // kinds of spans whose work can be in vain
+const FATE_OF_BRANCHES = {
+  glue: "No branch after it was taken: the work was wasted.",
+  branch: "None of its tokens was accepted: the work was wasted.",
+};
 const BANDS = {
   both: "both busy",
   draft: "only the drafter works",
@@ -155,7 +160,7 @@ function spanCard(run, { track, index }) {
   const lost = isLost(fate);
   return [
     el("h4", {}, swatch(spans.kind[index], lost, fate === "cancelled"), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
-    FATES[fate] && spans.kind[index] === "draft" || fate === "cancelled" ? el("p", {}, FATES[fate]) : null,
+    FATES[fate] && DRAFTING.has(spans.kind[index]) || fate === "cancelled" ? el("p", {}, (lost && fate !== "cancelled" && FATE_OF_BRANCHES[spans.kind[index]]) || FATES[fate]) : null,
     ...copies.map((copy) => copyNote(run, copy)),
     facts([
       ["duration", ms(spans.end[index] - spans.start[index])],

@@ -58,10 +58,14 @@ function runTables(run) {
     const row = run.ngrams.find((other) => other.step === r.step && other.sequence === r.sequence);
     return row ? [row.tried.length, row.gained.length, row.size] : ["–", "–", "–"];
   };
+  const looked = (r) => {
+    const fan = run.fans.find((other) => other.step === r.step && other.sequence === r.sequence);
+    return fan ? [fan.guesses.token.length, fan.result] : ["–", "–"];
+  };
   const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, run.timed ? ms(r.t) : "unknown",
-    ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : [])]);
+    ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : []), ...(run.fans.length ? looked(r) : [])]);
   const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : []),
-    ...(run.ngrams.length ? ["n-grams tried", "n-grams gained", "in the pool"] : [])];
+    ...(run.ngrams.length ? ["n-grams tried", "n-grams gained", "in the pool"] : []), ...(run.fans.length ? ["branches", "lookup"] : [])];
   const more = run.rounds.length - rounds.length;
   return [
     el("h4", {}, runName(run)),
@@ -106,7 +110,12 @@ function waitsOf({ label, waits }) {
 }
 
 /** The words of kinds of work whose name needs some. */
-const KINDS = { "pre-verify": "pre-verify (a draft's first token, while it is drafted)", queue: "requests wait for a KV slot" };
+const KINDS = {
+  "pre-verify": "pre-verify (a draft's first token, while it is drafted)",
+  glue: "glue (the drafter reads the draft that is verified)",
+  branch: "branch (one more token for each guessed outcome)",
+  queue: "requests wait for a KV slot",
+};
 
 /** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {
@@ -121,7 +130,7 @@ function legend(model) {
   const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
   const bands = new Set(model.runs.flatMap((run) => run.band.map(([kind]) => kind)));
   return el("ul", { class: "ss-legend", "aria-label": "Legend" },
-    ["draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill", "queue"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
+    ["draft", "glue", "branch", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill", "queue"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
     lost ? item("draft", "discarded work", true) : null,
     fates.has("cancelled") ? el("li", {}, swatch("verify", true, true), "cancelled work") : null,
     ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),

@@ -219,7 +219,7 @@ class Viewer {
       else pane.rest();
     }
     this.gantt.highlight([...spans].map((span) => ({ run, span, strong: span === item.span })), run, flowsOf(rows));
-    callInsets(this.insets, "highlight", run, spans);
+    callInsets(this.insets, "highlight", run, spans, item.span);
     this.card.show(this.content(run, item), box, pinned);
     if (item.token) this.describe(run, item.token);
   }

@@ -1,7 +1,7 @@
 """SSD (Saguaro): while the target verifies a draft, draft the next one for every likely verdict.
 
-Source: Speculative Speculative Decoding (ICLR 2026, arXiv:2603.03251): the speculation cache
-(algorithm 1), the geometric fan-out, Saguaro sampling.
+Source: Speculative Speculative Decoding (ICLR 2026, arXiv:2603.03251), section 4: the speculation
+cache and its fan-out (4.1), Saguaro sampling (4.2), the backup (4.3).
 
 Lossless. The outcome of a verification is (j, t): j accepted tokens and the target's own token t.
 During it the drafter forwards the same draft, guesses at each place j the F_j most probable t, and
@@ -47,7 +47,6 @@ class Config:
         "K, draft length: tokens of a draft and of each branch; 0 takes as many as can be drafted while "
         "the target verifies.",
         high=LONGEST,
-        paper=7,
     )
     fanout: str = setting(
         "uniform",
@@ -156,7 +155,7 @@ def layout(cfg: Config) -> Layout:
 
 @method(
     title="SSD",
-    source="Speculative Speculative Decoding (ICLR 2026), algorithm 1",
+    source="SSD (ICLR 2026), section 4",
     config=Config,
     plan=plan,
     layout=layout,

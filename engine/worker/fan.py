@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import inf
 
 import torch
@@ -78,17 +79,18 @@ def _forked(logits: torch.Tensor, job: Fan) -> list[_Chain]:
 
     Logits are compared: small probabilities are rounded to 0, and would have no order.
     """
-    tops, q, chains = ranked(logits, max(job.forks) + 1, -inf), softmax(logits), list[_Chain]()
-    rows = iter(job.rows)
-    for place, top in enumerate(tops):
-        own = [next(rows, ()) for _ in range(job.forks[place])]
+    found, rows = list[tuple[int, int, tuple[int, ...]]](), iter(job.rows)
+    for place, top in enumerate(ranked(logits, max(job.forks) + 1, -inf)):
+        leased = [next(rows, ()) for _ in range(job.forks[place])]
         following = job.trunk[place] if place < len(job.trunk) else None
-        others = [one for one in top if one[0] != following]
-        for (token, _), leased in zip(others, own, strict=False):
-            if job.lengths[place]:
-                probability = float(q[place, token])
-                chains.append(_Chain(place, token, probability, job.lengths[place], leased, place - 1))
-    return chains
+        others = [token for token, _ in top if token != following]
+        found += zip(repeat(place), others, leased if job.lengths[place] else ())
+    places, tokens = ([one[i] for one in found] for i in (0, 1))
+    probabilities: list[float] = softmax(logits)[places, tokens].tolist()
+    return [
+        _Chain(place, token, probability, job.lengths[place], leased, place - 1)
+        for (place, token, leased), probability in zip(found, probabilities, strict=True)
+    ]
 
 
 def _next(

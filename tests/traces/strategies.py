@@ -12,6 +12,7 @@ from engine.trace.events import (
     Device,
     Document,
     Footer,
+    Forked,
     Header,
     Occupancy,
     Part,
@@ -120,12 +121,15 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
     pools = st.builds(
         Pooled, st.integers(0, 3), sequence, st.sampled_from(schema.MODELS), grams, grams, grams, times
     )
+    forks = st.builds(
+        Forked, st.integers(0, 3), sequence, st.integers(0, 9), tokens, st.floats(0, 1), times, st.booleans()
+    )
     pieces = st.builds(Piece, tokens, texts)
     power = st.none() | st.floats(0, 2000)
     samples = st.builds(
         Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50), power
     )
-    return rounds | decisions | commits | copies | pools | pieces | samples
+    return rounds | decisions | commits | copies | pools | forks | pieces | samples
 
 
 @st.composite

@@ -22,6 +22,7 @@ TABLES = (
     "document",
     "copied",
     "pooled",
+    "forked",
     "piece",
     "occupancy",
     "run",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from traces.imported import origin
 from traces.padding import finished, rounds_by_step, steps_of
-from traces.waiting import WHOLE, Around, decoding_clock
+from traces.waiting import FORWARDS, WHOLE, Around, decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -44,7 +44,6 @@ cached before the step; `new`: written in it; `calibrated`: written by an exact 
 before a fuzzy draft; `fuzzy`: written by a fuzzy forward; `lost`, `lost-fuzzy`: rolled back after
 the step or in it; `padded`: rows that the vanilla method adds to a batch; `unknown`: rows whose
 origin or fate the trace does not have."""
-_FORWARDS = frozenset({"prefill", "draft", "verify", "pre-verify", "calibrate"})
 
 
 class CacheView(TypedDict):
@@ -75,7 +74,7 @@ def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
     slots: dict[tuple[str, str], list[Span]] = {}
     for span in trace.spans:
         known = around.since is None or span.start >= around.since
-        if known and span.kind in (*_FORWARDS, "communicate") and span.rank == 0:
+        if known and span.kind in (*FORWARDS, "prefill", "communicate") and span.rank == 0:
             slots.setdefault((span.model, span.device), []).append(span)
     labels, clock = {d.name: d.label for d in trace.header.devices}, decoding_clock(trace)
     found: list[CacheView] = []

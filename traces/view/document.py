@@ -15,6 +15,7 @@ from traces.race import Racer, Spread, race_line, racers_of, spread
 from traces.verdict import Verdict, verdict
 from traces.view.aligned import AlignedView, aligned, equal_tokens
 from traces.view.caches import CacheView, PackingView, caches, packings
+from traces.view.fan import FanView, PlaceView, fans, hits
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
@@ -91,6 +92,10 @@ class Sections(Extent):
     copies: list[CopyView]
     ngrams: list[NgramsView]
     """Empty if redacted: a window begins with tokens of the prompt."""
+    fans: list[FanView]
+    """The rounds of a run with a speculation cache."""
+    hits: list[PlaceView]
+    """Empty for a part of a run."""
     caches: list[CacheView]
     layers: LayersView | None
     packings: list[PackingView]
@@ -228,6 +233,7 @@ def sections(
     tokens, lost, judged = list(committed(trace)), list(ghosts(trace)), rounds(trace)
     views = _Views()
     copied = views.of("copies", lambda: copies(trace), [])
+    guesses = views.of("speculation cache", lambda: fans(trace, around), [])
     grams = [] if redact_prompt else views.of("n-grams", lambda: ngrams(trace), [])
     if redact_prompt:
         lost = _without_copies(lost, copied)
@@ -243,10 +249,12 @@ def sections(
         "sequences": list(range(len(trace.header.prompts))),
         "tokens": tokens,
         "ghosts": lost,
-        "pieces": _pieces(trace, [*tokens, *lost], grams),
+        "pieces": _pieces(trace, [*tokens, *lost], grams, guesses),
         "rounds": judged,
         "copies": copied,
         "ngrams": grams,
+        "fans": guesses,
+        "hits": views.of("hits by place", lambda: hits(trace), []),
         "caches": views.of("KV caches", lambda: caches(trace, around), []),
         "layers": views.of("layers", lambda: layers(trace), None),
         "packings": views.of("batches", lambda: packings(trace, around), []),
@@ -287,11 +295,16 @@ def _without_copies(lost: Sequence[GhostView], copied: Sequence[CopyView]) -> li
 
 
 def _pieces(
-    trace: Trace, rows: Iterable[TokenView | GhostView], grams: Iterable[NgramsView]
+    trace: Trace,
+    rows: Iterable[TokenView | GhostView],
+    grams: Iterable[NgramsView],
+    guesses: Iterable[FanView],
 ) -> dict[str, str]:
     ids = {token for row in rows for top in (row.get("top_p", ()), row.get("top_q", ())) for token, _ in top}
     for row in grams:
         ids.update(*row["window"], *row["gained"], *(tried["ids"] for tried in row["tried"]))
+    for fan in guesses:
+        ids.update(fan["trunk"], fan["guesses"]["token"], () if fan["own"] is None else (fan["own"],))
     return {str(i): trace.pieces[i] for i in sorted(ids) if i in trace.pieces}
 
 
@@ -334,15 +347,14 @@ def _compared(
     unknown = imported.figures if imported else frozenset[str]()
     other = None if k in (None, i) else k
     found = verdict(i, racers, metrics)
+    of = "nodes" if has_trees(trace.decisions) else "drafts and branches" if trace.forks else ""
     return {
         "baseline": k == i,
         "over": None if k is None else racers[k].trace.header.run_id,
         "reason": racers[i].reason,
         "batch": batch_size(trace),
         "metrics": metrics.to_dict(),
-        "figures": figure_texts(
-            metrics, faster, labels, unknown, trees=has_trees(trace.decisions), passes=passes
-        ),
+        "figures": figure_texts(metrics, faster, labels, unknown, of=of, passes=passes),
         "passes": passes,
         "verdict": {**found, "run": None, "other": None} if redact_prompt else found,
         "identity": None if other is None else _identity(trace, racers[other].trace),

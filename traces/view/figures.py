@@ -54,18 +54,19 @@ def figure_texts(
     labels: Mapping[str, str],
     unknown: Collection[str] = (),
     *,
-    trees: bool = False,
+    of: str = "",
     passes: Spread | None = None,
 ) -> dict[str, str]:
     """Return the text of every figure by key; a dash for one that the run does not define.
 
     `speedup` is the reason where there is none. A device without a label is left out of the
-    occupancies. With `trees`, accepted tokens per round follow the acceptance rate.
+    occupancies. `of` names what a round drafts more of than it can accept, such as `nodes`.
+    Accepted tokens per round then follow the acceptance rate.
     """
     values: dict[str, Any] = {**metrics.waiting, **metrics.to_dict(), "speedup": speedup}
-    if trees and metrics.mean_accepted_length is not None:
+    if of and metrics.mean_accepted_length is not None:
         share = _text("share", metrics.acceptance_rate)
-        values["acceptance_rate"] = f"{share} of nodes, {metrics.mean_accepted_length:.2f} per round"
+        values["acceptance_rate"] = f"{share} of {of}, {metrics.mean_accepted_length:.2f} per round"
     for key, shares in (
         ("occupancy", metrics.occupancy),
         ("measured_occupancy", metrics.measured_occupancy),

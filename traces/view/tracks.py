@@ -17,7 +17,7 @@ from traces.imported import origin
 from traces.metrics import measured_occupancy
 from traces.requests import requests
 from traces.view import columns_of, row_of
-from traces.waiting import decoding_clock, lanes, working_devices
+from traces.waiting import decoding_clock, lanes, useful_glue, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ def span_fates(trace: Trace) -> dict[int, str]:
     draft of an imported run without decisions.
     """
     order = {"accepted": 3, "rejected": 2, "discarded": 1}
-    best: dict[int, str] = {}
+    best = dict.fromkeys(useful_glue(trace), "accepted")
     for d in trace.decisions:
         if d.draft_span >= 0 and order.get(d.outcome, 0) > order.get(best.get(d.draft_span, ""), 0):
             best[d.draft_span] = d.outcome
@@ -129,7 +129,7 @@ def span_fates(trace: Trace) -> dict[int, str]:
     def fate(span: Span) -> str:
         if span.outcome == "cancelled":
             return "cancelled"
-        if span.kind != "draft":
+        if span.kind not in waiting.DRAFTS:
             return "kept"
         outcome = best.get(span.id - span.rank, undecided)
         return "kept" if outcome == "accepted" else outcome

@@ -60,6 +60,7 @@ class Script:
             commits=[self._commit(c) for c in replay.commits],
             copies=replay.copies,
             pooled=replay.pooled,
+            forks=replay.forks,
             pieces={i: recorded.pieces[i] for i in sorted(known) if i in recorded.pieces},
         )
         assert replay.footer is not None, "the replay has ended"

@@ -1,0 +1,401 @@
+"""SSD: its text is speculative decoding's; rounds of scripted models; its cliff in virtual time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import engine
+from engine.errors import UsageError
+from engine.methods import METHODS
+from engine.methods.ssd import Config, fans, geometric, plan
+from engine.model.slots import Slots
+from engine.simulate.oracle import Scripted
+from engine.types import Limits, Sampling
+from tests.engine.toy import Table, ToyRun
+from tests.engine.toy_joint import distance, joint, target_joint
+from tests.engine.toy_methods import method
+from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled, scripted_cluster
+from traces.metrics import measure
+
+PROMPT = "Tell me a story about a fox who lost its hat."
+VOCABULARY = 64
+
+
+# The text: that of speculative decoding.
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with engine.open("bundled", runtime="virtual", profile="H100") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "config",
+    [{"forks": 1}, {"forks": 8}, {"fanout": "geometric"}, {"fanout": "[1,2,1,2,9]"}, {"drafts": "greedy"}],
+    ids=str,
+)
+def test_above_temperature_0_the_text_is_that_of_speculative_decoding(cluster, config, seed):
+    sampling, limits = Sampling(1.0, top_p=0.95, seed=seed), Limits(24)
+    drafts = {"drafts": config.get("drafts", "sampled")}
+    settings = {"speculative": {"gamma": 4, **drafts}, "ssd": {"gamma": 4, **config}}
+    plain, ours = (
+        cluster.run(name, PROMPT, config=settings[name], sampling=sampling, limits=limits)
+        for name in ("speculative", "ssd")
+    )
+    assert ours.token_ids() == plain.token_ids()
+    rounds = [[(r.step, r.drafted, r.accepted, r.emitted) for r in t.rounds] for t in (ours, plain)]
+    assert rounds[0] == rounds[1]
+
+
+@pytest.mark.parametrize("config", [{"saguaro": 0.3}, {"backup": "none"}, {"backup": "none", "saguaro": 0.1}])
+def test_the_text_does_not_depend_on_how_much_was_drafted_in_time(config):
+    texts, lengths, results = set(), set(), set()
+    for drafter_us in (1, 400, 900, 3000):
+        with real_cluster(Flat(1000, drafter_us)) as cluster:
+            trace = cluster.run(
+                "ssd",
+                PROMPT,
+                config={"gamma": 3, "forks": 2, **config},
+                sampling=Sampling(1.0, seed=4),
+                limits=Limits(20),
+            )
+        texts.add(tuple(trace.token_ids()))
+        lengths.add(max(fork.length for fork in trace.forks))
+        results |= {measure(trace).hit_rate}
+    assert len(texts) == len(results) == 1
+    assert lengths == {0, 1, 2, 3}
+    assert 0 < results.pop() < 1
+
+
+def real_cluster(latency):
+    """Return the bundled pair on virtual devices with these times."""
+    pair = bundled()
+    models = {
+        name: engine.checkpoints.loader.load(path, name=name)  # type: ignore[attr-defined]
+        for name, path in (("target", pair.target_path), ("drafter", pair.drafter_path))
+    }
+    return virtual(models, latency)
+
+
+def virtual(models, latency):
+    from engine.cluster.placement import Placement
+    from engine.layout import Layout
+    from engine.runtimes.virtual import VirtualLoop
+
+    placement = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
+    return TestCluster(bundled(), placement)
+
+
+# The distribution, with every draw enumerated.
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize(
+    "config",
+    [{"saguaro": 0.3}, {"backup": "none"}, {"backup": "none", "saguaro": 0.3, "fanout": "[1,2,1]"}],
+    ids=str,
+)
+def test_branches_cut_short_have_the_targets_distribution(config, cut):
+    hits = set()
+    inner = method("ssd", **{"gamma": 2, "forks": 1, **config})
+
+    async def decode(run: ToyRun) -> None:
+        run.drafter.cut = cut
+        await inner(run)
+        hits.update(run.hits)
+
+    p, q, sampling = Table(31, 3), Table(32, 3), Sampling(1.2)
+    assert distance(joint(decode, p, q, sampling), target_joint(p, sampling)) < 1e-9
+    assert hits == {True, False}
+
+
+def test_a_ratio_test_with_the_undamped_q_is_found():
+    inner = method("ssd", gamma=1, forks=1, saguaro=0.2)
+
+    async def decode(run: ToyRun) -> None:
+        keep = run.keep
+        run.keep = lambda q: keep(torch.where(q >= q.max(), q / 0.2, q))  # type: ignore[method-assign]
+        await inner(run)
+
+    p, q = Table(31, 3), Table(32, 3)
+    assert distance(joint(decode, p, q, Sampling(1.0)), target_joint(p, Sampling(1.0))) > 1e-3
+
+
+# Rounds of scripted models: which outcomes hit.
+
+
+class Ranked(Scripted):
+    """A drafter whose logits fall along a list of next tokens."""
+
+    def __init__(self, ranks) -> None:
+        super().__init__("drafter", lambda path, _: ranks(path)[0], VOCABULARY)
+        self._ranks = ranks
+
+    def forward(self, cache: Slots, rows, want, *args, **more):
+        before = {slot: cache.length(slot) for slot in set(rows.slots.tolist())}
+        out = super().forward(cache, rows, want, *args, **more)
+        for line, row in enumerate(want):
+            slot = int(rows.slots[row])
+            index = before[slot] + int((rows.slots[: int(row)] == slot).sum())
+            for rank, token in enumerate(self._ranks(cache.tokens_to(slot, index))):
+                out.logits[line, token] = -float(rank)
+        return out
+
+
+def right(length):
+    """Return the target's token at a position."""
+    return 10 + length % 7
+
+
+def ranked_cluster(wrong, latency=None):
+    """Return a target and a drafter; `wrong` maps a position to the rank of the target's token."""
+
+    def ranks(path):
+        own, others = right(len(path)), [1, 2, 3]
+        return [*others[: wrong.get(len(path), 0)], own, *others[wrong.get(len(path), 0) :]]
+
+    target = Scripted("target", lambda path, _: right(len(path)), VOCABULARY)
+    return virtual({"target": target, "drafter": Ranked(ranks)}, latency or Flat(1000, 100))
+
+
+def lookups(trace):
+    """Return (accepted tokens, whether the outcome had a branch) of each round but the last."""
+    taken = {fork.step: fork for fork in trace.forks if fork.taken}
+    found = [(r.accepted, r.step in taken) for r in trace.rounds[:-1]]
+    for r in trace.rounds[:-1]:
+        assert r.step not in taken or taken[r.step].place == r.accepted
+    return found
+
+
+START = (7, 8, 9)
+WRONG = {4: 1, 9: 2, 15: 1, 17: 3}
+"""Positions of a wrong draft, and the rank of the target's token there."""
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        # drafts of 3 tokens: from 3, wrong at 4; from 5, right; from 9, wrong; from 10, right; ...
+        (
+            {"forks": 1},
+            [(1, True), (3, True), (0, False), (3, True), (1, True), (1, False), (3, True)],
+        ),
+        ({"forks": 2}, [(1, True), (3, True), (0, True), (3, True), (1, True), (1, False), (3, True)]),
+        ({"forks": 3}, [(1, True), (3, True), (0, True), (3, True), (1, True), (1, True), (3, True)]),
+        (
+            {"fanout": "[2,1,1,1]"},
+            [(1, True), (3, True), (0, True), (3, True), (1, True), (1, False), (3, True)],
+        ),
+    ],
+    ids=str,
+)
+def test_an_outcome_hits_if_its_token_is_among_the_guesses_of_its_place(config, expected):
+    with ranked_cluster(WRONG) as cluster:
+        trace = cluster.run("ssd", START, config={"gamma": 3, **config}, limits=Limits(22))
+    assert trace.token_ids() == [right(i) for i in range(3, 25)]
+    assert lookups(trace)[: len(expected)] == expected
+    metrics = measure(trace)
+    found = lookups(trace)
+    assert metrics.hit_rate == sum(hit for _, hit in found) / len(found)
+
+
+def test_without_a_backup_a_miss_verifies_one_row_whose_bonus_place_is_guessed():
+    config = {"gamma": 3, "forks": 1, "backup": "none"}
+    with ranked_cluster(WRONG) as cluster:
+        trace = cluster.run("ssd", START, config=config, limits=Limits(22))
+    drafted = [r.drafted for r in trace.rounds]
+    assert drafted[0] == 0, "a run begins like a miss"
+    for before, (_, hit), after in zip(trace.rounds, lookups(trace), trace.rounds[1:], strict=False):
+        assert after.mode == ("verify" if hit else "plain"), before
+    assert [r.accepted for r in trace.rounds if r.mode == "plain"] == [0] * drafted.count(0)
+    assert not [span for span in trace.spans if span.kind == "draft"]
+    (own,) = [fork for fork in trace.forks if fork.step == 1]
+    assert own.place == 0
+    assert own.token == right(3)
+    assert own.taken
+
+
+def test_every_token_of_a_branch_is_judged_or_counted_as_discarded():
+    with ranked_cluster(WRONG) as cluster:
+        trace = cluster.run("ssd", START, config={"gamma": 3, "forks": 2}, limits=Limits(22))
+    metrics = measure(trace)
+    drafted = sum(fork.length for fork in trace.forks if not fork.taken)
+    judged = [d for d in trace.decisions if d.node >= 0]
+    assert metrics.drafted == drafted + len(judged) == metrics.accepted + metrics.rejected + metrics.discarded
+    assert sum(r.drafted for r in trace.rounds) == len(judged)
+    assert not [d for d in trace.decisions if d.outcome == "discarded" and d.node < 0]
+    rows = sum(s.rows for s in trace.spans if s.model == "drafter" and s.kind != "prefill")
+    assert metrics.draft_rows_per_token == rows / 22
+    names = {fork.token for fork in trace.forks}
+    assert names <= set(trace.pieces)
+
+
+@pytest.mark.parametrize("new", range(1, 9))
+def test_no_branch_is_drafted_beyond_the_end_of_the_output(new):
+    with ranked_cluster({}) as cluster:
+        trace = cluster.run("ssd", START, config={"gamma": 3, "forks": 1}, limits=Limits(new))
+    assert trace.token_ids() == [right(i) for i in range(3, 3 + new)]
+    starts = {}
+    for r in trace.rounds:
+        starts[r.step] = sum(other.emitted for other in trace.rounds if other.step < r.step)
+    for fork in trace.forks:
+        left = new - starts[fork.step] - fork.place - 1
+        assert 1 <= fork.length <= min(3, left)
+    assert not [span for span in trace.spans if span.kind == "glue"] or new > 1
+
+
+# The verdict ends the branches.
+
+
+def test_a_verdict_stops_the_branches_and_their_forwards_are_recorded_as_done():
+    with ranked_cluster(WRONG, Flat(1000, 400)) as cluster:
+        trace = cluster.run("ssd", START, config={"gamma": 4, "forks": 1}, limits=Limits(22))
+    assert trace.token_ids() == [right(i) for i in range(3, 25)]
+    middle = trace.rounds[:-3]
+    for r in middle:
+        spans = [s for s in trace.spans if s.step == r.step and s.kind in ("glue", "branch")]
+        # at 1000 us the second step of 400 us runs, after the glue
+        assert [s.kind for s in spans] == ["glue", "branch", "branch"]
+        assert {s.outcome for s in spans} == {"done"}
+        assert {fork.length for fork in trace.forks if fork.step == r.step} == {2}
+    hits = {fork.step for fork in trace.forks if fork.taken}
+    for r in middle:
+        rest = [s for s in trace.spans if s.step == r.step + 1 and s.kind == "draft"]
+        assert len(rest) == (2 if r.step in hits else 4)
+        assert [s.rows for s in rest][:1] == [1]
+
+
+def test_a_cancelled_run_ends_with_its_rows():
+    cancel = threading.Event()
+
+    def listen(event):
+        if getattr(event, "kind", "") == "verify" and event.step == 3:
+            cancel.set()
+
+    with ranked_cluster(WRONG) as cluster:
+        trace = cluster.run(
+            "ssd", START, config={"gamma": 3}, limits=Limits(22), listener=listen, cancel=cancel
+        )
+    assert trace.status == "cancelled"
+    assert trace.token_ids() == [right(i) for i in range(3, 3 + len(trace.commits))]
+    assert measure(trace).drafted >= 0
+
+
+def test_rows_of_q_are_free_again_after_their_round():
+    """Each of these rounds takes three quarters of the buffer."""
+    with ranked_cluster({}, Flat(1000, 10)) as cluster:
+        config = {"gamma": 32, "forks": 3}
+        trace = cluster.run("ssd", START, config=config, limits=Limits(140), sampling=Sampling(0.1))
+    assert trace.status == "done"
+    assert [r.step for r in trace.rounds] == list(range(1, len(trace.rounds) + 1))
+    assert len({fork.step for fork in trace.forks if fork.length == 32}) > 2
+
+
+# Virtual time: the times of an independent reproduction on H100s.
+
+VERIFY, BRANCH, GLUE, SERVICE = 11_450, 2_540, 2_830, 710
+
+
+@dataclass(frozen=True)
+class Reproduced(Flat):
+    """Microseconds: the drafter's forward with `glue_rows` rows is the glue, others are steps."""
+
+    glue_rows: int = 0
+
+    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
+        return VERIFY if model == "target" else GLUE if rows == self.glue_rows else BRANCH
+
+
+@pytest.mark.parametrize(("gamma", "forks"), [(1, 3), (2, 2), (3, 2), (4, 3), (5, 3), (6, 3), (7, 3)])
+def test_a_round_of_hits_has_a_cliff_where_the_branches_outlast_the_verdict(gamma, forks):
+    """The branches go on while the verdict is drawn and moved, which the formula adds to V."""
+    latency = Reproduced(sample_us=SERVICE, glue_rows=gamma + 1)
+    with ranked_cluster({}, latency) as cluster:
+        trace = cluster.run("ssd", START, config={"gamma": gamma, "forks": forks}, limits=Limits(60))
+    times = [r.time for r in trace.rounds if r.accepted == gamma]
+    periods = set(np.diff(times[1:-2]).tolist())
+    expected = max(VERIFY + SERVICE, GLUE + BRANCH * gamma)
+    assert periods == {1000 * expected}
+    assert (expected == VERIFY + SERVICE) == (gamma <= 3)
+
+
+def test_a_miss_waits_for_the_step_in_progress_and_drafts_anew():
+    latency = Reproduced(sample_us=SERVICE, glue_rows=6)
+    with ranked_cluster({9: 3}, latency) as cluster:
+        trace = cluster.run("ssd", START, config={"gamma": 5, "forks": 2}, limits=Limits(24))
+    assert lookups(trace)[:2] == [(5, True), (0, False)]
+    second, third = trace.rounds[1:3]
+    waited = GLUE + 4 * BRANCH  # the fourth step runs at the time of the verdict
+    assert waited > VERIFY + SERVICE
+    drafted = 5 * BRANCH
+    assert third.time - second.time == 1000 * (waited - (VERIFY + SERVICE) + drafted + VERIFY + SERVICE)
+
+
+# Settings.
+
+
+def test_geometric_fan_out_is_proportional_and_the_last_place_has_more():
+    counts = geometric(4, 100, 0.8, 1.0)
+    shares = [0.8 ** (j / 2) for j in range(5)]
+    shares[4] *= 0.2**-0.5
+    assert counts == pytest.approx([100 * share / sum(shares) for share in shares], abs=1)
+    assert sum(counts) == 100
+    assert geometric(3, 4, 0.5, 0.0) == (1, 1, 1, 1)
+    assert fans(Config(gamma=3, fanout="geometric", forks=3)) == (3, 2, 2, 5)
+    assert fans(Config(gamma=2, forks=5)) == (5, 5, 5)
+    assert fans(Config(gamma=2, fanout="[4, 1,2]")) == (4, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"fanout": "round"}, "fanout is 'round'; it must be uniform, geometric, or a list of numbers"),
+        ({"fanout": "[3,x]"}, "it must be uniform, geometric, or a list of numbers such as"),
+        ({"fanout": "[3,0,2]"}, "fanout at place 1 is 0; it must be at least 1 and at most 64"),
+        ({"fanout": "[3]"}, "the number of places of fanout is 1; it must be at least 2 and at most 33"),
+        ({"fanout": "[3,2]", "gamma": 3}, "fanout has 2 numbers; with gamma 3 it must have 4"),
+        ({"gamma": 32, "forks": 5}, "165 branches of gamma 32 are 5280 tokens; they must be at most 3968"),
+        ({"saguaro": 0.5, "drafts": "greedy"}, "saguaro is 0.5; it changes how drafts are sampled"),
+        ({"saguaro": 0.0}, "saguaro is 0; it must be at least 0.01 and at most 1"),
+        ({"forks": 0}, "forks is 0; it must be at least 1 and at most 64"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_line(config, message):
+    with (
+        scripted_cluster(lambda path: 5, lambda path: 5) as cluster,
+        pytest.raises(UsageError, match=message) as caught,
+    ):
+        cluster.run("ssd", START, config=config, limits=Limits(3))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("c", "gamma"), [(11.45 / 2.54, 3), (1.0, 1), (2.9, 1), (8.0, 7), (99.0, 32)])
+def test_gamma_0_takes_the_branches_that_fit_beside_a_verification(c, gamma):
+    with scripted_cluster(lambda path: 5, lambda path: 5, Flat(round(1000 * c), 1000)) as cluster:
+        assert plan(Config(), cluster.situation).gamma == gamma
+    assert METHODS["ssd"].lossless(Config())
+
+
+def test_a_list_gives_gamma():
+    with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
+        trace = cluster.run("ssd", START, config={"fanout": "[1,1,2]"}, limits=Limits(6))
+    assert trace.header.config["gamma"] == 2
+    assert trace.header.environment["open"] == {"gamma": 0}
+
+
+def test_every_outcome_of_a_tiny_vocabulary_can_be_guessed():
+    hits = []
+
+    async def decode(run: ToyRun) -> None:
+        await method("ssd", gamma=2, forks=9)(run)
+        hits.extend(run.hits)
+
+    joint(decode, Table(41, 3), Table(42, 3), Sampling(1.0), tokens=2)
+    assert set(hits) == {True}

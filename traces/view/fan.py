@@ -1,0 +1,110 @@
+"""The speculation cache (SSD): the branches of each round, its outcome, and hits by place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict, TypeVar
+
+from traces.forks import lookups
+from traces.view import columns_of
+from traces.view.tokens import NO_NODE, short
+from traces.waiting import WHOLE, Around, decoding_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from engine.trace.events import Decision, Forked, Round, Span
+    from engine.trace.trace import Trace
+
+    Row = TypeVar("Row", Decision, Forked, Span)
+
+
+class GuessColumns(TypedDict):
+    """The guesses of a round, by place and falling probability; texts are in the run's `pieces`."""
+
+    place: list[int]
+    token: list[int]
+    q: list[float | None]
+    length: list[int]
+    taken: list[bool]
+
+
+class FanView(TypedDict):
+    """A round with branches, and the outcome of its verification."""
+
+    sequence: int
+    step: int
+    t: float
+    trunk: list[int]
+    """Ids of the verified draft."""
+    accepted: int
+    """Its accepted tokens: the place of the outcome."""
+    own: int | None
+    """The target's own token; null if the text ended before it."""
+    result: str
+    """hit, miss, or end: the text ended, and nothing was looked up."""
+    guesses: GuessColumns
+    saved: float
+    """Of a hit: milliseconds for which its tokens were drafted before the verdict."""
+    emitted: int
+    """Tokens of the next round; 0 for `end`."""
+
+
+class PlaceView(TypedDict):
+    """The lookups of outcomes with this number of accepted tokens."""
+
+    place: int
+    lookups: int
+    hits: int
+
+
+def fans(trace: Trace, around: Around = WHOLE) -> list[FanView]:
+    """Return the rounds with branches. Of a part, the last round is left out if none follows it."""
+    following = {(one.round.sequence, one.round.step): one.following for one in lookups(trace)}
+    branches, drafts = _by_round(trace.forks), _by_round(trace.decisions)
+    spans = _by_round([s for s in trace.spans if s.kind == "branch" and s.rank == 0])
+    clock, found = decoding_clock(trace), list[FanView]()
+    for r in trace.rounds:
+        key = r.sequence, r.step
+        if key in branches and (around.until is None or key in following):
+            more = following.get(key), drafts.get(key, []), spans.get(key, [])
+            found.append(_fan(r, clock(r.time), branches[key], *more))
+    return found
+
+
+def _by_round(rows: Iterable[Row]) -> dict[tuple[int, int], list[Row]]:
+    groups: dict[tuple[int, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.sequence, row.step), []).append(row)
+    return groups
+
+
+def _fan(
+    r: Round,
+    t: float,
+    branches: Sequence[Forked],
+    following: Round | None,
+    decisions: Sequence[Decision],
+    spans: Sequence[Span],
+) -> FanView:
+    taken = next((fork for fork in branches if fork.taken), None)
+    early = [max(0, min(s.end, r.time) - s.start) for s in spans[: taken.length if taken else 0]]
+    own = [d.token for d in decisions if d.node == NO_NODE and d.outcome != "discarded"]
+    return {
+        "sequence": r.sequence,
+        "step": r.step,
+        "t": t,
+        "trunk": [d.token for d in sorted(decisions, key=lambda d: d.node) if d.node != NO_NODE],
+        "accepted": r.accepted,
+        "own": own[0] if own and r.emitted > r.accepted else None,
+        "result": "hit" if taken else "miss" if following else "end",
+        "guesses": columns_of(GuessColumns, branches, q=[short(fork.q) for fork in branches]),
+        "saved": round(sum(early) / 1e6, 3),
+        "emitted": following.emitted if following else 0,
+    }
+
+
+def hits(trace: Trace) -> list[PlaceView]:
+    counts: dict[int, list[bool]] = {}
+    for one in lookups(trace):
+        counts.setdefault(one.round.accepted, []).append(one.taken is not None)
+    return [{"place": p, "lookups": len(c), "hits": sum(c)} for p, c in sorted(counts.items())]
