@@ -44,6 +44,7 @@ class Metrics:
     discarded: int | None
     acceptance_rate: float | None
     acceptance_rate_tested: float | None
+    rollback_rate: float | None
     dsi_acceptance: float | None
     tokens_per_target_forward: float | None
     mean_accepted_length: float | None
@@ -147,6 +148,7 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         discarded=drafted - accepted - rejected,
         acceptance_rate=_ratio(accepted, drafted),
         acceptance_rate_tested=_ratio(accepted, accepted + rejected),
+        rollback_rate=_ratio(len(fates) - accepted, len(fates)),
         dsi_acceptance=None if run_length is None else 1 - 1 / (1 + run_length),
         tokens_per_target_forward=_ratio(tokens, len(verifies)),
         mean_accepted_length=_mean(judging),

@@ -230,6 +230,7 @@ def _figures(runs: list[Trace]) -> dict[str, Any]:
         "tokens_per_target_forward": _ratio(tokens, forwards),
         "acceptance_rate": _ratio(accepted, drafted),
         "acceptance_rate_tested": _ratio(accepted, accepted + sum(m["rejected"] for m in mine)),
+        "rollback_rate": _ratio(drafted - accepted, drafted),
         "accepted_per_round": _ratio(sum(judging), len(judging)),
         "per_level": [asdict(level) for level in per_level_of(runs)],
         "trees": any(has_trees(t.decisions) for t in runs),

@@ -34,6 +34,21 @@ function treeLayout({ parent, level, outcome }) {
   };
 }
 
+/** The columns of a tree's nodes, with the branches below its last level. */
+function nodesOf({ nodes, fork }) {
+  return fork ? Object.fromEntries(Object.entries(nodes).map(([key, column]) => [key, [...column, ...fork.nodes[key]]])) : nodes;
+}
+
+/** The fork of a tree in words, or nothing. */
+function forkWords({ nodes, fork }) {
+  if (!fork) return "";
+  const tested = nodes.outcome.some((outcome, i) => nodes.level[i] === fork.level && (outcome === "accepted" || outcome === "rejected"));
+  const lost = fork.winner ? "" : tested ? "none" : "not reached, none";
+  const won = fork.winner ? `sibling ${fork.winner} of ${fork.siblings} won` : `${lost} of ${fork.siblings} won`;
+  const sure = fork.confidence === null ? "" : ` at q ${probability(fork.confidence)}`;
+  return ` · fork${sure}: ${won}${fork.lost ? `, ${fork.lost} below lost` : ""}`;
+}
+
 /** The tree of a round, below the text of its pane. It is always shown, so that pointing moves nothing. */
 class TreeInset {
   constructor(bus) {
@@ -65,7 +80,7 @@ class TreeInset {
       setProps(this.body, scrolls("Tree of a round"));
       setProps(this.mask, scrolls("Attention mask"));
     }
-    this.body.style.height = `${Math.max(0, ...run.trees.map(({ nodes }) => treeLayout(nodes).height)) + 12}px`;
+    this.body.style.height = `${Math.max(0, ...run.trees.map((tree) => treeLayout(nodesOf(tree)).height)) + 12}px`;
     this.show(before && treeOf(run, before));
   }
 
@@ -84,16 +99,27 @@ class TreeInset {
     this.body.replaceChildren();
     this.mask.replaceChildren();
     if (!tree) return;
-    const { nodes } = tree;
+    const nodes = nodesOf(tree);
     const { places, width, height } = treeLayout(nodes);
     const whose = this.run.sequences.length > 1 ? `sequence ${tree.sequence + 1}, ` : "";
-    this.status.textContent = `${whose}step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted`;
+    this.status.textContent = `${whose}step ${tree.step}: ${tree.drafted} drafted, ${tree.accepted} accepted${forkWords(tree)}`;
     this.leaves = nodes.text.map((_, i) => leaf(nodes, i, places[i]));
     const canvas = el("div", { class: "ss-tree-canvas" }, edges(nodes, places, width, height), ...this.leaves);
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
     this.body.append(canvas);
-    this.mask.append(maskOf(nodes));
+    this.mask.parentElement.hidden = Boolean(tree.fork); // the target's rows are a chain
+    if (tree.fork) this.drawFork(canvas, tree.fork);
+    else this.mask.append(maskOf(nodes));
+  }
+
+  /** Mark the branch point, and scroll to it. */
+  drawFork(canvas, fork) {
+    const line = el("div", { class: "ss-tree-fork" });
+    const x = LEAF.root + LEAF.gap / 2 + fork.level * (LEAF.width + LEAF.gap);
+    line.style.left = `${x}px`;
+    canvas.append(line);
+    this.body.scrollLeft = Math.max(0, x - LEAF.width - LEAF.gap);
   }
 
   /** The token or ghost of a drawn node. */
@@ -107,7 +133,7 @@ class TreeInset {
   /** The index of a token or ghost among the nodes of its tree; the target's own token is the last one. */
   indexOf(row) {
     if (row.node >= 0) return row.node;
-    return isLostDraft(row.outcome) ? -1 : this.shown.nodes.text.length - 1;
+    return isLostDraft(row.outcome) ? -1 : this.shown.nodes.text.length - 1; // the branches of a fork are no rows
   }
 }
 
@@ -117,7 +143,8 @@ function leaf(nodes, i, { x, y }) {
   const [text, outcome, q, p] = [nodes.text[i], nodes.outcome[i], nodes.q[i], nodes.p[i]];
   const share = (name, value) => (value === null ? "" : `${name} ${probability(value)}`);
   const shares = [share("q", q), share("p", p)].filter(Boolean).join(", ");
-  const label = [`level ${nodes.level[i] + 1}: ${quoted(text)}`, OUTCOMES[outcome], shares].filter(Boolean).join(", ");
+  const fate = outcome === "pending" ? "draft of the next round" : OUTCOMES[outcome];
+  const label = [`level ${nodes.level[i] + 1}: ${quoted(text)}`, fate, shares].filter(Boolean).join(", ");
   const node = el("div", { class: `ss-leaf ss-leaf-${outcome}`, role: "img", title: label, "aria-label": label },
     el("span", { class: `ss-leaf-text ss-${outcome}` }, el("span", { class: "ss-ink" }, text.trim() ? text.trim() : quoted(text))),
     el("span", { class: "ss-leaf-share" }, el("span", {}, share("q", q)), el("span", {}, share("p", p))));
@@ -133,7 +160,7 @@ function edges(nodes, places, width, height) {
     const from = parent < 0 ? { x: LEAF.root, y: middle } : { x: places[parent].x + LEAF.width, y: places[parent].y + middle };
     const [x, y, half] = [places[i].x, places[i].y + middle, LEAF.gap / 2];
     const outcome = nodes.outcome[i];
-    const kind = isLostDraft(outcome) ? "" : outcome === "accepted" ? " ss-tree-path" : " ss-tree-own";
+    const kind = isLostDraft(outcome) ? "" : ({ accepted: " ss-tree-path", pending: " ss-tree-pending" }[outcome] ?? " ss-tree-own");
     const d = `M ${from.x} ${from.y} C ${from.x + half} ${from.y} ${x - half} ${y} ${x} ${y}`;
     return shape("path", { d, class: `ss-tree-edge${kind}` });
   });

@@ -222,15 +222,15 @@ class Dynamic:
 class Branches:
     """Chains from one place; each ends before a place where the drafter is unsure.
 
-    The confidence at a place is the largest probability in its row.
+    The confidence at a place is the largest probability in its row. With a `width` of 0 there is one
+    chain, which may be empty. Else the first place, of confidence q, gets max(1, floor(width (1 - q)))
+    siblings, and each of them a child.
     """
 
     width: int
-    """The first place, of confidence q, gets max(1, floor(width (1 - q))) children; if `width` is 0,
-    it is a place like all others."""
     depth: int
     threshold: float
-    """The least confidence at a place of a chain."""
+    """The least confidence at the other places."""
 
     @property
     def parents(self) -> int:
@@ -248,10 +248,10 @@ class Branches:
         return _best_of_each(tops, above, self._wanted(above, tops))
 
     def _wanted(self, above: Sequence[Node], tops: Sequence[Top]) -> list[int]:
-        confidence = [tops[line(i, tops)][0][1] for i in range(len(above))]
-        if self.width and not above[0].ranks:
+        confidence, level = [tops[line(i, tops)][0][1] for i in range(len(above))], len(above[0].ranks)
+        if self.width and level == 0:
             return [max(1, floor(self.width * (1 - confidence[0])))]
-        return [int(q >= self.threshold) for q in confidence]
+        return [int(q >= self.threshold or (self.width > 0 and level == 1)) for q in confidence]
 
     def onward(self, nodes: Sequence[Node]) -> list[int]:
         return list(range(len(nodes)))

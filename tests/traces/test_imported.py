@@ -105,6 +105,7 @@ def test_counts_of_sglang_are_figures_without_rounds():
     metrics = measure(trace)
     assert (metrics.tokens, metrics.drafted, metrics.accepted) == (10, 15, 5)
     assert metrics.acceptance_rate == pytest.approx(1 / 3)
+    assert metrics.rollback_rate is None, "drafts that were never verified are not in the file"
     assert metrics.acceptance_length == 2
     assert metrics.per_position == ()
     assert metrics.run_length is None

@@ -71,6 +71,7 @@ def test_every_metric_by_hand():
         "discarded": 1,
         "acceptance_rate": 3 / 5,
         "acceptance_rate_tested": 3 / 4,
+        "rollback_rate": 2 / 5,
         "dsi_acceptance": 1 - 1 / (1 + 1.5),
         "tokens_per_target_forward": 2.5,
         "mean_accepted_length": 1.5,
@@ -121,6 +122,7 @@ def test_a_level_of_a_tree_counts_its_siblings_once():
     m = measure(trace)
     assert m.per_level == (Level(1, 3, 2, 2 / 3), Level(2, 2, 1, 0.5))
     assert m.acceptance_rate == 3 / 12
+    assert m.rollback_rate == 9 / 12
     assert m.acceptance_rate_tested == 3 / 7
 
 
@@ -170,12 +172,13 @@ def test_a_baseline_has_one_token_per_forward_and_no_acceptance():
     undefined = (
         m.acceptance_rate,
         m.acceptance_rate_tested,
+        m.rollback_rate,
         m.dsi_acceptance,
         m.mean_accepted_length,
         m.run_length,
         m.c,
     )
-    assert undefined == (None,) * 6
+    assert undefined == (None,) * 7
     assert m.waiting["drafter_waits"] is None
 
 
@@ -209,7 +212,7 @@ def test_any_trace_can_be_measured(trace):
     json.dumps(figures, allow_nan=False)
     assert figures["drafted"] == figures["accepted"] + figures["rejected"] + figures["discarded"]
     assert math.fsum(figures["waiting"][k] for k in ("both", "draft", "target", "none")) == 1
-    for name in ("acceptance_rate", "acceptance_rate_tested", "dsi_acceptance"):
+    for name in ("acceptance_rate", "acceptance_rate_tested", "rollback_rate", "dsi_acceptance"):
         assert figures[name] is None or 0 <= figures[name] <= 1
 
 
@@ -222,6 +225,7 @@ def test_every_run_has_a_text_for_every_definition():
     values = {row.label: row.values[0] for row in found}
     assert values["accepted / drafted"] == f"{100 * metrics.acceptance_rate:.0f} %"
     assert values["accepted / tested"] == f"{100 * metrics.acceptance_rate_tested:.0f} %"
+    assert values["rolled back / drafted"] == f"{100 * metrics.rollback_rate:.0f} %"
     assert values["tokens per verification"] == f"{metrics.acceptance_length:.2f}"
     assert values["acceptance by level"].startswith(f"1: {100 * metrics.per_level[0].rate:.0f} %")
     first = metrics.per_position[0]

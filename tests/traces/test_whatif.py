@@ -444,6 +444,8 @@ class TestConfidence:
         trace = read_traces(FILES / "vllm.jsonl").traces[0]
         with pytest.raises(UsageError, match="has no probabilities of its drafts"):
             replayed(trace, "assisted", profile=PROFILE, config={"schedule": "constant"})
+        with pytest.raises(UsageError, match="choose settings without a threshold"):
+            replayed(trace, "specbranch", profile=PROFILE)
 
 
 @cache
@@ -516,6 +518,7 @@ class TestHeadsAndTrees:
             (bundled("tree", "8xA100", 0.0, load=True), "does not say which of them share a forward"),
             (replace(trace, spans=[moved, *trace.spans[1:]]), "KV cache from the target"),
             (replace(trace, spans=ranks), "several devices share a model"),
+            (bundled("specbranch", "8xA100", 0.0, threshold=0.9), "while the target verifies"),
             (replace(head, header=replace(head.header, environment={})), "does not name its head"),
         ]:
             with pytest.raises(UsageError, match=message):

@@ -17,6 +17,7 @@ from traces.view.aligned import AlignedView, aligned, equal_tokens
 from traces.view.caches import CacheView, PackingView, caches, packings
 from traces.view.fan import FanView, PlaceView, fans, hits
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
+from traces.view.forks import with_forks
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
 from traces.view.servers import ServersView, server_pool
@@ -259,7 +260,7 @@ def sections(
         "layers": views.of("layers", lambda: layers(trace), None),
         "packings": views.of("batches", lambda: packings(trace, around), []),
         "pool": views.of("target servers", lambda: server_pool(trace, around), None),
-        "trees": views.of("trees", lambda: trees(trace), []),
+        "trees": views.of("trees", lambda: with_forks(trace, trees(trace)), []),
         "sources": [] if redact_prompt else views.of("sources", lambda: sources(trace), []),
         "note": " ".join(filter(None, (_note(trace), views.note()))),
     }

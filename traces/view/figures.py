@@ -109,6 +109,7 @@ def _text(form: str, value: Any) -> str:
 USED_BY = {
     "acceptance_rate": "vLLM and AIPerf: draft acceptance rate",
     "acceptance_rate_tested": "Leviathan et al.: α",
+    "rollback_rate": "SpecBranch: rollback rate, of chains",
     "levels": "EasySpec: α, as its times show",
     "dsi_acceptance": "DSI, from the first run of each prompt only",
     "mean_accepted_length": "drafts only",

@@ -191,12 +191,11 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
             f"{title} drafts n-grams that the models write beside the text; {recording.name} has only the text: "
             "choose another method"
         )
-    if replay.header.config.get("confidence") and not any(
-        test.q for output in recording.outputs for test in output.tests.values()
-    ):
+    bounds = [name for name in ("confidence", "threshold") if replay.header.config.get(name)]
+    if bounds and not any(test.q for output in recording.outputs for test in output.tests.values()):
         raise UsageError(
             f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "
-            "choose a schedule without confidence"
+            f"choose settings without a {bounds[0]}, or another method"
         )
     if has_trees(replay.decisions) and not recording.has_ranks:
         raise UsageError(

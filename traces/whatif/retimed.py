@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import UsageError
-from engine.layout import Layout, Separate
+from engine.layout import Colocated, Layout, Separate
 from engine.trace.events import Span
 from engine.trace.trace import Trace
 from traces.imported import origin
@@ -62,7 +62,13 @@ def check(trace: Trace, layout: Layout) -> None:
             f"{what} for several prompts, and a trace does not say which of them share a forward: "
             "choose a run of one prompt without a load"
         )
-    in_turn = isinstance(found, Separate) and found.targets == 1 and (found.turns or not found.drafters)
+    at_once = isinstance(found, Separate) and found.drafters and not found.turns
+    if at_once or isinstance(found, Colocated):
+        raise UsageError(
+            f"{what} while the target verifies, so its spans do not give times elsewhere: choose a run whose models "
+            "take turns"
+        )
+    in_turn = isinstance(found, Separate) and found.targets == 1
     places = {(span.model, span.device) for span in trace.spans}
     if not in_turn or len(places) > len({model for model, _ in places}):
         raise UsageError(

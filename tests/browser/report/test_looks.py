@@ -13,7 +13,7 @@ from tests.traces.test_servers import dsi
 from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
-VIEWS = ("aligned", "fan", "grams", "kv", "layers", "packing", "pool", "sources", "tree")
+VIEWS = ("aligned", "fan", "grams", "kv", "layers", "packing", "pool", "sources", "tree", "tree-fork")
 PROMPTS = ("One fox, two foxes. One fox,", "Hi")
 
 
@@ -22,6 +22,7 @@ def traces(beside, decode):
     """Nine runs, which together have every view; the last one is lossy."""
     samples = [sample_trace(kind, tokens=8) for kind in ("pearl", "tree", "llma")]
     own = [beside(easyspec, gamma=3), beside(ahead), beside(ssd), beside(dsi, [True, False, True], 6, sp=2)]
+    own.append(decode("specbranch", "Hi", config={"threshold": 0.9, "length": 3}, limits=Limits(6)))
     batch = decode("ems", *PROMPTS, limits=Limits(6))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]
 

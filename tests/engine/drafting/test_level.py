@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from engine.drafting import level
 from engine.drafting.level import SPARE, ranked
-from engine.drafting.tree import Dynamic, Static, Wide
+from engine.drafting.tree import Branches, Dynamic, Static, Wide
 from engine.errors import ModelError
 from engine.types import Sampling
 
-SHAPES = (Wide(7, 3), Dynamic(6, 3, 9), Static(((0,), (1,), (0, 0), (0, 1), (0, 2))))
+SHAPES = (Wide(7, 3), Dynamic(6, 3, 9), Static(((0,), (1,), (0, 0), (0, 1), (0, 2))), Branches(5, 3, 0.1))
 
 
 @given(

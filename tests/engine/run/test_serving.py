@@ -42,6 +42,8 @@ CONFIGS = [
     ("pearl", {"gamma": 2, "pre_verify": False}),
     ("pearl", {"gamma": 2, "post_verify": False}),
     ("pearl", {"gamma": 2, "placement": "co-located"}),
+    ("specbranch", {"gamma": 3, "length": 3, "threshold": 0.5}),
+    ("specbranch", {"gamma": 1, "length": 2, "threshold": 0.9, "placement": "co-located"}),
     ("easyspec", {"size": 1}),
     ("medusa", {}),
     ("hydra", {}),

@@ -35,6 +35,7 @@ CONFIGS = {
     "pearl co-located": {"gamma": 3, "placement": "co-located"},
     "ssd": {"gamma": 3},
     "ssd without a backup": {"gamma": 2, "backup": "none", "saguaro": 0.5},
+    "specbranch": {"gamma": 3, "length": 3, "threshold": 0.5},
     "tree": {"width": 3, "depth": 4},
     "easyspec": {"gamma": 4},
     "prompt_lookup": {"ngram": 2, "copy": 5},
@@ -51,8 +52,11 @@ CONFIGS = {
     "llma": {"match": 1, "reference": "The fox was very sad. It wanted to find its hat."},
 }
 """Settings by name; the name's first word is the method."""
-GREEDY = ("autoregressive", "speculative", "pearl", "pearl in a pipeline", "pearl co-located", "eagle", "ssd")
-"""Also run at temperature 0: chains, a head, and each placement."""
+GREEDY = (
+    *("autoregressive", "speculative", "pearl", "pearl in a pipeline", "pearl co-located"),
+    *("ssd", "specbranch", "eagle"),
+)
+"""Also run at temperature 0: chains, branches, a head, and each placement."""
 ONE_SPAN_EACH = (
     "pearl",
     "pearl in a pipeline",
@@ -66,8 +70,8 @@ ONE_SPAN_EACH = (
 """Methods whose draft spans all have decisions, and whose devices run one forward at a time."""
 PROCESSES = (
     *(n for n in CONFIGS if n.startswith(("pearl", "ssd"))),
-    *("autoregressive", "speculative", "tree", "easyspec", "assisted", "lookahead", "ouroboros"),
-    *("medusa", "hydra", "eagle2", "parallelspec_eagle", "llma"),
+    *("autoregressive", "speculative", "specbranch", "tree", "easyspec", "assisted", "lookahead"),
+    *("ouroboros", "medusa", "hydra", "eagle2", "parallelspec_eagle", "llma"),
 )
 """Run on worker processes, above temperature 0: each layout, and each kind of job and of head."""
 RUNS = [(name, WARM) for name in CONFIGS] + [(name, Sampling()) for name in GREEDY]

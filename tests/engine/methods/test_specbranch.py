@@ -1,0 +1,167 @@
+"""SpecBranch round by round: scripted models, branch points, siblings, winners, and lost drafts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import log
+
+import pytest
+import torch
+
+from engine.cluster.placement import Placement
+from engine.errors import UsageError
+from engine.layout import Layout
+from engine.methods import find
+from engine.model.language import Output
+from engine.runtimes.virtual import VirtualLoop
+from engine.simulate.oracle import Scripted
+from engine.trace.trace import Trace
+from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
+
+PROMPT = [1, 2, 3]
+Text = tuple[int, ...]
+SURE, OTHER = 0.9, 999
+TRUTH = tuple(range(10, 40))
+UNSURE: dict[Text, dict[int, float]] = {
+    (10, 11): {50: 0.25, 12: 0.24, 60: 0.2},
+    (10, 11, 12, 13, 14): {70: 0.28, 71: 0.2, 15: 0.1},
+    TRUTH[:9]: {80: 0.2, 81: 0.19, 82: 0.18, 83: 0.17},
+}
+"""Rows of the drafter where it is unsure, by the output so far. Elsewhere it is sure of the truth."""
+SETTINGS = {"gamma": 4, "length": 4, "threshold": 0.5, "branches": 4}
+
+
+class Rows(Scripted):
+    """A scripted drafter whose probabilities are known; after a wrong token it is sure of token 7."""
+
+    def forward(self, cache, rows, want, *more, **options) -> Output:
+        inside = cache.append(rows)
+        logits = torch.full((len(want), self.vocab_size), -1e4)
+        for line, row in enumerate(want):
+            path = cache.tokens_to(int(rows.slots[row]), int(inside[row]))
+            for token, probability in row_of(tuple(path[len(PROMPT) :].tolist())).items():
+                logits[line, token] = log(probability)
+        return Output(logits, {})
+
+
+def row_of(out: Text) -> dict[int, float]:
+    right = out == TRUTH[: len(out)] and len(out) < len(TRUTH)
+    row = UNSURE.get(out) or {TRUTH[len(out)] if right else 7: SURE}
+    return {**row, OTHER: 1 - sum(row.values())} if max(row.values()) == SURE else row | _rest(row)
+
+
+def _rest(row: dict[int, float]) -> dict[int, float]:
+    """Return the rest of an unsure row, in shares smaller than its own."""
+    rest = 1 - sum(row.values())
+    return {200 + i: rest / 10 for i in range(10)}
+
+
+def decode(tokens: int = 16, latency: Flat | None = None, **settings: object) -> Trace:
+    target = Scripted("target", lambda path, _: TRUTH[min(len(path) - len(PROMPT), len(TRUTH) - 1)], 1024)
+    models = {"target": target, "drafter": Rows("drafter", lambda _, __: 0, 1024)}
+    latency = latency or Flat()
+    pool = Racks(models, latency)
+    place = Placement("virtual", pool, Layout(), VirtualLoop, "flat", latency.c)
+    with TestCluster(bundled(), place) as cluster:
+        return cluster.run(
+            "specbranch", PROMPT, config={**SETTINGS, **settings}, limits=cluster.limits(tokens)
+        )
+
+
+def siblings(trace: Trace, step: int) -> dict[int, str]:
+    """Return token -> outcome of the siblings of a round."""
+    judged = [d for d in trace.decisions if d.step == step and d.node >= 0]
+    last = max(d.position for d in judged)
+    return {d.token: d.outcome for d in judged if d.position == last}
+
+
+def test_every_round():
+    trace = decode()
+    assert trace.token_ids() == list(TRUTH[:16])
+    assert [(r.mode, r.drafted, r.accepted, r.emitted) for r in trace.rounds[:4]] == [
+        # trunk 10 11; siblings 50 12 60, of which 12 wins: its branch 13 14 is the next trunk
+        ("post-verify", 5, 3, 3),
+        # trunk 13 14; siblings 70 71, both wrong: 15 corrects, everything else is dropped
+        ("post-verify", 4, 2, 3),
+        # trunk 16 17 18, drafted alone; siblings 80 81 82, all wrong
+        ("post-verify", 6, 3, 4),
+        # trunk 20 21 22 23, drafted alone to gamma; a sure place has one sibling
+        ("post-verify", 5, 5, 5),
+    ]
+    assert siblings(trace, 1) == {50: "rejected", 12: "accepted", 60: "rejected"}
+    assert siblings(trace, 2) == {70: "rejected", 71: "rejected"}
+    assert siblings(trace, 3) == {80: "rejected", 81: "rejected", 82: "rejected"}
+    assert siblings(trace, 4) == {24: "accepted"}
+
+
+def test_a_branch_ends_before_an_unsure_place_but_not_right_after_its_sibling():
+    trace = decode()
+    lost = [d for d in trace.decisions if d.step == 1 and d.node < 0]
+    assert Counter(d.token for d in lost) == {7: 6}, "three tokens below each of two lost siblings"
+    assert {d.outcome for d in lost} == {"discarded"}
+    # right after 12 comes 13; the place after 14 is unsure, so the branch has 3 of its 4 tokens
+    assert [d.token for d in trace.decisions if d.step == 2 and d.outcome == "accepted"] == [13, 14]
+
+
+def test_the_drafter_waits_only_after_a_rejection_and_drafts_beside_the_verification():
+    trace = decode(24)
+    prefill = max(s.end for s in trace.spans if s.kind == "prefill")
+    verifies = [s for s in trace.spans if s.model == "target" and s.kind not in ("prefill", "sample")]
+    beside, alone = Counter[int](), Counter[int]()
+    for draft in (s for s in trace.spans if s.kind == "draft"):
+        meets = any(v.start < draft.end and draft.start < v.end for v in verifies)
+        (beside if meets else alone)[draft.step] += 1
+    # 2, 3 and 4 tokens of the trunk, and a forward that finds the unsure place after 2 and 3 of them
+    assert alone == {1: 3, 3: 4, 4: 4}
+    assert [beside[step] for step in (1, 3, 4, 5)] == [4, 4, 4, 4]
+    # the branches of round 1 take as long as its verification: 4 forwards of 250 us beside one of 1000
+    assert [r.time - prefill for r in trace.rounds[:2]] == [1_750_000, 2_750_000]
+
+
+def test_rows_of_the_drafter_are_those_of_all_branches():
+    drafts = [s.rows for s in decode().spans if s.kind == "draft" and s.step == 1]
+    assert drafts == [1, 1, 1, 1, 3, 3, 3]
+
+
+def test_one_branch_is_a_chain_that_drafts_on():
+    trace = decode(branches=1, threshold=0.0)
+    assert not any(d.parent != d.node - 1 for d in trace.decisions if d.node >= 0)
+    assert trace.token_ids() == list(TRUTH[:16])
+
+
+@pytest.mark.parametrize("tokens", range(1, 12))
+def test_no_draft_reaches_beyond_the_output(tokens):
+    trace = decode(tokens)
+    assert trace.token_ids() == list(TRUTH[:tokens])
+    assert max(d.position for d in trace.decisions) < len(PROMPT) + tokens
+
+
+def test_all_drafted_tokens_have_one_outcome_in_the_round_that_lost_them():
+    trace = decode()
+    spans = {s.id: s for s in trace.spans}
+    drafted = sum(s.rows for s in trace.spans if s.kind == "draft" and s.outcome == "done")
+    fates = [d for d in trace.decisions if d.outcome in ("accepted", "rejected", "discarded")]
+    assert len(fates) <= drafted + 3 * len(trace.rounds)
+    for d in fates:
+        late = d.step - spans[d.draft_span].step
+        assert late in ((0, 1) if d.node >= 0 else (0,)), "only the winner's branch waits for the next round"
+
+
+def test_the_open_lengths_are_c():
+    situation = type("Situation", (), {"c": staticmethod(lambda: 5.4)})()
+    method = find("specbranch")
+    planned = method.plan(method.configure({}), situation)
+    assert (planned.gamma, planned.length) == (5, 5)
+    wide = method.plan(method.configure({"branches": 16, "gamma": 2}), situation)
+    assert (wide.gamma, wide.length) == (2, 4)
+
+
+def test_too_many_nodes_are_refused():
+    with pytest.raises(UsageError, match="branches 16 times length 8 is 128 nodes; it must be at most 64"):
+        find("specbranch").configure({"branches": 16, "length": 8})
+
+
+def test_co_located_has_the_same_rounds():
+    apart, together = decode(), decode(placement="co-located")
+    assert [(r.drafted, r.accepted) for r in apart.rounds] == [(r.drafted, r.accepted) for r in together.rounds]
+    assert together.commits[-1].time > apart.commits[-1].time
