@@ -12,6 +12,7 @@ from engine.trace.events import (
     Document,
     Event,
     Footer,
+    Forecast,
     Header,
     Occupancy,
     Part,
@@ -32,6 +33,7 @@ _LISTS: dict[type[Row], str] = {
     Document: "documents",
     Copied: "copies",
     Pooled: "pooled",
+    Forecast: "forecasts",
     Occupancy: "occupancy",
 }
 
@@ -49,6 +51,7 @@ class Trace:
     documents: list[Document] = field(default_factory=list[Document])
     copies: list[Copied] = field(default_factory=list[Copied])
     pooled: list[Pooled] = field(default_factory=list[Pooled])
+    forecasts: list[Forecast] = field(default_factory=list[Forecast])
     pieces: dict[int, str] = field(default_factory=dict[int, str])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
     footer: Footer | None = None

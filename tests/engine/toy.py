@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.drafting.level import levels, next_level
+from engine.drafting.suffix import Finished
 from engine.drafting.tree import TreeShape, line, root
 from engine.heads.drafting import Columns
 from engine.run.run import Race
@@ -191,6 +192,7 @@ class ToyRun:
         self.q_rows: list[torch.Tensor] = []
         self.verdicts: list[Verdict] = []
         self._output = slice(len(prompt), len(prompt) + tokens)
+        self.finished, self._documents = Finished(), list[tuple[int, ...]]()
 
     @property
     def x(self) -> Prefix:
@@ -205,12 +207,20 @@ class ToyRun:
         return self.sequences[0].done
 
     @property
+    def output(self) -> tuple[int, ...]:
+        return self.text
+
+    @property
     def text(self) -> tuple[int, ...]:
         return tuple(self.x.tokens[self._output].tolist())
 
     def document(self, text: str) -> tuple[int, ...]:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
+
+    def record(self, tokens: tuple[int, ...]) -> int:
+        self._documents.append(tokens)
+        return len(self._documents) - 1
 
     def race(self) -> Race:
         """Race as the real run does."""

@@ -1,0 +1,65 @@
+"""Suffix hybrid: in each round the suffix trees draft or the drafter, whichever should bring more.
+
+Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975), section 4, hybrid; drafts of the drafter
+as in speculative decoding.
+
+Lossless. Before a round drafts, the score of the suffix trees' best draft is compared with the mean
+number of accepted tokens of the drafter's earlier drafts in this sequence. So the choice depends on
+the prefix and on earlier verdicts only: a copied draft is decided by rule 2, a drafted one as in
+speculative decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.methods.common import GAMMA, Suffixes, SuffixSettings, chain_drafts
+from engine.methods.registry import Situation, method, setting
+from engine.run.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Config(SuffixSettings):
+    """Settings of the hybrid."""
+
+    gamma: int = setting(GAMMA, "Draft length of the drafter.", low=1, high=32)
+    drafts: str = chain_drafts()
+    weigh: str = setting(
+        "tokens",
+        "What the drafts are compared by: tokens per round, or tokens per second, where the drafter's time counts.",
+        choices=("tokens", "seconds"),
+    )
+    c: float = setting(
+        0.0,
+        "T(target) / T(drafter) for tokens per second.",
+        low=0.01,
+        high=10_000,
+        auto="measured",
+    )
+
+
+def plan(cfg: Config, situation: Situation) -> Config:
+    """Measure c where it is 0 and needed."""
+    return cfg if cfg.c or cfg.weigh == "tokens" else replace(cfg, c=situation.c())
+
+
+@method(title="Suffix hybrid", source="SuffixDecoding (NeurIPS 2025)", config=Config, plan=plan)
+async def decode(run: Run, cfg: Config) -> None:
+    suffixes, rounds, accepted = Suffixes(run, cfg), 1, cfg.gamma
+    while not run.done:
+        expected = accepted / rounds
+        draft = suffixes.draft(expected)
+        copied = bool(draft) and 1 + draft.forecast.score >= (1 + expected) / _duration(cfg)
+        if not copied:
+            proposed = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
+            draft = replace(proposed, forecast=draft.forecast)
+        verdict = await run.target.verify(run.x, draft)
+        if not copied:
+            rounds, accepted = rounds + 1, accepted + len(verdict.accepted)
+        run.commit(verdict)
+    suffixes.finish()
+
+
+def _duration(cfg: Config) -> float:
+    """Return the time of a round with the drafter over that of a round without one."""
+    return 1 + cfg.gamma / cfg.c if cfg.weigh == "seconds" else 1.0
