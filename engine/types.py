@@ -171,8 +171,8 @@ class Forecast(NamedTuple):
     """`own`, the sequence's prompt and output; `finished`, other texts; empty without a draft."""
     match: int
     """The number of last tokens that occur in the tree right before the draft."""
-    count: int
-    """Occurrences of the match in the tree."""
+    occurrences: int
+    """Those of the match in the tree."""
     score: float
     """Expected accepted tokens, by the counts of the tree."""
     drafter: float | None = None

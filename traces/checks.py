@@ -93,7 +93,9 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
-    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled, trace.forecasts):
+    for row in chain(
+        trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled, trace.forecasts
+    ):
         batch = row.sequence == -1 and isinstance(row, Span)
         if not batch and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
@@ -108,8 +110,8 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
         if not all((*row.tried, *row.gained)):
             yield f"step {row.step} has an n-gram without tokens"
     for row in trace.forecasts:
-        if min(row.match, row.count, row.score) < 0:
-            yield f"a forecast has match {row.match}, count {row.count} and score {row.score:g}"
+        if min(row.match, row.occurrences, row.score) < 0:
+            yield f"a forecast has match {row.match}, {row.occurrences} occurrences and score {row.score:g}"
     documents = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in documents:

@@ -266,7 +266,7 @@ class Forecast(_Row, table=True):
     sequence: int
     tree: str = _code(*TREES)
     match: int
-    count: int
+    occurrences: int
     score: float
     drafter: float | None
 

@@ -138,8 +138,8 @@ class Cluster:
             measuring: Called before the models are measured to plan drafts, which takes seconds.
             load: When each prompt arrives and how many decode at once; any method whose drafter
                 and target take turns then decodes several prompts.
-            finished: Outputs of earlier runs, for methods that draft from them; this run adds its own.
-                Without it such a method has the outputs of this run only.
+            finished: Outputs of earlier runs, for methods that draft from them; such a method adds
+                those of this run. Without it a method has the outputs of this run only.
 
         Raises:
             UsageError: A setting or the prompt is wrong; no job was started.

@@ -1,8 +1,8 @@
 """Suffix trees: which tokens followed the last ones before, and how often.
 
-Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975, section 3). A tree of depth D holds the
-substrings of its texts, up to D tokens long, with the number of their occurrences. Its nodes are
-those of a compressed suffix tree: a label has several tokens if all occurrences go on alike.
+Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975, section 3). A tree of depth D holds
+the substrings of its texts, up to D tokens long, with the number of their occurrences. The tree is
+compressed: the label of a node has several tokens where all occurrences go on alike.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Found(NamedTuple):
     """Sum of the tokens' estimated probabilities: the tokens that it is expected to bring."""
     match: int = 0
     """The number of last tokens that the tree holds right before the draft."""
-    count: int = 0
-    """Occurrences of the match in the tree; in a sequence's own tree its end is one of them."""
+    occurrences: int = 0
+    """Those of the match in the tree; in a sequence's own tree its end is one of them."""
     text: int = -1
     """Number of the text with the latest occurrence of match and draft."""
     start: int = -1
@@ -72,7 +72,7 @@ class SuffixTree:
         """The nodes of the growing text's last D, ..., 2, 1 tokens, or of fewer."""
 
     def extend(self, number: int, tokens: Iterable[int]) -> None:
-        """Append tokens to the text that was extended last, or begin a text with a higher number."""
+        """Append tokens to the text extended last, or begin a text with a higher number."""
         if number != self._growing:
             self._growing, self._ends, self._texts[number] = number, [], []
         text = self._texts[number]
@@ -82,7 +82,7 @@ class SuffixTree:
             self._ends = [self._step(node, text[-1], len(text)) for node in longest_first]
 
     def _step(self, node: _Node, token: int, end: int) -> _Node:
-        """Lengthen the suffix that ends at a node by a token; return the node where it then ends."""
+        """Lengthen the suffix that ends at a node by a token; return its new node."""
         child = node.children.get(token)
         if child is None and node.count == 1:
             return self._lengthen(node, end)  # it occurs here only
@@ -153,21 +153,23 @@ class SuffixTree:
         return node, i - len(tokens)
 
     def _follow(self, node: _Node, left: int, match: int, budget: Budget) -> Found:
-        """Draft the most frequent tokens; among equally frequent ones those seen last."""
+        """Draft the most frequent tokens; among equally frequent ones those seen last.
+
+        The product of count(child) / count(node) along a path is count(last) / count(first).
+        """
         count, most = int(node.count), budget.after(match)
-        tokens, probability, score = list[int](), 1.0, 0.0
+        tokens, weight = list[int](), 0
         while len(tokens) < most:
             if not left:
                 child = max(node.children.values(), key=lambda c: c.rank, default=None)
-                if child is None or probability * child.count / node.count < budget.least:
+                if child is None or child.count / count < budget.least:
                     break
-                probability *= child.count / node.count
                 node, left = child, child.length
             part = self._texts[node.text][node.end - left : node.end][: most - len(tokens)]
             tokens += part
-            score += probability * len(part)
+            weight += int(node.count) * len(part)
             left -= len(part)
-        return Found(tuple(tokens), score, match, count, node.text, node.end - left - len(tokens))
+        return Found(tuple(tokens), weight / count, match, count, node.text, node.end - left - len(tokens))
 
 
 class Finished:

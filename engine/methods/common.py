@@ -229,10 +229,12 @@ class Suffixes:
         for text in run.finished.texts.values() if cfg.finished else ():
             run.record(text)
 
-    def draft(self, expected: float | None = None) -> Draft:
+    def draft(self, least: float = 0.0, *, drafter: float | None = None) -> Draft:
         """Return the draft with the larger score, of equal ones that from the own text.
 
-        `expected` are the accepted tokens expected of the drafter, for the trace.
+        Args:
+            least: The draft is empty if its score is smaller.
+            drafter: Accepted tokens that are expected of a draft of the drafter, for the trace.
         """
         run, cfg = self._run, self._cfg
         self._own.extend(0, run.x.tokens[self._known :].tolist())
@@ -242,15 +244,15 @@ class Suffixes:
         own, finished = self._own.draft(end, budget), self._finished.draft(end, budget)
         found = max(own, finished, key=lambda one: one.score)
         tree = "" if not found.tokens else "own" if found is own else "finished"
-        forecast = Forecast(tree, found.match, found.count, found.score, expected)
+        forecast = Forecast(tree, found.match, found.occurrences, found.score, drafter)
+        if not tree or found.score < least:
+            return Draft(forecast=forecast)
         tokens = tuple(DraftToken(token, i - 1) for i, token in enumerate(found.tokens))
         return Draft(tokens, source=self._source(tree, found), forecast=forecast)
 
-    def _source(self, tree: str, found: Found) -> CopySource | None:
-        if not tree:
-            return None
-        texts = self._run.finished.texts
-        document = -1 if tree == "own" else self._run.record(texts[found.text])
+    def _source(self, tree: str, found: Found) -> CopySource:
+        run = self._run
+        document = -1 if tree == "own" else run.record(run.finished.texts[found.text])
         return CopySource(document, found.start, found.match)
 
     def finish(self) -> None:

@@ -1,7 +1,7 @@
 """Suffix hybrid: in each round the suffix trees draft or the drafter, whichever should bring more.
 
-Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975), section 4, hybrid; drafts of the drafter
-as in speculative decoding.
+Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975), hybrid; the drafter drafts as in
+speculative decoding.
 
 Lossless. Before a round drafts, the score of the suffix trees' best draft is compared with the mean
 number of accepted tokens of the drafter's earlier drafts in this sequence. So the choice depends on
@@ -48,15 +48,14 @@ async def decode(run: Run, cfg: Config) -> None:
     suffixes, rounds, accepted = Suffixes(run, cfg), 1, cfg.gamma
     while not run.done:
         expected = accepted / rounds
-        draft = suffixes.draft(expected)
-        copied = bool(draft) and 1 + draft.forecast.score >= (1 + expected) / _duration(cfg)
-        if not copied:
-            proposed = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
-            draft = replace(proposed, forecast=draft.forecast)
-        verdict = await run.target.verify(run.x, draft)
-        if not copied:
-            rounds, accepted = rounds + 1, accepted + len(verdict.accepted)
+        draft = suffixes.draft((1 + expected) / _duration(cfg) - 1, drafter=expected)
+        if draft:
+            run.commit(await run.target.verify(run.x, draft))
+            continue
+        proposed = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
+        verdict = await run.target.verify(run.x, replace(proposed, forecast=draft.forecast))
         run.commit(verdict)
+        rounds, accepted = rounds + 1, accepted + len(verdict.accepted)
     suffixes.finish()
 
 

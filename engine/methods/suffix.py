@@ -1,6 +1,6 @@
 """Suffix decoding: draft what followed the longest likely match, in this text and in finished ones.
 
-Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975), sections 3 and 4.
+Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975), section 3.
 
 Lossless. Two suffix trees count what followed the last m tokens, for each m: that of the sequence's
 prompt and output, and that of finished texts. The draft with the largest expected number of

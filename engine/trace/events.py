@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
-of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forecast`."""
+of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added
+`forecast`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -269,8 +270,8 @@ class Forecast:
     """`own`, the sequence's prompt and output; `finished`, other texts; empty without a draft."""
     match: int
     """The number of last tokens that occur in the tree right before the draft."""
-    count: int
-    """Occurrences of the match in the tree; in the own tree the end of the text is one of them."""
+    occurrences: int
+    """Those of the match in the tree; in the own tree the end of the text is one of them."""
     score: float
     """Expected accepted tokens, by the counts of the tree."""
     drafter: float | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def search(texts: Texts, depth: int, context: list[int], budget: Budget) -> Foun
     for match in range(1, min(depth - 1, len(context)) + 1):
         end = context[-match:]
         most = max(0, min(budget.most, int(budget.factor * match + budget.offset + 1e-6), depth - match))
-        tokens, probability, score = list[int](), 1.0, 0.0
+        tokens, probability, score = list[int](), Fraction(1), Fraction(0)
         while len(tokens) < most:
             here = places(texts, end + tokens)
             follows = [(texts[n][at], n, at) for n, at in here if at < len(texts[n])]
@@ -37,12 +39,12 @@ def search(texts: Texts, depth: int, context: list[int], budget: Budget) -> Foun
             counts = {t: sum(token == t for token, _, _ in follows) for t, _, _ in follows}
             latest = {token: place for token, *place in follows}
             token = max(counts, key=lambda t: (counts[t], latest[t]))
-            probability *= counts[token] / len(here)
-            if probability < budget.least:
+            probability *= Fraction(counts[token], len(here))
+            if float(probability) < budget.least:
                 break
             tokens.append(token)
             score += probability
-        if tokens and score > best.score - 1e-9:
+        if tokens and score >= best.score:
             text, after = places(texts, end + tokens)[-1]
             best = Found(tuple(tokens), score, match, len(places(texts, end)), text, after - len(tokens))
     return best
@@ -107,7 +109,7 @@ def test_the_draft_names_a_true_occurrence_of_match_and_draft():
     tree = SuffixTree(8)
     tree.extend(0, text)
     found = tree.draft(text, WIDE)
-    assert (found.tokens, found.match, found.count) == ((4, 8), 2, 4)
+    assert (found.tokens, found.match, found.occurrences) == ((4, 8), 2, 4)
     assert found.score == pytest.approx(2 / 4 + 1 / 4)
     assert text[found.start : found.start + 2] == [4, 8]
     assert text[found.start - 2 : found.start] == text[-2:]
