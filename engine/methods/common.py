@@ -113,7 +113,7 @@ class SuffixSettings:
         16_384,
         "Most tokens of finished texts to draft from, the latest ones; 0 drafts from the own text only.",
         low=0,
-        high=1_000_000,
+        high=100_000,
     )
 
 

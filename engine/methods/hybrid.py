@@ -1,19 +1,18 @@
 """Suffix hybrid: in each round the suffix trees draft or the drafter, whichever should bring more.
 
-Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975), hybrid; the drafter drafts as in
-speculative decoding.
+Source: SuffixDecoding (Oliaro et al. 2025, arXiv:2411.04975), its hybrid with a drafter.
 
 Lossless. Before a round drafts, the score of the suffix trees' best draft is compared with the mean
-number of accepted tokens of the drafter's earlier drafts in this sequence. So the choice depends on
-the prefix and on earlier verdicts only: a copied draft is decided by rule 2, a drafted one as in
-speculative decoding.
+number of accepted tokens of the drafter's earlier drafts in this sequence. The drafter takes its
+most probable tokens, so that either draft is decided by rule 2: under load the choice also depends
+on which texts were finished before, and the output must not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.methods.common import GAMMA, Suffixes, SuffixSettings, chain_drafts
+from engine.methods.common import GAMMA, Suffixes, SuffixSettings
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
 
@@ -23,7 +22,6 @@ class Config(SuffixSettings):
     """Settings of the hybrid."""
 
     gamma: int = setting(GAMMA, "Draft length of the drafter.", low=1, high=32)
-    drafts: str = chain_drafts()
     weigh: str = setting(
         "tokens",
         "What the drafts are compared by: tokens per round, or tokens per second, where the drafter's time counts.",
@@ -52,7 +50,7 @@ async def decode(run: Run, cfg: Config) -> None:
         if draft:
             run.commit(await run.target.verify(run.x, draft))
             continue
-        proposed = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
+        proposed = await run.drafter.propose(run.x, cfg.gamma, sampled=False)
         verdict = await run.target.verify(run.x, replace(proposed, forecast=draft.forecast))
         run.commit(verdict)
         rounds, accepted = rounds + 1, accepted + len(verdict.accepted)

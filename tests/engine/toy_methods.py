@@ -39,7 +39,7 @@ METHODS = {
     "hybrid-1": ("hybrid", {"depth": 4, "copy": 3, "gamma": 1}),
     "hybrid-3": ("hybrid", {"depth": 6, "factor": 2.0, "gamma": 3}),
     "hybrid-2-seconds": ("hybrid", {"depth": 4, "gamma": 2, "weigh": "seconds", "c": 1.5}),
-    "hybrid-2-greedy": ("hybrid", {"depth": 4, "offset": 1.0, "gamma": 2, "drafts": "greedy"}),
+    "hybrid-2": ("hybrid", {"depth": 4, "offset": 1.0, "gamma": 2}),
     "assisted-1": ("assisted", {"start": 1, "confidence": 0.0}),
     "assisted-3-sure": ("assisted", {"start": 3, "confidence": 0.5}),
     "assisted-3-constant": ("assisted", {"schedule": "constant", "start": 3, "confidence": 0.4}),

@@ -12,6 +12,7 @@ from engine.trace.events import (
     Device,
     Document,
     Footer,
+    Forecast,
     Header,
     Occupancy,
     Part,
@@ -120,12 +121,16 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
     pools = st.builds(
         Pooled, st.integers(0, 3), sequence, st.sampled_from(schema.MODELS), grams, grams, grams, times
     )
+    trees, scores = st.sampled_from(schema.TREES), st.floats(0, 100)
+    forecasts = st.builds(
+        Forecast, st.integers(0, 3), sequence, trees, times, times, scores, st.none() | scores
+    )
     pieces = st.builds(Piece, tokens, texts)
     power = st.none() | st.floats(0, 2000)
     samples = st.builds(
         Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50), power
     )
-    return rounds | decisions | commits | copies | pools | pieces | samples
+    return rounds | decisions | commits | copies | pools | forecasts | pieces | samples
 
 
 @st.composite

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.trace.events import SCHEMA, Copied, Decision, Pooled, Span
+from engine.trace.events import SCHEMA, Copied, Decision, Forecast, Pooled, Span
 from engine.trace.jsonl import to_json, write_jsonl
 from engine.trace.trace import Trace
 from tests.traces import strategies
@@ -98,6 +98,9 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
 
 COPY = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4}
 POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), "gained": (), "size": 3}
+FORECAST = {"step": 1, "sequence": 0, "tree": "own", "match": 2, "occurrences": 3, "score": 1.5} | {
+    "drafter": None
+}
 
 
 @pytest.mark.parametrize(
@@ -119,9 +122,12 @@ POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), 
         ),
         (Pooled, POOL, {"size": -1}, "a pool holds -1 n-grams"),
         (Pooled, POOL, {"tried": ((),)}, "an n-gram without tokens"),
+        (Forecast, FORECAST, {"tree": "oak"}, "tree of a forecast is 'oak'; it must be one of "),
+        (Forecast, FORECAST, {"score": -1.0}, "a forecast has match 2, 3 occurrences and score -1"),
+        (Forecast, FORECAST, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
     ],
 )
-def test_an_invalid_copy_or_pool_is_refused(tmp_path, kind, usual, fields, message):
+def test_an_invalid_copy_pool_or_forecast_is_refused(tmp_path, kind, usual, fields, message):
     trace = sample_trace("llma")
     trace.copies, trace.pooled = [], []
     trace.add(kind(**{**usual, **fields}))
@@ -135,7 +141,7 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     old.header = replace(old.header, schema=1)
     write_file(old, tmp_path / "trace.jsonl")
     assert read_file(tmp_path / "trace.jsonl") == old
-    assert SCHEMA == 5
+    assert SCHEMA == 6
 
 
 @pytest.mark.parametrize(

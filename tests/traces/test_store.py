@@ -22,6 +22,7 @@ TABLES = (
     "document",
     "copied",
     "pooled",
+    "forecast",
     "piece",
     "occupancy",
     "run",

@@ -25,7 +25,6 @@ CONFIGS = {
         {},
         {"gamma": 1, "offset": 2.0, "least": 0.0},
         {"weigh": "seconds", "c": 2.0},
-        {"drafts": "greedy"},
     ],
     "assisted": [
         {},
