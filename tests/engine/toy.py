@@ -192,7 +192,7 @@ class ToyRun:
         self.q_rows: list[torch.Tensor] = []
         self.verdicts: list[Verdict] = []
         self._output = slice(len(prompt), len(prompt) + tokens)
-        self.finished, self._documents = Finished(), list[tuple[int, ...]]()
+        self.finished, self._documents = Finished(), dict[tuple[int, ...], int]()
 
     @property
     def x(self) -> Prefix:
@@ -219,8 +219,7 @@ class ToyRun:
         return tuple(map(int, text))
 
     def record(self, tokens: tuple[int, ...]) -> int:
-        self._documents.append(tokens)
-        return len(self._documents) - 1
+        return self._documents.setdefault(tokens, len(self._documents))
 
     def race(self) -> Race:
         """Race as the real run does."""
