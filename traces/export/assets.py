@@ -38,6 +38,7 @@ SCRIPTS = (
     "layers.js",
     "kv.js",
     "ngrams.js",
+    "forecasts.js",
     "pointer.js",
     "live.js",
     "flows.js",

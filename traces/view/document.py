@@ -16,6 +16,7 @@ from traces.verdict import Verdict, verdict
 from traces.view.aligned import AlignedView, aligned, equal_tokens
 from traces.view.caches import CacheView, PackingView, caches, packings
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
+from traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
 from traces.view.servers import ServersView, server_pool
@@ -91,6 +92,8 @@ class Sections(Extent):
     copies: list[CopyView]
     ngrams: list[NgramsView]
     """Empty if redacted: a window begins with tokens of the prompt."""
+    forecasts: list[ForecastView]
+    forecast_sums: list[ForecastSum]
     caches: list[CacheView]
     layers: LayersView | None
     packings: list[PackingView]
@@ -228,6 +231,7 @@ def sections(
     tokens, lost, judged = list(committed(trace)), list(ghosts(trace)), rounds(trace)
     views = _Views()
     copied = views.of("copies", lambda: copies(trace), [])
+    expected = views.of("suffix trees", lambda: forecasts(trace), [])
     grams = [] if redact_prompt else views.of("n-grams", lambda: ngrams(trace), [])
     if redact_prompt:
         lost = _without_copies(lost, copied)
@@ -247,6 +251,8 @@ def sections(
         "rounds": judged,
         "copies": copied,
         "ngrams": grams,
+        "forecasts": expected,
+        "forecast_sums": sums_of(expected),
         "caches": views.of("KV caches", lambda: caches(trace, around), []),
         "layers": views.of("layers", lambda: layers(trace), None),
         "packings": views.of("batches", lambda: packings(trace, around), []),
