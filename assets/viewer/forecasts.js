@@ -144,10 +144,10 @@ function forecastAxes(rows, step) {
 function forecastLegend(sums) {
   const key = (look) => el("i", { class: `ss-swatch ${look}`, "aria-hidden": "true" });
   const tokens = ({ by, rounds, expected, drafted, accepted, match }) =>
-    `${rounds} round${rounds === 1 ? "" : "s"}${by === "drafter" ? "" : `, matches of ${number(match, 1)}`}: ${number(drafted, 0)} drafted, ${number(expected, 1)} expected, ${number(accepted, 0)} accepted`;
+    `${rounds} round${rounds === 1 ? "" : "s"}${by === "drafter" ? "" : `, mean match ${number(match, 1)}`}: ${number(drafted, 0)} drafted, ${number(expected, 1)} expected, ${number(accepted, 0)} accepted`;
   return el("ul", { class: "ss-legend", "aria-label": "Legend of the suffix trees" },
     sums.map((sum) => el("li", {}, key(`ss-forecast-key-${sum.by}`), el("span", {}, el("b", {}, DRAFTED_BY[sum.by]), ` · ${tokens(sum)}`))),
-    el("li", {}, key("ss-forecast-key-expected"), "expected; below the axis the length of the match"));
+    el("li", {}, key("ss-forecast-key-expected"), "expected to be accepted; below the axis, the length of the match"));
 }
 
 function forecastSummary(sums, rows) {
