@@ -9,6 +9,8 @@ drafter's time is that of its weights on an H200 and, for each layer, of the tar
 gamma is round(c), which nano-PEARL chooses for each batch size. A step takes plain decoding's
 printed time at its batch size, and a row more what plain decoding's rows cost from batch 1 to 32 on
 AIME, the data with the shortest prompts. No speed-up of PEARL is used.
+
+ArcticInference's speeds are not predicted: how often its texts repeat is not printed.
 """
 
 from __future__ import annotations
@@ -87,6 +89,13 @@ def _nano_pearl() -> Iterator[Row]:
         yield PAPER.row(f"{name}, speed-up", speed_up, ours, "closed form of PEARL")
         for column, number in (("MAT", accepted), ("plain tokens/s", plain)):
             yield PAPER.row(f"{name}, {column}", number, None, "input")
+
+
+@PAPER.item("ArcticInference")
+def _arctic_inference() -> Iterator[Row]:
+    for name, speed in _DATA["ArcticInference"].items():
+        if name != "columns":
+            yield PAPER.row(f"{name}, tokens/s", speed, None, "no texts")
 
 
 def predicted(drafter: str, batch: int, accepted: float, plain: float) -> float:
