@@ -93,9 +93,10 @@ def _nano_pearl() -> Iterator[Row]:
 
 @PAPER.item("ArcticInference")
 def _arctic_inference() -> Iterator[Row]:
-    for name, speed in _DATA["ArcticInference"].items():
-        if name != "columns":
-            yield PAPER.row(f"{name}, tokens/s", speed, None, "no texts")
+    for table in (_DATA["ArcticInference"], _DATA["ArcticInference, EAGLE"]):
+        for data, speeds in ((k, v) for k, v in table.items() if k != "columns"):
+            for method, speed in zip(table["columns"], speeds, strict=True):
+                yield PAPER.row(f"{data}, {method}, tokens/s", speed, None, "no texts")
 
 
 def predicted(drafter: str, batch: int, accepted: float, plain: float) -> float:
