@@ -6,21 +6,27 @@ from engine.types import Limits
 from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
 from tests.traces.samples import KINDS, sample_trace
+from tests.traces.test_forecasts import expecting
 from tests.traces.test_layers import easyspec
 from tests.traces.test_ngrams import ahead
 from tests.traces.test_servers import dsi
 from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
-VIEWS = ("aligned", "grams", "kv", "layers", "packing", "pool", "sources", "tree")
+VIEWS = ("aligned", "forecast", "grams", "kv", "layers", "packing", "pool", "sources", "tree")
 PROMPTS = ("One fox, two foxes. One fox,", "Hi")
 
 
 @pytest.fixture(scope="module")
 def traces(beside, decode):
-    """Eight runs, which together have every view; the last one is lossy."""
+    """Nine runs, which together have every view; the last one is lossy."""
     samples = [sample_trace(kind, tokens=8) for kind in ("pearl", "tree", "llma")]
-    own = [beside(easyspec, gamma=3), beside(ahead), beside(dsi, [True, False, True], 6, sp=2)]
+    own = [
+        beside(easyspec, gamma=3),
+        beside(ahead),
+        beside(expecting),
+        beside(dsi, [True, False, True], 6, sp=2),
+    ]
     batch = decode("ems", *PROMPTS, limits=Limits(6))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]
 
