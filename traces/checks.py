@@ -93,7 +93,7 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
-    used = (trace.copies, trace.pooled, trace.forks)
+    used = (trace.copies, trace.pooled, trace.forks, trace.forecasts)
     for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, *used):
         batch = row.sequence == -1 and isinstance(row, Span)
         if not batch and not 0 <= row.sequence < sequences:
@@ -111,6 +111,9 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for fork in trace.forks:
         if min(fork.place, fork.length) < 0:
             yield f"a branch has place {fork.place} and length {fork.length}"
+    for row in trace.forecasts:
+        if min(row.match, row.occurrences, row.score) < 0:
+            yield f"a forecast has match {row.match}, {row.occurrences} occurrences and score {row.score:g}"
     documents = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in documents:

@@ -41,6 +41,7 @@ PARTS = ("attention", "exchange")
 MODES = ("plain", "verify", "pre-verify", "post-verify")
 RULES = ("", "ratio", "match", "target", "typical")
 OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
+TREES = ("", "own", "finished")
 STATUSES = ("running", "done", "cancelled", "failed", "incomplete")
 
 
@@ -273,6 +274,18 @@ class Forked(_Row, table=True):
     taken: bool
 
 
+class Forecast(_Row, table=True):
+    """What a round's draft from suffix trees was expected to bring."""
+
+    step: int
+    sequence: int
+    tree: str = _code(*TREES)
+    match: int
+    occurrences: int
+    score: float
+    drafter: float | None
+
+
 class Piece(_Row, table=True):
     """The text of a token id."""
 
@@ -308,6 +321,7 @@ ROWS: dict[type[Any], Table] = {
     events.Copied: _table(Copied),
     events.Pooled: _table(Pooled),
     events.Forked: _table(Forked),
+    events.Forecast: _table(Forecast),
     events.Occupancy: _table(Occupancy),
 }
 """Its columns are `run`, `number`, and the event's fields."""

@@ -3,6 +3,7 @@
 A method for batches decodes all prompts in one run, or one run per block of rows of a category, and
 brings batched plain decoding, its baseline; other methods have one run per prompt. Prompt i has
 seed S + i. Prompts of a file that are too long for the models are skipped and listed.
+A method that drafts from finished texts has its own texts of the prompts before, of the same pass.
 With --repeat, passes over the methods alternate; figures are those of a method's median pass, but
 the speed of two passes is their mean.
 """
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 from app.cli import common, options
 from app.cli.inputs import PromptRow, able, equipped, method_keys, prompt_for, prompts_of
 from engine.bounds import check_prompt
+from engine.drafting.suffix import Finished
 from engine.errors import UsageError
 from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
@@ -56,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         entries = _entries(keys, configs, rows)
         prompts = [prompt_for(args, row) for row in rows]
         passes: list[Traces] = [{name: {} for name in entries} for _ in range(args.repeat)]
+        finished = [{name: Finished() for name in entries} for _ in range(args.repeat)]
         total = args.repeat * sum(len(_parts(key, rows)) for key, _ in entries.values())
         before, done = read_load(), 0
         for i in range(len(rows)):
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
                 if part := _parts(key, rows).get(i):
                     done += 1
                     mine, which = [prompts[k] for k in part], f"({done} of {total})"
-                    given = {**shared, "config": config}
+                    given = {**shared, "config": config, "finished": finished[number][name]}
                     passes[number][name][i] = common.recorded(store, cluster, key, mine, given, which)
         warning = common.busy_warning(args, before)
     traces, speeds = _median(passes)

@@ -1,6 +1,7 @@
 """Decode prompts with one method and print text, ids and metrics.
 
-A method for batches decodes all prompts in one run; other methods have one run per prompt.
+A method for batches decodes all prompts in one run; other methods have one run per prompt, in turn.
+A method that drafts from finished texts has those of the prompts before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from app.cli import common, options
 from app.cli.inputs import checked_prompts, lacking
+from engine.drafting.suffix import Finished
 from engine.errors import UsageError
 from engine.methods import find
 from engine.trace.trace import Trace
@@ -36,7 +38,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(reason)
     limits, prompts = options.limits_of(args), checked_prompts(args)
     sampling = options.sampling_of(args, len(prompts))
-    shared = {"config": config, "limits": limits, "group": uuid.uuid4().hex[:12]}
+    shared = {
+        "config": config,
+        "limits": limits,
+        "group": uuid.uuid4().hex[:12],
+        "finished": Finished(),
+    }
     batches = [prompts] if method.batched else [[prompt] for prompt in prompts]
     streams = not args.json and sys.stdout.isatty()
     traces: list[Trace] = []

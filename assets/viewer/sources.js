@@ -1,9 +1,10 @@
-// Copied drafts: their sources, marked in the prompt, in the reference texts and in the output.
+// Copied drafts: their sources, marked in the prompt, in reference or finished texts and in the output.
 
 /** The name of a copy's source. */
 function sourceName(run, copy) {
   if (copy.document >= 0) {
     const documents = run.sources.filter((source) => source.document >= 0).length;
+    if (run.forecasts.length) return `finished text ${copy.document + 1}`;
     return documents > 1 ? `reference ${copy.document + 1}` : "the reference text";
   }
   const first = run.tokens.find((token) => token.sequence === copy.sequence);
@@ -43,7 +44,7 @@ class Sources {
     const several = this.run.sequences.length > 1;
     const documents = this.run.sources.filter(({ document }) => document >= 0).length;
     const name = source.document < 0 ? (several ? `Prompt ${source.sequence + 1}` : "Prompt")
-      : documents > 1 ? `Reference ${source.document + 1}` : "Reference";
+      : this.run.forecasts.length ? `Finished text ${source.document + 1}` : documents > 1 ? `Reference ${source.document + 1}` : "Reference";
     const status = el("span", { class: "ss-hint" });
     const text = el("div", { class: "ss-source-text", tabindex: "0", role: "group", "aria-label": name }, source.texts.join(""));
     return { source, status, text, node: el("section", {}, el("header", {}, el("h4", {}, name), status), text) };

@@ -62,10 +62,17 @@ function runTables(run) {
     const fan = run.fans.find((other) => other.step === r.step && other.sequence === r.sequence);
     return fan ? [fan.guesses.token.length, fan.result] : ["–", "–"];
   };
+  const expected = (r) => {
+    const row = run.forecasts.find((other) => other.step === r.step && other.sequence === r.sequence);
+    return row ? [row.match, number(row.score, 2), ...(withDrafter ? [number(row.drafter, 2)] : [])] : ["–", "–", ...(withDrafter ? ["–"] : [])];
+  };
+  const withDrafter = run.forecasts.some((row) => row.drafter !== null);
   const rounds = run.rounds.slice(0, MOST_ROUNDS).map((r) => [r.step, r.mode, r.drafted, r.accepted, r.emitted, run.timed ? ms(r.t) : "unknown",
-    ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : []), ...(run.fans.length ? looked(r) : [])]);
+    ...(run.copies.length ? [from(r)] : []), ...(run.ngrams.length ? pooled(r) : []), ...(run.fans.length ? looked(r) : []),
+    ...(run.forecasts.length ? expected(r) : [])]);
   const columns = ["step", "mode", "drafted", "accepted", "emitted", "time", ...(run.copies.length ? ["copied from"] : []),
-    ...(run.ngrams.length ? ["n-grams tried", "n-grams gained", "in the pool"] : []), ...(run.fans.length ? ["branches", "lookup"] : [])];
+    ...(run.ngrams.length ? ["n-grams tried", "n-grams gained", "in the pool"] : []), ...(run.fans.length ? ["branches", "lookup"] : []),
+    ...(run.forecasts.length ? ["match", "expected of a copy", ...(withDrafter ? ["of the drafter"] : [])] : [])];
   const more = run.rounds.length - rounds.length;
   return [
     el("h4", {}, runName(run)),

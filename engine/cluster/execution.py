@@ -18,6 +18,7 @@ from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.ray_devices import NodeMeter
 from engine.drafting.planner import Plan
+from engine.drafting.suffix import Finished
 from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
@@ -56,6 +57,7 @@ class Request:
     load: Load | None = None
     open: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The settings that were `auto`, as given."""
+    finished: Finished = field(default_factory=Finished)
 
     @property
     def longest(self) -> int:
@@ -153,6 +155,7 @@ class Execution:
             encode=self.pair.encode_text,
             gathering=gathering,
             readers=() if isinstance(loop, VirtualLoop) else self._readers(),
+            finished=self.request.finished,
         )
         return run, dispatcher
 

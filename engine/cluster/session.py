@@ -22,6 +22,7 @@ from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
 from engine.drafting.pace import Probe
 from engine.drafting.planner import Best, Plan
+from engine.drafting.suffix import Finished
 from engine.environment import environment
 from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads
@@ -121,6 +122,7 @@ class Cluster:
         group: str = "",
         measuring: Callable[[], None] = lambda: None,
         load: Load | None = None,
+        finished: Finished | None = None,
     ) -> Trace:
         """Decode a prompt with one method and return the run's trace.
 
@@ -136,6 +138,8 @@ class Cluster:
             measuring: Called before the models are measured to plan drafts, which takes seconds.
             load: When each prompt arrives and how many decode at once; any method whose drafter
                 and target take turns then decodes several prompts.
+            finished: Outputs of earlier runs, for methods that draft from them; such a method adds
+                those of this run. Without it a method has the outputs of this run only.
 
         Raises:
             UsageError: A setting or the prompt is wrong; no job was started.
@@ -152,6 +156,7 @@ class Cluster:
             cfg, plan = self._planned(entry, cfg, sampling, cancel, measuring)
             asked = {"prompts": prompts, "ids": ids, "sampling": sampling, "limits": limits, "group": group}
             asked |= {"plan": plan, "load": load, "open": _open(entry, given, cfg)}
+            asked |= {"finished": finished} if finished is not None else {}
             request = self._request(entry, cfg, **asked)
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:

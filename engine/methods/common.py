@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.drafting.copy import Copier
 from engine.drafting.planner import best_tree
 from engine.drafting.static import MOST_NODES, spelled, within
 from engine.drafting.static import tree as tree_of
+from engine.drafting.suffix import Budget, Found, SuffixTree
 from engine.drafting.tree import Static, TreeShape
 from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods.registry import Situation, setting
 from engine.run.run import Run
-from engine.types import check_range
+from engine.types import CopySource, Draft, DraftToken, Forecast, check_range
 
 MOST_LEVELS = 32
 """Levels of a static tree that heads may be asked for."""
@@ -92,6 +93,27 @@ def tree_masks() -> Any:
         low=1,
         high=16,
         auto="the tree's",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixSettings:
+    """Settings of drafts from suffix trees."""
+
+    depth: int = setting(
+        24, "D, depth of the suffix trees: a match and its draft have at most D tokens.", low=2, high=128
+    )
+    copy: int = setting(32, "Most tokens drafted before each verification.", low=1, high=63)
+    factor: float = setting(1.0, "Alpha: tokens of a draft for each token of its match.", low=0, high=16)
+    offset: float = setting(0.0, "Beta: tokens of a draft beyond alpha times the match.", low=-16, high=32)
+    least: float = setting(
+        0.1, "A draft ends before a token that is reached with a smaller probability.", low=0, high=1
+    )
+    finished: int = setting(
+        16_384,
+        "Most tokens of finished texts to draft from, the latest ones; 0 drafts from the own text only.",
+        low=0,
+        high=100_000,
     )
 
 
@@ -191,3 +213,49 @@ async def decode_copies(run: Run, copier: Copier) -> None:
     while not run.done:
         draft = copier.draft(run.x.tokens, run.remaining)
         run.commit(await run.target.verify(run.x, draft))
+
+
+class Suffixes:
+    """Drafts for one sequence of a run: from its own suffix tree, and from that of finished texts.
+
+    The finished texts that the run was given are recorded in its trace, later ones when a draft is
+    copied from them.
+    """
+
+    def __init__(self, run: Run, cfg: SuffixSettings) -> None:
+        self._run, self._cfg, self._known = run, cfg, 0
+        self._own = SuffixTree(cfg.depth)
+        self._finished = run.finished.tree(cfg.depth, cfg.finished) if cfg.finished else SuffixTree(2)
+        for text in run.finished.texts.values() if cfg.finished else ():
+            run.record(text)
+
+    def draft(self, least: float = 0.0, *, drafter: float | None = None) -> Draft:
+        """Return the draft with the larger score, of equal ones that from the own text.
+
+        Args:
+            least: The draft is empty if its score is smaller.
+            drafter: Accepted tokens that are expected of a draft of the drafter, for the trace.
+        """
+        run, cfg = self._run, self._cfg
+        self._own.extend(0, run.x.tokens[self._known :].tolist())
+        self._known = len(run.x)
+        end = run.x.tokens[-cfg.depth :].tolist()
+        budget = Budget(cfg.factor, cfg.offset, min(cfg.copy, run.remaining - 1), cfg.least)
+        own, finished = self._own.draft(end, budget), self._finished.draft(end, budget)
+        found = max(own, finished, key=lambda one: one.score)
+        tree = "" if not found.tokens else "own" if found is own else "finished"
+        forecast = Forecast(tree, found.match, found.occurrences, found.score, drafter)
+        if not tree or found.score < least:
+            return Draft(forecast=forecast)
+        tokens = tuple(DraftToken(token, i - 1) for i, token in enumerate(found.tokens))
+        return Draft(tokens, source=self._source(tree, found), forecast=forecast)
+
+    def _source(self, tree: str, found: Found) -> CopySource:
+        run = self._run
+        document = -1 if tree == "own" else run.record(run.finished.texts[found.text])
+        return CopySource(document, found.start, found.match)
+
+    def finish(self) -> None:
+        """Give the sequence's output to later sequences."""
+        if self._cfg.finished:
+            self._run.finished.add(self._run.output, self._cfg.finished)

@@ -18,6 +18,7 @@ from engine.types import Draft, Limits, Prefix, Verdict
 if TYPE_CHECKING:
     from engine.checkpoints.text import IncrementalText
     from engine.drafting.ngrams import Lookahead
+    from engine.drafting.suffix import Finished
     from engine.run.dispatch import Dispatcher, Gathering
     from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
@@ -86,6 +87,7 @@ class Run:
         encode: Text -> token ids, without special ones.
         gathering: See `Model`.
         readers: Names of the drafters that get the target's KV rows of a prompt.
+        finished: Outputs of earlier sequences; a method that drafts from them adds its own.
     """
 
     def __init__(
@@ -100,8 +102,9 @@ class Run:
         encode: Callable[[str], tuple[int, ...]],
         gathering: Gathering | None = None,
         readers: Collection[str] = (),
+        finished: Finished,
     ) -> None:
-        self.sequences = sequences
+        self.sequences, self.finished = sequences, finished
 
         def remaining(prefix: Prefix) -> int:
             sequence = sequences[prefix.sequence]
@@ -119,7 +122,7 @@ class Run:
         self._dispatcher = dispatcher
         self._clock = clock
         self._encode = encode
-        self._documents = list[tuple[int, ...]]()
+        self._documents: dict[tuple[int, ...], int] = {}
         self._all = sequences
         self._counts_rounds = True
 
@@ -135,6 +138,11 @@ class Run:
     @property
     def remaining(self) -> int:
         return self.sequences[0].remaining(self.x)
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """The committed tokens of the (first) sequence."""
+        return tuple(self.x.tokens[self.sequences[0].prompt_length :].tolist())
 
     @property
     def step(self) -> int:
@@ -154,10 +162,15 @@ class Run:
 
     def document(self, text: str) -> tuple[int, ...]:
         tokens = self._encode(text)
-        if self._counts_rounds or tokens not in self._documents:
-            self._dispatcher.emitter.document(len(self._documents), tokens)
-            self._documents.append(tokens)
+        self.record(tokens)
         return tokens
+
+    def record(self, tokens: tuple[int, ...]) -> int:
+        """Record a text that drafts are copied from, once; return its index among the documents."""
+        if tokens not in self._documents:
+            self._documents[tokens] = len(self._documents)
+            self._dispatcher.emitter.document(self._documents[tokens], tokens)
+        return self._documents[tokens]
 
     def sequence(self, number: int) -> Sequence:
         return self._all[number]

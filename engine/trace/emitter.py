@@ -12,7 +12,18 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
-from engine.trace.events import Commit, Copied, Decision, Document, Forked, Piece, Pooled, Round, Row
+from engine.trace.events import (
+    Commit,
+    Copied,
+    Decision,
+    Document,
+    Forecast,
+    Forked,
+    Piece,
+    Pooled,
+    Round,
+    Row,
+)
 from engine.types import DraftToken, Judged, PoolUpdate, Verdict
 
 if TYPE_CHECKING:
@@ -80,6 +91,8 @@ class TraceEmitter:
             self._emit(Commit(step, sequence, c.position, c.token, c.origin, c.text, now))
         if verdict.draft.source is not None:
             self._emit(Copied(step, sequence, *verdict.draft.source, length=len(verdict.draft)))
+        if verdict.draft.forecast is not None:
+            self._emit(Forecast(step, sequence, *verdict.draft.forecast))
         counts = (len(verdict.draft), len(verdict.accepted), len(committed))
         self._emit(Round(step, sequence, verdict.mode, *counts, now, verdict.span))
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
-of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`
-and the kinds `glue` and `branch`."""
+of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`,
+`forecast`, and the kinds `glue` and `branch`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -215,7 +215,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A reference document for copied drafts, emitted before the first copy."""
+    """A reference document or a finished text for copied drafts, emitted before the first copy."""
 
     tag: ClassVar[str] = "document"
     document: int
@@ -279,6 +279,27 @@ class Forked:
     were drafted after them, are then the next draft."""
 
 
+class Forecast:
+    """What a round's best draft from suffix trees was expected to bring, before it was judged.
+
+    The round judged this draft if it has a `Copied` row; otherwise a drafter's, or none.
+    """
+
+    tag: ClassVar[str] = "forecast"
+    step: int
+    sequence: int
+    tree: str
+    """`own`, the sequence's prompt and output; `finished`, other texts; empty without a draft."""
+    match: int
+    """The number of last tokens that occur in the tree right before the draft."""
+    occurrences: int
+    """Those of the match in the tree; in the own tree the end of the text is one of them."""
+    score: float
+    """Expected accepted tokens, by the counts of the tree."""
+    drafter: float | None
+    """Expected accepted tokens of a draft of the drafter, by earlier rounds; None without one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The text of a token id, emitted once before its first use."""
@@ -319,6 +340,17 @@ class Footer:
 
 
 Row: TypeAlias = (
-    Span | Part | Round | Decision | Commit | Document | Copied | Pooled | Forked | Piece | Occupancy
+    Span
+    | Part
+    | Round
+    | Decision
+    | Commit
+    | Document
+    | Copied
+    | Pooled
+    | Forked
+    | Forecast
+    | Piece
+    | Occupancy
 )
 Event: TypeAlias = Header | Row | Footer

@@ -12,6 +12,7 @@ from engine.trace.events import (
     Document,
     Event,
     Footer,
+    Forecast,
     Forked,
     Header,
     Occupancy,
@@ -34,6 +35,7 @@ _LISTS: dict[type[Row], str] = {
     Copied: "copies",
     Pooled: "pooled",
     Forked: "forks",
+    Forecast: "forecasts",
     Occupancy: "occupancy",
 }
 
@@ -52,6 +54,7 @@ class Trace:
     copies: list[Copied] = field(default_factory=list[Copied])
     pooled: list[Pooled] = field(default_factory=list[Pooled])
     forks: list[Forked] = field(default_factory=list[Forked])
+    forecasts: list[Forecast] = field(default_factory=list[Forecast])
     pieces: dict[int, str] = field(default_factory=dict[int, str])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
     footer: Footer | None = None

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from engine.drafting.suffix import Finished
 from engine.run.run import Race
 from engine.sampling.draws import Draws
 from engine.types import Draft, Prefix, Sampling, Verdict
@@ -210,6 +211,24 @@ def test_a_vocabulary_of_five_tokens_has_the_targets_distribution(name, tokens):
     key, config = METHODS[name]
     p, q = Table(31, 5), Table(32, 5, banned=3)
     assert distance(joint(method(key, **config), p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3], ids=str)
+@pytest.mark.parametrize("name", ["suffix", "hybrid-1", "hybrid-2-seconds"])
+def test_drafts_from_finished_texts_have_the_targets_distribution(name, sampling):
+    key, config = METHODS[name]
+    decode, accepted = method(key, **config), set[int]()
+
+    async def with_finished_texts(run: ToyRun) -> None:
+        run.finished = Finished([(0, 1, 1, 0, 1, 3, 3), (1, 0, 0, 2, 0, 3), (0, 1, 1, 1)])
+        await decode(run)
+        copies = [v for v in run.verdicts if v.draft.source is not None and v.accepted]
+        accepted.update(v.draft.source.document for v in copies if v.draft.source)
+
+    p, q = PAIRS["random"]
+    texts = joint(with_finished_texts, p, q, sampling)
+    assert distance(texts, target_joint(p, sampling)) < EXACT
+    assert accepted - {-1}, "an accepted draft is of a finished text"
 
 
 @pytest.mark.parametrize("gamma", [2, 3])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.drafting.level import levels, next_level
+from engine.drafting.suffix import Finished
 from engine.drafting.tree import TreeShape, line, root
 from engine.heads.drafting import Columns
 from engine.run.run import Race
@@ -193,6 +194,7 @@ class ToyRun:
         self.hits: list[bool] = []
         """Of the fans, whether there was a branch of the outcome."""
         self._output = slice(len(prompt), len(prompt) + tokens)
+        self.finished, self._documents = Finished(), dict[tuple[int, ...], int]()
 
     @property
     def x(self) -> Prefix:
@@ -207,12 +209,19 @@ class ToyRun:
         return self.sequences[0].done
 
     @property
+    def output(self) -> tuple[int, ...]:
+        return self.text
+
+    @property
     def text(self) -> tuple[int, ...]:
         return tuple(self.x.tokens[self._output].tolist())
 
     def document(self, text: str) -> tuple[int, ...]:
         """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
+
+    def record(self, tokens: tuple[int, ...]) -> int:
+        return self._documents.setdefault(tokens, len(self._documents))
 
     def race(self) -> Race:
         """Race as the real run does."""

@@ -12,6 +12,7 @@ from engine.trace.events import (
     Device,
     Document,
     Footer,
+    Forecast,
     Forked,
     Header,
     Occupancy,
@@ -124,12 +125,16 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
     forks = st.builds(
         Forked, st.integers(0, 3), sequence, st.integers(0, 9), tokens, st.floats(0, 1), times, st.booleans()
     )
+    trees, scores = st.sampled_from(schema.TREES), st.floats(0, 100)
+    forecasts = st.builds(
+        Forecast, st.integers(0, 3), sequence, trees, times, times, scores, st.none() | scores
+    )
     pieces = st.builds(Piece, tokens, texts)
     power = st.none() | st.floats(0, 2000)
     samples = st.builds(
         Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50), power
     )
-    return rounds | decisions | commits | copies | pools | forks | pieces | samples
+    return rounds | decisions | commits | copies | pools | forks | forecasts | pieces | samples
 
 
 @st.composite

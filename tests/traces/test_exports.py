@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.trace.events import SCHEMA, Copied, Decision, Forked, Pooled, Span
+from engine.trace.events import SCHEMA, Copied, Decision, Forecast, Forked, Pooled, Span
 from engine.trace.jsonl import to_json, write_jsonl
 from engine.trace.trace import Trace
 from tests.traces import strategies
@@ -99,6 +99,9 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
 COPY = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4}
 POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), "gained": (), "size": 3}
 FORK = {"step": 1, "sequence": 0, "place": 2, "token": 7, "q": 0.25, "length": 3, "taken": False}
+FORECAST = {"step": 1, "sequence": 0, "tree": "own", "match": 2, "occurrences": 3, "score": 1.5} | {
+    "drafter": None
+}
 
 
 @pytest.mark.parametrize(
@@ -124,9 +127,12 @@ FORK = {"step": 1, "sequence": 0, "place": 2, "token": 7, "q": 0.25, "length": 3
         (Forked, FORK, {"length": -2}, "a branch has place 2 and length -2"),
         (Forked, FORK, {"taken": 1}, "taken of a forked is 1"),
         (Forked, FORK, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
+        (Forecast, FORECAST, {"tree": "oak"}, "tree of a forecast is 'oak'; it must be one of "),
+        (Forecast, FORECAST, {"score": -1.0}, "a forecast has match 2, 3 occurrences and score -1"),
+        (Forecast, FORECAST, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
     ],
 )
-def test_an_invalid_copy_pool_or_fork_is_refused(tmp_path, kind, usual, fields, message):
+def test_an_invalid_copy_pool_fork_or_forecast_is_refused(tmp_path, kind, usual, fields, message):
     trace = sample_trace("llma")
     trace.copies, trace.pooled = [], []
     trace.add(kind(**{**usual, **fields}))

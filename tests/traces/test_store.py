@@ -23,6 +23,7 @@ TABLES = (
     "copied",
     "pooled",
     "forked",
+    "forecast",
     "piece",
     "occupancy",
     "run",

@@ -39,6 +39,7 @@ SCRIPTS = (
     "kv.js",
     "ngrams.js",
     "fan.js",
+    "forecasts.js",
     "pointer.js",
     "live.js",
     "flows.js",

@@ -11,6 +11,8 @@ decoding's printed time of AIME, the data with the shortest prompts, at its batc
 more what plain decoding's rows cost from batch 1 to 32. What plain decoding of other data takes
 longer is prefill. PEARL's run has the same prompts and more tokens, so less prefill per token; both
 numbers of tokens are printed. No speed-up of PEARL is used.
+
+ArcticInference's speeds are not predicted: how often its texts repeat is not printed.
 """
 
 from __future__ import annotations
@@ -87,6 +89,14 @@ def _nano_pearl() -> Iterator[Row]:
         yield PAPER.row(f"{name}, speed-up", speed_up, predicted(name), "closed form of PEARL")
         for column, number in zip(_TABLE["columns"][1:], inputs, strict=True):
             yield PAPER.row(f"{name}, {column}", number, None, "input")
+
+
+@PAPER.item("ArcticInference")
+def _arctic_inference() -> Iterator[Row]:
+    for table in (_DATA["ArcticInference"], _DATA["ArcticInference, EAGLE"]):
+        for data, speeds in ((k, v) for k, v in table.items() if k != "columns"):
+            for method, speed in zip(table["columns"], speeds, strict=True):
+                yield PAPER.row(f"{data}, {method}, tokens/s", speed, None, "no texts")
 
 
 def predicted(name: str) -> float:

@@ -17,6 +17,7 @@ from traces.view.aligned import AlignedView, aligned, equal_tokens
 from traces.view.caches import CacheView, PackingView, caches, packings
 from traces.view.fan import FanView, PlaceView, fans, hits
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
+from traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
 from traces.view.forks import with_forks
 from traces.view.layers import LayersView, layers
 from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
@@ -97,6 +98,8 @@ class Sections(Extent):
     """The rounds of a run with a speculation cache."""
     hits: list[PlaceView]
     """Empty for a part of a run."""
+    forecasts: list[ForecastView]
+    forecast_sums: list[ForecastSum]
     caches: list[CacheView]
     layers: LayersView | None
     packings: list[PackingView]
@@ -235,6 +238,7 @@ def sections(
     views = _Views()
     copied = views.of("copies", lambda: copies(trace), [])
     guesses = views.of("speculation cache", lambda: fans(trace, around), [])
+    expected = views.of("suffix trees", lambda: forecasts(trace), [])
     grams = [] if redact_prompt else views.of("n-grams", lambda: ngrams(trace), [])
     if redact_prompt:
         lost = _without_copies(lost, copied)
@@ -256,6 +260,8 @@ def sections(
         "ngrams": grams,
         "fans": guesses,
         "hits": views.of("hits by place", lambda: hits(trace), []),
+        "forecasts": expected,
+        "forecast_sums": sums_of(expected),
         "caches": views.of("KV caches", lambda: caches(trace, around), []),
         "layers": views.of("layers", lambda: layers(trace), None),
         "packings": views.of("batches", lambda: packings(trace, around), []),

@@ -123,14 +123,16 @@ def copies(trace: Trace) -> list[CopyView]:
 def sources(trace: Trace) -> list[SourceView]:
     """Return the prompts, then the documents; empty for a run that copied nothing.
 
-    A text that has a token without a piece is left out.
+    A text that has a token without a piece is left out, and where several documents were at hand,
+    those that nothing was copied from.
     """
     if not trace.copies and not trace.documents:
         return []
     rows: list[tuple[int, int, Iterable[int]]] = [
         (sequence, -1, ids) for sequence, ids in enumerate(trace.header.prompt_ids)
     ]
-    rows += [(-1, d.document, d.tokens) for d in trace.documents]
+    copied = {copy.document for copy in trace.copies} if len(trace.documents) > 1 else {0}
+    rows += [(-1, d.document, d.tokens) for d in trace.documents if d.document in copied]
     return [
         {
             "sequence": sequence,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.trace.events import Device
     from traces.windows import Bins, Extent, Window
 
-PIECEMEAL = ("tokens", "ghosts", "rounds")
+PIECEMEAL = ("tokens", "ghosts", "rounds", "forecasts")
 """Sections whose rows have a time, and are cut to the window."""
 
 
@@ -86,7 +86,8 @@ def part_sections(part: Window, size: Extent) -> dict[str, Any]:
     rows = cast("dict[str, Any]", found)
     _count(rows["tokens"], part, clock)
     inside = {name: [row for row in rows[name] if low <= row["t"] <= high] for name in PIECEMEAL}
-    return {**rows, **inside, "headline": [], "hits": [], "part": {"from": low, "to": high}}
+    whole = {"headline": [], "hits": [], "forecast_sums": []}
+    return {**rows, **inside, **whole, "part": {"from": low, "to": high}}
 
 
 def _count(tokens: list[dict[str, Any]], part: Window, clock: Any) -> None:

@@ -7,21 +7,26 @@ from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
 from tests.traces.samples import KINDS, sample_trace
 from tests.traces.test_fan import ssd
+from tests.traces.test_forecasts import expecting
 from tests.traces.test_layers import easyspec
 from tests.traces.test_ngrams import ahead
 from tests.traces.test_servers import dsi
 from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
-VIEWS = ("aligned", "fan", "grams", "kv", "layers", "packing", "pool", "sources", "tree", "tree-fork")
+VIEWS = (
+    *("aligned", "fan", "forecast", "grams", "kv", "layers", "packing", "pool", "sources", "tree"),
+    "tree-fork",
+)
 PROMPTS = ("One fox, two foxes. One fox,", "Hi")
 
 
 @pytest.fixture(scope="module")
 def traces(beside, decode):
-    """Nine runs, which together have every view; the last one is lossy."""
+    """Runs that together have every view; the last one is lossy."""
     samples = [sample_trace(kind, tokens=8) for kind in ("pearl", "tree", "llma")]
-    own = [beside(easyspec, gamma=3), beside(ahead), beside(ssd), beside(dsi, [True, False, True], 6, sp=2)]
+    own = [beside(easyspec, gamma=3), beside(ahead), beside(ssd), beside(expecting)]
+    own.append(beside(dsi, [True, False, True], 6, sp=2))
     own.append(decode("specbranch", "Hi", config={"threshold": 0.9, "length": 3}, limits=Limits(6)))
     batch = decode("ems", *PROMPTS, limits=Limits(6))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]

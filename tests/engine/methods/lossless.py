@@ -20,6 +20,12 @@ CONFIGS = {
     "speculative": [{"gamma": 1}, {"gamma": 5}],
     "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
     "prompt_lookup": [{}, {"ngram": 1, "copy": 3, "which": "latest"}],
+    "suffix": [{}, {"depth": 64, "factor": 3.0, "least": 0.0}, {"depth": 2, "offset": 1.0, "finished": 0}],
+    "hybrid": [
+        {},
+        {"gamma": 1, "offset": 2.0, "least": 0.0},
+        {"weigh": "seconds", "c": 2.0},
+    ],
     "assisted": [
         {},
         {"start": 1, "confidence": 0.0},

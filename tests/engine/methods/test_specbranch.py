@@ -163,5 +163,7 @@ def test_too_many_nodes_are_refused():
 
 def test_co_located_has_the_same_rounds():
     apart, together = decode(), decode(placement="co-located")
-    assert [(r.drafted, r.accepted) for r in apart.rounds] == [(r.drafted, r.accepted) for r in together.rounds]
+    assert [(r.drafted, r.accepted) for r in apart.rounds] == [
+        (r.drafted, r.accepted) for r in together.rounds
+    ]
     assert together.commits[-1].time > apart.commits[-1].time

@@ -35,6 +35,8 @@ CONFIGS = [
     ("ems", {"base": "speculative", "width": 2}),
     ("llma", {"match": 1}),
     ("prompt_lookup", {"ngram": 1}),
+    ("suffix", {"offset": 1.0}),
+    ("hybrid", {"gamma": 2, "offset": 1.0}),
     ("lookahead", {"level": 3, "window": 4}),
     ("ouroboros", {"gamma": 3}),
     ("pearl", {"gamma": 3}),

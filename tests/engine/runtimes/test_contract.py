@@ -40,6 +40,8 @@ CONFIGS = {
     "easyspec": {"gamma": 4},
     "prompt_lookup": {"ngram": 2, "copy": 5},
     "assisted": {"start": 3},
+    "suffix": {"offset": 1.0},
+    "hybrid": {"gamma": 3, "offset": 2.0},
     "lookahead": {"level": 4, "window": 6},
     "ouroboros": {"gamma": 4},
     "medusa": {},
@@ -71,7 +73,7 @@ ONE_SPAN_EACH = (
 PROCESSES = (
     *(n for n in CONFIGS if n.startswith(("pearl", "ssd"))),
     *("autoregressive", "speculative", "specbranch", "tree", "easyspec", "assisted", "lookahead"),
-    *("ouroboros", "medusa", "hydra", "eagle2", "parallelspec_eagle", "llma"),
+    *("ouroboros", "medusa", "hydra", "eagle2", "parallelspec_eagle", "llma", "suffix", "hybrid"),
 )
 """Run on worker processes, above temperature 0: each layout, and each kind of job and of head."""
 RUNS = [(name, WARM) for name in CONFIGS] + [(name, Sampling()) for name in GREEDY]
@@ -123,7 +125,7 @@ def facts(trace: Trace) -> tuple[list[object], ...]:
     def strip(row, **more):
         return replace(row, **{k: v for k, v in timeless.items() if hasattr(row, k)}, **more)
 
-    tables = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled)
+    tables = (trace.rounds, trace.commits, trace.documents, trace.copies, trace.pooled, trace.forecasts)
     decisions = [strip(d, **inexact) for d in trace.decisions]
     return decisions, forks, *(list(map(strip, rows)) for rows in tables)
 

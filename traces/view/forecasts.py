@@ -1,0 +1,80 @@
+"""Forecasts: what drafts from suffix trees were expected to bring, against what they brought."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from traces.view import row_of
+from traces.waiting import decoding_clock
+
+if TYPE_CHECKING:
+    from engine.trace.trace import Trace
+
+
+class ForecastView(TypedDict):
+    """A round with suffix trees."""
+
+    sequence: int
+    step: int
+    t: float
+    tree: str
+    """The tree of the best draft: `own`, `finished`, or empty without a match."""
+    match: int
+    occurrences: int
+    score: float
+    drafter: float | None
+    copied: bool
+    """Whether the round judged the draft of the tree; otherwise a drafter's, or none."""
+    drafted: int
+    accepted: int
+
+
+class ForecastSum(TypedDict):
+    """The rounds that judged drafts of one kind."""
+
+    by: str
+    """`own` or `finished` for the tree; `drafter`."""
+    rounds: int
+    match: float
+    """Mean length of the match; 0 for the drafter."""
+    drafted: int
+    expected: float
+    """Tokens that were expected to be accepted."""
+    accepted: int
+
+
+def forecasts(trace: Trace) -> list[ForecastView]:
+    clock = decoding_clock(trace)
+    judged = {(r.sequence, r.step): r for r in trace.rounds}
+    copied = {(c.sequence, c.step) for c in trace.copies}
+    rows = [(f, judged[f.sequence, f.step]) for f in trace.forecasts if (f.sequence, f.step) in judged]
+    return [
+        row_of(
+            ForecastView,
+            f,
+            t=clock(r.time),
+            copied=(f.sequence, f.step) in copied,
+            drafted=r.drafted,
+            accepted=r.accepted,
+        )
+        for f, r in rows
+    ]
+
+
+def sums_of(rows: list[ForecastView]) -> list[ForecastSum]:
+    groups: dict[str, list[ForecastView]] = {"own": [], "finished": [], "drafter": []}
+    for row in rows:
+        if row["drafted"]:
+            groups[row["tree"] if row["copied"] else "drafter"].append(row)
+    return [
+        {
+            "by": by,
+            "rounds": len(group),
+            "match": 0.0 if by == "drafter" else sum(row["match"] for row in group) / len(group),
+            "drafted": sum(row["drafted"] for row in group),
+            "expected": sum((row["drafter"] or 0.0) if by == "drafter" else row["score"] for row in group),
+            "accepted": sum(row["accepted"] for row in group),
+        }
+        for by, group in groups.items()
+        if group
+    ]
