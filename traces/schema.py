@@ -21,7 +21,7 @@ from engine.trace import events
 
 APPLICATION_ID = 0x53505343
 """In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-VERSION = 7
+VERSION = 8
 """Number of these tables, in the header of every file (`PRAGMA user_version`)."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -38,6 +38,7 @@ PARTS = ("attention", "exchange")
 MODES = ("plain", "verify", "pre-verify", "post-verify")
 RULES = ("", "ratio", "match", "target", "typical")
 OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
+STOPS = ("full", "uncertain", "end", "cancelled", "off")
 STATUSES = ("running", "done", "cancelled", "failed", "incomplete")
 
 
@@ -258,6 +259,18 @@ class Pooled(_Row, table=True):
     size: int
 
 
+class Chain(_Row, table=True):
+    """A draft: the length asked for, and its end."""
+
+    step: int
+    sequence: int
+    position: int
+    asked: int
+    drafted: int
+    stop: str = _code(*STOPS)
+    span: int
+
+
 class Piece(_Row, table=True):
     """The text of a token id."""
 
@@ -292,6 +305,7 @@ ROWS: dict[type[Any], Table] = {
     events.Document: _table(Document),
     events.Copied: _table(Copied),
     events.Pooled: _table(Pooled),
+    events.Chain: _table(Chain),
     events.Occupancy: _table(Occupancy),
 }
 """Its columns are `run`, `number`, and the event's fields."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.drafting.copy import Copier
+from engine.drafting.length import WINDOW, Average, Lengths, fixed
 from engine.drafting.planner import best_tree
 from engine.drafting.static import MOST_NODES, spelled, within
 from engine.drafting.static import tree as tree_of
@@ -23,6 +24,8 @@ GAMMA = 5
 """Draft length where nothing is planned."""
 LONGEST = 8
 """Draft length of runs that measure acceptance rates, and the longest planned one."""
+UNSURE = 0.4
+"""Probability below which a token is uncertain, as in transformers 5."""
 PROBE = Static(
     (
         *((0,), (1,), (2,), (3,), (4,), (5,)),
@@ -54,6 +57,36 @@ def draft_length(unit: str) -> Any:
     """Declare the setting `gamma`, in tokens or levels."""
     doc = f"Draft length: {unit} drafted before each verification; 0 plans it from measured cost, and is "
     return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA)
+
+
+def adaptive_length() -> Any:
+    """Declare the setting `length`: how the length of a chain follows gamma; see `lengths_of`."""
+    return setting(
+        "fixed",
+        "How long drafts are. fixed: gamma tokens. threshold: at most gamma, and a draft ends after a token of which "
+        "the drafter is unsure. average: the shortest of 1, ..., gamma / 2, gamma and 2 gamma that holds the moving "
+        "average of accepted runs, gamma at first.",
+        choices=("fixed", "threshold", "average"),
+    )
+
+
+def confidence() -> Any:
+    return setting(
+        0.0,
+        "End a draft after a token whose probability under the drafter is lower; 0 is the length's own: "
+        f"{UNSURE} if threshold, else never.",
+        low=0,
+        high=1,
+    )
+
+
+def off_below() -> Any:
+    return setting(
+        0.0,
+        f"Stop drafting for good when the acceptance rate of {WINDOW} verifications is lower; 0 is never.",
+        low=0,
+        high=1,
+    )
 
 
 def tree_drafts() -> Any:
@@ -116,6 +149,20 @@ def check_window(level: int, window: int, context: int) -> None:
 def window_rows(level: int, window: int) -> int:
     """Return the most rows of a look-ahead window: of n levels, each is `level` - 1 - n wider."""
     return max(levels * (window + level - 1 - levels) for levels in range(1, level))
+
+
+# Draft lengths that adapt.
+
+
+def own_confidence(cfg: Any) -> Any:
+    """Replace a confidence of 0 by the length's own."""
+    return replace(cfg, confidence=cfg.confidence or UNSURE) if cfg.length == "threshold" else cfg
+
+
+def lengths_of(cfg: Any) -> Lengths:
+    """Return the lengths for a Config with gamma, `length`, `confidence` and `off_below`."""
+    rule = Average(cfg.gamma) if cfg.length == "average" else fixed
+    return Lengths(cfg.gamma, rule, stop_below=cfg.confidence, off_below=cfg.off_below)
 
 
 # Layouts and plans of methods with a drafting head.

@@ -11,7 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.drafting.planner import best_tree
-from engine.methods.common import GAMMA, LONGEST, chain_drafts, draft_length
+from engine.methods.common import (
+    GAMMA,
+    LONGEST,
+    adaptive_length,
+    chain_drafts,
+    confidence,
+    draft_length,
+    lengths_of,
+    off_below,
+    own_confidence,
+)
 from engine.methods.registry import Situation, method
 from engine.run.run import Run
 
@@ -22,10 +32,14 @@ class Config:
 
     gamma: int = draft_length("tokens")
     drafts: str = chain_drafts()
+    length: str = adaptive_length()
+    confidence: float = confidence()
+    off_below: float = off_below()
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
     """Choose gamma where it is 0: the chain with the most predicted tokens per second."""
+    cfg = own_confidence(cfg)
     if cfg.gamma:
         return cfg
     chosen = situation.planned({"gamma": LONGEST}, best_tree)
@@ -39,6 +53,9 @@ def plan(cfg: Config, situation: Situation) -> Config:
     plan=plan,
 )
 async def decode(run: Run, cfg: Config) -> None:
+    lengths = lengths_of(cfg)
     while not run.done:
-        draft = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
-        run.commit(await run.target.verify(run.x, draft))
+        draft = await run.drafter.propose(run.x, lengths.next(), sampled=cfg.drafts == "sampled")
+        verdict = await run.target.verify(run.x, draft)
+        lengths.learn(verdict)
+        run.commit(verdict)

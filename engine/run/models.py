@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.drafting.length import Ask
 from engine.drafting.tree import TreeShape, Wide
+from engine.trace.events import Chain
 from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, Tree, Typical, Verdict
 from engine.worker.jobs import PREFILL_ROWS, Export, Import, Judge, JudgeAll, Prefill, Propose, Retire, Score
 
@@ -68,20 +70,28 @@ class Model:
 
     # Drafts.
 
-    async def propose(
-        self, prefix: Prefix, n: int, *, sampled: bool = True, stop_below: float = 0.0
-    ) -> Draft:
+    async def propose(self, prefix: Prefix, n: int | Ask, *, sampled: bool = True) -> Draft:
         """Draft up to n tokens after the prefix, each by its own forward.
 
         Args:
             prefix: The tokens so far, drafted ones included.
-            n: Tokens at most; fewer, or none, near the end of the output.
+            n: Tokens at most; fewer, or none, near the end of the output. An `Ask` can end the
+                draft earlier, and the trace shows why it ended.
             sampled: Draw from q (rule 1 judges them). Otherwise, and at temperature 0, take the
                 argmax (rule 2).
-            stop_below: The draft ends after a token of smaller probability.
         """
-        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), chain=True, stop_below=stop_below)
-        return (await self._drafts((prefix,), n, job))[0]
+        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), chain=True)
+        if not isinstance(n, Ask):
+            return (await self._drafts((prefix,), n, job))[0]
+        step, draft = self._dispatcher.step, Draft.empty()
+        try:
+            job = replace(job, stop_below=n.stop_below)
+            (draft,) = await self._drafts((prefix,), n.tokens, job)
+        finally:
+            span = draft.tokens[0].span if draft else -1
+            facts = (n.tokens, len(draft), n.stop(draft, self._remaining(prefix)), span)
+            self._dispatcher.emitter.chain(Chain(step, prefix.sequence, len(prefix), *facts))
+        return draft
 
     async def grow(
         self,

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
-from engine.trace.events import Commit, Copied, Decision, Document, Piece, Pooled, Round, Row
+from engine.trace.events import Chain, Commit, Copied, Decision, Document, Piece, Pooled, Round, Row
 from engine.types import DraftToken, Judged, PoolUpdate, Verdict
 
 if TYPE_CHECKING:
@@ -90,6 +90,10 @@ class TraceEmitter:
             self._name(*gram)
         where = (step, verdict.sequence, update.model)
         self._emit(Pooled(*where, update.window, tried, update.gained, update.size))
+
+    def chain(self, row: Chain) -> None:
+        self.flush()
+        self._emit(row)
 
     def prompt(self, sequence: int, tokens: np.ndarray) -> None:
         """Emit the texts of a prompt's tokens, once, for a sequence whose drafts are copied."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
-of the header and the rule `typical`; 5 added the `occupancy` of other programs."""
+of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `chain`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -23,6 +23,7 @@ TOO_BUSY = 0.5
 
 SpanKind = Literal["prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"]
 PartKind = Literal["attention", "exchange"]
+Stop = Literal["full", "uncertain", "end", "cancelled", "off"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """(token id, probability), most probable first."""
@@ -256,6 +257,27 @@ class Pooled:
 
 
 @dataclass(frozen=True, slots=True)
+class Chain:
+    """One draft of a method whose draft length can adapt: the length asked for, and its end."""
+
+    tag: ClassVar[str] = "chain"
+    step: int
+    """The round that asked for it."""
+    sequence: int
+    position: int
+    """Position of its first token in the sequence."""
+    asked: int
+    """Tokens asked for; 0 if drafting has ended for good."""
+    drafted: int
+    """Tokens drafted; 0 if the draft was cancelled."""
+    stop: Stop
+    """Why it ended. full: all tokens asked for; uncertain: after a token of low q; end: the output
+    takes no more; cancelled: with its job; off: drafting has ended for good."""
+    span: int
+    """The span of its first forward; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """The text of a token id, emitted once before its first use."""
 
@@ -294,5 +316,7 @@ class Footer:
     error: str = ""
 
 
-Row: TypeAlias = Span | Part | Round | Decision | Commit | Document | Copied | Pooled | Piece | Occupancy
+Row: TypeAlias = (
+    Span | Part | Round | Decision | Commit | Document | Copied | Pooled | Chain | Piece | Occupancy
+)
 Event: TypeAlias = Header | Row | Footer

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.trace.events import (
+    Chain,
     Commit,
     Copied,
     Decision,
@@ -32,6 +33,7 @@ _LISTS: dict[type[Row], str] = {
     Document: "documents",
     Copied: "copies",
     Pooled: "pooled",
+    Chain: "chains",
     Occupancy: "occupancy",
 }
 
@@ -49,6 +51,7 @@ class Trace:
     documents: list[Document] = field(default_factory=list[Document])
     copies: list[Copied] = field(default_factory=list[Copied])
     pooled: list[Pooled] = field(default_factory=list[Pooled])
+    chains: list[Chain] = field(default_factory=list[Chain])
     pieces: dict[int, str] = field(default_factory=dict[int, str])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
     footer: Footer | None = None

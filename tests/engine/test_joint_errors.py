@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from engine.drafting.length import Ask
 from engine.drafting.tree import Wide
 from engine.sampling.draws import Key
 from engine.types import Draft, DraftToken, Sampling
@@ -32,7 +33,7 @@ def dropping(below: float) -> Method:
 
     async def decode(run: ToyRun) -> None:
         while not run.done:
-            draft = await run.drafter.propose(run.x, 2, stop_below=below)
+            draft = await run.drafter.propose(run.x, Ask(2, below))
             last = draft.tokens[-1]
             sure = last.q is not None and run.q_rows[last.q.row][last.id] >= below
             run.commit(await run.target.verify(run.x, draft if sure else draft[: len(draft) - 1]))

@@ -13,6 +13,7 @@ from math import exp
 import numpy as np
 import torch
 
+from engine.drafting.length import Ask
 from engine.drafting.level import levels, next_level
 from engine.drafting.tree import TreeShape, line, root
 from engine.heads.drafting import Columns
@@ -237,11 +238,12 @@ class ToyDrafter:
     ticks: int = 0
     """Turns of the event loop that a draft takes longer."""
 
-    async def propose(self, prefix: Prefix, n: int, sampled: bool = True, stop_below: float = 0.0) -> Draft:
+    async def propose(self, prefix: Prefix, n: int | Ask, sampled: bool = True) -> Draft:
         tokens, context = list[DraftToken](), prefix.tokens.tolist()
+        ask = n if isinstance(n, Ask) else Ask(n)
         for _ in range(self.ticks):
             await asyncio.sleep(0)
-        for i in range(n):
+        for i in range(ask.tokens):
             token, q = propose_token(
                 self.logits(context),
                 position=len(context),
@@ -249,10 +251,10 @@ class ToyDrafter:
                 draws=self.run.draws,
                 sampled=sampled,
             )
-            tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q)))
-            probability = (self.logits(context).softmax(-1) if q is None else q)[token]
+            probability = float((self.logits(context).softmax(-1) if q is None else q)[token])
+            tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q), probability))
             context.append(token)
-            if probability < stop_below:
+            if probability < ask.stop_below:
                 break
         return Draft(tuple(tokens))
 
