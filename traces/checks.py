@@ -93,7 +93,8 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
-    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled):
+    decoded = (trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled, trace.chains)
+    for row in chain(trace.spans, *decoded):
         batch = row.sequence == -1 and isinstance(row, Span)
         if not batch and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
@@ -107,6 +108,9 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
             yield f"a pool holds {row.size} n-grams"
         if not all((*row.tried, *row.gained)):
             yield f"step {row.step} has an n-gram without tokens"
+    for row in trace.chains:
+        if not 0 <= row.drafted <= row.asked:
+            yield f"a draft of {row.drafted} tokens was asked for {row.asked}"
     documents = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in documents:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST = 32
 """The longest draft."""
 KEPT = 0.8
-"""Weight of the past in the moving average of accepted runs, per verdict, as in SGLang."""
+"""Weight of the past in the moving average of accepted runs, as in SGLang."""
 WINDOW = 32
 """Verdicts whose acceptance rate decides whether drafting ends for good."""
 LONGER, SHORTER = 2, 1
@@ -102,20 +102,23 @@ def heuristic(length: int, accepted: int, rejected: bool) -> int:  # noqa: ARG00
 
 
 class Average:
-    """The shortest of a few lengths that holds the mean run of accepted tokens.
+    """The shortest of a few lengths that holds the mean run of accepted tokens, rounded.
 
-    A run ends at a rejected token and may extend over several drafts, so short drafts count too.
-    Few lengths mean few CUDA graphs: gamma, half of it, ..., 1, and twice gamma.
+    A run ends at a rejected token and may extend over several drafts, so short drafts do not bound
+    it. Few lengths mean few CUDA graphs: gamma, half of it, ..., 1, and twice gamma.
     """
 
     def __init__(self, gamma: int) -> None:
         self.lengths = ladder(gamma)
-        self._accepted, self._rejected = float(gamma), 1.0
+        self._mean, self._run = float(gamma), 0
 
     def __call__(self, length: int, accepted: int, rejected: bool) -> int:  # noqa: ARG002 - a `Rule`
-        self._accepted = KEPT * self._accepted + accepted
-        self._rejected = KEPT * self._rejected + rejected
-        return next((n for n in self.lengths if self._accepted <= n * self._rejected), self.lengths[-1])
+        self._run += accepted
+        mean = KEPT * self._mean + (1 - KEPT) * self._run
+        if rejected:
+            self._mean, self._run = mean, 0
+        mean = max(mean, self._mean)  # an unfinished run counts once it is longer than the mean
+        return next((n for n in self.lengths if round(mean) <= n), self.lengths[-1])
 
 
 def ladder(gamma: int) -> tuple[int, ...]:

@@ -48,6 +48,20 @@ def test_dropping_an_improbable_drawn_token_is_an_error_and_stopping_after_it_is
     assert distance(joint(sure, p, q, ONE, 2), target_joint(p, ONE, 2)) < EXACT
 
 
+def test_a_length_that_counts_discarded_tokens_is_an_error():
+    """The discarded positions are drawn again with the same random numbers."""
+
+    async def decode(run: ToyRun) -> None:
+        n = 3
+        while not run.done:
+            draft = await run.drafter.propose(run.x, Ask(n, 0.3))
+            run.commit(await run.target.verify(run.x, draft))
+            n = 3 * (len(draft) == 3)  # of a draft that may have been rejected before its end
+
+    p, q = Table(1, 3), Table(2, 3)
+    assert distance(joint(decode, p, q, ONE), target_joint(p, ONE)) > BIASED
+
+
 class AdjacentShare(Enumerated):
     """One number for two adjacent acceptance tests, as in PEARL's public code."""
 
