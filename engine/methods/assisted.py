@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.length import Lengths, fixed, heuristic
+from engine.drafting.schedule import Schedule, fixed, heuristic
 from engine.methods.common import chain_drafts
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
@@ -61,9 +61,9 @@ def plan(cfg: Config, _: Situation) -> Config:
 )
 async def decode(run: Run, cfg: Config) -> None:
     rule = heuristic if cfg.schedule == "heuristic" else fixed
-    lengths = Lengths(cfg.start, rule, stop_below=cfg.confidence)
+    schedule = Schedule(cfg.start, rule, stop_below=cfg.confidence)
     while not run.done:
-        draft = await run.drafter.propose(run.x, lengths.next(), sampled=cfg.drafts == "sampled")
+        draft = await run.drafter.propose(run.x, schedule.next(), sampled=cfg.drafts == "sampled")
         verdict = await run.target.verify(run.x, draft)
-        lengths.learn(verdict)
+        schedule.learn(verdict)
         run.commit(verdict)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from engine.drafting.copy import Copier
-from engine.drafting.length import WINDOW, Average, Lengths, fixed
 from engine.drafting.planner import best_tree
+from engine.drafting.schedule import WINDOW, Average, Schedule, fixed
 from engine.drafting.static import MOST_NODES, spelled, within
 from engine.drafting.static import tree as tree_of
 from engine.drafting.tree import Static, TreeShape
@@ -59,28 +59,28 @@ def draft_length(unit: str) -> Any:
     return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA)
 
 
-def adaptive_length() -> Any:
-    """Declare the setting `length`: how the length of a chain follows gamma; see `lengths_of`."""
+def chain_schedule() -> Any:
+    """Declare the setting `schedule`, which `schedule_of` reads with the two below."""
     return setting(
         "fixed",
-        "How long drafts are. fixed: gamma tokens. threshold: at most gamma, and a draft ends after a token of which "
-        "the drafter is unsure. average: the shortest of 1, ..., gamma / 2, gamma and 2 gamma that holds the moving "
-        "average of accepted runs, gamma at first.",
+        "How the draft length follows gamma. fixed: gamma. threshold: at most gamma, and a draft ends after a token of "
+        "which the drafter is unsure. average: 1, ..., gamma / 2, gamma or 2 gamma, the shortest that holds the moving "
+        "average of accepted runs.",
         choices=("fixed", "threshold", "average"),
     )
 
 
-def confidence() -> Any:
+def chain_confidence() -> Any:
     return setting(
         0.0,
-        "End a draft after a token whose probability under the drafter is lower; 0 is the length's own: "
+        "End a draft after a token whose probability under the drafter is lower; 0 is the schedule's own: "
         f"{UNSURE} if threshold, else never.",
         low=0,
         high=1,
     )
 
 
-def off_below() -> Any:
+def chain_off() -> Any:
     return setting(
         0.0,
         f"Stop drafting for good when the acceptance rate of {WINDOW} verifications is lower; 0 is never.",
@@ -151,18 +151,18 @@ def window_rows(level: int, window: int) -> int:
     return max(levels * (window + level - 1 - levels) for levels in range(1, level))
 
 
-# Draft lengths that adapt.
+# Schedules of draft lengths.
 
 
 def own_confidence(cfg: Any) -> Any:
-    """Replace a confidence of 0 by the length's own."""
-    return replace(cfg, confidence=cfg.confidence or UNSURE) if cfg.length == "threshold" else cfg
+    """Replace a confidence of 0 by the schedule's own."""
+    return replace(cfg, confidence=cfg.confidence or UNSURE) if cfg.schedule == "threshold" else cfg
 
 
-def lengths_of(cfg: Any) -> Lengths:
-    """Return the lengths for a Config with gamma, `length`, `confidence` and `off_below`."""
-    rule = Average(cfg.gamma) if cfg.length == "average" else fixed
-    return Lengths(cfg.gamma, rule, stop_below=cfg.confidence, off_below=cfg.off_below)
+def schedule_of(cfg: Any) -> Schedule:
+    """Return the schedule of a Config with gamma, `schedule`, `confidence` and `off_below`."""
+    rule = Average(cfg.gamma) if cfg.schedule == "average" else fixed
+    return Schedule(cfg.gamma, rule, stop_below=cfg.confidence, off_below=cfg.off_below)
 
 
 # Layouts and plans of methods with a drafting head.

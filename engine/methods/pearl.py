@@ -18,16 +18,16 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from engine.drafting.copy import Copier
-from engine.drafting.length import Ask
 from engine.drafting.planner import best_parallel
+from engine.drafting.schedule import Ask
 from engine.layout import Colocated, Layout, Pipelined, Separate
 from engine.methods.common import (
-    adaptive_length,
-    confidence,
-    lengths_of,
-    off_below,
+    chain_confidence,
+    chain_off,
+    chain_schedule,
     own_confidence,
     planned,
+    schedule_of,
 )
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
@@ -57,9 +57,9 @@ class Config:
         low=0,
         high=16,
     )
-    length: str = adaptive_length()
-    confidence: float = confidence()
-    off_below: float = off_below()
+    schedule: str = chain_schedule()
+    confidence: float = chain_confidence()
+    off_below: float = chain_off()
     placement: str = setting(
         "separate",
         "Devices: one for each model, one for both, or a pipeline of target layers with the drafter on both ends.",
@@ -103,19 +103,19 @@ def layout(cfg: Config) -> Layout:
     layout=layout,
 )
 async def decode(run: Run, cfg: Config) -> None:
-    pending, copier, lengths = Draft.empty(), Copier(copy=max(1, cfg.guesses)), lengths_of(cfg)
+    pending, copier, schedule = Draft.empty(), Copier(copy=max(1, cfg.guesses)), schedule_of(cfg)
     while not run.done:
         if not pending and not cfg.pre_verify:
-            pending = await _draft(run, run.x, lengths.next())
+            pending = await _draft(run, run.x, schedule.next())
         if pending and not cfg.post_verify:
             verdict = await run.target.verify(run.x, pending)
-            lengths.learn(verdict)
+            schedule.learn(verdict)
             run.commit(verdict)
             pending = Draft.empty()
             continue
         guess = copier.draft(run.x.tokens, run.remaining) if cfg.guesses and not pending else Draft.empty()
         scores = run.target.score(run.x, pending or guess)
-        chunk = await _draft(run, run.x + pending, lengths.next())
+        chunk = await _draft(run, run.x + pending, schedule.next())
         if guess:
             verdict = await scores.judge(guess, mode="pre-verify")
             pending = _rest(chunk, verdict.emitted)
@@ -123,7 +123,7 @@ async def decode(run: Run, cfg: Config) -> None:
             early = chunk[:1] if cfg.pre_verify else Draft.empty()
             draft = pending + early
             verdict = await scores.judge(draft, bonus=not draft)
-            lengths.learn(verdict)
+            schedule.learn(verdict)
             pending = chunk[len(early) :] if verdict.all_accepted else Draft.empty()
         run.commit(verdict, kept=pending)
 
@@ -134,11 +134,11 @@ async def _draft(run: Run, prefix: Prefix, ask: Ask) -> Draft:
         return await run.drafter.propose(prefix, ask)
     last, first = run.drafters
     half = await last.propose(prefix, ask._replace(tokens=ceil(ask.tokens / 2)))
-    count = min(ask.tokens // 2, run.remaining + len(run.x) - len(prefix) - len(half))
-    if count < 1 or ask.ends(half):
+    room = run.remaining + len(run.x) - len(prefix) - len(half)
+    if min(ask.tokens // 2, room) < 1 or ask.ends(half):
         return half
     await last.move(prefix + half, to=first)
-    return half + await first.propose(prefix + half, ask._replace(tokens=count))
+    return half + await first.propose(prefix + half, ask._replace(tokens=ask.tokens // 2))
 
 
 def _rest(draft: Draft, emitted: tuple[int, ...]) -> Draft:

@@ -14,13 +14,13 @@ from engine.drafting.planner import best_tree
 from engine.methods.common import (
     GAMMA,
     LONGEST,
-    adaptive_length,
+    chain_confidence,
     chain_drafts,
-    confidence,
+    chain_off,
+    chain_schedule,
     draft_length,
-    lengths_of,
-    off_below,
     own_confidence,
+    schedule_of,
 )
 from engine.methods.registry import Situation, method
 from engine.run.run import Run
@@ -32,9 +32,9 @@ class Config:
 
     gamma: int = draft_length("tokens")
     drafts: str = chain_drafts()
-    length: str = adaptive_length()
-    confidence: float = confidence()
-    off_below: float = off_below()
+    schedule: str = chain_schedule()
+    confidence: float = chain_confidence()
+    off_below: float = chain_off()
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
@@ -53,9 +53,9 @@ def plan(cfg: Config, situation: Situation) -> Config:
     plan=plan,
 )
 async def decode(run: Run, cfg: Config) -> None:
-    lengths = lengths_of(cfg)
+    schedule = schedule_of(cfg)
     while not run.done:
-        draft = await run.drafter.propose(run.x, lengths.next(), sampled=cfg.drafts == "sampled")
+        draft = await run.drafter.propose(run.x, schedule.next(), sampled=cfg.drafts == "sampled")
         verdict = await run.target.verify(run.x, draft)
-        lengths.learn(verdict)
+        schedule.learn(verdict)
         run.commit(verdict)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.drafting.length import Ask
+from engine.drafting.schedule import Ask
 from engine.drafting.tree import TreeShape, Wide
 from engine.trace.events import Chain
 from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, RowRef, Tree, Typical, Verdict

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from engine.drafting.length import Ask
+from engine.drafting.schedule import Ask
 from engine.drafting.tree import Wide
 from engine.sampling.draws import Key
 from engine.types import Draft, DraftToken, Sampling

@@ -13,8 +13,8 @@ from math import exp
 import numpy as np
 import torch
 
-from engine.drafting.length import Ask
 from engine.drafting.level import levels, next_level
+from engine.drafting.schedule import Ask
 from engine.drafting.tree import TreeShape, line, root
 from engine.heads.drafting import Columns
 from engine.run.run import Race

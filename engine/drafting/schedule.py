@@ -57,7 +57,7 @@ Rule: TypeAlias = "Callable[[int, int, bool], int]"
 """(length, accepted tokens of a draft, whether the next one was rejected) -> next length."""
 
 
-class Lengths:
+class Schedule:
     """The draft lengths of one sequence.
 
     Args:

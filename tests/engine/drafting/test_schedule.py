@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting import length
-from engine.drafting.length import MOST, WINDOW, Ask, Average, Lengths, fixed, heuristic, ladder
+from engine.drafting import schedule
+from engine.drafting.schedule import MOST, WINDOW, Ask, Average, Schedule, fixed, heuristic, ladder
 from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
 from tests.engine.toy import Table, ToyRun
 from tests.engine.toy_joint import distance, joint, target_joint
@@ -30,7 +30,7 @@ def verdict(accepted: int, drafted_tokens: int) -> Verdict:
 @given(gammas, rules, st.lists(st.tuples(st.integers(0, MOST), st.integers(0, MOST)), max_size=60))
 def test_a_length_depends_on_the_tested_tokens_only(gamma, rule, tests):
     """Discarded tokens, which follow a rejected one, change nothing."""
-    short, long = (Lengths(gamma, rule(gamma), off_below=0.5) for _ in range(2))
+    short, long = (Schedule(gamma, rule(gamma), off_below=0.5) for _ in range(2))
     for accepted, discarded in tests:
         rejected = discarded % 2
         short.learn(verdict(accepted, accepted + rejected))
@@ -58,7 +58,7 @@ def test_the_lengths_of_gamma_7_are_those_of_sglang_and_14():
 
 @pytest.mark.parametrize(("runs", "lengths"), [(0, 1), (2, 2), (4, 5), (9, 10), (90, 10)])
 def test_a_steady_run_of_accepted_tokens_leads_to_the_length_that_holds_it(runs, lengths):
-    adaptive = Lengths(5, Average(5))
+    adaptive = Schedule(5, Average(5))
     for _ in range(60):  # of drafts of any length
         left = runs
         while left >= (asked := adaptive.next().tokens):
@@ -69,7 +69,7 @@ def test_a_steady_run_of_accepted_tokens_leads_to_the_length_that_holds_it(runs,
 
 
 def test_the_heuristic_is_two_longer_after_a_full_draft_and_one_shorter_else():
-    lengths, found = Lengths(2, heuristic), list[int]()
+    lengths, found = Schedule(2, heuristic), list[int]()
     for accepted, n in ((2, 2), (4, 4), (1, 6), (0, 5), (0, 4)):
         lengths.learn(verdict(accepted, n))
         found.append(lengths.next().tokens)
@@ -81,7 +81,7 @@ def test_the_heuristic_is_two_longer_after_a_full_draft_and_one_shorter_else():
 
 @given(gammas, st.floats(0, 1), st.lists(st.booleans(), max_size=3 * WINDOW))
 def test_drafting_ends_for_good_when_the_rate_of_a_whole_window_is_low(gamma, bound, accepts):
-    lengths, off = Lengths(gamma, fixed, off_below=bound), False
+    lengths, off = Schedule(gamma, fixed, off_below=bound), False
     for i, accepted in enumerate(accepts, 1):
         assert lengths.next() == Ask(0 if off else gamma)
         lengths.learn(verdict(int(accepted), 1))
@@ -90,7 +90,7 @@ def test_drafting_ends_for_good_when_the_rate_of_a_whole_window_is_low(gamma, bo
 
 
 def test_a_verdict_without_a_draft_says_nothing():
-    lengths = Lengths(3, heuristic)
+    lengths = Schedule(3, heuristic)
     lengths.learn(verdict(0, 0))
     assert lengths.next() == Ask(3)
 
@@ -124,11 +124,11 @@ def test_pearl_that_stops_drafting_has_the_targets_distribution(config, sampling
 @pytest.mark.parametrize("drafts", ["sampled", "greedy"])
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.5, top_k=3), Sampling()], ids=str)
 def test_speculative_decoding_that_stops_drafting_has_the_targets_distribution(drafts, sampling, monkeypatch):
-    assert_exact_when_off(monkeypatch, sampling, "speculative", gamma=2, drafts=drafts, length="average")
+    assert_exact_when_off(monkeypatch, sampling, "speculative", gamma=2, drafts=drafts, schedule="average")
 
 
 def assert_exact_when_off(monkeypatch, sampling, key, **config):
-    monkeypatch.setattr(length, "WINDOW", 1)  # off after the first verdict with a rejection
+    monkeypatch.setattr(schedule, "WINDOW", 1)  # off after the first verdict with a rejection
     decode, off = method(key, off_below=1.0, **config), set[bool]()
 
     async def watched(run: ToyRun) -> None:
