@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.trace.events import SCHEMA, Copied, Decision, Pooled, Span
+from engine.trace.events import SCHEMA, Chain, Copied, Decision, Pooled, Span
 from engine.trace.jsonl import to_json, write_jsonl
 from engine.trace.trace import Trace
 from tests.traces import strategies
@@ -97,6 +97,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
 
 
 COPY = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4}
+CHAIN = {"step": 1, "sequence": 0, "position": 9, "asked": 4, "drafted": 2, "stop": "end", "span": 3}
 POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), "gained": (), "size": 3}
 
 
@@ -119,6 +120,9 @@ POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), 
         ),
         (Pooled, POOL, {"size": -1}, "a pool holds -1 n-grams"),
         (Pooled, POOL, {"tried": ((),)}, "an n-gram without tokens"),
+        (Chain, CHAIN, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
+        (Chain, CHAIN, {"drafted": 5}, "a draft of 5 tokens was asked for 4"),
+        (Chain, CHAIN, {"stop": "tired"}, "stop of a chain is 'tired'"),
     ],
 )
 def test_an_invalid_copy_or_pool_is_refused(tmp_path, kind, usual, fields, message):

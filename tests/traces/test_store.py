@@ -22,6 +22,7 @@ TABLES = (
     "document",
     "copied",
     "pooled",
+    "chain",
     "piece",
     "occupancy",
     "run",
