@@ -114,11 +114,13 @@ class Average:
 
     def __call__(self, length: int, accepted: int, rejected: bool) -> int:  # noqa: ARG002 - a `Rule`
         self._run += accepted
-        mean = KEPT * self._mean + (1 - KEPT) * self._run
-        if rejected:
-            self._mean, self._run = mean, 0
-        mean = max(mean, self._mean)  # an unfinished run counts once it is longer than the mean
+        if rejected:  # one very long run must not count for many
+            self._mean, self._run = self._with(min(self._run, self.lengths[-1])), 0
+        mean = max(self._mean, self._with(self._run))  # a run in progress counts if it is long
         return next((n for n in self.lengths if round(mean) <= n), self.lengths[-1])
+
+    def _with(self, run: int) -> float:
+        return KEPT * self._mean + (1 - KEPT) * run
 
 
 def ladder(gamma: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from traces.view.aligned import AlignedView, aligned, equal_tokens
 from traces.view.caches import CacheView, PackingView, caches, packings
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.layers import LayersView, layers
+from traces.view.lengths import LengthView, lengths
 from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
 from traces.view.servers import ServersView, server_pool
 from traces.view.settings import config_text, drafter_text, planned_text, shown_config
@@ -93,6 +94,7 @@ class Sections(Extent):
     """Empty if redacted: a window begins with tokens of the prompt."""
     caches: list[CacheView]
     layers: LayersView | None
+    lengths: list[LengthView]
     packings: list[PackingView]
     pool: ServersView | None
     trees: list[TreeView]
@@ -249,6 +251,7 @@ def sections(
         "ngrams": grams,
         "caches": views.of("KV caches", lambda: caches(trace, around), []),
         "layers": views.of("layers", lambda: layers(trace), None),
+        "lengths": views.of("draft lengths", lambda: lengths(trace), []),
         "packings": views.of("batches", lambda: packings(trace, around), []),
         "pool": views.of("target servers", lambda: server_pool(trace, around), None),
         "trees": views.of("trees", lambda: trees(trace), []),
