@@ -1,4 +1,4 @@
-"""Draft length over time: what each draft was asked for, what it got, and what was accepted of it."""
+"""Draft length over time: what each draft was asked for, what it got, what was accepted of it."""
 
 from __future__ import annotations
 

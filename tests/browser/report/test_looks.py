@@ -12,16 +12,18 @@ from tests.traces.test_servers import dsi
 from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
-VIEWS = ("aligned", "grams", "kv", "layers", "packing", "pool", "sources", "tree")
+VIEWS = ("aligned", "grams", "kv", "layers", "lengths", "packing", "pool", "sources", "tree")
 PROMPTS = ("One fox, two foxes. One fox,", "Hi")
 
 
 @pytest.fixture(scope="module")
 def traces(beside, decode):
-    """Eight runs, which together have every view; the last one is lossy."""
+    """Nine runs, which together have every view; the last one is lossy."""
     samples = [sample_trace(kind, tokens=8) for kind in ("pearl", "tree", "llma")]
     own = [beside(easyspec, gamma=3), beside(ahead), beside(dsi, [True, False, True], 6, sp=2)]
     batch = decode("ems", *PROMPTS, limits=Limits(6))
+    uneven = {"gamma": 4, "schedule": "threshold"}
+    own.append(decode("pearl", "Hi", config=uneven, limits=Limits(12)))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]
 
 

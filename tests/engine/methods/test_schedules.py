@@ -41,12 +41,12 @@ def stops(trace):
     return [(c.asked, c.drafted, c.stop) for c in trace.chains]
 
 
-@pytest.mark.parametrize(("method", "fours"), [("speculative", 6), ("pearl", 8)])
+@pytest.mark.parametrize(("method", "fours"), [("speculative", 3), ("pearl", 4)])
 def test_the_average_doubles_while_all_drafts_are_accepted_and_falls_to_1(method, fours):
     """PEARL asks for the next chunk before the verdict about the last one."""
     trace = run(method, 60, right_to_20, gamma=2, schedule="average")
     asked = [c.asked for c in trace.chains]
-    assert asked == [2] * 3 + [4] * fours + [2] * 2 + [1] * (len(asked) - 5 - fours)
+    assert asked == [2] * 3 + [4] * fours + [2] * 3 + [1] * (len(asked) - 6 - fours)
     assert {c.stop for c in trace.chains} == {"full"}
 
 
