@@ -93,8 +93,9 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
-    used = (trace.copies, trace.pooled, trace.forks, trace.forecasts)
-    for row in chain(trace.spans, trace.rounds, trace.decisions, trace.commits, *used):
+    decoded = (trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled)
+    drafted = (trace.forks, trace.forecasts, trace.chains)
+    for row in chain(trace.spans, *decoded, *drafted):
         batch = row.sequence == -1 and isinstance(row, Span)
         if not batch and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
@@ -114,6 +115,9 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in trace.forecasts:
         if min(row.match, row.occurrences, row.score) < 0:
             yield f"a forecast has match {row.match}, {row.occurrences} occurrences and score {row.score:g}"
+    for row in trace.chains:
+        if not 0 <= row.drafted <= row.asked:
+            yield f"a draft of {row.drafted} tokens was asked for {row.asked}"
     documents = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in documents:

@@ -42,6 +42,7 @@ MODES = ("plain", "verify", "pre-verify", "post-verify")
 RULES = ("", "ratio", "match", "target", "typical")
 OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
 TREES = ("", "own", "finished")
+STOPS = ("full", "uncertain", "end", "cancelled", "off")
 STATUSES = ("running", "done", "cancelled", "failed", "incomplete")
 
 
@@ -286,6 +287,18 @@ class Forecast(_Row, table=True):
     drafter: float | None
 
 
+class Chain(_Row, table=True):
+    """A draft: the length asked for, and its end."""
+
+    step: int
+    sequence: int
+    position: int
+    asked: int
+    drafted: int
+    stop: str = _code(*STOPS)
+    span: int
+
+
 class Piece(_Row, table=True):
     """The text of a token id."""
 
@@ -322,6 +335,7 @@ ROWS: dict[type[Any], Table] = {
     events.Pooled: _table(Pooled),
     events.Forked: _table(Forked),
     events.Forecast: _table(Forecast),
+    events.Chain: _table(Chain),
     events.Occupancy: _table(Occupancy),
 }
 """Its columns are `run`, `number`, and the event's fields."""

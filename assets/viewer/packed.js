@@ -3,7 +3,7 @@
 /** Turn the columns of a document's runs into lists, in place. A document with lists stays as it is. */
 function unpack(model) {
   for (const run of model.runs ?? []) {
-    for (const name of ["tokens", "ghosts", "rounds", "band"]) run[name] = rowsOf(run[name]);
+    for (const name of ["tokens", "ghosts", "rounds", "lengths", "band"]) run[name] = rowsOf(run[name]);
     for (const track of run.tracks) {
       track.waits = rowsOf(track.waits);
       for (const [name, column] of Object.entries(track.spans)) track.spans[name] = valuesOf(column);

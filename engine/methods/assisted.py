@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.drafting.schedule import Schedule, fixed, heuristic
 from engine.methods.common import chain_drafts
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
 
-LONGER, SHORTER = 2, 1
-"""Tokens by which `heuristic` changes the draft length."""
 OWN = {"heuristic": (5, 0.0), "constant": (20, 0.4)}
 """Start and confidence of each schedule: of transformers' first releases, and of transformers 5."""
 
@@ -61,10 +60,10 @@ def plan(cfg: Config, _: Situation) -> Config:
     plan=plan,
 )
 async def decode(run: Run, cfg: Config) -> None:
-    length, sampled, adapts = cfg.start, cfg.drafts == "sampled", cfg.schedule == "heuristic"
+    rule = heuristic if cfg.schedule == "heuristic" else fixed
+    schedule = Schedule(cfg.start, rule, stop_below=cfg.confidence)
     while not run.done:
-        draft = await run.drafter.propose(run.x, length, sampled=sampled, stop_below=cfg.confidence)
+        draft = await run.drafter.propose(run.x, schedule.next(), sampled=cfg.drafts == "sampled")
         verdict = await run.target.verify(run.x, draft)
-        if adapts:
-            length = length + LONGER if verdict.all_accepted else max(1, length - SHORTER)
+        schedule.learn(verdict)
         run.commit(verdict)

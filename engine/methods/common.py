@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.drafting.copy import Copier
 from engine.drafting.planner import best_tree
+from engine.drafting.schedule import WINDOW, Average, Schedule, fixed
 from engine.drafting.static import MOST_NODES, spelled, within
 from engine.drafting.static import tree as tree_of
 from engine.drafting.suffix import Budget, Found, SuffixTree
@@ -24,6 +25,8 @@ GAMMA = 5
 """Draft length where nothing is planned."""
 LONGEST = 8
 """Draft length of runs that measure acceptance rates, and the longest planned one."""
+UNSURE = 0.4
+"""Probability below which a token is uncertain, as in transformers 5."""
 PROBE = Static(
     (
         *((0,), (1,), (2,), (3,), (4,), (5,)),
@@ -55,6 +58,36 @@ def draft_length(unit: str) -> Any:
     """Declare the setting `gamma`, in tokens or levels."""
     doc = f"Draft length: {unit} drafted before each verification; 0 plans it from measured cost, and is "
     return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA)
+
+
+def chain_schedule() -> Any:
+    """Declare the setting `schedule`, which `schedule_of` reads with the two below."""
+    return setting(
+        "fixed",
+        "How the draft length follows gamma. fixed: gamma. threshold: at most gamma, and a draft ends after a token of "
+        "which the drafter is unsure. average: 1, ..., gamma / 2, gamma or 2 gamma, the shortest that holds the moving "
+        "average of accepted runs.",
+        choices=("fixed", "threshold", "average"),
+    )
+
+
+def chain_confidence() -> Any:
+    return setting(
+        0.0,
+        "End a draft after a token whose probability under the drafter is lower; 0 is the schedule's own: "
+        f"{UNSURE} if threshold, else never.",
+        low=0,
+        high=1,
+    )
+
+
+def chain_off() -> Any:
+    return setting(
+        0.0,
+        f"Stop drafting for good when the acceptance rate of {WINDOW} verifications is lower; 0 is never.",
+        low=0,
+        high=1,
+    )
 
 
 def tree_drafts() -> Any:
@@ -138,6 +171,20 @@ def check_window(level: int, window: int, context: int) -> None:
 def window_rows(level: int, window: int) -> int:
     """Return the most rows of a look-ahead window: of n levels, each is `level` - 1 - n wider."""
     return max(levels * (window + level - 1 - levels) for levels in range(1, level))
+
+
+# Schedules of draft lengths.
+
+
+def own_confidence(cfg: Any) -> Any:
+    """Replace a confidence of 0 by the schedule's own."""
+    return replace(cfg, confidence=cfg.confidence or UNSURE) if cfg.schedule == "threshold" else cfg
+
+
+def schedule_of(cfg: Any) -> Schedule:
+    """Return the schedule of a Config with gamma, `schedule`, `confidence` and `off_below`."""
+    rule = Average(cfg.gamma) if cfg.schedule == "average" else fixed
+    return Schedule(cfg.gamma, rule, stop_below=cfg.confidence, off_below=cfg.off_below)
 
 
 # Layouts and plans of methods with a drafting head.

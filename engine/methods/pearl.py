@@ -19,8 +19,16 @@ from math import ceil
 
 from engine.drafting.copy import Copier
 from engine.drafting.planner import best_parallel
+from engine.drafting.schedule import Ask
 from engine.layout import Colocated, Layout, Pipelined, Separate
-from engine.methods.common import planned
+from engine.methods.common import (
+    chain_confidence,
+    chain_off,
+    chain_schedule,
+    own_confidence,
+    planned,
+    schedule_of,
+)
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
 from engine.types import Draft, Prefix
@@ -49,6 +57,9 @@ class Config:
         low=0,
         high=16,
     )
+    schedule: str = chain_schedule()
+    confidence: float = chain_confidence()
+    off_below: float = chain_off()
     placement: str = setting(
         "separate",
         "Devices: one for each model, one for both, or a pipeline of target layers with the drafter on both ends.",
@@ -65,11 +76,14 @@ class Config:
 
 def plan(cfg: Config, situation: Situation) -> Config:
     """Choose gamma and the cluster's usual number of stages where they are 0."""
+    cfg = own_confidence(cfg)
     if cfg.placement == "pipeline":
         cfg = replace(cfg, stages=situation.stages(cfg.stages))
     if cfg.gamma:
         return cfg
-    one_by_one = replace(cfg, gamma=MEASURED, pre_verify=False, post_verify=False, guesses=0)
+    one_by_one = Config(
+        MEASURED, pre_verify=False, post_verify=False, placement=cfg.placement, stages=cfg.stages
+    )
     chosen = situation.planned(asdict(one_by_one), best_parallel)
     gamma = round(situation.c()) if chosen is None else chosen.levels
     return replace(cfg, gamma=min(32, max(1, gamma)))
@@ -89,39 +103,42 @@ def layout(cfg: Config) -> Layout:
     layout=layout,
 )
 async def decode(run: Run, cfg: Config) -> None:
-    pending, copier = Draft.empty(), Copier(copy=max(1, cfg.guesses))
+    pending, copier, schedule = Draft.empty(), Copier(copy=max(1, cfg.guesses)), schedule_of(cfg)
     while not run.done:
         if not pending and not cfg.pre_verify:
-            pending = await _draft(run, run.x, cfg.gamma)
-            continue
+            pending = await _draft(run, run.x, schedule.next())
         if pending and not cfg.post_verify:
-            run.commit(await run.target.verify(run.x, pending))
+            verdict = await run.target.verify(run.x, pending)
+            schedule.learn(verdict)
+            run.commit(verdict)
             pending = Draft.empty()
             continue
         guess = copier.draft(run.x.tokens, run.remaining) if cfg.guesses and not pending else Draft.empty()
         scores = run.target.score(run.x, pending or guess)
-        chunk = await _draft(run, run.x + pending, cfg.gamma)
+        chunk = await _draft(run, run.x + pending, schedule.next())
         if guess:
             verdict = await scores.judge(guess, mode="pre-verify")
             pending = _rest(chunk, verdict.emitted)
         else:
             early = chunk[:1] if cfg.pre_verify else Draft.empty()
-            verdict = await scores.judge(pending + early, bonus=False)
+            draft = pending + early
+            verdict = await scores.judge(draft, bonus=not draft)
+            schedule.learn(verdict)
             pending = chunk[len(early) :] if verdict.all_accepted else Draft.empty()
         run.commit(verdict, kept=pending)
 
 
-async def _draft(run: Run, prefix: Prefix, gamma: int) -> Draft:
-    """Draft gamma tokens; in a pipeline the last device drafts the first half (appendix G)."""
+async def _draft(run: Run, prefix: Prefix, ask: Ask) -> Draft:
+    """Draft a chunk; in a pipeline the last device drafts the first half (appendix G)."""
     if len(run.drafters) == 1:
-        return await run.drafter.propose(prefix, gamma)
+        return await run.drafter.propose(prefix, ask)
     last, first = run.drafters
-    half = await last.propose(prefix, ceil(gamma / 2))
-    count = min(gamma // 2, run.remaining + len(run.x) - len(prefix) - len(half))
-    if count < 1:
+    half = await last.propose(prefix, ask._replace(tokens=ceil(ask.tokens / 2)))
+    room = run.remaining + len(run.x) - len(prefix) - len(half)
+    if min(ask.tokens // 2, room) < 1 or ask.ends(half):
         return half
     await last.move(prefix + half, to=first)
-    return half + await first.propose(prefix + half, count)
+    return half + await first.propose(prefix + half, ask._replace(tokens=ask.tokens // 2))
 
 
 def _rest(draft: Draft, emitted: tuple[int, ...]) -> Draft:

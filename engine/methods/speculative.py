@@ -11,7 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.drafting.planner import best_tree
-from engine.methods.common import GAMMA, LONGEST, chain_drafts, draft_length
+from engine.methods.common import (
+    GAMMA,
+    LONGEST,
+    chain_confidence,
+    chain_drafts,
+    chain_off,
+    chain_schedule,
+    draft_length,
+    own_confidence,
+    schedule_of,
+)
 from engine.methods.registry import Situation, method
 from engine.run.run import Run
 
@@ -22,10 +32,14 @@ class Config:
 
     gamma: int = draft_length("tokens")
     drafts: str = chain_drafts()
+    schedule: str = chain_schedule()
+    confidence: float = chain_confidence()
+    off_below: float = chain_off()
 
 
 def plan(cfg: Config, situation: Situation) -> Config:
     """Choose gamma where it is 0: the chain with the most predicted tokens per second."""
+    cfg = own_confidence(cfg)
     if cfg.gamma:
         return cfg
     chosen = situation.planned({"gamma": LONGEST}, best_tree)
@@ -39,6 +53,9 @@ def plan(cfg: Config, situation: Situation) -> Config:
     plan=plan,
 )
 async def decode(run: Run, cfg: Config) -> None:
+    schedule = schedule_of(cfg)
     while not run.done:
-        draft = await run.drafter.propose(run.x, cfg.gamma, sampled=cfg.drafts == "sampled")
-        run.commit(await run.target.verify(run.x, draft))
+        draft = await run.drafter.propose(run.x, schedule.next(), sampled=cfg.drafts == "sampled")
+        verdict = await run.target.verify(run.x, draft)
+        schedule.learn(verdict)
+        run.commit(verdict)

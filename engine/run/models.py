@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.drafting.schedule import Ask
 from engine.drafting.tree import TreeShape, Wide
 from engine.run.fan import Fan
+from engine.trace.events import Chain
 from engine.types import (
     NO_TREE,
     Damping,
@@ -84,26 +86,33 @@ class Model:
     async def propose(
         self,
         prefix: Prefix,
-        n: int,
+        n: int | Ask,
         *,
         sampled: bool = True,
-        stop_below: float = 0.0,
         damping: tuple[Damping, ...] = (),
     ) -> Draft:
         """Draft up to n tokens after the prefix, each by its own forward.
 
         Args:
             prefix: The tokens so far, drafted ones included.
-            n: Tokens at most; fewer, or none, near the end of the output.
+            n: Tokens at most; fewer, or none, near the end of the output. An `Ask` can end the
+                draft earlier, and the trace shows why it ended.
             sampled: Draw from q (rule 1 judges them). Otherwise, and at temperature 0, take the
                 argmax (rule 2).
-            stop_below: The draft ends after a token of smaller probability.
             damping: Of each token's q; empty for q itself.
         """
-        job = Propose(
-            self.name, (), Wide(1, 1), (), sampled, (), chain=True, stop_below=stop_below, damping=damping
-        )
-        return (await self._drafts((prefix,), n, job))[0]
+        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), chain=True, damping=damping)
+        if not isinstance(n, Ask):
+            return (await self._drafts((prefix,), n, job))[0]
+        step, draft = self._dispatcher.step, Draft.empty()
+        try:
+            job = replace(job, stop_below=n.stop_below)
+            (draft,) = await self._drafts((prefix,), n.tokens, job)
+        finally:
+            span = draft.tokens[0].span if draft else -1
+            facts = (n.tokens, len(draft), n.stop(draft, self._remaining(prefix)), span)
+            self._dispatcher.emitter.chain(Chain(step, prefix.sequence, len(prefix), *facts))
+        return draft
 
     async def grow(
         self,

@@ -62,7 +62,7 @@ class _Recording:
                 trace.token_ids(s),
                 ends,
                 [d for d in tested if d.sequence == s],
-                [d for d in trace.decisions if d.sequence == s and d.node >= 0 and d.outcome == "discarded"],
+                [d for d in trace.decisions if d.sequence == s and d.outcome == "discarded"],
             )
             for s, prompt in enumerate(header.prompt_ids)
         ]

@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
 from engine.trace.events import (
+    Chain,
     Commit,
     Copied,
     Decision,
@@ -108,6 +109,10 @@ class TraceEmitter:
         for row in rows:
             self._name(row.token)
             self._emit(row)
+
+    def chain(self, row: Chain) -> None:
+        self.flush()
+        self._emit(row)
 
     def prompt(self, sequence: int, tokens: np.ndarray) -> None:
         """Emit the texts of a prompt's tokens, once, for a sequence whose drafts are copied."""

@@ -15,7 +15,7 @@ SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
 of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`,
-`forecast`, and the kinds `glue` and `branch`."""
+`forecast`, `chain`, and the kinds `glue` and `branch`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -26,6 +26,7 @@ SpanKind = Literal[
     "prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "glue", "branch"
 ]
 PartKind = Literal["attention", "exchange"]
+Stop = Literal["full", "uncertain", "end", "cancelled", "off"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """(token id, probability), most probable first."""
@@ -279,6 +280,7 @@ class Forked:
     were drafted after them, are then the next draft."""
 
 
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What a round's best draft from suffix trees was expected to bring, before it was judged.
 
@@ -298,6 +300,27 @@ class Forecast:
     """Expected accepted tokens, by the counts of the tree."""
     drafter: float | None
     """Expected accepted tokens of a draft of the drafter, by earlier rounds; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One draft of a method whose draft length can adapt: the length asked for, and its end."""
+
+    tag: ClassVar[str] = "chain"
+    step: int
+    """The round that asked for it."""
+    sequence: int
+    position: int
+    """Position of its first token in the sequence."""
+    asked: int
+    """Tokens asked for; 0 if drafting has ended for good."""
+    drafted: int
+    """Tokens drafted; 0 if the draft was cancelled."""
+    stop: Stop
+    """Why it ended. full: all tokens asked for; uncertain: after a token of low q; end: the output
+    takes no more; cancelled: with its job; off: drafting has ended for good."""
+    span: int
+    """The span of its first forward; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +373,7 @@ Row: TypeAlias = (
     | Pooled
     | Forked
     | Forecast
+    | Chain
     | Piece
     | Occupancy
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.trace.events import (
+    Chain,
     Commit,
     Copied,
     Decision,
@@ -36,6 +37,7 @@ _LISTS: dict[type[Row], str] = {
     Pooled: "pooled",
     Forked: "forks",
     Forecast: "forecasts",
+    Chain: "chains",
     Occupancy: "occupancy",
 }
 
@@ -55,6 +57,7 @@ class Trace:
     pooled: list[Pooled] = field(default_factory=list[Pooled])
     forks: list[Forked] = field(default_factory=list[Forked])
     forecasts: list[Forecast] = field(default_factory=list[Forecast])
+    chains: list[Chain] = field(default_factory=list[Chain])
     pieces: dict[int, str] = field(default_factory=dict[int, str])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
     footer: Footer | None = None

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from engine.drafting.schedule import Ask
 from engine.drafting.tree import Wide
 from engine.sampling.draws import Key
 from engine.types import Draft, DraftToken, Sampling
@@ -32,7 +33,7 @@ def dropping(below: float) -> Method:
 
     async def decode(run: ToyRun) -> None:
         while not run.done:
-            draft = await run.drafter.propose(run.x, 2, stop_below=below)
+            draft = await run.drafter.propose(run.x, Ask(2, below))
             last = draft.tokens[-1]
             sure = last.q is not None and run.q_rows[last.q.row][last.id] >= below
             run.commit(await run.target.verify(run.x, draft if sure else draft[: len(draft) - 1]))
@@ -45,6 +46,20 @@ def test_dropping_an_improbable_drawn_token_is_an_error_and_stopping_after_it_is
     assert distance(joint(dropping(0.3), p, q, ONE, 2), target_joint(p, ONE, 2)) > BIASED
     sure = method("assisted", start=2, confidence=0.3)
     assert distance(joint(sure, p, q, ONE, 2), target_joint(p, ONE, 2)) < EXACT
+
+
+def test_a_length_that_counts_discarded_tokens_is_an_error():
+    """The discarded positions are drawn again with the same random numbers."""
+
+    async def decode(run: ToyRun) -> None:
+        n = 3
+        while not run.done:
+            draft = await run.drafter.propose(run.x, Ask(n, 0.3))
+            run.commit(await run.target.verify(run.x, draft))
+            n = 3 * (len(draft) == 3)  # of a draft that may have been rejected before its end
+
+    p, q = Table(1, 3), Table(2, 3)
+    assert distance(joint(decode, p, q, ONE), target_joint(p, ONE)) > BIASED
 
 
 class AdjacentShare(Enumerated):

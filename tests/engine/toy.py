@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.drafting.level import levels, next_level
+from engine.drafting.schedule import Ask
 from engine.drafting.suffix import Finished
 from engine.drafting.tree import TreeShape, line, root
 from engine.heads.drafting import Columns
@@ -253,25 +254,24 @@ class ToyDrafter:
     async def propose(
         self,
         prefix: Prefix,
-        n: int,
+        n: int | Ask,
         sampled: bool = True,
-        stop_below: float = 0.0,
         damping: Sequence[Damping] = (),
     ) -> Draft:
         for _ in range(self.ticks):
             await asyncio.sleep(0)
-        return self.chain(prefix, n, sampled, stop_below, damping)
+        return self.chain(prefix, n, sampled, damping)
 
     def chain(
         self,
         prefix: Prefix,
-        n: int,
+        n: int | Ask,
         sampled: bool = True,
-        stop_below: float = 0.0,
         damping: Sequence[Damping] = (),
     ) -> Draft:
         tokens, context = list[DraftToken](), prefix.tokens.tolist()
-        for i in range(n):
+        ask = n if isinstance(n, Ask) else Ask(n)
+        for i in range(ask.tokens):
             token, q = propose_token(
                 self.logits(context),
                 position=len(context),
@@ -280,10 +280,10 @@ class ToyDrafter:
                 sampled=sampled,
                 damping=damping[i] if damping else None,
             )
-            tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q)))
-            probability = (self.logits(context).softmax(-1) if q is None else q)[token]
+            probability = float((self.logits(context).softmax(-1) if q is None else q)[token])
+            tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q), probability))
             context.append(token)
-            if probability < stop_below:
+            if probability < ask.stop_below:
                 break
         return Draft(tuple(tokens))
 

@@ -6,6 +6,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from engine.trace.events import (
+    Chain,
     Commit,
     Copied,
     Decision,
@@ -129,12 +130,19 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
     forecasts = st.builds(
         Forecast, st.integers(0, 3), sequence, trees, times, times, scores, st.none() | scores
     )
+    chains = st.builds(
+        lambda step, number, position, drafted, more, stop, span: Chain(
+            step, number, position, drafted + more, drafted, stop, span
+        ),
+        *(st.integers(0, 3), sequence, numbers, st.integers(0, 2**40), st.integers(0, 9)),
+        *(st.sampled_from(schema.STOPS), st.integers(-1, 9)),
+    )
     pieces = st.builds(Piece, tokens, texts)
     power = st.none() | st.floats(0, 2000)
     samples = st.builds(
         Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50), power
     )
-    return rounds | decisions | commits | copies | pools | forks | forecasts | pieces | samples
+    return rounds | decisions | commits | copies | pools | forks | forecasts | chains | pieces | samples
 
 
 @st.composite

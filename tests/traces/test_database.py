@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from engine.errors import StoreError
-from engine.trace.events import SpanKind, Status
+from engine.trace.events import SpanKind, Status, Stop
 from engine.types import Rule
 from tests.traces.samples import sample_trace
 from traces import database, schema
@@ -58,6 +58,7 @@ def old_database(path):
 def test_closed_sets_have_the_texts_of_the_events():
     assert set(schema.KINDS) == set(get_args(SpanKind))
     assert set(schema.STATUSES) == set(get_args(Status))
+    assert set(schema.STOPS) == set(get_args(Stop))
     assert set(schema.RULES) == {"", *get_args(Rule)}
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from engine.errors import UsageError
-from engine.trace.events import SCHEMA, Copied, Decision, Forecast, Forked, Pooled, Span
+from engine.trace.events import SCHEMA, Chain, Copied, Decision, Forecast, Forked, Pooled, Span
 from engine.trace.jsonl import to_json, write_jsonl
 from engine.trace.trace import Trace
 from tests.traces import strategies
@@ -97,6 +97,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
 
 
 COPY = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length": 4}
+CHAIN = {"step": 1, "sequence": 0, "position": 9, "asked": 4, "drafted": 2, "stop": "end", "span": 3}
 POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), "gained": (), "size": 3}
 FORK = {"step": 1, "sequence": 0, "place": 2, "token": 7, "q": 0.25, "length": 3, "taken": False}
 FORECAST = {"step": 1, "sequence": 0, "tree": "own", "match": 2, "occurrences": 3, "score": 1.5} | {
@@ -130,9 +131,12 @@ FORECAST = {"step": 1, "sequence": 0, "tree": "own", "match": 2, "occurrences": 
         (Forecast, FORECAST, {"tree": "oak"}, "tree of a forecast is 'oak'; it must be one of "),
         (Forecast, FORECAST, {"score": -1.0}, "a forecast has match 2, 3 occurrences and score -1"),
         (Forecast, FORECAST, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
+        (Chain, CHAIN, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
+        (Chain, CHAIN, {"drafted": 5}, "a draft of 5 tokens was asked for 4"),
+        (Chain, CHAIN, {"stop": "tired"}, "stop of a chain is 'tired'"),
     ],
 )
-def test_an_invalid_copy_pool_fork_or_forecast_is_refused(tmp_path, kind, usual, fields, message):
+def test_an_invalid_row_is_refused(tmp_path, kind, usual, fields, message):
     trace = sample_trace("llma")
     trace.copies, trace.pooled = [], []
     trace.add(kind(**{**usual, **fields}))

@@ -24,6 +24,7 @@ TABLES = (
     "pooled",
     "forked",
     "forecast",
+    "chain",
     "piece",
     "occupancy",
     "run",

@@ -89,6 +89,15 @@ def test_the_advice_is_a_setting_of_the_method_and_its_predicted_speed_up() -> N
     assert judged(sample_trace("shared"), redact_prompt=True)["run"] is None
 
 
+@pytest.mark.parametrize(
+    "setting", [{"schedule": "average"}, {"confidence": 0.4}, {"off_below": 0.2}], ids=str
+)
+def test_nothing_is_predicted_for_lengths_that_adapt(setting) -> None:
+    trace = sample_trace("shared")
+    header = replace(trace.header, config={**trace.header.config, **setting})
+    assert judged(replace(trace, header=header))["run"] is None
+
+
 def test_another_method_is_advised_only_where_both_models_have_a_device() -> None:
     advice = judged(sample_trace("speculative"))["run"]
     assert (advice["method"], advice["setting"]) == ("pearl", "gamma 3")

@@ -420,18 +420,18 @@ class TestAboveTemperatureZero:
         assert dict(processed(top, {"temperature": 1.0, "top_p": 0.7})) == pytest.approx({3: 2 / 3, 4: 1 / 3})
 
 
+def unsure(seed: int = 0) -> Source:
+    """Return a pair whose drafter gives its tokens a probability between 0.15 and 0.85."""
+    target, drafter = bernoulli_models((0.7,), 30, avoid=[EOS], seed=seed)
+    certainty = {"certainty": lambda path, _: 0.15 + number("sure", *path) % 8 / 10}
+    return Source((target, Scripted("drafter", drafter._next_token, 30, **certainty)), "unsure")
+
+
 class TestConfidence:
     @pytest.mark.parametrize("seed", range(3))
     def test_drafts_end_where_those_of_a_real_run_do(self, seed: int):
         """After a wrong draft the recorded run's discarded drafts say how sure the drafter is."""
-        target, drafter = bernoulli_models((0.7,), 30, avoid=[EOS], seed=seed)
-        unsure = Scripted(
-            "drafter",
-            drafter._next_token,
-            30,
-            certainty=lambda path, _: 0.15 + number("sure", *path) % 8 / 10,
-        )
-        with toy(Source((target, unsure), "unsure")) as cluster:
+        with toy(unsure(seed)) as cluster:
             limits = engine.Limits(120)
             trace = cluster.run("speculative", PROMPT, config={"gamma": 5}, limits=limits)
             real = cluster.run("assisted", PROMPT, config={"schedule": "constant"}, limits=limits)
@@ -440,10 +440,38 @@ class TestConfidence:
         assert drafted[0] == pytest.approx(drafted[1], rel=0.15)
         assert measure(replay).decode_seconds == pytest.approx(measure(real).decode_seconds, rel=0.1)
 
-    def test_a_run_without_probabilities_is_refused(self):
+    @pytest.mark.parametrize("method", ["speculative", "pearl"])
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"schedule": "threshold"},
+            {"schedule": "average"},
+            {"schedule": "average", "confidence": 0.4, "off_below": 0.65},
+        ],
+        ids=str,
+    )
+    def test_lengths_that_adapt_are_the_recorded_ones(self, method: str, config: dict[str, Any]):
+        """Also those of PEARL's chunks that were dropped before they were judged."""
+        with toy(unsure()) as cluster:
+            trace = cluster.run(method, PROMPT, config={"gamma": 4, **config}, limits=engine.Limits(120))
+        result = replayed(trace)
+        assert result.replay.chains == trace.chains
+        assert result.replay.spans == trace.spans
+        assert result.notes == ()
+        assert len({c.asked for c in trace.chains} | {c.stop for c in trace.chains}) > 2
+
+    def test_another_schedule_learns_from_the_replayed_verdicts(self):
+        replay = replayed(recorded(gamma=4), config={"schedule": "average"}).replay
+        assert {c.asked for c in replay.chains} & {1, 2, 8}
+
+    @pytest.mark.parametrize(
+        ("method", "schedule"),
+        [("assisted", "constant"), ("speculative", "threshold"), ("pearl", "threshold")],
+    )
+    def test_a_run_without_probabilities_is_refused(self, method: str, schedule: str):
         trace = read_traces(FILES / "vllm.jsonl").traces[0]
         with pytest.raises(UsageError, match="has no probabilities of its drafts"):
-            replayed(trace, "assisted", profile=PROFILE, config={"schedule": "constant"})
+            replayed(trace, method, profile=PROFILE, config={"schedule": schedule})
         with pytest.raises(UsageError, match="choose settings without a threshold"):
             replayed(trace, "specbranch", profile=PROFILE)
 

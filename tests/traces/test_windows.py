@@ -38,7 +38,7 @@ BATCHES = {
 }
 """Runs of several prompts: method, settings, load."""
 KEYS = tuple(dict.fromkeys((*METHODS, *SCRIPTED, *BATCHES)))
-TIMED = ("tokens", "ghosts", "rounds", "trees", "ngrams", "packings")
+TIMED = ("tokens", "ghosts", "rounds", "trees", "ngrams", "lengths", "packings")
 BY_STEP = ("copies",)
 
 

@@ -36,6 +36,7 @@ SCRIPTS = (
     "pool.js",
     "batch.js",
     "layers.js",
+    "lengths.js",
     "kv.js",
     "ngrams.js",
     "fan.js",

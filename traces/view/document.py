@@ -20,6 +20,7 @@ from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
 from traces.view.forks import with_forks
 from traces.view.layers import LayersView, layers
+from traces.view.lengths import LengthView, lengths
 from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
 from traces.view.servers import ServersView, server_pool
 from traces.view.settings import config_text, drafter_text, planned_text, shown_config
@@ -102,6 +103,7 @@ class Sections(Extent):
     forecast_sums: list[ForecastSum]
     caches: list[CacheView]
     layers: LayersView | None
+    lengths: list[LengthView]
     packings: list[PackingView]
     pool: ServersView | None
     trees: list[TreeView]
@@ -264,6 +266,7 @@ def sections(
         "forecast_sums": sums_of(expected),
         "caches": views.of("KV caches", lambda: caches(trace, around), []),
         "layers": views.of("layers", lambda: layers(trace), None),
+        "lengths": views.of("draft lengths", lambda: lengths(trace), []),
         "packings": views.of("batches", lambda: packings(trace, around), []),
         "pool": views.of("target servers", lambda: server_pool(trace, around), None),
         "trees": views.of("trees", lambda: with_forks(trace, trees(trace)), []),

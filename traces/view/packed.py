@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine.trace.events import Event
     from traces.view.document import Document
 
-OBJECTS = ("tokens", "ghosts", "rounds")
+OBJECTS = ("tokens", "ghosts", "rounds", "lengths")
 
 
 def packed(document: Document | Mapping[str, Any]) -> dict[str, Any]:

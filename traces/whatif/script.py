@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from engine.checkpoints.pair import Pair
 from engine.simulate.oracle import Source
 from engine.simulate.recorded import recorded_pair
-from engine.trace.events import Commit, Decision, Header
+from engine.trace.events import Chain, Commit, Decision, Header
 from engine.trace.trace import Trace
 from engine.types import Limits
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT
@@ -61,6 +61,7 @@ class Script:
             copies=replay.copies,
             pooled=replay.pooled,
             forks=replay.forks,
+            chains=[self._chain(c) for c in replay.chains],
             pieces={i: recorded.pieces[i] for i in sorted(known) if i in recorded.pieces},
         )
         assert replay.footer is not None, "the replay has ended"
@@ -93,6 +94,10 @@ class Script:
         output, index = self.recording.outputs[c.sequence], self._index(c.sequence, c.position)
         position = len(output.prompt) + index
         return replace(c, position=position, token=output.tokens[index], text=output.texts[index])
+
+    def _chain(self, c: Chain) -> Chain:
+        output = self.recording.outputs[c.sequence]
+        return replace(c, position=len(output.prompt) + self._index(c.sequence, c.position))
 
     def _decision(self, d: Decision) -> Decision:
         output, index = self.recording.outputs[d.sequence], self._index(d.sequence, d.position)
@@ -166,7 +171,7 @@ def _strayed(trace: Trace, sequence: int, output: Output, start: int) -> Iterato
     shift = start - len(output.prompt)
     wrong = {d.step: i for i, d in output.tests.items() if d.outcome == "rejected" and not output.agrees[i]}
     for d in trace.decisions:
-        if d.sequence == sequence and d.node >= 0 and d.outcome == "discarded" and d.step in wrong:
+        if d.sequence == sequence and d.outcome == "discarded" and d.step in wrong:
             yield replace(d, step=1 + wrong[d.step], position=d.position + shift, token=_WRONG)
 
 

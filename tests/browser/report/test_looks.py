@@ -15,8 +15,8 @@ from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 VIEWS = (
-    *("aligned", "fan", "forecast", "grams", "kv", "layers", "packing", "pool", "sources", "tree"),
-    "tree-fork",
+    *("aligned", "fan", "forecast", "grams", "kv", "layers", "lengths", "packing", "pool", "sources"),
+    *("tree", "tree-fork"),
 )
 PROMPTS = ("One fox, two foxes. One fox,", "Hi")
 
@@ -29,6 +29,8 @@ def traces(beside, decode):
     own.append(beside(dsi, [True, False, True], 6, sp=2))
     own.append(decode("specbranch", "Hi", config={"threshold": 0.9, "length": 3}, limits=Limits(6)))
     batch = decode("ems", *PROMPTS, limits=Limits(6))
+    uneven = {"gamma": 4, "schedule": "threshold"}
+    own.append(decode("pearl", "Hi", config=uneven, limits=Limits(12)))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]
 
 

@@ -17,7 +17,12 @@ from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import DRAFTERS, make_pair
 
 CONFIGS = {
-    "speculative": [{"gamma": 1}, {"gamma": 5}],
+    "speculative": [
+        {"gamma": 1},
+        {"gamma": 5},
+        {"gamma": 4, "schedule": "threshold"},
+        {"gamma": 4, "schedule": "average", "off_below": 0.2},
+    ],
     "llma": [{}, {"match": 1, "copy": 12}, {"match": 1, "reference": "once upon a time, the fox!"}],
     "prompt_lookup": [{}, {"ngram": 1, "copy": 3, "which": "latest"}],
     "suffix": [{}, {"depth": 64, "factor": 3.0, "least": 0.0}, {"depth": 2, "offset": 1.0, "finished": 0}],
@@ -77,6 +82,9 @@ CONFIGS = {
         {"gamma": 3, "guesses": 4, "placement": "co-located"},
         {"gamma": 3, "placement": "pipeline"},
         {"gamma": 4, "placement": "pipeline", "post_verify": False},
+        {"gamma": 4, "schedule": "threshold"},
+        {"gamma": 4, "schedule": "average", "off_below": 0.2},
+        {"gamma": 4, "schedule": "threshold", "placement": "pipeline"},
         {"gamma": 3, "pre_verify": False},
         {"gamma": 3, "post_verify": False},
         {"gamma": 3, "pre_verify": False, "post_verify": False},

@@ -1,0 +1,229 @@
+// Draft length: a column per draft, as high as the tokens that were asked for, drafted and accepted, and why it ended.
+
+const LENGTHS = { height: 96, most: 22, least: 3, sign: 7, foot: 18, axis: 34 };
+/** Why a draft ended: its sign below the column, and the words. */
+const STOPS = {
+  full: ["", "complete"],
+  uncertain: ["?", "at an uncertain token"],
+  end: ["|", "at the end of the output"],
+  cancelled: ["×", "cancelled"],
+  off: ["–", "off: drafting has ended for good"],
+};
+INSETS.push((viewer) => new DraftLengths(viewer));
+
+class DraftLengths {
+  constructor(viewer) {
+    this.viewer = viewer;
+    this.node = el("div", {});
+    this.charts = new Map();
+    this.draw = throttled(() => this.charts.forEach((chart) => chart.draw()), 120);
+    this.resizing = new ResizeObserver(() => [...this.charts.values()].some((chart) => chart.resized) && this.draw());
+    this.resizing.observe(this.node);
+  }
+
+  update(model) {
+    const runs = model.runs.filter((run) => run.lengths.length);
+    const charts = runs.map((run) => this.charts.get(run.id) ?? new LengthsChart(this.viewer));
+    charts.forEach((chart, i) => chart.update(runs[i]));
+    this.charts = new Map(runs.map((run, i) => [run.id, charts[i]]));
+    const nodes = charts.map((chart) => chart.node);
+    if (nodes.some((node, i) => node !== this.node.children[i]) || nodes.length < this.node.children.length) this.node.replaceChildren(...nodes);
+    this.draw();
+  }
+
+  followed(model) {
+    this.update(model);
+  }
+
+  range() {
+    this.draw();
+  }
+
+  at(t) {
+    this.charts.forEach((chart) => chart.at(t));
+  }
+
+  highlight(run, spans) {
+    this.charts.forEach((chart) => chart.highlight(chart.run === run ? spans : new Set()));
+  }
+
+  destroy() {
+    this.draw.cancel();
+    this.resizing.disconnect();
+  }
+}
+
+/** The chart of one run: the drafts of the timeline's window, of one sequence. */
+class LengthsChart {
+  constructor(viewer) {
+    this.viewer = viewer;
+    this.id = `ss-lengths-${Math.random().toString(36).slice(2)}`;
+    this.head = el("div", { class: "ss-gantt-title" });
+    this.legend = el("div");
+    this.svg = drawn("svg", { role: "listbox" });
+    this.note = el("p", { class: "ss-detail", role: "status" });
+    this.node = el("section", { class: "ss-card ss-pool ss-lengths" }, this.head, this.legend, el("div", { class: "ss-pool-plot" }, this.svg), this.note);
+    this.listen();
+  }
+
+  listen() {
+    const over = (event) => event.target.closest(".ss-lengths-draft");
+    this.svg.addEventListener("pointerover", (e) => this.point(over(e), "hoverSpan"));
+    this.svg.addEventListener("pointerleave", () => this.point(null));
+    this.svg.addEventListener("focusin", (e) => {
+      this.focused = Number(over(e)?.dataset.at);
+      this.rove();
+      this.point(over(e), "hoverSpan");
+    });
+    this.svg.addEventListener("focusout", () => this.point(null));
+    this.svg.addEventListener("click", (e) => this.point(over(e), "pinSpan"));
+    this.svg.addEventListener("keydown", (e) => this.key(e));
+  }
+
+  /** Tell of a draft and show the card of its first forward; node null: of none. */
+  point(node, name) {
+    const row = node ? this.rows[Number(node.dataset.at)] : null;
+    this.say(row);
+    if (row && findSpan(this.run, row.first)) this.viewer[name]({ run: this.run, span: row.first }, node.getBoundingClientRect());
+    else this.viewer.hover(null);
+  }
+
+  key(event) {
+    if (event.key === "Enter") event.target.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: 1, ArrowDown: -1, Home: -1e9, End: 1e9 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const all = this.nodes();
+    event.preventDefault();
+    all[Math.max(0, Math.min(all.length - 1, all.indexOf(event.target) + step))]?.focus();
+  }
+
+  nodes() {
+    return [...this.svg.querySelectorAll(".ss-lengths-draft")];
+  }
+
+  /** Let Tab reach one draft: the focused one, else the first. */
+  rove() {
+    const all = this.nodes();
+    const chosen = all.find((node) => Number(node.dataset.at) === this.focused) ?? all[0];
+    for (const node of all) node.setAttribute("tabindex", node === chosen ? "0" : "-1");
+    return chosen;
+  }
+
+  update(run) {
+    this.run = run;
+    this.rows = ofChosen(run, run.lengths);
+    this.node.setAttribute("aria-label", `Draft length, ${runName(run)}`);
+    this.svg.setAttribute("aria-label", `Drafts of ${runName(run)}; arrow keys move`);
+    const whose = run.sequences.length > 1 ? `sequence ${chosenSequence(run) + 1} of ${run.sequences.length}` : "";
+    this.head.replaceChildren(el("h3", {}, `Draft length · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge), el("span", { class: "ss-note" }, whose));
+    this.legend.replaceChildren(lengthsLegend(this.rows));
+  }
+
+  get resized() {
+    return this.svg.clientWidth !== this.width;
+  }
+
+  /** The drafts of the timeline's window; all of them if that shows everything. */
+  inWindow() {
+    const { gantt } = this.viewer;
+    const [from, to] = gantt.follow ? [-Infinity, Infinity] : gantt.range;
+    return this.rows.map((row, at) => ({ row, at })).filter(({ row }) => row.t >= from && row.t <= to);
+  }
+
+  draw() {
+    const width = this.svg.clientWidth;
+    this.width = width;
+    if (!width) return;
+    const found = this.inWindow();
+    this.crowd = found.length * LENGTHS.least > width ? found.length : 0;
+    const shown = this.crowd ? [] : found;
+    const focus = this.svg.contains(document.activeElement);
+    const scene = lengthsScene(shown, width);
+    setProps(this.svg, { height: LENGTHS.height + LENGTHS.axis });
+    this.svg.replaceChildren(lengthsHatch(this.id), lengthsGrid(scene, shown), ...shown.map(({ row, at }, i) => lengthsColumn(scene, row, at, i, this.id)));
+    const chosen = this.rove();
+    if (focus) chosen?.focus({ preventScroll: true });
+    this.say(null);
+    this.highlight(this.lit ?? new Set());
+    this.at(this.t ?? Infinity);
+  }
+
+  say(row) {
+    this.note.textContent = row ? lengthSentence(row)
+      : this.crowd ? `${number(this.crowd, 0)} drafts are too many for one view. Zoom in to see them.` : lengthsSummary(this.rows);
+  }
+
+  /** Fade what replay has not reached. */
+  at(t) {
+    this.t = t;
+    for (const node of this.nodes()) node.classList.toggle("ss-lengths-later", this.rows[Number(node.dataset.at)].t > t);
+  }
+
+  highlight(spans) {
+    this.lit = spans;
+    for (const node of this.nodes()) {
+      const { first, last } = this.rows[Number(node.dataset.at)];
+      node.classList.toggle("ss-pool-lit", first >= 0 && [...spans].some((span) => span >= first && span <= last));
+    }
+  }
+}
+
+/** Widths and scale: columns of equal width, the highest one as high as the chart. */
+function lengthsScene(shown, width) {
+  const column = Math.min(LENGTHS.most, width / Math.max(1, shown.length));
+  const most = shown.reduce((a, { row }) => Math.max(a, row.asked), 1);
+  return { width, column, most, y: (tokens) => LENGTHS.height * (1 - tokens / most) };
+}
+
+const lengthsHatch = (id) => drawn("defs", {}, drawn("pattern", { id, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+  drawn("rect", { width: 5, height: 5, class: "ss-pool-ground" }), drawn("rect", { width: 1.6, height: 5, class: "ss-lengths-hatch" })));
+
+function lengthsGrid({ width, column, most, y }, shown) {
+  const line = (x1, y1, x2, y2, look = "ss-pool-grid") => drawn("line", { x1, y1, x2, y2, class: look });
+  const text = (x, at, anchor, words) => drawn("text", { x, y: at, "text-anchor": anchor }, words);
+  const tokens = roundTicks(0, most, LENGTHS.height, 26).filter((n) => n >= 1 && Number.isInteger(n));
+  const foot = LENGTHS.height + LENGTHS.foot + 14;
+  const every = Math.max(1, Math.ceil(44 / column));
+  return drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" },
+    tokens.map((n) => [line(0, y(n), width, y(n)), text(-8, y(n) + 4, "end", n === tokens.at(-1) ? `${n} tokens` : n)]),
+    line(0, LENGTHS.height, width, LENGTHS.height, "ss-pool-edge"), shown.some(({ row }) => STOPS[row.stop][0]) ? text(-8, LENGTHS.height + LENGTHS.foot - 4, "end", "ended") : null, text(-8, foot, "end", "step"),
+    shown.map(({ row }, i) => (i % every ? null : text((i + 0.5) * column, foot, "middle", number(row.step, 0)))));
+}
+
+/** A draft: an outline as high as what was asked for; in it the drafted tokens, accepted ones at the bottom. */
+function lengthsColumn({ column, y }, row, at, i, id) {
+  const [left, wide] = [i * column + 0.1 * column, Math.max(1, 0.8 * column)];
+  const block = (low, high, look, props = {}) => (high > low ? drawn("rect", { x: left, width: wide, y: y(high), height: y(low) - y(high), class: look, ...props }) : null);
+  const decided = row.accepted + row.lost;
+  const sign = column >= LENGTHS.sign ? STOPS[row.stop][0] : "";
+  return drawn("g", { class: `ss-lengths-draft ss-lengths-${row.stop}`, role: "option", tabindex: "-1", "data-at": at, "aria-label": lengthSentence(row) },
+    drawn("rect", { x: i * column, width: column, y: 0, height: LENGTHS.height + LENGTHS.foot, class: "ss-lengths-reach" }),
+    block(0, row.asked, "ss-lengths-asked"),
+    block(0, row.accepted, "ss-lengths-accepted"), block(row.accepted, decided, "ss-lengths-lost", { style: `fill: url(#${id})` }), block(decided, row.drafted, "ss-lengths-open"),
+    sign ? drawn("text", { x: (i + 0.5) * column, y: LENGTHS.height + LENGTHS.foot - 4, "text-anchor": "middle", "aria-hidden": "true" }, sign) : null);
+}
+
+function lengthSentence({ step, asked, drafted, accepted, lost, stop }) {
+  if (stop === "off") return `Step ${step}: no draft, drafting has ended for good.`;
+  const fate = accepted + lost ? `, ${accepted} accepted` : drafted ? ", not judged yet" : "";
+  const ended = stop === "full" ? "" : ` It ended ${stop === "cancelled" ? "because it was cancelled" : STOPS[stop][1]}.`;
+  return `Step ${step}: ${asked} ${asked === 1 ? "token" : "tokens"} asked for, ${drafted} drafted${fate}.${ended}`;
+}
+
+/** How many drafts ended for each reason, and the mean lengths. */
+function lengthsSummary(rows) {
+  const drafts = rows.filter((row) => row.stop !== "off");
+  const mean = (name) => number(drafts.reduce((sum, row) => sum + row[name], 0) / Math.max(1, drafts.length), 1);
+  const ends = Object.keys(STOPS).map((stop) => [rows.filter((row) => row.stop === stop).length, STOPS[stop][1]]).filter(([count]) => count);
+  return `On average ${mean("asked")} tokens asked for, ${mean("drafted")} drafted, ${mean("accepted")} accepted. `
+    + `${number(rows.length, 0)} ${rows.length === 1 ? "draft" : "drafts"}: ${ends.map(([count, words]) => `${number(count, 0)} ${words}`).join(", ")}.`;
+}
+
+function lengthsLegend(rows) {
+  const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ss-lengths-key-${look}` }), words);
+  const signs = Object.entries(STOPS).filter(([stop, [sign]]) => sign && rows.some((row) => row.stop === stop));
+  return el("ul", { class: "ss-legend", "aria-label": "Legend of the draft lengths" },
+    key("asked", "asked for"), key("accepted", "accepted"), key("lost", "drafted, rejected or discarded"),
+    rows.some((row) => row.drafted > row.accepted + row.lost) ? key("open", "drafted, not judged yet") : null,
+    signs.map(([, [sign, words]]) => el("li", {}, el("b", { class: "ss-lengths-sign", "aria-hidden": "true" }, sign), words)));
+}
