@@ -296,9 +296,11 @@ def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
 
 
 def _plan(given: Mapping[str, Any]) -> Plan:
-    lists = {name: tuple(given[name]) for name in ("ratios", "rates", "devices")}
-    rows = [{**row, "lengths": tuple(row.get("lengths", ()))} for row in given["methods"]]
-    return Plan(**{**given, **lists, "methods": tuple(Entrant(**row) for row in rows)})
+    rows: list[dict[str, Any]] = [
+        {**row, "lengths": tuple(row.get("lengths", ()))} for row in given["methods"]
+    ]
+    found: dict[str, Any] = {**given, "methods": tuple(Entrant(**row) for row in rows)}
+    return Plan(**found | {name: tuple(given[name]) for name in ("ratios", "rates", "devices")})
 
 
 def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
