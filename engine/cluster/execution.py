@@ -22,7 +22,8 @@ from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
-from engine.run.dispatch import Dispatcher, Gathering
+from engine.run.dispatch import Dispatcher
+from engine.run.gathering import Gathering
 from engine.run.run import Run, Sequence
 from engine.run.serving import Load, Serving
 from engine.runtimes.process import ProcessWorker

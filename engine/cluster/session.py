@@ -16,7 +16,7 @@ from engine.checkpoints.text import Detokenizer
 from engine.cluster.execution import Execution, Listener, Recording, Request
 from engine.cluster.measurements import Measurements, learn, scaled
 from engine.cluster.placement import Placement, RunWorkers
-from engine.cluster.pool import situation_of
+from engine.cluster.pool import check_apart, situation_of
 from engine.cluster.probing import CONTEXT, NEW_TOKENS
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
@@ -27,6 +27,7 @@ from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.layout import Layout
 from engine.methods import Method, Situation, find
+from engine.run.policies import MINEDRAFT
 from engine.run.serving import Load, under_load
 from engine.runtimes.ensemble import Ensemble
 from engine.trace.events import Header
@@ -104,7 +105,7 @@ class Cluster:
         entry = find(method)
         layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
         if load is not None:
-            under_load(method, layout, load, len(load.arrivals))
+            layout = self._under_load(method, layout, load, len(load.arrivals))
         self.placement.pool.assign(layout)
         if layout.head:
             self.head(layout.head)
@@ -185,6 +186,12 @@ class Cluster:
             raise UsageError(f"{method.key} needs a drafter, and none was given; name one with --drafter")
         return layout
 
+    def _under_load(self, method: str, layout: Layout, load: Load, prompts: int) -> Layout:
+        layout = under_load(method, layout, load, prompts)
+        if load.policy == MINEDRAFT:
+            check_apart(self.placement.pool, layout, load.policy)
+        return layout
+
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
 
@@ -246,7 +253,7 @@ class Cluster:
         """Return the checked request of a planned Config; `asked` are its other fields."""
         layout = self._layout(method, cfg)
         if (load := asked.get("load")) is not None:
-            layout = under_load(method.key, layout, load, len(asked["ids"]))
+            layout = self._under_load(method.key, layout, load, len(asked["ids"]))
         head = self.head(layout.head) if layout.head else None
         request = Request(method=method, cfg=cfg, layout=layout, head=head, **asked)
         if head is not None:

@@ -18,7 +18,8 @@ from engine.types import Draft, Limits, Prefix, Verdict
 if TYPE_CHECKING:
     from engine.checkpoints.text import IncrementalText
     from engine.drafting.ngrams import Lookahead
-    from engine.run.dispatch import Dispatcher, Gathering
+    from engine.run.dispatch import Dispatcher
+    from engine.run.gathering import Gathering
     from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
 
