@@ -29,7 +29,8 @@ from engine.checkpoints.pair import Pair
 from engine.cluster.execution import other_programs
 from engine.cluster.occupancy import OtherPrograms
 from engine.cluster.placement import Placement
-from engine.cluster.probing import ROWS, RunProbe, measure_probe, measure_verify
+from engine.cluster.probing import MANY_ROWS, ROWS, RunProbe, measure_probe, measure_rows
+from engine.drafting.admission import Costs
 from engine.drafting.pace import Curve, Probe, seconds_at
 from engine.drafting.planner import Plan, best_dynamic, best_tree
 from engine.environment import environment
@@ -197,7 +198,7 @@ class Measurements:
         probe = self._probes.get(path) or read_probe(path, self._load)
         if probe is None:
             measuring()
-            (verify, before), programs = self._verify_times(cancel), self._other_programs()
+            (verify, before), programs = self._times({"rows": ROWS}, cancel), self._other_programs()
             probe = measure_probe(verify, run, cancel)
             if probe is None:
                 return None
@@ -207,12 +208,22 @@ class Measurements:
             self._probes[path] = probe
         return probe
 
-    def _verify_times(self, cancel: threading.Event) -> tuple[Curve, float]:
-        path = self._path([], rows=ROWS)
+    def costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
+        """Return the times of target and drafter by rows; None if their measurement is cancelled."""
+        models = self._placement.workers_for(self._placement.base).by_model
+        asked = [{"rows": MANY_ROWS, "model": model} for model in models]
+        if not all(read_curve(self._path([], **facts), self._load)[0] for facts in asked):
+            measuring()
+        curves = {facts["model"]: self._times(facts, cancel)[0] for facts in asked}
+        return None if cancel.is_set() else Costs(curves["target"], curves.get("drafter", ()))
+
+    def _times(self, asked: Mapping[str, Any], cancel: threading.Event) -> tuple[Curve, float]:
+        """Return the curve of `measure_rows`, and the cores of other programs; `asked` are its arguments."""
+        path = self._path([], **asked)
         curve, others = read_curve(path, self._load)
         if not curve:
             programs = self._other_programs()
-            curve = measure_verify(self._placement, cancel)
+            curve = measure_rows(self._placement, cancel, **asked)
             others = programs.cores() if programs else 0.0
             if not cancel.is_set():
                 write_curve(path, curve, others)

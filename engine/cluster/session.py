@@ -20,6 +20,7 @@ from engine.cluster.pool import check_apart, situation_of
 from engine.cluster.probing import CONTEXT, NEW_TOKENS
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
+from engine.drafting.admission import Costs
 from engine.drafting.pace import Probe
 from engine.drafting.planner import Best, Plan
 from engine.environment import environment
@@ -27,7 +28,7 @@ from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.layout import Layout
 from engine.methods import Method, Situation, find
-from engine.run.policies import MINEDRAFT
+from engine.run.policies import LENGTHS, MINEDRAFT
 from engine.run.serving import Load, under_load
 from engine.runtimes.ensemble import Ensemble
 from engine.trace.events import Header
@@ -134,7 +135,8 @@ class Cluster:
             listener: Takes every event as it occurs, header first, footer last.
             cancel: Stops the run when set; its trace ends with status `cancelled`.
             group: Name shared by the runs of one comparison.
-            measuring: Called before the models are measured to plan drafts, which takes seconds.
+            measuring: Called before the models are measured, which takes seconds: to plan drafts,
+                or for a load's draft lengths.
             load: When each prompt arrives and how many decode at once; any method whose drafter
                 and target take turns then decodes several prompts.
 
@@ -154,6 +156,8 @@ class Cluster:
             asked = {"prompts": prompts, "ids": ids, "sampling": sampling, "limits": limits, "group": group}
             asked |= {"plan": plan, "load": load, "open": _open(entry, given, cfg)}
             request = self._request(entry, cfg, **asked)
+            if load is not None and load.policy in LENGTHS:
+                request = replace(request, costs=self._costs(cancel, measuring))
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:
                 learn(self._measurements.learned, trace, plan, self._measurements.verify)
@@ -191,6 +195,9 @@ class Cluster:
         if load.policy == MINEDRAFT:
             check_apart(self.placement.pool, layout, load.policy)
         return layout
+
+    def _costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
+        return self.placement.costs or self._measurements.costs(cancel, measuring)
 
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))

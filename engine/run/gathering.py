@@ -82,7 +82,7 @@ class Gathering:
         return any(call.matches(role, sequences) for call in (*self._calls, *self._begun))
 
     def waiting(self, role: str) -> dict[int, tuple[Any, ...]]:
-        """Return the arguments of each sequence that waits for a role, the longest waiting first."""
+        """Return the arguments of the sequences that wait for a role, the longest waiting first."""
         found = [call for call in self._calls if call.role == role]
         return {call.sequence: tuple(column[0] for column in call.columns) for call in found}
 

@@ -23,6 +23,7 @@ from engine.errors import UsageError, shown
 from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
 from engine.run.dispatch import Dispatcher
 from engine.run.gathering import Gathering
+from engine.run.lengths import RoundLengths
 from engine.run.policies import FIXED, MINEDRAFT, POLICIES, with_policy
 from engine.run.run import Run
 from engine.types import Draft, Prefix, check_range
@@ -114,7 +115,7 @@ class Serving:
 
     Each round is one step of the dispatcher. `clock` returns nanoseconds since the run's start.
     `scored` is whether the method drafts while its earlier drafts are scored: first tokens are then
-    judged with these scores.
+    judged with these scores. `lengths` chooses the lengths of drafts; without it, the method does.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class Serving:
         clock: Callable[[], int],
         *,
         scored: bool,
+        lengths: RoundLengths | None = None,
     ) -> None:
-        self._scored = scored
+        self._scored, self._lengths = scored, lengths
         self._run, self._load, self._decode = run, load, decode
         self._gathering, self._dispatcher, self._clock = gathering, dispatcher, clock
         self._times = load.times
@@ -199,6 +201,7 @@ class Serving:
                 self._verify(parts, work)
                 work.create_task(self._draft_second_batch(self._second_batch()))
         else:
+            self._limit_drafts(parts)
             parts = await self._draft(parts)
             async with asyncio.TaskGroup() as work:
                 self._verify(parts, work)
@@ -222,6 +225,15 @@ class Serving:
             await gathering.complete()
         return parts
 
+    def _limit_drafts(self, parts: Sequence[_Part]) -> None:
+        """Choose the lengths of the round's drafts, if the policy has lengths."""
+        if self._lengths is None:
+            return
+        remaining = {number: self._run.of(number).remaining for number in self._gathering.decoding}
+        waiting = self._gathering.waiting("drafter").items()
+        asked = {number: min(levels, remaining[number]) for number, (_, levels) in waiting}
+        self._gathering.allowed = self._lengths.choose(asked, sum(p.end - p.start for p in parts))
+
     def _second_batch(self) -> Collection[int]:
         """Return the sequences that are drafted while others are verified (MineDraft).
 
@@ -242,12 +254,17 @@ class Serving:
         gathering = self._gathering
         # the target is first: heads read the states that it leaves on their worker
         if gathering.waits("target"):
-            work.create_task(gathering.make("target", chunks=self._chunks(parts)))
+            work.create_task(self._verify_drafts(parts))
         elif parts:
             work.create_task(self._run.target.cache(self._chunks(parts)))
         if gathering.waits("judge"):
             work.create_task(gathering.make("judge"))
         self._prefill(parts, work)
+
+    async def _verify_drafts(self, parts: Sequence[_Part]) -> None:
+        found = await self._gathering.make("target", chunks=self._chunks(parts))
+        if self._lengths is not None:
+            self._lengths.learn(verdict for verdicts in found.values() for verdict in verdicts)
 
     def _chunks(self, parts: Sequence[_Part]) -> tuple[Chunk, ...]:
         return tuple(Chunk(Prefix(p.sequence, self._tokens(p.sequence)[: p.end]), p.start) for p in parts)
