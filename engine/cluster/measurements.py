@@ -209,7 +209,7 @@ class Measurements:
         return probe
 
     def costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
-        """Return the times of target and drafter by rows; None if their measurement is cancelled."""
+        """Return the times of target and drafter by rows; None if `cancel` is set."""
         models = self._placement.workers_for(self._placement.base).by_model
         asked = [{"rows": MANY_ROWS, "model": model} for model in models]
         if not all(read_curve(self._path([], **facts), self._load)[0] for facts in asked):
@@ -218,7 +218,7 @@ class Measurements:
         return None if cancel.is_set() else Costs(curves["target"], curves.get("drafter", ()))
 
     def _times(self, asked: Mapping[str, Any], cancel: threading.Event) -> tuple[Curve, float]:
-        """Return the curve of `measure_rows`, and the cores of other programs; `asked` are its arguments."""
+        """Return a curve and the cores of other programs; `asked`: arguments of `measure_rows`."""
         path = self._path([], **asked)
         curve, others = read_curve(path, self._load)
         if not curve:

@@ -98,13 +98,13 @@ class Cluster:
             self._head_files[kind] = self._heads.find(kind)
         return self._head_files[kind]
 
-    def check(self, method: str, load: Load | None = None) -> None:
-        """Check that the cluster has the models and devices of a method with default settings.
+    def check(self, method: str, load: Load | None = None, config: Mapping[str, Any] | None = None) -> None:
+        """Check that the cluster has the models and devices of a method with these settings.
 
         With a load, check that the method can serve it, too. UsageError: it cannot.
         """
         entry = find(method)
-        layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
+        layout = self._layout(entry, entry.plan(entry.configure(config or {}), self.situation))
         if load is not None:
             layout = self._under_load(method, layout, load, len(load.arrivals))
         self.placement.pool.assign(layout)

@@ -43,9 +43,9 @@ class Costs:
     def verify(self, rows: np.ndarray) -> np.ndarray:
         return _at(self.target, rows)
 
-    def draft(self, rows: Sequence[float]) -> float:
+    def draft(self, rows: np.ndarray) -> float:
         """Return the seconds of a draft with these rows in its forwards, one per level."""
-        return float(_at(self.drafter, np.asarray(rows)).sum()) if self.drafter and len(rows) else 0.0
+        return float(_at(self.drafter, rows).sum()) if self.drafter and len(rows) else 0.0
 
 
 class Forecast(NamedTuple):

@@ -30,7 +30,9 @@ def with_policy(method: str, layout: Layout, policy: str) -> Layout:
             f"{method} drafts and verifies at once by itself, so the policy {policy} cannot serve it: choose {FIXED}"
         )
     if not (layout.needs_drafter or layout.head):
-        raise UsageError(f"{method} drafts without a model, so the policy {policy} has no effect: choose {FIXED}")
+        raise UsageError(
+            f"{method} drafts without a model, so the policy {policy} has no effect: choose {FIXED}"
+        )
     if policy in LENGTHS:
         return _with_lengths(method, layout, policy)
     match layout.arrangement:
