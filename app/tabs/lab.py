@@ -159,7 +159,7 @@ class LoadTab:
             self.methods = gr.Dropdown(titles, value=first.methods, multiselect=True, **named)
             titles = [(f"{name}: {what}", name) for name, what in POLICIES.items()]
             named = {"label": "Policies of drafts, one line of the charts each", "elem_id": "load-policies"}
-            self.policies = gr.Dropdown(titles, value=first.policies, multiselect=True, **named)
+            self.policies = gr.Dropdown(titles, value=[*first.policies], multiselect=True, **named)
             with _row():
                 self.profile, self.pair = _build_cluster(first.profile, first.profile_pair)
                 self.models = _build_models(first.models, "Models that decode")

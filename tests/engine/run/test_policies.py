@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 import engine
+import engine.cluster.open
 from engine import Load
+from engine.cluster.local_devices import devices_of
 from engine.errors import UsageError
-from engine.run.policies import BY_BATCH, FIXED, LENGTHS, MINEDRAFT, POLICIES, SURVIVAL
+from engine.layout import LayerParallel, Layout
+from engine.run.policies import BY_BATCH, FIXED, LENGTHS, MINEDRAFT, POLICIES, SURVIVAL, with_policy
 from engine.simulate.profile import Profile
 from engine.trace.events import Event, Span
 from engine.trace.trace import Trace
@@ -125,7 +128,7 @@ def test_a_step_takes_as_long_as_the_slower_of_drafter_and_target(cluster: engin
 @pytest.mark.parametrize("gamma", [2, 8])
 def test_max_of_v_and_d_exactly(cluster: engine.Cluster, gamma: int) -> None:
     """With gamma 2 the target is slower, with gamma 8 the drafter."""
-    trace = served(cluster, "speculative", MINEDRAFT, MANY, config={"gamma": gamma}, limits=Limits(40))
+    trace = served(cluster, "speculative", MINEDRAFT, MANY, config={"gamma": gamma}, limits=Limits(34))
     steps = steps_of(trace)
     numbers = sorted(step for step, models in steps.items() if len(models) == 2)[2:-6]
     assert len(numbers) >= 3
@@ -194,7 +197,9 @@ def test_an_empty_batch_leaves_ordinary_turns(cluster: engine.Cluster) -> None:
     ends = {i: max(c.time for c in trace.commits if c.sequence == i) for i in range(2)}
     first, last = sorted(ends, key=ends.__getitem__)
     assert ends[first] < ends[last]
-    after = [models for models in steps_of(trace).values() if min(t for t, _ in models.values()) > ends[first]]
+    after = [
+        models for models in steps_of(trace).values() if min(t for t, _ in models.values()) > ends[first]
+    ]
     assert after
     assert all(len(models) == 1 for models in after[1:])
 
@@ -212,9 +217,7 @@ def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None
             cancel.set()
 
     load = Load((0.0,) * 5, batch=2, policy=MINEDRAFT)
-    trace = cluster.run(
-        "speculative", *PROMPTS, load=load, limits=Limits(30), listener=listen, cancel=cancel
-    )
+    trace = cluster.run("speculative", *PROMPTS, load=load, limits=Limits(30), listener=listen, cancel=cancel)
     assert trace.status == "cancelled"
     assert trace.commits
     assert served(cluster, "speculative", MINEDRAFT).status == "done"
@@ -236,11 +239,11 @@ def test_slots_are_those_of_both_batches(cluster: engine.Cluster) -> None:
 @pytest.mark.parametrize("policy", LENGTHS)
 def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: engine.Cluster, policy: str) -> None:
     """On this profile a draft token costs 0.18 verifications."""
-    load = Load((0.0,) * 8, batch=8, chunk=256)
+    load = Load((0.0,) * 5, batch=5, chunk=256)
     drafted = dict[str, list[int]]()
     for tokens in ("bernoulli:0.0", "bernoulli:1.0"):
         with engine.open(cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens=tokens) as opened:
-            trace = served(opened, "speculative", policy, load, config={"gamma": 4}, limits=Limits(40))
+            trace = served(opened, "speculative", policy, load, config={"gamma": 4}, limits=Limits(34))
         last = max(r.step for r in trace.rounds)
         drafted[tokens] = [r.drafted for r in trace.rounds if last - 8 < r.step < last - 3]
     assert set(drafted["bernoulli:0.0"]) == {0}, "speculation is off"
@@ -248,11 +251,11 @@ def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: engine.Clust
 
 
 def test_by_survival_each_request_has_its_own_length(cluster: engine.Cluster) -> None:
-    load = Load((0.0,) * 4, batch=4, chunk=256)
-    found = {
-        policy: served(cluster, "speculative", policy, load, config={"gamma": 5}, limits=Limits(60))
-        for policy in LENGTHS
-    }
+    load, asked = Load((0.0,) * 5, batch=5, chunk=256), {"config": {"gamma": 5}, "limits": Limits(34)}
+    with engine.open(
+        cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.6"
+    ) as opened:
+        found = {policy: served(opened, "speculative", policy, load, **asked) for policy in LENGTHS}
     lengths = {
         policy: [
             {r.drafted for r in trace.rounds if r.step == step and r.step > 1}
@@ -275,8 +278,6 @@ def test_by_survival_each_request_has_its_own_length(cluster: engine.Cluster) ->
         ("autoregressive", MINEDRAFT, {}, "autoregressive drafts without a model"),
         ("llma", SURVIVAL, {}, "llma drafts without a model, so the policy survival has no effect"),
         ("medusa", MINEDRAFT, {}, "medusa drafts on the target's devices"),
-        ("easyspec", MINEDRAFT, {"size": 2, "devices": 2}, "easyspec drafts on the target's devices"),
-        ("easyspec", BY_BATCH, {"size": 2, "devices": 2}, "easyspec drafts on several devices together"),
         ("ouroboros", BY_BATCH, {}, "ouroboros drafts until its draft has the length"),
         ("dsi", MINEDRAFT, {}, "dsi cannot run under load"),
     ],
@@ -286,6 +287,15 @@ def test_refusals(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         served(cluster, method, policy, config=config)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [(MINEDRAFT, "m drafts on the target's devices"), (BY_BATCH, "m drafts on several devices together")],
+)
+def test_a_drafter_on_several_devices_is_refused(policy: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        with_policy("m", Layout(LayerParallel(2)), policy)
 
 
 def test_minedraft_needs_a_device_for_the_drafter(cluster: engine.Cluster) -> None:
@@ -303,9 +313,10 @@ def test_minedraft_needs_a_device_for_the_drafter(cluster: engine.Cluster) -> No
 def test_minedraft_is_refused_on_one_local_device(
     cluster: engine.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one = devices_of("cpu")[:1]
+    monkeypatch.setattr(engine.cluster.open, "devices_of", lambda _: one)
     with engine.open(cluster.pair, runtime="local-thread", device="cpu") as opened:
-        monkeypatch.setattr(opened.placement.pool, "devices", opened.placement.pool.devices[:1], raising=False)
-        with pytest.raises(UsageError, match="and cpu:0 holds the target, too"):
+        with pytest.raises(UsageError, match=f"and {one[0].name} holds the target, too"):
             served(opened, "speculative", MINEDRAFT)
 
 
