@@ -244,10 +244,9 @@ def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: engine.Clust
     for tokens in ("bernoulli:0.0", "bernoulli:1.0"):
         with engine.open(cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens=tokens) as opened:
             trace = served(opened, "speculative", policy, load, config={"gamma": 4}, limits=Limits(34))
-        last = max(r.step for r in trace.rounds)
-        drafted[tokens] = [r.drafted for r in trace.rounds if last - 8 < r.step < last - 3]
-    assert set(drafted["bernoulli:0.0"]) == {0}, "speculation is off"
-    assert set(drafted["bernoulli:1.0"]) == {4}
+        drafted[tokens] = [r.drafted for r in trace.rounds if r.step > 1]
+    assert set(drafted["bernoulli:0.0"][-50:]) == {0}, "speculation is off"
+    assert set(drafted["bernoulli:1.0"][:10]) == {4}
 
 
 def test_by_survival_each_request_has_its_own_length(cluster: engine.Cluster) -> None:
