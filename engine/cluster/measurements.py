@@ -178,7 +178,7 @@ class Measurements:
     @property
     def verify(self) -> Curve:
         """The target's seconds by rows, if no other programs disturbed their measurement."""
-        return read_curve(self._path([], rows=ROWS), load=lambda: 0.0)[0]
+        return read_curve(self._path([], model="target", rows=ROWS), load=lambda: 0.0)[0]
 
     @property
     def learned(self) -> Path:
@@ -198,7 +198,7 @@ class Measurements:
         probe = self._probes.get(path) or read_probe(path, self._load)
         if probe is None:
             measuring()
-            (verify, before), programs = self._times({"rows": ROWS}, cancel), self._other_programs()
+            (verify, before), programs = self._times("target", ROWS, cancel), self._other_programs()
             probe = measure_probe(verify, run, cancel)
             if probe is None:
                 return None
@@ -211,19 +211,19 @@ class Measurements:
     def costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
         """Return the times of target and drafter by rows; None if `cancel` is set."""
         models = self._placement.workers_for(self._placement.base).by_model
-        asked = [{"rows": MANY_ROWS, "model": model} for model in models]
-        if not all(read_curve(self._path([], **facts), self._load)[0] for facts in asked):
+        paths = [self._path([], model=model, rows=MANY_ROWS) for model in models]
+        if not all(read_curve(path, self._load)[0] for path in paths):
             measuring()
-        curves = {facts["model"]: self._times(facts, cancel)[0] for facts in asked}
+        curves = {model: self._times(model, MANY_ROWS, cancel)[0] for model in models}
         return None if cancel.is_set() else Costs(curves["target"], curves.get("drafter", ()))
 
-    def _times(self, asked: Mapping[str, Any], cancel: threading.Event) -> tuple[Curve, float]:
-        """Return a curve and the cores of other programs; `asked`: arguments of `measure_rows`."""
-        path = self._path([], **asked)
+    def _times(self, model: str, rows: tuple[int, ...], cancel: threading.Event) -> tuple[Curve, float]:
+        """Return a model's seconds by rows, and the cores that other programs used meanwhile."""
+        path = self._path([], model=model, rows=rows)
         curve, others = read_curve(path, self._load)
         if not curve:
             programs = self._other_programs()
-            curve = measure_rows(self._placement, cancel, **asked)
+            curve = measure_rows(self._placement, cancel, model, rows)
             others = programs.cores() if programs else 0.0
             if not cancel.is_set():
                 write_curve(path, curve, others)

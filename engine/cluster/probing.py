@@ -75,9 +75,7 @@ def measure_probe(verify: Curve, run: RunProbe, cancel: threading.Event) -> Prob
     return probe_of(verify, traces)
 
 
-def measure_rows(
-    placement: Placement, cancel: threading.Event, model: str = "target", rows: tuple[int, ...] = ROWS
-) -> Curve:
+def measure_rows(placement: Placement, cancel: threading.Event, model: str, rows: tuple[int, ...]) -> Curve:
     """Return a model's seconds for each number of rows; fewer numbers if `cancel` is set.
 
     More rows never take less time: where the medians say so, noise did it.

@@ -15,6 +15,7 @@ import engine
 import engine.cluster.open
 from engine import Load
 from engine.cluster.local_devices import devices_of
+from engine.drafting.admission import Costs
 from engine.errors import UsageError
 from engine.layout import LayerParallel, Layout
 from engine.run.policies import BY_BATCH, FIXED, LENGTHS, MINEDRAFT, POLICIES, SURVIVAL, with_policy
@@ -252,8 +253,9 @@ def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: engine.Clust
 def test_by_survival_each_request_has_its_own_length(cluster: engine.Cluster) -> None:
     load, asked = Load((0.0,) * 5, batch=5, chunk=256), {"config": {"gamma": 5}, "limits": Limits(34)}
     with engine.open(
-        cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.6"
+        cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8"
     ) as opened:
+        opened.placement.costs = Costs(((1, 1.0), (64, 20.0)), ((1, 0.05), (64, 0.1)))
         found = {policy: served(opened, "speculative", policy, load, **asked) for policy in LENGTHS}
     lengths = {
         policy: [
