@@ -94,6 +94,10 @@ def served_lines(
     """
     able, refused = [Line(BASELINE)], dict[Line, str]()
     asked = [Line(method, policy) for method in methods if method != BASELINE for policy in policies]
+    if not asked and [*policies] != [FIXED]:
+        raise UsageError(
+            f"plain decoding drafts nothing; name a method beside it, or the policy {FIXED} alone"
+        )
     for line in asked:
         try:
             check(line)

@@ -12,6 +12,7 @@ ROWS = (1, *range(8, 4097, 8))
 
 
 def profile_costs(latency: Latency) -> Costs:
+    """Return the times of sequences that are verified together, `CONTEXT` cached rows in all."""
 
     def curve(model: str) -> Curve:
         return tuple((rows, latency(model, rows, CONTEXT, rows) / 1e6) for rows in ROWS)

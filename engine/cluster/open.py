@@ -201,7 +201,7 @@ def _on_profile(pair: Pair, options: Options) -> Placement:
         VirtualLoop,
         profile.name,
         latency.c,
-        profile_costs(latency),
+        partial(profile_costs, latency),
         {"tokens": source, "profile_pair": latency.pair},
         states=options.tokens == "pair",
     )

@@ -72,7 +72,7 @@ class Placement:
     profile: str = ""
     c: float = 0.0
     """T(target) / T(drafter) of the profile; 0 if it is still to be measured."""
-    costs: Costs | None = None
+    costs: Callable[[], Costs] | None = None
     """Times of the profile's forwards; None if they are still to be measured."""
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vocab_size: int = 0

@@ -197,7 +197,8 @@ class Cluster:
         return layout
 
     def _costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
-        return self.placement.costs or self._measurements.costs(cancel, measuring)
+        known = self.placement.costs
+        return known() if known else self._measurements.costs(cancel, measuring)
 
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))

@@ -2,6 +2,7 @@
 
 import pytest
 
+import engine
 from engine.types import Limits
 from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
@@ -18,10 +19,12 @@ PROMPTS = ("One fox, two foxes. One fox,", "Hi")
 
 @pytest.fixture(scope="module")
 def traces(beside, decode):
-    """Eight runs, which together have every view; the last one is lossy."""
+    """Nine runs, which together have every view; the last one is lossy."""
     samples = [sample_trace(kind, tokens=8) for kind in ("pearl", "tree", "llma")]
     own = [beside(easyspec, gamma=3), beside(ahead), beside(dsi, [True, False, True], 6, sp=2)]
     batch = decode("ems", *PROMPTS, limits=Limits(6))
+    load = engine.Load((0.0, 0.0), 1, policy="minedraft")
+    own.append(decode("speculative", *PROMPTS, limits=Limits(6), load=load))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]
 
 
@@ -30,6 +33,8 @@ def test_every_view_is_readable_and_fits_every_window(opened, traces):
     page = opened.ready()
     for view in VIEWS:
         assert page.locator(f".ss-{view}:visible").count(), view
+    for kind in ("draft", "verify"):
+        assert page.locator(f".ss-legend .ss-k-{kind}-second:visible").count(), kind
     folds = page.locator("#viewer details:not(.ss-menu)")
     for _ in range(2):  # the fold with the timeline's tables has folds, which it makes when it opens
         folds.evaluate_all("(all) => all.forEach((fold) => { fold.open = true; })")

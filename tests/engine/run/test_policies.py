@@ -255,7 +255,8 @@ def test_by_survival_each_request_has_its_own_length(cluster: engine.Cluster) ->
     with engine.open(
         cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8"
     ) as opened:
-        opened.placement.costs = Costs(((1, 1.0), (64, 20.0)), ((1, 0.05), (64, 0.1)))
+        steep = Costs(((1, 1.0), (64, 20.0)), ((1, 0.05), (64, 0.1)))
+        opened.placement.costs = lambda: steep
         found = {policy: served(opened, "speculative", policy, load, **asked) for policy in LENGTHS}
     lengths = {
         policy: [
