@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from app.loaded import result_of
+from app.loaded import Line, result_of
 from app.render.html import badge, text
 from app.render.lab import load_result, sweep_result
 from app.tabs.experiments import LoadSettings, SweepSettings, load_plan, serve
@@ -80,11 +80,11 @@ def _make_load() -> dict[str, Any]:
     from app.service import Service
 
     given, service = load_settings(), Service(None)
-    plan, cells = load_plan(given), dict[str, dict[int, Any]]()
+    plan, cells = load_plan(given), dict[Line, dict[int, Any]]()
     try:
         for cell, _, trace in serve(plan, service, threading.Event()):
             if trace is not None:
-                cells.setdefault(cell.method, {})[cell.batch] = trace
+                cells.setdefault(cell.line, {})[cell.batch] = trace
     finally:
         service.close()
     return {"settings": given._asdict(), "result": result_of(cells, {}, plan.ttft_ms, plan.tpot_ms, "")}

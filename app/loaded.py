@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.bounds import MOST_SEQUENCES
 from engine.errors import UsageError, shown
 from engine.files import parse_json, read_text
-from engine.methods import BASELINE
+from engine.methods import BASELINE, METHODS
+from engine.run.policies import FIXED, POLICIES
 from engine.trace.trace import Trace
 from engine.types import check_range
 from traces.requests import figures, load_of, stops_paying
@@ -57,8 +58,63 @@ def batch_sizes(text: str, name: str) -> list[int]:
     return sizes
 
 
+class Line(NamedTuple):
+    """A method under a policy: one line of the charts."""
+
+    method: str
+    policy: str = FIXED
+
+    @property
+    def name(self) -> str:
+        return _named(self.method, self.policy)
+
+    @property
+    def title(self) -> str:
+        return _named(METHODS[self.method].title, self.policy)
+
+
+def _named(method: str, policy: str) -> str:
+    return method if policy == FIXED else f"{method}, {policy}"
+
+
+def policies_of(text: str, name: str) -> list[str]:
+    found = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if unknown := [policy for policy in found if policy not in POLICIES]:
+        raise UsageError(f"{name} has {shown(unknown[0])}; choose among {', '.join(POLICIES)}")
+    return found
+
+
+def served_lines(
+    methods: Sequence[str], policies: Sequence[str], check: Callable[[Line], None]
+) -> tuple[list[Line], dict[str, str]]:
+    """Return plain decoding and the lines that can be served; and why not the others, by name.
+
+    `check` raises UsageError for a line that cannot be served. So does this function if a method or
+    a policy has no line.
+    """
+    able, refused = [Line(BASELINE)], dict[Line, str]()
+    asked = [Line(method, policy) for method in methods if method != BASELINE for policy in policies]
+    if not asked and [*policies] != [FIXED]:
+        raise UsageError(
+            f"plain decoding drafts nothing; name a method beside it, or the policy {FIXED} alone"
+        )
+    for line in asked:
+        try:
+            check(line)
+            able.append(line)
+        except UsageError as error:
+            refused[line] = str(error)
+    for line, reason in refused.items():
+        served = able[1:]
+        if all(line.method != one.method for one in served) or all(
+            line.policy != one.policy for one in served
+        ):
+            raise UsageError(reason)
+    return able, {line.name: reason for line, reason in refused.items()}
+
+
 def result_of(
-    cells: Mapping[str, Mapping[int, Trace]],
+    cells: Mapping[Line, Mapping[int, Trace]],
     left_out: Mapping[str, str],
     ttft_ms: float,
     tpot_ms: float,
@@ -68,17 +124,19 @@ def result_of(
 
     `cells` has at least the baseline's first run; `ttft_ms` and `tpot_ms` limit a good request.
     """
-    header = next(iter(cells[BASELINE].values())).header
+    baseline = cells[Line(BASELINE)]
+    header = next(iter(baseline.values())).header
     load, methods = load_of(header), dict[str, Any]()
     assert load is not None, "every run of this command has a load"
-    plain = {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in cells[BASELINE].items()}
-    for key, runs in ((key, runs) for key, runs in cells.items() if runs):
+    plain = {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in baseline.items()}
+    for line, runs in ((line, runs) for line, runs in cells.items() if runs):
         rows = {batch: figures(trace, ttft_ms, tpot_ms) for batch, trace in runs.items()}
         first = next(iter(runs.values())).header
-        methods[key] = {
+        methods[line.name] = {
+            **line._asdict(),
             "config": first.config,
             "lossless": first.lossless,
-            "stops_paying_at": None if key == BASELINE else stops_paying(rows, plain),
+            "stops_paying_at": None if line.method == BASELINE else stops_paying(rows, plain),
             "batches": {str(batch): {"run": runs[batch].header.run_id, **row} for batch, row in rows.items()},
         }
     return {
@@ -95,16 +153,23 @@ def result_of(
     }
 
 
-def verdicts(result: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each method: where its throughput falls below plain decoding's."""
-    lines = list[str]()
-    for key, method in result["methods"].items():
-        at, batches = method["stops_paying_at"], list(method["batches"])
-        if key != BASELINE and at is None:
-            lines.append(f"{key} pays at every batch size measured, up to {batches[-1]}")
-        elif key != BASELINE:
-            lines.append(f"{key} stops paying at batch size {at}: plain decoding has more busy tok/s there")
-    return lines
+def verdicts(result: Mapping[str, Any], name: Callable[[Line], str] = lambda line: line.name) -> list[str]:
+    """Return a sentence for each line: where its throughput falls below plain decoding's."""
+    sentences = list[str]()
+    for method in result["methods"].values():
+        line, at, batches = line_of(method), method["stops_paying_at"], list(method["batches"])
+        if line.method != BASELINE and at is None:
+            sentences.append(f"{name(line)} pays at every batch size measured, up to {batches[-1]}")
+        elif line.method != BASELINE:
+            sentences.append(
+                f"{name(line)} stops paying at batch size {at}: plain decoding has more busy tok/s there"
+            )
+    return sentences
+
+
+def line_of(method: Mapping[str, Any]) -> Line:
+    """Return the line of an entry of a result's `methods`."""
+    return Line(method["method"], method["policy"])
 
 
 LEAST_RATE = 1e-6

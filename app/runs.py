@@ -48,7 +48,7 @@ class RunRequest:
     head: tuple[str, ...] = ()
     """Directories of drafting heads; a method uses the first of its kind."""
     group: str = ""
-    load: tuple[tuple[float, ...], int, int] | None = None
+    load: tuple[tuple[float, ...], int, int, str] | None = None
     """Arguments of `engine.Load`; None if all prompts begin at once."""
 
     @property

@@ -50,10 +50,10 @@ def open_cluster(**place: Any) -> Cluster:
     return engine.open(**place)
 
 
-def load_of(arrivals: tuple[float, ...], batch: int, chunk: int) -> Any:
+def load_of(arrivals: tuple[float, ...], batch: int, chunk: int, policy: str) -> Any:
     import engine
 
-    return engine.Load(arrivals, batch, chunk)
+    return engine.Load(arrivals, batch, chunk, policy)
 
 
 class Service:

@@ -60,6 +60,8 @@ class Layout:
     lockstep: bool = False
     """Whether sequences can go in lockstep although drafter and target run at once: each draft runs
     beside one forward of the target at most, and both are awaited before the judgement."""
+    limited: bool = True
+    """Whether a server can limit a draft's levels: `propose` or `grow` makes all of it."""
     head: str = ""
     """Kind of the drafting head on the target's devices; empty for none."""
 

@@ -94,7 +94,7 @@ def conditions(group: Group) -> Conditions:
 def batch_size(trace: Trace) -> int:
     """Return how many sequences a run decoded at once, at most; 1 before its first round.
 
-    Of a run under load, it is the number of its KV slots.
+    Of a run under load, it is the most sequences of a forward.
     """
     if (load := load_of(trace.header)) is not None:
         return load.batch

@@ -11,6 +11,8 @@ from itertools import pairwise
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
+from engine.run.policies import FIXED, POLICIES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,9 +25,11 @@ class LoadFacts(NamedTuple):
 
     arrivals: tuple[int, ...]
     batch: int
-    """Sequences decoded at once, at most."""
+    """Sequences of a forward, at most."""
     chunk: int
     """Prompt tokens in a forward, at most."""
+    policy: str = FIXED
+    """A key of `POLICIES`."""
 
 
 class Request(NamedTuple):
@@ -94,11 +98,12 @@ def load_of(header: Header) -> LoadFacts | None:
         return None
     named = cast("dict[str, Any]", facts)
     arrivals, batch, chunk = (named.get(name) for name in ("arrivals", "batch", "chunk"))
+    policy = named.get("policy", FIXED)
     known = isinstance(arrivals, list | tuple) and len(cast("Sequence[Any]", arrivals)) == len(header.prompts)
-    if not known or type(batch) is not int or type(chunk) is not int:
+    if not known or type(batch) is not int or type(chunk) is not int or policy not in POLICIES:
         return None
     times = tuple(cast("Sequence[Any]", arrivals))
-    return LoadFacts(times, batch, chunk) if all(type(time) is int for time in times) else None
+    return LoadFacts(times, batch, chunk, policy) if all(type(time) is int for time in times) else None
 
 
 def requests(trace: Trace) -> list[Request]:

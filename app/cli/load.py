@@ -16,9 +16,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.cli import common, options
 from app.cli.inputs import MAX_PROMPT_FILE, PromptRow, able, equipped, method_keys, prompt_for, prompts_of
-from app.loaded import COLUMNS, TITLES, batch_sizes, bench_prompts, poisson, read_arrivals, verdicts
+from app.loaded import (
+    COLUMNS,
+    TITLES,
+    Line,
+    batch_sizes,
+    bench_prompts,
+    poisson,
+    policies_of,
+    read_arrivals,
+    served_lines,
+    verdicts,
+)
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
+from engine.run.policies import FIXED
 from engine.types import check_range
 
 if TYPE_CHECKING:
@@ -34,7 +46,8 @@ ARRIVING: options.Options = {
 }
 LOAD: options.Options = {
     "--requests": (int, "N", f"requests; the prompts repeat ({REQUESTS}, or as many as the file has)"),
-    "--batch": ("1,2,4,8", "N,N", "sequences decoded at once (1,2,4,8)"),
+    "--batch": ("1,2,4,8", "N,N", "sequences of a forward (1,2,4,8); minedraft decodes twice as many"),
+    "--policy": ("fixed", "P,P", "lengths and order of drafts: fixed, by-batch, survival, minedraft (fixed)"),
     "--chunk": (256, "N", "prompt tokens in a forward at most (256)"),
     "--ttft-ms": (1000.0, "MS", "a good request's first token (1000)"),
     "--tpot-ms --itl-ms": (100.0, "MS", "its mean time per further token (100)"),
@@ -55,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from app.loaded import result_of
 
     configs = options.parse_settings(args.fields, method_keys(args.methods))
-    batches = _checked(args)
+    batches, policies = _checked(args), policies_of(args.policy, "--policy")
     keys, left_out = equipped(args, configs)
     requests = _requests(args)
     prompts = [prompt for _, prompt in requests]
@@ -64,18 +77,26 @@ def run(args: argparse.Namespace) -> int:
         if args.methods == "all":
             keys, unable = able(keys, cluster, _load(args, requests[:1], 1))
             left_out |= unable
-        cells: dict[str, dict[int, Trace]] = {key: {} for key in keys}
+
+        def check(line: Line) -> None:
+            if line.policy != FIXED:
+                cluster.check(line.method, _load(args, requests[:1], 1, line.policy), configs[line.method])
+
+        lines, unserved = served_lines(keys, policies, check)
+        left_out |= unserved
+        cells: dict[Line, dict[int, Trace]] = {line: {} for line in lines}
         before = read_load()
         try:
             groups = {batch: uuid.uuid4().hex[:12] for batch in batches}
-            jobs = [(key, batch) for batch in batches for key in keys]
-            for i, (key, batch) in enumerate(jobs, 1):
-                given = {"load": _load(args, requests, batch), "config": configs[key], "group": groups[batch]}
-                which = f"with batch {batch} ({i} of {len(jobs)})"
-                cells[key][batch] = common.recorded(store, cluster, key, prompts, {**shared, **given}, which)
-                common.note(f"{key} with batch {batch} is done ({i} of {len(jobs)})")
+            jobs = [(line, batch) for batch in batches for line in lines]
+            for i, (line, batch) in enumerate(jobs, 1):
+                load, config = _load(args, requests, batch, line.policy), configs[line.method]
+                given = {**shared, "load": load, "config": config, "group": groups[batch]}
+                which = f"{line.policy} with batch {batch} ({i} of {len(jobs)})"
+                cells[line][batch] = common.recorded(store, cluster, line.method, prompts, given, which)
+                common.note(f"{line.name} with batch {batch} is done ({i} of {len(jobs)})")
         except KeyboardInterrupt:
-            if cells[keys[0]]:  # what is finished is kept
+            if cells[lines[0]]:  # what is finished is kept
                 _show(args, result_of(cells, left_out, args.ttft_ms, args.tpot_ms, "stopped before the end"))
             raise
         warning = common.busy_warning(args, before)
@@ -83,10 +104,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(args: argparse.Namespace, requests: Requests, batch: int) -> Load:
+def _load(args: argparse.Namespace, requests: Requests, batch: int, policy: str = FIXED) -> Load:
     from engine.run.serving import Load
 
-    return Load(tuple(seconds for seconds, _ in requests), batch, args.chunk)
+    return Load(tuple(seconds for seconds, _ in requests), batch, args.chunk, policy)
 
 
 def _checked(args: argparse.Namespace) -> list[int]:
@@ -136,12 +157,13 @@ def _show(args: argparse.Namespace, result: dict[str, Any]) -> None:
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     limits = result["limits"]
     yield f"{result['models']} · {result['requests']} requests · {result['clock']}"
-    yield f"{'method':20}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS)
+    wide = max(20, 2 + max(map(len, result["methods"])))
+    yield f"{'method':{wide}}{'batch':>6}" + "".join(f"{title:>11}" for title, _, _ in COLUMNS)
     for key, method in result["methods"].items():
         for batch, row in method["batches"].items():
-            yield f"{key:20}{batch:>6}" + "".join(_cell(row[name], form) for _, name, form in COLUMNS)
+            yield f"{key:{wide}}{batch:>6}" + "".join(_cell(row[name], form) for _, name, form in COLUMNS)
     yield from verdicts(result)
-    yield from (f"{key:20}left out: {reason}" for key, reason in result["left_out"].items())
+    yield from (f"{key:{wide}}left out: {reason}" for key, reason in result["left_out"].items())
     yield f"good: first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
     yield "busy tok/s: tokens by the time in which a request waits or is served"
     if result["warning"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.loaded import COLUMNS, TITLES, verdicts
+from app.loaded import COLUMNS, TITLES, Line, line_of, verdicts
 from app.render.html import app_page, badge, figure, line, scrolling, table, text
 from app.routes import run_address
 from app.runs import LiveRun
@@ -125,7 +125,7 @@ def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
     return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 
-def sweepprogress(plan: Sweep, cells: Sequence[Cell]) -> str:
+def sweep_progress(plan: Sweep, cells: Sequence[Cell]) -> str:
     return progress(len(cells), len(plan.places), "cells")
 
 
@@ -211,10 +211,10 @@ def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: s
     return f'<td class="app-{kind}{mark}" style="--weight:{100 * weight:.0f}%">{body}{marks}</td>'
 
 
-def loadprogress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
+def load_progress(plan: LoadPlan, done: int, cell: LoadCell | None = None, run: LiveRun | None = None) -> str:
     now = list[str]()
     if cell is not None and run is not None:
-        now.append(f"{METHODS[cell.method].title}, batch {cell.batch}: {_state(plan, run)}")
+        now.append(f"{cell.line.title}, batch {cell.batch}: {_state(plan, run)}")
     return progress(done, len(plan.cells), "runs", *now)
 
 
@@ -231,7 +231,8 @@ def load_result(result: Mapping[str, Any], *, links: bool = True) -> str:
     limits = result["limits"]
     good = f"first token within {limits['ttft_ms']:g} ms, further tokens {limits['tpot_ms']:g} ms in the mean"
     facts = f"{result['requests']} requests · good: {good}"
-    lines = "".join(f"<li>{text(_titled(line))}</li>" for line in verdicts(result))
+    left_out = [f"{name} is left out: {reason}" for name, reason in result["left_out"].items()]
+    lines = "".join(f"<li>{text(sentence)}</li>" for sentence in [*verdicts(result, _title), *left_out])
     warning = f'<p class="app-note app-warning">{text(result["warning"])}</p>' if result["warning"] else ""
     return (
         f'<p class="app-note">{badge(result["clock"])} {text(facts)}</p>{warning}'
@@ -239,9 +240,8 @@ def load_result(result: Mapping[str, Any], *, links: bool = True) -> str:
     )
 
 
-def _titled(line: str) -> str:
-    key, _, rest = line.partition(" ")
-    return f"{METHODS[key].title} {rest}"
+def _title(line: Line) -> str:
+    return line.title
 
 
 def _load_charts(result: Mapping[str, Any]) -> str:
@@ -253,11 +253,11 @@ def _load_charts(result: Mapping[str, Any]) -> str:
     found = list[str]()
     for name, title in TITLES:
         lines = list[Any]()
-        for i, (key, method) in enumerate(result["methods"].items()):
+        for i, method in enumerate(result["methods"].values()):
             points = [(int(b), row[name]) for b, row in method["batches"].items() if row[name] is not None]
             x, y = [b for b, _ in points], [value for _, value in points]
             style = STYLES[i % len(STYLES)]
-            lines.append(line(style, METHODS[key].title, x, y, mode="lines+markers"))
+            lines.append(line(style, line_of(method).title, x, y, mode="lines+markers"))
         heading = title.format(clock="virtual" if result["virtual"] else "measured")
         drawn = figure(lines, f"{heading} by batch size", 230, showlegend=not found, **axes)
         found.append(f"<figure><figcaption>{text(heading)}</figcaption>{drawn}</figure>")
@@ -266,8 +266,8 @@ def _load_charts(result: Mapping[str, Any]) -> str:
 
 def _load_table(result: Mapping[str, Any], *, links: bool) -> str:
     rows = list[list[str]]()
-    for key, method in result["methods"].items():
-        title = text(METHODS[key].title)
+    for method in result["methods"].values():
+        title = text(line_of(method).title)
         for batch, row in method["batches"].items():
             opened = f'<a href="{run_address([row["run"]])}" title="open this run\'s timeline">{title}</a>'
             cells = ["–" if row[name] is None else format(row[name], form) for _, name, form in COLUMNS]

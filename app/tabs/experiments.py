@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from app import pairs
-from app.loaded import batch_sizes, bench_prompts, parse_arrivals, poisson
+from app.loaded import Line, batch_sizes, bench_prompts, parse_arrivals, poisson, policies_of, served_lines
 from app.runs import LiveRun, RunRequest
 from app.service import Service
 from app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
@@ -17,6 +18,7 @@ from engine.bounds import check_prompt
 from engine.checkpoints.forms import FORMS
 from engine.errors import UsageError, shown
 from engine.methods import BASELINE, METHODS
+from engine.run.policies import FIXED
 from engine.run.serving import CHUNK, Load, under_load
 from engine.simulate.profile import Profile
 from engine.trace.trace import Trace
@@ -82,6 +84,7 @@ class LoadSettings(NamedTuple):
     tpot_ms: float | None
     prompts: str
     """One a line; the bench's if empty."""
+    policies: Sequence[str] = (FIXED,)
 
 
 class SweepWork(NamedTuple):
@@ -95,7 +98,7 @@ class SweepWork(NamedTuple):
 class LoadCell(NamedTuple):
     """One run of a load."""
 
-    method: str
+    line: Line
     batch: int
 
 
@@ -109,6 +112,8 @@ class LoadPlan:
     """What all runs share; `prompt` and `further` are the requests' prompts."""
     ttft_ms: float
     tpot_ms: float
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why methods do not run under a policy, by the name of their line."""
 
 
 def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) -> SweepWork:
@@ -156,13 +161,16 @@ def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) ->
 def servable() -> list[str]:
     """Return the keys of the methods that run under load with their default settings."""
     found = list[str]()
-    for key, method in METHODS.items():
-        try:
-            under_load(key, method.layout(method.configure({})), Load((0.0,)), 1)
-        except UsageError:
-            continue
-        found.append(key)
+    for key in METHODS:
+        with suppress(UsageError):
+            _check(Line(key))
+            found.append(key)
     return found
+
+
+def _check(line: Line) -> None:
+    method = METHODS[line.method]
+    under_load(line.method, method.layout(method.configure({})), Load((0.0,), policy=line.policy), 1)
 
 
 def load_plan(given: LoadSettings) -> LoadPlan:
@@ -171,6 +179,9 @@ def load_plan(given: LoadSettings) -> LoadPlan:
     check_range("the number of methods", len(methods), 1, MOST_METHODS)
     if unable := [key for key in methods if key not in servable()]:
         raise UsageError(f"{shown(unable[0])} does not run under load; choose one of {', '.join(servable())}")
+    policies = policies_of(",".join(map(str, given.policies or ())), "the list of policies")
+    lines, left_out = served_lines(methods, policies, _check)
+    check_range("the number of methods times policies", len(lines) - 1, 1, MOST_METHODS)
     sizes = batch_sizes(given.sizes, "a batch size")
     check_range("the number of batch sizes", len(sizes), 1, MOST_SIZES)
     tokens = _whole("new tokens", given.tokens, MOST_LOAD_TOKENS)
@@ -181,8 +192,8 @@ def load_plan(given: LoadSettings) -> LoadPlan:
         check_range(f"the limit of {name} in ms", limit, 0, MOST_MS, exclusive=True)
     prompts = [known[i % len(known)] for i in range(len(arrivals))]
     request = _request(given.models, methods, prompts, tokens, given.profile, given.profile_pair)
-    cells = tuple(LoadCell(key, batch) for batch in sizes for key in (BASELINE, *methods))
-    return LoadPlan(cells, tuple(arrivals), request, *limits.values())
+    cells = tuple(LoadCell(line, batch) for batch in sizes for line in lines)
+    return LoadPlan(cells, tuple(arrivals), request, *limits.values(), left_out)
 
 
 def serve(
@@ -194,8 +205,8 @@ def serve(
     """
     groups = {cell.batch: uuid.uuid4().hex[:12] for cell in plan.cells}
     for cell in plan.cells:
-        load, group = (plan.arrivals, cell.batch, CHUNK), groups[cell.batch]
-        run = service.start(replace(plan.request, method=cell.method, load=load, group=group))
+        load, group = (plan.arrivals, cell.batch, CHUNK, cell.line.policy), groups[cell.batch]
+        run = service.start(replace(plan.request, method=cell.line.method, load=load, group=group))
         for _ in _waiting(run, stop, 0.25):
             yield cell, run, None
         yield cell, run, run.result()

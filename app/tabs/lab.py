@@ -11,7 +11,7 @@ import gradio as gr
 from app import pairs
 from app.busy import busy_since, read_load
 from app.examples import lab_example, lab_settings, load_example, load_settings
-from app.loaded import result_of
+from app.loaded import Line, result_of
 from app.render.html import alert, note
 from app.render.lab import load_progress, load_result, sweep_progress, sweep_result
 from app.service import Service
@@ -34,6 +34,7 @@ from app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, plain_html
 from engine.checkpoints.forms import FORMS
 from engine.errors import SpecScopeError, UsageError
 from engine.methods import BASELINE, METHODS, Setting
+from engine.run.policies import POLICIES
 from engine.simulate.profile import Profile, profiles
 from engine.trace.trace import Trace
 from traces.lab.axes import ACCEPTANCE, DRAFTER, USUAL, can_be_scripted, has_drafter, numeric, sweepable
@@ -156,6 +157,9 @@ class LoadTab:
             titles = [(METHODS[key].title, key) for key in servable() if key != BASELINE]
             named = {"label": "Methods beside plain decoding", "elem_id": "load-methods"}
             self.methods = gr.Dropdown(titles, value=first.methods, multiselect=True, **named)
+            titles = [(f"{name}: {what}", name) for name, what in POLICIES.items()]
+            named = {"label": "Policies of drafts, one line of the charts each", "elem_id": "load-policies"}
+            self.policies = gr.Dropdown(titles, value=[*first.policies], multiselect=True, **named)
             with _row():
                 self.profile, self.pair = _build_cluster(first.profile, first.profile_pair)
                 self.models = _build_models(first.models, "Models that decode")
@@ -186,6 +190,7 @@ class LoadTab:
         given = [
             *(self.methods, self.models, self.profile, self.pair, self.arriving, self.rate, self.times),
             *(self.requests, self.sizes, self.tokens, self.ttft, self.tpot, self.prompts),
+            self.policies,
         ]
         self.arriving.change(self.offer, self.arriving, [self.rate, self.times, self.requests], **QUIET)
         self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
@@ -204,14 +209,14 @@ class LoadTab:
 
     def _work(self, given: LoadSettings, stop: threading.Event) -> Generator[tuple[str, str]]:
         plan, done, before, drawn = load_plan(given), 0, read_load(), ""
-        cells: dict[str, dict[int, Trace]] = {}
+        cells: dict[Line, dict[int, Trace]] = {}
         last = {cell.batch: cell for cell in plan.cells}.values()
         yield load_progress(plan, done), drawn
         try:
             for cell, run, trace in serve(plan, self.service, stop):
                 if trace is not None:
                     done += 1
-                    cells.setdefault(cell.method, {})[cell.batch] = trace
+                    cells.setdefault(cell.line, {})[cell.batch] = trace
                     drawn = _result(plan, cells) if cell in last else drawn
                 yield load_progress(plan, done, cell, run), drawn
         except SpecScopeError as error:
@@ -244,11 +249,11 @@ def _build_buttons(title: str, name: str) -> tuple[gr.Button, gr.Button]:
     return start, gr.Button("Stop", interactive=False, elem_id=f"{name}-stop", **SMALL)
 
 
-def _result(plan: LoadPlan, cells: dict[str, dict[int, Trace]], warning: str = "") -> str:
+def _result(plan: LoadPlan, cells: dict[Line, dict[int, Trace]], warning: str = "") -> str:
     """Return the figures of the runs that are done; empty without one."""
-    if not cells.get(BASELINE):
+    if not cells.get(Line(BASELINE)):
         return ""
-    return load_result(result_of(cells, {}, plan.ttft_ms, plan.tpot_ms, warning))
+    return load_result(result_of(cells, plan.left_out, plan.ttft_ms, plan.tpot_ms, warning))
 
 
 def _fields(method: str) -> dict[str, Any]:

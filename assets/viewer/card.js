@@ -159,7 +159,7 @@ function spanCard(run, { track, index }) {
   const tokens = [...rows];
   const lost = isLost(fate);
   return [
-    el("h4", {}, swatch(spans.kind[index], lost, fate === "cancelled"), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
+    el("h4", {}, swatch(kindsOf(spans)[index], lost, fate === "cancelled"), spans.kind[index], el("span", { class: "ss-chip" }, track.label)),
     FATES[fate] && DRAFTING.has(spans.kind[index]) || fate === "cancelled" ? el("p", {}, (lost && fate !== "cancelled" && FATE_OF_BRANCHES[spans.kind[index]]) || FATES[fate]) : null,
     ...copies.map((copy) => copyNote(run, copy)),
     facts([
@@ -167,6 +167,7 @@ function spanCard(run, { track, index }) {
       ["from", ms(spans.start[index])],
       ["to", ms(spans.end[index])],
       ...(track.role === "requests" ? [["requests", spans.rows[index]]] : [["step", spans.step[index] || "prefill"],
+        ["batch", ["first", "second"][spans.batch?.[index]]],
         ["rows", known(spans.rows[index])], ["rows cached", known(spans.context[index])]]),
       ...poolFacts(run, spans.id[index]),
       ...(track.role === "requests" ? [] : [["span", spans.id[index]]]),

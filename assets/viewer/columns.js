@@ -12,17 +12,20 @@ function lineOf(size, fill) {
   return line;
 }
 
+/** The kind of each span for its colour: forwards for the second of two batches have their own. */
+const kindsOf = ({ kind, batch }) => kind.map((name, i) => (batch?.[i] === 1 ? `${name}-second` : name));
+
 /** A line per lane of a track's spans: {lines, looks: [{kind, lost, cancelled}]}. */
 function lanesOf(track) {
   return (track.drawn ??= makeLanes(track));
 }
 
 function makeLanes({ spans, lanes }) {
-  const { kind, fate, lane, start, end } = spans;
+  const { fate, lane, start, end } = spans;
   const looks = [];
   const codes = new Map();
   const own = Array.from({ length: lanes }, () => []);
-  const code = kind.map((name, i) => {
+  const code = kindsOf(spans).map((name, i) => {
     own[lane[i]].push(i);
     const key = `${name} ${fate[i]}`;
     if (!codes.has(key)) codes.set(key, looks.push({ kind: name, lost: isLost(fate[i]), cancelled: fate[i] === "cancelled" }) - 1);

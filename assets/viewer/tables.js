@@ -122,13 +122,15 @@ const KINDS = {
   glue: "glue (the drafter reads the draft that is verified)",
   branch: "branch (one more token for each guessed outcome)",
   queue: "requests wait for a KV slot",
+  "draft-second": "draft, second batch",
+  "verify-second": "verify, second batch",
 };
 
 /** The legend of colours and lines; only those that the runs contain. */
 function legend(model) {
   const item = (kind, label, lost) => el("li", {}, swatch(kind, lost), label);
   const tracks = model.runs.flatMap((run) => run.tracks);
-  const kinds = new Set(tracks.flatMap((track) => track.spans.kind));
+  const kinds = new Set(tracks.flatMap((track) => kindsOf(track.spans)));
   const fates = new Set(tracks.flatMap((track) => track.spans.fate));
   const lost = [...fates].some((fate) => isLost(fate) && fate !== "cancelled");
   const reasons = new Set(tracks.flatMap((track) => track.waits.map((w) => w[2])));
@@ -137,7 +139,7 @@ function legend(model) {
   const ink = (outcome, label) => el("li", {}, el("span", { class: `ss-ink ss-${outcome}` }, label));
   const bands = new Set(model.runs.flatMap((run) => run.band.map(([kind]) => kind)));
   return el("ul", { class: "ss-legend", "aria-label": "Legend" },
-    ["draft", "glue", "branch", "verify", "pre-verify", "calibrate", "communicate", "sample", "prefill", "queue"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
+    ["draft", "draft-second", "glue", "branch", "verify", "verify-second", "pre-verify", "calibrate", "communicate", "sample", "prefill", "queue"].filter((k) => kinds.has(k)).map((k) => item(k, KINDS[k] ?? k)),
     lost ? item("draft", "discarded work", true) : null,
     fates.has("cancelled") ? el("li", {}, swatch("verify", true, true), "cancelled work") : null,
     ["verify", "draft", "communication", "queue", "host"].filter((r) => reasons.has(r)).map((r) => item(`wait-${r}`, WAITS[r])),

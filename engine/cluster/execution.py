@@ -17,13 +17,16 @@ from engine.cluster.occupancy import OtherPrograms, Sampler
 from engine.cluster.placement import Placement, RunWorkers
 from engine.cluster.prompts import Prompt
 from engine.cluster.ray_devices import NodeMeter
+from engine.drafting.admission import Costs
 from engine.drafting.planner import Plan
 from engine.drafting.suffix import Finished
 from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
 from engine.heads.find import HeadFile
 from engine.layout import Layout
 from engine.methods import Method
-from engine.run.dispatch import Dispatcher, Gathering
+from engine.run.dispatch import Dispatcher
+from engine.run.gathering import Gathering
+from engine.run.lengths import RoundLengths
 from engine.run.run import Run, Sequence
 from engine.run.serving import Load, Serving
 from engine.runtimes.process import ProcessWorker
@@ -55,6 +58,8 @@ class Request:
     group: str
     plan: Plan | None = None
     load: Load | None = None
+    costs: Costs | None = None
+    """Times of forwards, where the load's policy chooses draft lengths."""
     open: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The settings that were `auto`, as given."""
     finished: Finished = field(default_factory=Finished)
@@ -179,7 +184,8 @@ class Execution:
 
         dispatcher.step = 1
         parts = (run, request.load, decode, gathering, dispatcher, self.recording.clock)
-        await Serving(*parts, scored=request.layout.lockstep).serve()
+        lengths = RoundLengths(request.load.policy, request.costs) if request.costs else None
+        await Serving(*parts, scored=request.layout.lockstep, lengths=lengths).serve()
 
     def _seconds_to_settle(
         self, loop: asyncio.AbstractEventLoop, stopped_by: BaseException | None

@@ -29,7 +29,8 @@ from engine.checkpoints.pair import Pair
 from engine.cluster.execution import other_programs
 from engine.cluster.occupancy import OtherPrograms
 from engine.cluster.placement import Placement
-from engine.cluster.probing import ROWS, RunProbe, measure_probe, measure_verify
+from engine.cluster.probing import MANY_ROWS, ROWS, RunProbe, measure_probe, measure_rows
+from engine.drafting.admission import Costs
 from engine.drafting.pace import Curve, Probe, seconds_at
 from engine.drafting.planner import Plan, best_dynamic, best_tree
 from engine.environment import environment
@@ -177,7 +178,7 @@ class Measurements:
     @property
     def verify(self) -> Curve:
         """The target's seconds by rows, if no other programs disturbed their measurement."""
-        return read_curve(self._path([], rows=ROWS), load=lambda: 0.0)[0]
+        return read_curve(self._path([], model="target", rows=ROWS), load=lambda: 0.0)[0]
 
     @property
     def learned(self) -> Path:
@@ -197,7 +198,7 @@ class Measurements:
         probe = self._probes.get(path) or read_probe(path, self._load)
         if probe is None:
             measuring()
-            (verify, before), programs = self._verify_times(cancel), self._other_programs()
+            (verify, before), programs = self._times("target", ROWS, cancel), self._other_programs()
             probe = measure_probe(verify, run, cancel)
             if probe is None:
                 return None
@@ -207,12 +208,22 @@ class Measurements:
             self._probes[path] = probe
         return probe
 
-    def _verify_times(self, cancel: threading.Event) -> tuple[Curve, float]:
-        path = self._path([], rows=ROWS)
+    def costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
+        """Return the times of target and drafter by rows; None if `cancel` is set."""
+        models = self._placement.workers_for(self._placement.base).by_model
+        paths = [self._path([], model=model, rows=MANY_ROWS) for model in models]
+        if not all(read_curve(path, self._load)[0] for path in paths):
+            measuring()
+        curves = {model: self._times(model, MANY_ROWS, cancel)[0] for model in models}
+        return None if cancel.is_set() else Costs(curves["target"], curves.get("drafter", ()))
+
+    def _times(self, model: str, rows: tuple[int, ...], cancel: threading.Event) -> tuple[Curve, float]:
+        """Return a model's seconds by rows, and the cores that other programs used meanwhile."""
+        path = self._path([], model=model, rows=rows)
         curve, others = read_curve(path, self._load)
         if not curve:
             programs = self._other_programs()
-            curve = measure_verify(self._placement, cancel)
+            curve = measure_rows(self._placement, cancel, model, rows)
             others = programs.cores() if programs else 0.0
             if not cancel.is_set():
                 write_curve(path, curve, others)

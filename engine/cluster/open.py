@@ -19,6 +19,7 @@ from engine.checkpoints.forms import is_form
 from engine.checkpoints.pair import Pair
 from engine.checkpoints.progress import Report
 from engine.checkpoints.sources import is_short_name, resolve, resolve_local
+from engine.cluster.costs import profile_costs
 from engine.cluster.fit import split_by_memory
 from engine.cluster.local_devices import LocalDevices, base_layout, devices_of
 from engine.cluster.memory import KV_TOKENS, Memory, parse_limits
@@ -201,6 +202,7 @@ def _on_profile(pair: Pair, options: Options) -> Placement:
         VirtualLoop,
         profile.name,
         latency.c,
+        partial(profile_costs, latency),
         {"tokens": source, "profile_pair": latency.pair},
         states=options.tokens == "pair",
     )

@@ -22,6 +22,7 @@ from engine.cluster.pool import (
     models_on,
     names_on_workers,
 )
+from engine.drafting.admission import Costs
 from engine.errors import OutOfMemory, SpecScopeError, UsageError
 from engine.heads.find import HeadFile, load_head
 from engine.layout import Layout
@@ -71,6 +72,8 @@ class Placement:
     profile: str = ""
     c: float = 0.0
     """T(target) / T(drafter) of the profile; 0 if it is still to be measured."""
+    costs: Callable[[], Costs] | None = None
+    """Times of the profile's forwards; None if they are still to be measured."""
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vocab_size: int = 0
     states: bool = True

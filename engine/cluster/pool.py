@@ -179,6 +179,23 @@ def situation_of(
     )
 
 
+def check_apart(pool: DevicePool, layout: Layout, policy: str) -> None:
+    """Raise UsageError if drafter and target would share a device under a policy."""
+    try:
+        assigned = pool.assign(layout)
+    except UsageError as error:
+        raise UsageError(f"the policy {policy} needs a device for the drafter alone: {error}") from None
+    drafting, verifying = (
+        {device.name.partition("/")[0] for assignment in assigned[model] for device in assignment.devices}
+        for model in ("drafter", "target")
+    )
+    if shared := sorted(drafting & verifying):
+        raise UsageError(
+            f"the policy {policy} needs a device for the drafter alone, and {shared[0]} holds the target, too: "
+            "use a machine or a profile with more devices, or another policy"
+        )
+
+
 def pipeline_assignments(assignments: Sequence[Assignment], stages: int) -> dict[str, list[Assignment]]:
     """Split the target over the first devices; draft on the last of them and on the first.
 

@@ -32,8 +32,10 @@ BUDGET_S = 8.0
 FEWEST = 24
 """Rounds that are measured in any case."""
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+MANY_ROWS = (*ROWS, 128, 256, 512)
+"""Rows of forwards under load."""
 VERIFY_S = 6.0
-"""Seconds of the measurement of the target's forwards, which all methods share."""
+"""Seconds of the measurement of a model's forwards, which all methods share."""
 NEW_TOKENS = 24
 """Tokens of each run."""
 CONTEXT = 64
@@ -73,18 +75,19 @@ def measure_probe(verify: Curve, run: RunProbe, cancel: threading.Event) -> Prob
     return probe_of(verify, traces)
 
 
-def measure_verify(placement: Placement, cancel: threading.Event) -> Curve:
-    """Return the target's seconds for each number of rows; fewer numbers if `cancel` is set.
+def measure_rows(placement: Placement, cancel: threading.Event, model: str, rows: tuple[int, ...]) -> Curve:
+    """Return a model's seconds for each number of rows; fewer numbers if `cancel` is set.
 
     More rows never take less time: where the medians say so, noise did it.
     """
-    target = placement.workers_for(placement.base).by_model["target"][0]  # it may start now
-    seconds = placement.on_loop(_verify_times(target, cancel))
-    return tuple(zip(ROWS, accumulate(seconds, max), strict=False))
+    worker = placement.workers_for(placement.base).by_model[model][0]  # it may start now
+    job = Measure(model, context=CONTEXT, repeats=9, rows=rows, seconds=VERIFY_S)
+    seconds = placement.on_loop(_times(worker, job, cancel))
+    return tuple(zip(rows, accumulate(seconds, max), strict=False))
 
 
-async def _verify_times(target: Worker, cancel: threading.Event) -> tuple[float, ...]:
-    ticket = target.submit(Measure("target", context=CONTEXT, repeats=9, rows=ROWS, seconds=VERIFY_S))
+async def _times(worker: Worker, job: Measure, cancel: threading.Event) -> tuple[float, ...]:
+    ticket = worker.submit(job)
     while not ticket.reply.done():
         await asyncio.wait([ticket.reply], timeout=0.05)
         if cancel.is_set():

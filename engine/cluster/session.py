@@ -16,10 +16,11 @@ from engine.checkpoints.text import Detokenizer
 from engine.cluster.execution import Execution, Listener, Recording, Request
 from engine.cluster.measurements import Measurements, learn, scaled
 from engine.cluster.placement import Placement, RunWorkers
-from engine.cluster.pool import situation_of
+from engine.cluster.pool import check_apart, situation_of
 from engine.cluster.probing import CONTEXT, NEW_TOKENS
 from engine.cluster.prompts import Prompt, encode, ids_of, shown
 from engine.cluster.ray_devices import aligned_clocks
+from engine.drafting.admission import Costs
 from engine.drafting.pace import Probe
 from engine.drafting.planner import Best, Plan
 from engine.drafting.suffix import Finished
@@ -28,6 +29,7 @@ from engine.errors import OutOfMemory, UsageError
 from engine.heads.find import HeadFile, Heads
 from engine.layout import Layout
 from engine.methods import Method, Situation, find
+from engine.run.policies import LENGTHS, MINEDRAFT
 from engine.run.serving import Load, under_load
 from engine.runtimes.ensemble import Ensemble
 from engine.trace.events import Header
@@ -97,15 +99,15 @@ class Cluster:
             self._head_files[kind] = self._heads.find(kind)
         return self._head_files[kind]
 
-    def check(self, method: str, load: Load | None = None) -> None:
-        """Check that the cluster has the models and devices of a method with default settings.
+    def check(self, method: str, load: Load | None = None, config: Mapping[str, Any] | None = None) -> None:
+        """Check that the cluster has the models and devices of a method with these settings.
 
         With a load, check that the method can serve it, too. UsageError: it cannot.
         """
         entry = find(method)
-        layout = self._layout(entry, entry.plan(entry.configure({}), self.situation))
+        layout = self._layout(entry, entry.plan(entry.configure(config or {}), self.situation))
         if load is not None:
-            under_load(method, layout, load, len(load.arrivals))
+            layout = self._under_load(method, layout, load, len(load.arrivals))
         self.placement.pool.assign(layout)
         if layout.head:
             self.head(layout.head)
@@ -135,7 +137,8 @@ class Cluster:
             listener: Takes every event as it occurs, header first, footer last.
             cancel: Stops the run when set; its trace ends with status `cancelled`.
             group: Name shared by the runs of one comparison.
-            measuring: Called before the models are measured to plan drafts, which takes seconds.
+            measuring: Called before the models are measured, which takes seconds: to plan drafts,
+                or for a load's draft lengths.
             load: When each prompt arrives and how many decode at once; any method whose drafter
                 and target take turns then decodes several prompts.
             finished: Outputs of earlier runs, for methods that draft from them; such a method adds
@@ -158,6 +161,8 @@ class Cluster:
             asked |= {"plan": plan, "load": load, "open": _open(entry, given, cfg)}
             asked |= {"finished": finished} if finished is not None else {}
             request = self._request(entry, cfg, **asked)
+            if load is not None and load.policy in LENGTHS:
+                request = replace(request, costs=self._costs(cancel, measuring))
             trace = self._execute(request, listener, cancel)
             if self._plans and load is None:
                 learn(self._measurements.learned, trace, plan, self._measurements.verify)
@@ -189,6 +194,16 @@ class Cluster:
             self.placement.pool.assign(layout)  # its error names a profile's pair without a drafter
             raise UsageError(f"{method.key} needs a drafter, and none was given; name one with --drafter")
         return layout
+
+    def _under_load(self, method: str, layout: Layout, load: Load, prompts: int) -> Layout:
+        layout = under_load(method, layout, load, prompts)
+        if load.policy == MINEDRAFT:
+            check_apart(self.placement.pool, layout, load.policy)
+        return layout
+
+    def _costs(self, cancel: threading.Event, measuring: Callable[[], None]) -> Costs | None:
+        known = self.placement.costs
+        return known() if known else self._measurements.costs(cancel, measuring)
 
     def _with_eos(self, limits: Limits) -> Limits:
         return Limits(limits.max_new_tokens, limits.stop, tuple(sorted({*limits.eos, *self.pair.eos})))
@@ -251,7 +266,7 @@ class Cluster:
         """Return the checked request of a planned Config; `asked` are its other fields."""
         layout = self._layout(method, cfg)
         if (load := asked.get("load")) is not None:
-            layout = under_load(method.key, layout, load, len(asked["ids"]))
+            layout = self._under_load(method.key, layout, load, len(asked["ids"]))
         head = self.head(layout.head) if layout.head else None
         request = Request(method=method, cfg=cfg, layout=layout, head=head, **asked)
         if head is not None:

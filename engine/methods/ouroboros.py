@@ -56,6 +56,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     layout=lambda cfg: Layout(
         Separate(turns=True),
         slack=window_rows(cfg.level, cfg.window) + (cfg.level - 1) * max(cfg.guesses, cfg.phrases),
+        limited=False,
     ),
 )
 async def decode(run: Run, cfg: Config) -> None:

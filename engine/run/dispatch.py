@@ -1,11 +1,11 @@
-"""A run's jobs: submission to workers, span ids, spans, and calls that become one batch."""
+"""A run's jobs: submission to workers, span ids and spans."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from engine.errors import WorkerDied
 from engine.trace.events import Part, Row, Span, SpanKind
@@ -208,81 +208,3 @@ def _sequence(job: Job) -> int:
     # -1 for several, 0 for a job without prefixes
     prefixes: Sequence[Prefix] = getattr(job, "prefixes", ())
     return prefixes[0].sequence if len(prefixes) == 1 else -1 if prefixes else 0
-
-
-class _Call(NamedTuple):
-    """A call of a model for some sequences."""
-
-    role: str
-    """`target`, `drafter`, or `scores` and `judge`, the parts of a target's call that overlaps."""
-    start: Callable[..., Awaitable[list[Any]]]
-    """(*columns, *options) -> one result for each sequence."""
-    columns: tuple[Sequence[Any], ...]
-    """Arguments with one entry for each sequence; the first are the prefixes."""
-    options: tuple[Any, ...]
-    results: asyncio.Future[list[Any]]
-
-
-class Gathering:
-    """Continuous batching: merges the pending calls of all sequences into one batched call.
-
-    Each sequence waits in one call at most.
-    """
-
-    def __init__(self) -> None:
-        self.decoding = 0
-        """Sequences that will make a call, or end."""
-        self._calls = list[_Call]()
-        self._begun = list[_Call]()
-        """Calls whose sequences go on."""
-        self._changed = asyncio.Event()
-
-    async def join(
-        self,
-        role: str,
-        start: Callable[..., Awaitable[list[Any]]],
-        columns: tuple[Sequence[Any], ...],
-        *options: Any,
-    ) -> list[Any]:
-        """Wait until the call has been made together with others; return its own results."""
-        call = _Call(role, start, columns, options, asyncio.get_running_loop().create_future())
-        self._calls.append(call)
-        self._changed.set()
-        return await call.results
-
-    def begin(
-        self, role: str, start: Callable[..., Awaitable[list[Any]]], columns: tuple[Sequence[Any], ...]
-    ) -> None:
-        """Let the call be made together with others, without waiting for it."""
-        results: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._begun.append(_Call(role, start, columns, (), results))
-
-    def end(self) -> None:
-        self.decoding -= 1
-        self._changed.set()
-
-    async def complete(self) -> None:
-        """Wait until each decoding sequence waits in a call, or ended."""
-        while len(self._calls) < self.decoding:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def waits(self, role: str) -> bool:
-        return any(call.role == role for call in (*self._calls, *self._begun))
-
-    async def make(self, role: str, **more: Any) -> None:
-        """Make the calls of a role, equal ones as one; `more` are arguments of the first."""
-        taken = [call for call in (*self._calls, *self._begun) if call.role == role]
-        self._calls = [call for call in self._calls if call.role != role]
-        self._begun = [call for call in self._begun if call.role != role]
-        while taken:
-            start, options = taken[0].start, taken[0].options
-            same = [call for call in taken if (call.start, call.options) == (start, options)]
-            taken = [call for call in taken if (call.start, call.options) != (start, options)]
-            columns = zip(*(call.columns for call in same), strict=True)
-            joined = [[entry for part in parts for entry in part] for parts in columns]
-            found, more = await start(*joined, *options, **more), {}
-            for call in same:
-                count = len(call.columns[0])
-                call.results.set_result(found[:count])
-                found = found[count:]

@@ -2,7 +2,7 @@
 
 Logits stay on the target's worker and are judged there. `verify` scores and judges in one job;
 `score` starts a forward whose logits may be judged several times. Under load, calls of several
-sequences become one (`engine.run.dispatch.Gathering`): one forward scores their drafts, beside
+sequences become one (`engine.run.gathering.Gathering`): one forward scores their drafts, beside
 their next drafts, and its logits are judged together, once, when all of these drafts are done.
 """
 
@@ -36,7 +36,8 @@ from engine.worker import jobs
 from engine.worker.jobs import PREFILL_ROWS, Export, Import, Judge, JudgeAll, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
-    from engine.run.dispatch import Dispatcher, Gathering, Submission
+    from engine.run.dispatch import Dispatcher, Submission
+    from engine.run.gathering import Gathering
     from engine.worker.jobs import Chunk, Grown, Job, Reply
     from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
@@ -194,7 +195,7 @@ class Model:
 
     async def _draft(self, prefixes: Sequence[Prefix], depths: Sequence[int], job: Propose) -> list[Draft]:
         emitter = self._dispatcher.emitter
-        levels = tuple(max(0, min(n, self._remaining(p))) for n, p in zip(depths, prefixes, strict=True))
+        levels = tuple(self._levels(p, n) for n, p in zip(depths, prefixes, strict=True))
         shape = Wide(1, max(levels, default=0)) if job.chain else job.shape
         q_buffer, parents = self._q_buffer if job.sampled else None, 0 if job.chain else shape.parents
         leases = [q_buffer.lease((parents or n) if n else 0) if q_buffer else None for n in levels]
@@ -215,6 +216,10 @@ class Model:
             drafted = [(p, d) for p, d in zip(prefixes, drafts, strict=True) if d]
             self._cached |= {p.sequence: (p + d).tokens[:-1] for p, d in drafted}
         return drafts
+
+    def _levels(self, prefix: Prefix, asked: int) -> int:
+        allowed = self._gathering.allowed if self._gathering else {}
+        return max(0, min(asked, self._remaining(prefix), allowed.get(prefix.sequence, asked)))
 
     def _token(self, node: Grown, spans: Sequence[int]) -> DraftToken:
         q = None if node.row < 0 else RowRef(self.worker.name, node.row)
@@ -438,6 +443,10 @@ class Scores:
         self.forward: Submission | None = None
         self.span = -1
         """The span that scored it: the forward's, or that of its prompt's last part."""
+
+    @property
+    def sequence(self) -> int:
+        return self.prefix.sequence
 
     def __await__(self) -> Generator[None, None, Scores]:
         assert self.forward is not None, "the forward has started"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from engine.checkpoints.text import IncrementalText
     from engine.drafting.ngrams import Lookahead
     from engine.drafting.suffix import Finished
-    from engine.run.dispatch import Dispatcher, Gathering
+    from engine.run.dispatch import Dispatcher
+    from engine.run.gathering import Gathering
     from engine.worker.shared import QBuffer
     from engine.worker.worker import Worker
 

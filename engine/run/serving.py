@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,10 @@ import numpy as np
 from engine.bounds import MOST_SEQUENCES
 from engine.errors import UsageError, shown
 from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
-from engine.run.dispatch import Dispatcher, Gathering
+from engine.run.dispatch import Dispatcher
+from engine.run.gathering import Gathering
+from engine.run.lengths import RoundLengths
+from engine.run.policies import FIXED, MINEDRAFT, POLICIES, with_policy
 from engine.run.run import Run
 from engine.types import Draft, Prefix, check_range
 from engine.worker.jobs import Chunk
@@ -39,10 +42,13 @@ class Load:
     arrivals: tuple[float, ...]
     """Seconds after the run's start at which each prompt arrives, in any order."""
     batch: int = 8
-    """Sequences decoded at once, and KV slots."""
+    """Sequences of a forward at most: those decoded at once, or with MineDraft half of them."""
     chunk: int = CHUNK
+    policy: str = FIXED
 
     def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UsageError(f"there is no policy {shown(self.policy)}; choose one of {', '.join(POLICIES)}")
         check_range("batch", self.batch, 1, MOST_SEQUENCES)
         check_range("chunk", self.chunk, 1, 2**20)
         for time in self.arrivals:
@@ -55,8 +61,14 @@ class Load:
     def times(self) -> list[int]:
         return [round(1e6 * time) * 1000 for time in self.arrivals]
 
+    @property
+    def slots(self) -> int:
+        """KV slots: the sequences decoded at once."""
+        return 2 * self.batch if self.policy == MINEDRAFT else self.batch
+
     def facts(self) -> dict[str, Any]:
-        return {"arrivals": self.times, "batch": self.batch, "chunk": self.chunk}
+        policy = {} if self.policy == FIXED else {"policy": self.policy}
+        return {"arrivals": self.times, "batch": self.batch, "chunk": self.chunk, **policy}
 
 
 def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
@@ -79,7 +91,7 @@ def under_load(method: str, layout: Layout, load: Load, prompts: int) -> Layout:
         raise UsageError(f"{method} cannot pad under load; leave unpad_inputs and unpad_kv on")
     if len(load.arrivals) != prompts:
         raise UsageError(f"there are {len(load.arrivals)} arrivals and {prompts} prompts; give one for each")
-    return replace(layout, batch=load.batch)
+    return replace(with_policy(method, layout, load.policy), batch=load.slots)
 
 
 def _in_lockstep(layout: Layout) -> bool:
@@ -103,7 +115,7 @@ class Serving:
 
     Each round is one step of the dispatcher. `clock` returns nanoseconds since the run's start.
     `scored` is whether the method drafts while its earlier drafts are scored: first tokens are then
-    judged with these scores.
+    judged with these scores. `lengths` chooses the lengths of drafts; without it, the method does.
     """
 
     def __init__(
@@ -116,8 +128,9 @@ class Serving:
         clock: Callable[[], int],
         *,
         scored: bool,
+        lengths: RoundLengths | None = None,
     ) -> None:
-        self._scored = scored
+        self._scored, self._lengths = scored, lengths
         self._run, self._load, self._decode = run, load, decode
         self._gathering, self._dispatcher, self._clock = gathering, dispatcher, clock
         self._times = load.times
@@ -125,6 +138,8 @@ class Serving:
         self._cached: dict[int, int] = {}
         """Prompt tokens cached, of each sequence that has a slot but does not decode."""
         self._ended: list[int] = []
+        self._undrafted = set[int]()
+        """Sequences that decode and were not drafted yet."""
 
     async def serve(self) -> None:
         async with asyncio.TaskGroup() as decoders:
@@ -150,7 +165,7 @@ class Serving:
         """Give free slots to requests that have arrived, the longest waiting first."""
         while (
             self._waiting
-            and self._gathering.decoding + len(self._cached) < self._load.batch
+            and len(self._gathering.decoding) + len(self._cached) < self._load.slots
             and self._times[self._waiting[0]] <= self._clock()
         ):
             self._cached[self._waiting.pop(0)] = 0
@@ -159,7 +174,8 @@ class Serving:
         for part in parts:
             if part.end == self._prompt(part.sequence):
                 del self._cached[part.sequence]
-                self._gathering.decoding += 1
+                self._gathering.decoding.add(part.sequence)
+                self._undrafted.add(part.sequence)
                 decoders.create_task(self._decode_one(part.sequence))
 
     async def _decode_one(self, number: int) -> None:
@@ -172,24 +188,23 @@ class Serving:
         if not run.done:
             await self._decode(run)
         self._ended.append(number)
-        self._gathering.end()
+        self._gathering.end(number)
 
     async def _round(self, decoders: asyncio.TaskGroup) -> None:
-        """Draft for all sequences that decode, verify all drafts, and cache parts of prompts."""
+        """Verify drafts and cache parts of prompts in one forward; draft before it or beside it."""
         gathering, parts = self._gathering, self._next_parts()
         self._cached |= {p.sequence: p.end for p in parts}
         self._begin(parts, decoders)
         await gathering.complete()
-        parts = await self._draft(parts)
-        async with asyncio.TaskGroup() as work:
-            # the target is first: heads read the states that it leaves on their worker
-            if gathering.waits("target"):
-                work.create_task(gathering.make("target", chunks=self._chunks(parts)))
-            elif parts:
-                work.create_task(self._run.target.cache(self._chunks(parts)))
-            if gathering.waits("judge"):
-                work.create_task(gathering.make("judge"))
-            self._prefill(parts, work)
+        if self._load.policy == MINEDRAFT:
+            async with asyncio.TaskGroup() as work:
+                self._verify(parts, work)
+                work.create_task(self._draft_second_batch(self._second_batch()))
+        else:
+            self._limit_drafts(parts)
+            parts = await self._draft(parts)
+            async with asyncio.TaskGroup() as work:
+                self._verify(parts, work)
         await gathering.complete()  # the round is committed
         self._dispatcher.step += 1
 
@@ -209,6 +224,47 @@ class Serving:
                     parts = []
             await gathering.complete()
         return parts
+
+    def _limit_drafts(self, parts: Sequence[_Part]) -> None:
+        """Choose the lengths of the round's drafts, if the policy has lengths."""
+        if self._lengths is None:
+            return
+        remaining = {number: self._run.of(number).remaining for number in self._gathering.decoding}
+        waiting = self._gathering.waiting("drafter").items()
+        asked = {number: min(levels, remaining[number]) for number, (_, levels) in waiting}
+        self._gathering.allowed = self._lengths.choose(asked, sum(p.end - p.start for p in parts))
+
+    def _second_batch(self) -> Collection[int]:
+        """Return the sequences that are drafted while others are verified (MineDraft).
+
+        New sequences wait a round, and so join the first batch, until both have the same size.
+        """
+        waiting = self._gathering.waiting("drafter")
+        new = [number for number in waiting if number in self._undrafted]
+        surplus = max(0, len(waiting) - len(self._gathering.waiting("target"))) // 2
+        self._undrafted.difference_update(new)
+        return waiting.keys() - new[len(new) - min(surplus, len(new)) :]
+
+    async def _draft_second_batch(self, sequences: Collection[int]) -> None:
+        while self._gathering.waits("drafter", sequences):
+            await self._gathering.make("drafter", sequences)
+            await self._gathering.complete(sequences)
+
+    def _verify(self, parts: Sequence[_Part], work: asyncio.TaskGroup) -> None:
+        gathering = self._gathering
+        # the target is first: heads read the states that it leaves on their worker
+        if gathering.waits("target"):
+            work.create_task(self._verify_drafts(parts))
+        elif parts:
+            work.create_task(self._run.target.cache(self._chunks(parts)))
+        if gathering.waits("judge"):
+            work.create_task(gathering.make("judge"))
+        self._prefill(parts, work)
+
+    async def _verify_drafts(self, parts: Sequence[_Part]) -> None:
+        found = await self._gathering.make("target", chunks=self._chunks(parts))
+        if self._lengths is not None:
+            self._lengths.learn(verdict for verdicts in found.values() for verdict in verdicts)
 
     def _chunks(self, parts: Sequence[_Part]) -> tuple[Chunk, ...]:
         return tuple(Chunk(Prefix(p.sequence, self._tokens(p.sequence)[: p.end]), p.start) for p in parts)

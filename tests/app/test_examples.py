@@ -50,7 +50,7 @@ def test_a_load_with_the_examples_settings_gives_its_rows() -> None:
     plan, service = load_plan(given), Service(None)
     try:
         served = serve(plan, service, threading.Event())
-        made = {cell.method: {cell.batch: trace} for cell, _, trace in served if trace is not None}
+        made = {cell.line: {cell.batch: trace} for cell, _, trace in served if trace is not None}
     finally:
         service.close()
     rows = result_of(made, {}, plan.ttft_ms, plan.tpot_ms, "")["methods"]

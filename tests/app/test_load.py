@@ -54,6 +54,44 @@ def test_the_table_says_where_a_method_stops_paying(capsys, db, tmp_path):
 
 
 @pytest.mark.usefixtures("shared_clusters")
+def test_each_policy_of_a_method_is_a_line(capsys, db, tmp_path):
+    file = tmp_path / "load.svg"
+    words = ["--policy", "fixed,survival,minedraft", "--methods", "speculative,llma", "-o", str(file)]
+    result = answer(capsys, *LOAD, *words, "--json", *db)
+    lines = ["autoregressive", "speculative", "speculative, survival", "speculative, minedraft", "llma"]
+    assert list(result["methods"]) == lines
+    assert [(m["method"], m["policy"]) for m in result["methods"].values()] == [
+        *(("autoregressive", "fixed"), ("speculative", "fixed"), ("speculative", "survival")),
+        *(("speculative", "minedraft"), ("llma", "fixed")),
+    ]
+    assert list(result["left_out"]) == ["llma, survival", "llma, minedraft"]
+    with Store(Path(db[1]), readonly=True) as store:
+        row = result["methods"]["speculative, minedraft"]["batches"]["2"]
+        assert store.load(row["run"]).header.environment["load"]["policy"] == "minedraft"
+    assert all(line in file.read_text(encoding="utf-8") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--policy", "fast"], "--policy has 'fast'; choose among fixed, by-batch, survival, minedraft"),
+        (
+            ["--methods", "autoregressive", "--policy", "survival"],
+            "plain decoding drafts nothing; name a method",
+        ),
+        (["--methods", "pearl", "--policy", "survival"], "pearl drafts and verifies at once by itself"),
+        (["--methods", "speculative,llma", "--policy", "minedraft"], "llma drafts without a model"),
+    ],
+)
+@pytest.mark.usefixtures("shared_clusters")
+def test_a_policy_without_a_line_is_refused_before_any_run(capsys, db, words, error):
+    code, out, err = call(capsys, *LOAD, *words, *db)
+    assert (code, out) == (2, "")
+    assert error in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("shared_clusters")
 def test_requests_of_a_file_have_its_times_and_prompts(capsys, db, tmp_path):
     file = tmp_path / "arrivals.jsonl"
     file.write_text('{"arrival": 0.5, "prompt": "Hi"}\n\n{"arrival": 0, "prompt": "A story"}\n')

@@ -61,6 +61,18 @@ def test_every_method_is_served_with_every_batch_size_beside_plain_decoding(page
     assert all(len(t.header.prompts) == 4 for t in traces)
 
 
+def test_each_policy_is_a_line_and_what_it_cannot_serve_is_named(page, service):
+    given = GIVEN._replace(policies=["fixed", "minedraft"], sizes="1", requests=2)
+    *_, last = page.run(*given)
+    assert "4 runs." in last.message
+    assert re.findall(r"<li>([^<]+?) pays at every", last.result) == [
+        "Speculative decoding", "Speculative decoding, minedraft", "Medusa",
+    ]  # fmt: skip
+    assert "medusa, minedraft is left out: medusa drafts on the target" in last.result
+    runs = [service.trace(name) for name in re.findall(r'href="/\?run=([^"]+)"', last.result)]
+    assert [load_of(t.header).policy for t in runs] == ["fixed", "fixed", "minedraft", "fixed"]
+
+
 def test_stop_keeps_the_finished_runs(page):
     states = page.run(*GIVEN._replace(requests=8, tokens=24, sizes="1,2,4"))
     for state in states:
@@ -105,6 +117,10 @@ def test_methods_that_cannot_be_served_are_not_offered():
         ({"methods": []}, "the number of methods is 0; it must be at least 1 and at most 5"),
         ({"methods": ["dsi"]}, "'dsi' does not run under load; choose one of"),
         ({"methods": ["eagle3"]}, "'eagle3' does not run under load"),
+        ({"policies": []}, "the list of policies has ''; choose among fixed, by-batch, survival, minedraft"),
+        ({"policies": ["fast"]}, "the list of policies has 'fast'; choose among fixed"),
+        ({"methods": ["medusa"], "policies": ["minedraft"]}, "medusa drafts on the target's devices"),
+        ({"policies": ["fixed", "by-batch", "survival"]}, "methods times policies is 6; it must be at least 1 and at most 5"),
         ({"models": "/etc"}, "there are no models '/etc'; choose one of"),
         ({"profile": "/etc/passwd"}, "there is no profile '/etc/passwd'"),
         ({"profile_pair": "x"}, "x"),

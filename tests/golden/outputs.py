@@ -65,6 +65,8 @@ COMMANDS = {
     "sweep": f"sweep --method pearl --over {SWEEP} --profile pearl-3xA100 --max-new-tokens 32 --json",
     "load": "load --methods speculative,ems --rate 4 --requests 6 --pair bundled --profile A100-40G --tokens bernoulli:0.8 "
     "--max-new-tokens 24 --json",
+    "policies": "load --methods speculative --policy by-batch,survival,minedraft --requests 6 --batch 2,4 --pair bundled "
+    "--profile pearl-4xA100 --tokens bernoulli:0.8 --max-new-tokens 24 --json",
 }
 """Commands whose JSON depends on no float of a model."""
 PASSING = {"run_id", "created", "group", "environment", "version", "versions", "seconds", "runs", "run"}
@@ -165,7 +167,7 @@ def _what_ifs() -> Iterator[tuple[str, str]]:
 def _commands() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         for name, command in COMMANDS.items():
-            stored = name in ("run", "compare", "sweep", "load")
+            stored = name in ("run", "compare", "sweep", "load", "policies")
             words = [*command.split(), *(["--db", str(Path(folder) / "runs.db")] if stored else [])]
             out = io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):

@@ -95,6 +95,20 @@ def test_requests_of_a_replay_arrive_when_the_recorded_ones_did():
     assert comparisons([[result.replay], [result.plain]])[0].baseline == 1
 
 
+def test_a_replay_keeps_the_policy_and_its_plain_decoding_has_none():
+    load, prompts = (
+        Load((0.0, 0.0, 0.2, 0.9), batch=1, policy="minedraft"),
+        [(5, 6, 7 + i) * 3 for i in range(4)],
+    )
+    with toy(right(0.7)) as cluster:
+        trace = cluster.run("speculative", *prompts, config={"gamma": 3}, limits=engine.Limits(12), load=load)
+    result = replayed(trace)
+    assert result.replay.spans == trace.spans
+    assert result.replay.header.environment["load"]["policy"] == "minedraft"
+    assert result.plain
+    assert "policy" not in result.plain.header.environment["load"]
+
+
 def test_what_the_recording_did_not_test_is_drawn_and_counted():
     trace = recorded(gamma=4)
     result = replayed(trace, config={"gamma": 7})

@@ -35,6 +35,7 @@ BATCHES = {
     "ems": ("ems", {}, None),
     "batch-of-trees": ("ems", {"batch": 2, "base": "speculative", "width": 4}, None),
     "load": ("speculative", {}, engine.Load((0.0, 0.1, 0.2), 2)),
+    "minedraft": ("speculative", {}, engine.Load((0.0, 0.1, 0.2), 1, policy="minedraft")),
 }
 """Runs of several prompts: method, settings, load."""
 KEYS = tuple(dict.fromkeys((*METHODS, *SCRIPTED, *BATCHES)))

@@ -299,8 +299,8 @@ def _plan(given: Mapping[str, Any]) -> Plan:
     rows: list[dict[str, Any]] = [
         {**row, "lengths": tuple(row.get("lengths", ()))} for row in given["methods"]
     ]
-    found: dict[str, Any] = {**given, "methods": tuple(Entrant(**row) for row in rows)}
-    return Plan(**found | {name: tuple(given[name]) for name in ("ratios", "rates", "devices")})
+    lists: dict[str, Any] = {name: tuple(given[name]) for name in ("ratios", "rates", "devices")}
+    return Plan(**{**given, **lists, "methods": tuple(Entrant(**row) for row in rows)})
 
 
 def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:

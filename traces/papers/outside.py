@@ -26,7 +26,7 @@ from engine.simulate.profile import Profile
 from engine.simulate.roofline import Model
 from traces.closed_forms import pearl_tokens
 from traces.papers.parallelspec import round_cost
-from traces.papers.rows import Paper, Row
+from traces.papers.rows import Paper, Row, cells
 
 PAPER = Paper("outside")
 _DATA = PAPER.numbers
@@ -81,6 +81,12 @@ def _spec_bench(item: str) -> Iterator[Row]:
         else:
             yield PAPER.row(row, speed, None, "no cost")
         yield PAPER.row(f"{method}, accepted", accepted, None, "input")
+
+
+@PAPER.item("MineDraft, 4 + 1 GPUs")
+def minedraft() -> Iterator[Row]:
+    for name, _, gain in cells(_DATA["MineDraft, 4 + 1 GPUs"]):
+        yield PAPER.row(name, gain, None, "no times", ratio=gain - 1)
 
 
 @PAPER.item("nano-PEARL, H200")

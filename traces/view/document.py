@@ -23,7 +23,7 @@ from traces.view.layers import LayersView, layers
 from traces.view.lengths import LengthView, lengths
 from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
 from traces.view.servers import ServersView, server_pool
-from traces.view.settings import config_text, drafter_text, planned_text, shown_config
+from traces.view.settings import config_text, drafter_text, planned_text, policy_text, shown_config
 from traces.view.tokens import GhostView, TokenView, TreeView, committed, ghosts, has_trees, trees
 from traces.view.tracks import RoundView, ShareOfTime, TrackView, band, headline, queue, rounds, tracks
 from traces.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
@@ -207,7 +207,11 @@ def heading(trace: Trace, redact_prompt: bool) -> Heading:
     return {
         "id": header.run_id,
         "title": header.title,
-        "config": config_text(header.method, shown_config(header, redact_prompt)),
+        "config": " · ".join(
+            filter(
+                None, (config_text(header.method, shown_config(header, redact_prompt)), policy_text(header))
+            )
+        ),
         "drafter": drafter_text(header),
         "planned": planned_text(header),
         "badge": header.clock,

@@ -9,6 +9,8 @@ from engine.checkpoints.forms import form_of, model_name
 from engine.drafting.static import tree
 from engine.errors import UsageError
 from engine.methods import METHODS
+from engine.run.policies import FIXED
+from traces.requests import load_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +42,12 @@ def config_text(method: str, config: Mapping[str, Any]) -> str:
     trees = {s.name for s in known if s.paper is not None}
     texts = {k: _tree_text(v) if k in trees else _text(v) for k, v in shown.items()}
     return " · ".join(f"{'γ' if k == 'gamma' else k} {text}" for k, text in texts.items())
+
+
+def policy_text(header: Header) -> str:
+    """Return the policy of a run under load; empty for fixed drafts."""
+    load = load_of(header)
+    return "" if load is None or load.policy == FIXED else load.policy
 
 
 def drafter_text(header: Header) -> str:

@@ -11,11 +11,12 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from engine.run.policies import MINEDRAFT
 from engine.trace.events import Span
 from traces import waiting
 from traces.imported import origin
 from traces.metrics import measured_occupancy
-from traces.requests import requests
+from traces.requests import load_of, requests
 from traces.view import columns_of, row_of
 from traces.waiting import decoding_clock, lanes, useful_glue, working_devices
 
@@ -46,6 +47,13 @@ class SpanColumns(TypedDict):
     fate: list[str]
 
 
+class BatchedColumns(SpanColumns, total=False):
+    """The spans of a track in a run with MineDraft's two batches."""
+
+    batch: list[int]
+    """Of a `draft` or a `verify`: 0, or 1 for the second batch; else -1."""
+
+
 class MeasuredView(TypedDict):
     """The measured load of a device."""
 
@@ -65,7 +73,7 @@ class TrackView(TypedDict):
     label: str
     role: str
     lanes: int
-    spans: SpanColumns
+    spans: BatchedColumns
     waits: list[tuple[float, float, str]]
     """(start, end, reason) of every idle stretch while decoding."""
     measured: MeasuredView | None
@@ -98,9 +106,9 @@ def _label(trace: Trace, device: Device) -> str:
     return f"{device.label} · clock ±{error:.2g} ms" if error else device.label
 
 
-def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> SpanColumns:
+def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> BatchedColumns:
     clock = decoding_clock(trace)
-    return columns_of(
+    columns = columns_of(
         SpanColumns,
         spans,
         start=[clock(s.start) for s in spans],
@@ -108,6 +116,17 @@ def _columns(trace: Trace, spans: list[Span], fates: dict[int, str]) -> SpanColu
         lane=lanes(spans),
         fate=[fates[s.id] for s in spans],
     )
+    load = load_of(trace.header)
+    if load is None or load.policy != MINEDRAFT:
+        return {**columns}
+    return {**columns, "batch": [_batch(span) for span in spans]}
+
+
+def _batch(span: Span) -> int:
+    """Return which of MineDraft's batches a span works for: they take turns at each step."""
+    if span.kind not in ("draft", "verify"):
+        return -1
+    return (span.step + (span.kind == "draft")) % 2  # a draft is verified in the next step
 
 
 def span_fates(trace: Trace) -> dict[int, str]:

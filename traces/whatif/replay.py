@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import engine
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
+from engine.run.policies import FIXED
 from engine.sampling.draws import TOP
 from engine.simulate.profile import Profile
 from engine.simulate.records import MOST_GPUS
@@ -92,7 +93,9 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
         options: dict[str, Any] = {"limits": script.limits, "load": load}
         key, settings = (BASELINE, {}) if load else _baseline(method, config, len(script.prompts))
         if (key, settings) != (method.key, config):
-            plain = script.restored(cluster.run(key, *script.prompts, config=settings, **options))
+            fixed = replace(load, policy=FIXED) if load else None
+            asked: dict[str, Any] = {"config": settings, "limits": script.limits, "load": fixed}
+            plain = script.restored(cluster.run(key, *script.prompts, **asked))
         if again and plain:
             layout = method.layout(method.configure(config))
             replay = retimed(trace, layout, cluster, profile.latency(pair), plain.header)
@@ -130,7 +133,9 @@ def _load(header: Header) -> Load | None:
     from engine.run.serving import Load
 
     known = load_of(header)
-    return Load(tuple(t / 1e9 for t in known.arrivals), known.batch, known.chunk) if known else None
+    if known is None:
+        return None
+    return Load(tuple(t / 1e9 for t in known.arrivals), known.batch, known.chunk, known.policy)
 
 
 def _cluster(header: Header, change: Change) -> tuple[Profile, str | None]:

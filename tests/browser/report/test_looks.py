@@ -2,6 +2,7 @@
 
 import pytest
 
+import engine
 from engine.types import Limits
 from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
@@ -31,6 +32,8 @@ def traces(beside, decode):
     batch = decode("ems", *PROMPTS, limits=Limits(6))
     uneven = {"gamma": 4, "schedule": "threshold"}
     own.append(decode("pearl", "Hi", config=uneven, limits=Limits(12)))
+    load = engine.Load((0.0, 0.0), 1, policy="minedraft")
+    own.append(decode("speculative", *PROMPTS, limits=Limits(6), load=load))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]
 
 
@@ -39,6 +42,8 @@ def test_every_view_is_readable_and_fits_every_window(opened, traces):
     page = opened.ready()
     for view in VIEWS:
         assert page.locator(f".ss-{view}:visible").count(), view
+    for kind in ("draft", "verify"):
+        assert page.locator(f".ss-legend .ss-k-{kind}-second:visible").count(), kind
     folds = page.locator("#viewer details:not(.ss-menu)")
     for _ in range(2):  # the fold with the timeline's tables has folds, which it makes when it opens
         folds.evaluate_all("(all) => all.forEach((fold) => { fold.open = true; })")

@@ -228,14 +228,13 @@ def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_tha
     monkeypatch.setattr("engine.worker.forwards.seconds_of", lambda *_: next(noisy))
     noisy = cycle([0.2, 0.1, 0.3])
     monkeypatch.setattr(probing, "VERIFY_S", 60.0)
-    monkeypatch.setattr(probing, "ROWS", (1, 2, 4))
     monkeypatch.setattr(measurements, "ROWS", (1, 2, 4))
-    curve = probing.measure_verify(cluster.placement, threading.Event())
+    curve = probing.measure_rows(cluster.placement, threading.Event(), "target", (1, 2, 4))
     assert curve == ((1, 0.2), (2, 0.2), (4, 0.3))
 
     seen = list[object]()
     measured = list[object]()
-    monkeypatch.setattr(measurements, "measure_verify", lambda *_: measured.append(1) or curve)
+    monkeypatch.setattr(measurements, "measure_rows", lambda *_: measured.append(1) or curve)
     monkeypatch.setattr(measurements, "measure_probe", lambda verify, *_: seen.append(verify) or PROBE)
     for method in ("eagle", "speculative", "pearl"):
         planned(cluster, method)

@@ -1,0 +1,235 @@
+"""Draft lengths under load: examples by hand, a plain reference, and exact joint distributions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafting.admission import (
+    PRIOR,
+    START,
+    Costs,
+    Forecast,
+    Rates,
+    by_batch,
+    by_survival,
+    offered,
+    speed,
+)
+from engine.run.lengths import RoundLengths
+from engine.run.policies import LENGTHS, SURVIVAL
+from engine.types import Draft, DraftToken, Sampling, Verdict
+from tests.engine.toy import Blurred, Method, Table, ToyRun
+from tests.engine.toy_joint import distance, joint, target_joint
+from tests.engine.toy_methods import method
+
+FLAT = ((1, 1.0), (4, 1.0), (8, 5.0))
+"""Up to 4 rows take 1 s; each further row takes 1 s more."""
+
+
+def forecast(*survivals: list[float], nodes: list[float] | None = None, others: int = 0) -> Forecast:
+    levels = len(survivals[0])
+    return Forecast(np.array(survivals), np.array(nodes or [1.0] * levels), others)
+
+
+# By hand.
+
+
+def test_places_are_admitted_in_falling_order_until_tokens_per_second_fall() -> None:
+    """Two requests, rows 2. 0.9 and 0.8 are free (3.7 tokens/s); 0.5 takes 1 s more: 4.2 / 2."""
+    known = forecast([0.9, 0.8], [0.5, 0.1])
+    found = by_survival(known, Costs(FLAT))
+    assert found.places.tolist() == [2, 0]
+    assert found.speed == pytest.approx(3.7)
+
+
+def test_the_first_fall_ends_it_although_a_later_place_would_pay() -> None:
+    """The third row takes 2 s, all further ones nothing: 2 falls to 2.9 / 3, all give 7.4 / 3."""
+    stairs = Costs(((1, 1.0), (2, 1.0), (3, 3.0), (8, 3.0)))
+    found = by_survival(forecast([0.9, 0.9, 0.9], [0.9, 0.9, 0.9]), stairs)
+    assert found.places.tolist() == [0, 0]
+    assert found.speed == 2.0
+
+
+def test_a_forward_of_the_drafter_is_paid_once_for_all_requests() -> None:
+    """A place each: 4 + 4 x 0.5 tokens in 1.25 s are 4.8/s; one place of one request gives 3.6."""
+    costs = Costs(((1, 1.0), (64, 1.0)), ((1, 0.25), (64, 0.25)))
+    found = by_survival(forecast(*[[0.5, 0.05]] * 4), costs)
+    assert found.places.tolist() == [1, 1, 1, 1]
+    assert found.speed == pytest.approx(4.8)
+    assert speed(forecast(*[[0.5, 0.05]] * 4), np.array([1, 0, 0, 0]), costs) == pytest.approx(3.6)
+
+
+def test_speculation_is_off_where_plain_decoding_is_faster() -> None:
+    slow = Costs(((1, 1.0), (8, 1.0)), ((1, 2.0), (8, 2.0)))
+    known = forecast([0.9], [0.9])
+    assert by_survival(known, slow).places.tolist() == by_batch(known, slow).places.tolist() == [0, 0]
+    judged = Costs(((1, 1.0), (8, 1.0)), judging=1.0)
+    assert by_survival(known, judged).places.tolist() == [0, 0]
+    assert by_survival(known, Costs(((1, 1.0), (8, 1.0)))).places.tolist() == [1, 1]
+
+
+def test_by_batch_all_requests_have_one_length_as_far_as_they_can_draft_it() -> None:
+    flat = Costs(((1, 1.0), (64, 1.0)))
+    assert by_batch(forecast([0.9, 0.8, 0.1], [0.9, 0.0, 0.0]), flat).places.tolist() == [3, 1]
+    assert by_batch(forecast([0.5, 0.2, 0.1], [0.5, 0.2, 0.1]), Costs(FLAT)).places.tolist() == [1, 1]
+
+
+def test_rows_of_prompts_leave_less_room_for_drafts() -> None:
+    known = forecast([0.9, 0.8])
+    assert by_survival(known, Costs(FLAT)).places.tolist() == [2]
+    assert by_survival(known._replace(others=2), Costs(FLAT)).places.tolist() == [1]
+
+
+def test_a_level_of_a_tree_has_the_rows_of_its_nodes() -> None:
+    known = forecast([0.9, 0.8], nodes=[2.0, 4.0])
+    assert by_survival(known, Costs(FLAT)).places.tolist() == [1]
+    drafter = Costs(((1, 1.0), (64, 1.0)), ((1, 0.01), (2, 0.02)))
+    # level 1 is one row, level 2 the two nodes above: 2.7 tokens in 1 + 0.01 + 0.02 s
+    assert by_survival(known, drafter).speed == pytest.approx(2.7 / 1.03)
+
+
+def test_a_curve_goes_on_beyond_its_last_number() -> None:
+    assert Costs(FLAT).verify(np.array([6, 8, 10])).tolist() == [3.0, 5.0, 7.0]
+
+
+def test_rates_of_few_observations_lie_between() -> None:
+    everyone = Rates()
+    assert everyone.survivals(2).tolist() == pytest.approx([START, START**2])
+    own = Rates(everyone)
+    for _ in range(4):
+        everyone.observe(1, 3)
+    own.observe(0, 3)
+    first = (4 + PRIOR * START) / (4 + PRIOR)
+    second = (0 + PRIOR * first) / (4 + PRIOR)
+    assert everyone.survivals(3).tolist() == pytest.approx([first, first * second, first * second * second])
+    assert own.survivals(1).tolist() == pytest.approx([PRIOR * first / (1 + PRIOR)])
+
+
+def test_nodes_are_counted_by_level() -> None:
+    tokens = tuple(DraftToken(5, parent) for parent in (-1, -1, 0, 1, 1, 3))
+    assert offered(_verdict(Draft(tokens), 0)) == [2, 3, 1]
+    assert offered(_verdict(Draft.empty(), 0)) == []
+
+
+class _Judged:
+    """A verdict's fields that the lengths learn from."""
+
+    def __init__(self, draft: Draft, accepted: int, sequence: int) -> None:
+        self.draft, self.accepted, self.sequence = draft, (0,) * accepted, sequence
+
+
+def _verdict(draft: Draft, accepted: int, sequence: int = 0) -> Verdict:
+    return _Judged(draft, accepted, sequence)  # pyright: ignore[reportReturnType]
+
+
+def _chain(length: int) -> Draft:
+    return Draft(tuple(DraftToken(1, parent) for parent in range(-1, length - 1)))
+
+
+def test_by_survival_the_requests_differ_and_by_batch_they_do_not() -> None:
+    costs = Costs(((1, 1.0), (64, 2.0)), ((1, 0.1), (64, 0.1)))
+    for policy in LENGTHS:
+        lengths = RoundLengths(policy, costs)
+        for _ in range(40):
+            lengths.learn([_verdict(_chain(4), 4, 0), _verdict(_chain(4), 0, 1)])
+        found = lengths.choose({0: 4, 1: 4}, 0)
+        assert (found[0] > found[1]) == (policy == SURVIVAL)
+        assert lengths.choose({0: 0, 1: 0}, 0) == {0: 0, 1: 0}
+        assert lengths.choose({}, 3) == {}
+
+
+# Properties.
+
+survivals = st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3).map(np.cumprod)
+curves = st.lists(st.floats(0.0, 1.0), min_size=24, max_size=24).map(
+    lambda steps: tuple(enumerate((0.5 + np.cumsum(steps)).tolist(), 1))
+)
+
+
+@given(st.lists(survivals, min_size=1, max_size=5), curves, st.floats(0.0, 2.0))
+def test_the_vector_form_is_the_papers_loop(rows: list[np.ndarray], curve, drafting: float) -> None:
+    """Compare with algorithm 1 place by place, for each depth, and the best depth of all."""
+    known, costs = Forecast(np.array(rows), np.ones(3), 0), Costs(curve, ((1, drafting), (64, drafting)))
+    candidates = [[0] * len(rows)]
+    for depth in (1, 2, 3):
+        lengths, tokens, verified = [0] * len(rows), float(len(rows)), len(rows)
+        best = tokens / (depth * drafting + costs.verify(np.array(verified)))
+        order = sorted((-p, s, i) for s, row in enumerate(rows) for i, p in enumerate(row[:depth]))
+        for negative, request, _ in order:
+            tokens, verified = tokens - negative, verified + 1
+            now = tokens / (depth * drafting + costs.verify(np.array(verified)))
+            if now < best:
+                break
+            best, lengths[request] = now, lengths[request] + 1
+        candidates.append(lengths)
+    speeds = [speed(known, np.array(lengths), costs) for lengths in candidates]
+    assert by_survival(known, costs).speed == pytest.approx(max(speeds))
+
+
+@given(st.lists(survivals, min_size=1, max_size=5), curves, st.floats(0.0, 2.0), st.integers(0, 9))
+def test_no_choice_is_slower_than_plain_decoding(rows, curve, drafting, others) -> None:
+    known, costs = Forecast(np.array(rows), np.ones(3), others), Costs(curve, ((1, drafting), (64, drafting)))
+    plain = len(rows) / float(costs.verify(np.array(len(rows) + others)))
+    for rule in (by_batch, by_survival):
+        found = rule(known, costs)
+        assert found.speed >= plain * (1 - 1e-9)
+        assert found.speed == pytest.approx(speed(known, found.places, costs))
+        assert ((found.places >= 0) & (found.places <= 3)).all()
+
+
+# Exact distributions.
+
+
+def limited(decode: Method, policy: str, costs: Costs, seen: set[int]) -> Method:
+    """Return a method whose drafts are as long as a policy says; `seen` gets the lengths."""
+
+    async def served(run: ToyRun) -> None:
+        lengths, propose, commit = RoundLengths(policy, costs), run.drafter.propose, run.commit
+
+        async def limit(prefix, n, **more) -> Draft:
+            allowed = lengths.choose({0: min(n, run.remaining)}, 0)[0]
+            seen.add(allowed)
+            return await propose(prefix, allowed, **more)
+
+        def learn(verdict: Verdict, *more) -> None:
+            lengths.learn([verdict])
+            commit(verdict, *more)
+
+        run.drafter.propose, run.commit = limit, learn
+        await decode(run)
+
+    return served
+
+
+STEEP = Costs(((1, 1.0), (2, 1.25), (3, 1.6), (4, 2.2)), ((1, 0.05), (4, 0.05)))
+
+
+@pytest.mark.parametrize("policy", LENGTHS)
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [(Table(1, 3), Blurred(2, 3, banned=1)), (Table(6, 3, banned=1), Table(7, 3, banned=1))],
+    ids=str,
+)
+def test_lengths_that_follow_earlier_rounds_keep_the_targets_distribution(policy: str, p, q) -> None:
+    seen = set[int]()
+    decode = limited(method("speculative", gamma=3), policy, STEEP, seen)
+    texts = joint(decode, p, q, Sampling(1.0), tokens=4)
+    assert distance(texts, target_joint(p, Sampling(1.0), tokens=4)) < 1e-9
+    assert len(seen) > 1, "the lengths change with the outcomes"
+
+
+def test_a_length_that_follows_the_drafted_tokens_does_not() -> None:
+    """The test can fail: a place that is dropped because of its own token is biased."""
+
+    async def decode(run: ToyRun) -> None:
+        while not run.done:
+            draft = await run.drafter.propose(run.x, 1)
+            kept = draft if draft.ids == (0,) else Draft.empty()
+            run.commit(await run.target.verify(run.x, kept))
+
+    p, q = Table(1, 3), Table(2, 3)
+    texts = joint(decode, p, q, Sampling(1.0), tokens=2)
+    assert distance(texts, target_joint(p, Sampling(1.0), tokens=2)) > 1e-3
