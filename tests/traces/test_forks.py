@@ -41,7 +41,9 @@ def test_a_fork_has_its_siblings_and_the_branch_of_each(trace):
 
 
 def test_tokens_whose_branch_is_not_known_are_counted_only(trace):
-    cut = next(i for i, d in enumerate(trace.decisions) if d.node < 0 and d.step == 3 and d.outcome == "discarded")
+    cut = next(
+        i for i, d in enumerate(trace.decisions) if d.node < 0 and d.step == 3 and d.outcome == "discarded"
+    )
     fewer = replace(trace, decisions=trace.decisions[:cut] + trace.decisions[cut + 1 :])
     fork = forks(fewer)[3]
     assert fork["lost"] == 8
