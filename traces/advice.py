@@ -117,7 +117,7 @@ def _chain(rates: Rates) -> Probe:
 
 
 def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
-    """Return the order of drafts and verifications; None if it is unknown."""
+    """Return the order of drafts and verifications; None if it is unknown, or has no formula."""
     place = layout.arrangement
     if not isinstance(place, Separate):
         return None
@@ -125,7 +125,7 @@ def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
         return "turns" if layout.batch == 1 else None
     if "lookahead" in config:
         return "servers" if place.drafters == 1 else None
-    return "overlap" if "gamma" in config else None
+    return "overlap" if "gamma" in config and "branches" not in config else None
 
 
 def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> Iterable[Advice]:

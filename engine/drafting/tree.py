@@ -222,9 +222,9 @@ class Dynamic:
 class Branches:
     """Chains from one place; each ends before a place where the drafter is unsure.
 
-    The confidence at a place is the largest probability in its row. With a `width` of 0 there is one
-    chain, which may be empty. Else the first place, of confidence q, gets max(1, floor(width (1 - q)))
-    siblings, and each of them a child.
+    The confidence at a place is the largest probability in its row. With a `width` of 0 there is
+    one chain, which may be empty. Else the first place, of confidence q, gets
+    max(1, floor(width (1 - q))) siblings, and each of them a child.
     """
 
     width: int

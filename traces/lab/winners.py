@@ -296,11 +296,14 @@ def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
 
 
 def _plan(given: Mapping[str, Any]) -> Plan:
-    rows: list[dict[str, Any]] = [
-        {**row, "lengths": tuple(row.get("lengths", ()))} for row in given["methods"]
-    ]
-    lists: dict[str, Any] = {name: tuple(given[name]) for name in ("ratios", "rates", "devices")}
-    return Plan(**{**given, **lists, "methods": tuple(Entrant(**row) for row in rows)})
+    plan, methods = dict[str, Any](given), list[Entrant]()
+    for name in ("ratios", "rates", "devices"):
+        plan[name] = tuple(given[name])
+    for row in given["methods"]:
+        entrant: dict[str, Any] = {**row, "lengths": tuple(row.get("lengths", ()))}
+        methods.append(Entrant(**entrant))
+    plan["methods"] = tuple(methods)
+    return Plan(**plan)
 
 
 def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:

@@ -34,8 +34,9 @@ class ForkView(TypedDict):
     lost: int
     """Tokens drafted below siblings that did not win."""
     nodes: NodeColumns
-    """The branches without their siblings: `pending` in the next round's draft, or `discarded`. Indices
-    of parents go on from the tree's columns. Tokens whose branch is not known are left out."""
+    """The branches without their siblings: `pending` in the next round's draft, or `discarded`.
+
+    Indices of parents go on from the tree's columns. Tokens of an unknown branch are left out."""
 
 
 class ForkedView(TreeView):

@@ -185,7 +185,8 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
     """Yield the rejected and discarded drafts, branch after branch.
 
     A draft that was never judged (node -1) left the text at the step's first rejection, or where a
-    sibling was accepted in its place. Of a run in progress, drafts of incomplete rounds are left out.
+    sibling was accepted in its place. Of a run in progress, drafts of incomplete rounds are left
+    out.
     """
     clock = decoding_clock(trace)
     times = {(r.sequence, r.step): r.time for r in trace.rounds}
@@ -217,7 +218,7 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
 
 
 def _forks(trace: Trace) -> dict[tuple[int, int], int]:
-    """Return where each round's drafts left the text: at its first rejection, or at lost siblings."""
+    """Return where a round's drafts left the text: at its first rejection, or at lost siblings."""
     rejected, lost = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
     for d in trace.decisions:
         if d.node != NO_NODE and d.outcome in ("rejected", "discarded"):

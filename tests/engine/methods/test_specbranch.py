@@ -27,12 +27,12 @@ UNSURE: dict[Text, dict[int, float]] = {
     (10, 11, 12, 13, 14): {70: 0.28, 71: 0.2, 15: 0.1},
     TRUTH[:9]: {80: 0.2, 81: 0.19, 82: 0.18, 83: 0.17},
 }
-"""Rows of the drafter where it is unsure, by the output so far. Elsewhere it is sure of the truth."""
+"""Rows of the drafter where it is unsure, by the output so far; elsewhere it is sure."""
 SETTINGS = {"gamma": 4, "length": 4, "threshold": 0.5, "branches": 4}
 
 
 class Rows(Scripted):
-    """A scripted drafter whose probabilities are known; after a wrong token it is sure of token 7."""
+    """A scripted drafter with known probabilities; after a wrong token it is sure of token 7."""
 
     def forward(self, cache, rows, want, *more, **options) -> Output:
         inside = cache.append(rows)
@@ -111,10 +111,10 @@ def test_the_drafter_waits_only_after_a_rejection_and_drafts_beside_the_verifica
     for draft in (s for s in trace.spans if s.kind == "draft"):
         meets = any(v.start < draft.end and draft.start < v.end for v in verifies)
         (beside if meets else alone)[draft.step] += 1
-    # 2, 3 and 4 tokens of the trunk, and a forward that finds the unsure place after 2 and 3 of them
+    # 2, 3 and 4 tokens of the trunk; one forward more finds the unsure place after 2 and 3
     assert alone == {1: 3, 3: 4, 4: 4}
     assert [beside[step] for step in (1, 3, 4, 5)] == [4, 4, 4, 4]
-    # the branches of round 1 take as long as its verification: 4 forwards of 250 us beside one of 1000
+    # the branches of round 1 take as long as its verification: 4 forwards of 250 us
     assert [r.time - prefill for r in trace.rounds[:2]] == [1_750_000, 2_750_000]
 
 
