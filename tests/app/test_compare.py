@@ -220,3 +220,25 @@ def test_short_answers_have_a_warning(capsys, db):
     assert err.count("The answer has 31 tokens") == 1
     _, out, err = call(capsys, *words, "--max-new-tokens", "32", "--json")
     assert (json.loads(out)["short_answers"], err) == (None, "")
+
+
+def test_finished_texts_go_from_prompt_to_prompt_of_a_pass(capsys, db, tmp_path):
+    """The third prompt is the first one again, and its answer is among the finished texts."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        "\n".join(json.dumps({"text": text}) for text in ("Hello", "Why?", "Hello")), encoding="utf-8"
+    )
+    words = ["--prompt-file", str(file), "--runtime", "local-thread", "--max-new-tokens", "24", *db, "--json"]
+    both = ["--methods", "suffix", "--repeat", "2"]
+    compared = answer(capsys, "compare", *both, *words)["methods"]
+    ran = answer(capsys, "run", "--method", "suffix", *words)["sequences"]
+    with Store(db[1], readonly=True) as store:
+        runs = [store.load(run.header.run_id) for run in reversed(store.runs()[0])]
+    passes = [runs[i] for i in range(len(runs)) if runs[i].header.method == "suffix"]
+    assert len(passes) == 9
+    first, *_ = own = [run for run in passes if run.header.run_id in compared["suffix"]["runs"]]
+    assert [len(run.documents) for run in own] == [0, 1, 2]
+    assert own[2].documents[0].tokens == tuple(first.token_ids()) == tuple(own[2].token_ids())
+    assert len(own[2].rounds) < len(first.rounds)
+    assert [len(run.documents) for run in passes] == [0, 0, 1, 1, 2, 2, 0, 1, 2]
+    assert ran[0]["token_ids"] == ran[2]["token_ids"]

@@ -12,6 +12,7 @@ import pytest
 
 import engine
 from engine.checkpoints.pair import Pair
+from engine.drafting.suffix import Finished
 from engine.errors import ModelError, UsageError
 from engine.methods import METHODS
 from engine.run.serving import Load
@@ -67,6 +68,8 @@ def replayed(trace: Trace, method: str = "", **more: Any) -> WhatIf:
         ("assisted", {}),
         ("dsi", {}),
         ("llma", {}),
+        ("suffix", {"offset": 1.0}),
+        ("hybrid", {"gamma": 3}),
         ("ems", {"base": "speculative"}),
     ],
 )
@@ -107,6 +110,30 @@ def test_a_replay_keeps_the_policy_and_its_plain_decoding_has_none():
     assert result.replay.header.environment["load"]["policy"] == "minedraft"
     assert result.plain
     assert "policy" not in result.plain.header.environment["load"]
+
+
+def test_a_replay_drafts_from_the_recorded_finished_texts():
+    with toy(right(0.7)) as cluster:
+        plain = cluster.run("autoregressive", PROMPT, limits=engine.Limits(40)).token_ids()
+        options = {"limits": engine.Limits(40), "finished": Finished([plain[5:30], (9, 9, 9)])}
+        trace = cluster.run("suffix", PROMPT, config={"offset": 2.0}, **options)
+    result = replayed(trace)
+    assert any(c.document == 0 for c in trace.copies)
+    assert result.replay.documents == trace.documents
+    assert (result.replay.copies, result.replay.forecasts) == (trace.copies, trace.forecasts)
+    alone = replayed(trace, config={"finished": 0}).replay
+    assert alone.documents == []
+    assert len(alone.rounds) > len(trace.rounds)
+
+
+def test_under_load_a_replay_begins_without_the_texts_that_finish_in_it():
+    load, prompts = Load((0.0, 0.0, 0.4), batch=2, chunk=8), [PROMPT, (8, 9), PROMPT]
+    with toy(right(0.7)) as cluster:
+        trace = cluster.run("suffix", *prompts, config={"offset": 2.0}, limits=engine.Limits(12), load=load)
+    result = replayed(trace)
+    assert trace.documents
+    assert result.replay.documents == trace.documents
+    assert result.replay.forecasts == trace.forecasts
 
 
 def test_what_the_recording_did_not_test_is_drawn_and_counted():

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import engine
+from engine.drafting.suffix import Finished
 from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
 from engine.run.policies import FIXED
@@ -100,6 +101,7 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
             layout = method.layout(method.configure(config))
             replay = retimed(trace, layout, cluster, profile.latency(pair), plain.header)
         else:
+            options["finished"] = Finished(script.finished)
             replay = script.restored(cluster.run(method.key, *script.prompts, config=config, **options))
             _check_drafts(recording, replay)
     decided, drawn, differs = (

@@ -45,12 +45,15 @@ class Script:
     limits: Limits
     known: dict[int, int]
     """New number -> recorded token id."""
+    finished: tuple[tuple[int, ...], ...] = ()
+    """Outputs of other runs that the recorded run drafted from, in the new numbers."""
 
     def restored(self, replay: Trace) -> Trace:
         """Return a replay with the recorded ids, texts and probabilities."""
         recorded, outputs = self.recording.trace, self.recording.outputs
         known = {i for output in outputs for i in (*output.prompt, *output.tokens)}
         known |= {d.token for output in outputs for d in output.tests.values()}
+        known |= {i for d in recorded.documents for i in d.tokens}
         trace = Trace(
             self._header(replay.header),
             spans=replay.spans,
@@ -58,10 +61,12 @@ class Script:
             rounds=replay.rounds,
             decisions=[self._decision(d) for d in replay.decisions],
             commits=[self._commit(c) for c in replay.commits],
+            documents=[replace(d, tokens=tuple(map(self._recorded, d.tokens))) for d in replay.documents],
             copies=replay.copies,
             pooled=replay.pooled,
             forks=replay.forks,
             chains=[self._chain(c) for c in replay.chains],
+            forecasts=replay.forecasts,
             pieces={i: recorded.pieces[i] for i in sorted(known) if i in recorded.pieces},
         )
         assert replay.footer is not None, "the replay has ended"
@@ -87,6 +92,9 @@ class Script:
             lossless=recorded.lossless,
         )
 
+    def _recorded(self, token: int) -> int:
+        return self.known.get(token, NO_TOKEN)
+
     def _index(self, sequence: int, position: int) -> int:
         return position - len(self.prompts[sequence])
 
@@ -111,7 +119,7 @@ class Script:
         }
         copied, test = d.node >= 0 > d.draft_span, output.tests.get(index)
         if copied:
-            token = self.known.get(d.token, NO_TOKEN)
+            token = self._recorded(d.token)
         elif d.outcome == "discarded" or not 0 <= index < len(output.tokens):
             token = NO_TOKEN
         elif d.outcome == "rejected":
@@ -138,6 +146,7 @@ def script_of(recording: Recording) -> Script:
     for i, output in enumerate(recording.outputs):
         if output.ended and output.tokens[-1] not in ends:
             texts[i] = (*texts[i][:-1], _END)
+    finished = tuple(map(renumbered, _finished(recording)))
     eos = (_END, *sorted(numbers[t] for t in ends if t in numbers))
     longest = max(map(len, texts))
     most = max(longest, int(header.limits.get("max_new_tokens", longest + _BEYOND)))
@@ -149,7 +158,15 @@ def script_of(recording: Recording) -> Script:
             rows.add(row)
     pair = Pair(f"recorded run {header.run_id}", Path(), Path(), NO_TEXTS, next(fresh), CONTEXT, eos)
     source = Source(recorded_pair(rows, doubts=True), f"recorded run {header.run_id}")
-    return Script(recording, prompts, source, pair, Limits(most), {new: old for old, new in numbers.items()})
+    known = {new: old for old, new in numbers.items()}
+    return Script(recording, prompts, source, pair, Limits(most), known, finished)
+
+
+def _finished(recording: Recording) -> Iterator[tuple[int, ...]]:
+    """Yield the finished texts that a run began with: no outputs of its own sequences."""
+    trace = recording.trace
+    own = {tuple(output.tokens) for output in recording.outputs} if len(recording.outputs) > 1 else set()
+    yield from (d.tokens for d in trace.documents if trace.forecasts and d.tokens not in own)
 
 
 def _rows(

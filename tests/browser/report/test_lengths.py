@@ -27,7 +27,7 @@ def traces(trace):
 
 
 def heights(page, look):
-    """Return the height of one kind of block of each draft, in tokens of which the highest asks 4."""
+    """Return the heights of one kind of block, in tokens of which the highest draft asks 4."""
     found = page.locator(DRAFT).evaluate_all(
         """(all, look) => all.map((one) => one.querySelector(`.ss-lengths-${look}`)?.getAttribute("height") ?? 0)""",
         look,
