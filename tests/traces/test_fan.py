@@ -1,14 +1,16 @@
 """The speculation cache in the viewer's document, and its figures."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from engine.methods import METHODS
 from engine.types import Limits
 from tests.engine.methods.test_ssd import START, WRONG, ranked_cluster
 from tests.engine.worker.harness import Flat
 from tests.traces.samples import sample_trace
 from traces import waiting
+from traces.advice import kind_of
 from traces.forks import lookups, untaken
 from traces.metrics import measure
 from traces.view.document import view_model
@@ -117,6 +119,15 @@ def test_the_document_has_the_texts_of_the_guesses(trace):
     assert run["figures"]["acceptance_rate"].endswith("per round")
     (plain,) = view_model([sample_trace("pearl")])["runs"]
     assert (plain["fans"], plain["hits"]) == ([], [])
+
+
+def test_nothing_is_predicted_for_branches():
+    """The formulas of the advice are those of turns, of PEARL's two modes and of DSI's servers."""
+    kinds = {}
+    for key in ("ssd", "pearl", "speculative"):
+        cfg = METHODS[key].configure({"gamma": 3})
+        kinds[key] = kind_of(METHODS[key].layout(cfg), asdict(cfg))
+    assert kinds == {"ssd": None, "pearl": "overlap", "speculative": "turns"}
 
 
 def test_of_a_part_the_last_round_is_left_out_if_its_result_is_not_known(trace):

@@ -42,6 +42,7 @@ TARGET = Pair.find("bundled").target_path
 CONFIGS = {
     "speculative": {},
     "pearl": {"gamma": 3},
+    "ssd": {"gamma": 3},
     "pearl in a pipeline": {"gamma": 3, "placement": "pipeline"},
     "ems": {"base": "speculative", "width": 2},
 }

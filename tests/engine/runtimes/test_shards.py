@@ -40,6 +40,7 @@ METHODS = {
     "speculative": ({"gamma": 3}, WARM),
     "pearl": ({"gamma": 3}, Sampling()),
     "pearl, sampled": ({"gamma": 3}, WARM),
+    "ssd": ({"gamma": 3}, WARM),
     "tree": ({"width": 2, "depth": 3}, WARM),
     "easyspec": ({"gamma": 3}, WARM),
     "medusa": ({}, Sampling()),
