@@ -63,7 +63,10 @@ def phases(vocabulary: int, avoid: Sequence[int]) -> Source:
 
 def row(runs: Sequence[Trace], plain: Sequence[Trace]) -> dict[str, float]:
     """Return the figures of runs of all prompts."""
-    seconds = [sum(measure(t).decode_seconds or 0.0 for t in some) for some in (plain, runs)]
+    seconds = [
+        sum(measure(t).decode_seconds or 0.0 for t in some) / sum(len(t.commits) for t in some)
+        for some in (plain, runs)
+    ]
     tokens = sum(len(t.commits) for t in runs)
     lost = sum(d.draft_span >= 0 and d.outcome != "accepted" for t in runs for d in t.decisions)
     return {

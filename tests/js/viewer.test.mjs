@@ -28,7 +28,7 @@ const run = (more) => ({ tokens: [], ghosts: [], rounds: [], copies: [], ngrams:
 test("columns of a sent document become rows again, absent fields and texts too", () => {
   const sent = { runs: [{
     tokens: { rows: 2, columns: { id: [7, 8], text: { names: ["a", "b"], codes: [1, 0] }, q: [0.5, null] }, absent: { q: [1] } },
-    ghosts: [], rounds: { rows: 0, columns: {}, absent: {} },
+    ghosts: [], rounds: { rows: 0, columns: {}, absent: {} }, lengths: [],
     band: { rows: 2, tuples: [{ names: ["both"], codes: [0, 0] }, [0, 1], [1, 2]] },
     tracks: [{ waits: { rows: 1, tuples: [[1], [2], { names: ["queue"], codes: [0] }] }, spans: { id: [1], kind: { names: ["draft"], codes: [0] } } }],
   }] };

@@ -27,7 +27,7 @@ def traces(trace):
 
 
 def heights(page, look):
-    """Return the heights of one kind of block, in tokens of which the highest draft asks 4."""
+    """Return the height of a kind of block in each draft, in tokens; the highest one asks for 4."""
     found = page.locator(DRAFT).evaluate_all(
         """(all, look) => all.map((one) => one.querySelector(`.ss-lengths-${look}`)?.getAttribute("height") ?? 0)""",
         look,
