@@ -123,7 +123,8 @@ def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
         return "turns" if layout.batch == 1 else None
     if "lookahead" in config:
         return "servers" if place.drafters == 1 else None
-    return "overlap" if "post_verify" in config else None
+    chains = "gamma" in config and "branches" not in config
+    return "overlap" if layout.lockstep and chains else None
 
 
 def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> Iterable[Advice]:

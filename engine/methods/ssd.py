@@ -164,22 +164,20 @@ async def decode(run: Run, cfg: Config) -> None:
     forks, damping, sampled = fans(cfg), damping_of(cfg), cfg.drafts == "sampled"
     branch: Draft | None = None
     while not run.done:
-        draft = await _completed(run, cfg, branch)
+        draft = await _completed(run, cfg, branch, damping)
         fan = run.drafter.fan(run.x, draft, forks, cfg.gamma, sampled=sampled, damping=damping)
         verdict = await run.target.verify(run.x, draft)
         run.commit(verdict)
         branch = await fan.take(verdict)
 
 
-async def _completed(run: Run, cfg: Config, branch: Draft | None) -> Draft:
+async def _completed(run: Run, cfg: Config, branch: Draft | None, damping: tuple[Damping, ...]) -> Draft:
     """Draft a branch to its end; without one, at the start and after a miss, use the backup."""
     if branch is None and cfg.backup == "none":
         return Draft.empty()
-    draft = branch or Draft.empty()
-    count, damping = cfg.gamma - len(draft), damping_of(cfg)[len(draft) :]
-    return draft + await run.drafter.propose(
-        run.x + draft, count, sampled=cfg.drafts == "sampled", damping=damping
-    )
+    draft, sampled = branch or Draft.empty(), cfg.drafts == "sampled"
+    count, rest = cfg.gamma - len(draft), damping[len(draft) :]
+    return draft + await run.drafter.propose(run.x + draft, count, sampled=sampled, damping=rest)
 
 
 def damping_of(cfg: Config) -> tuple[Damping, ...]:

@@ -147,8 +147,9 @@ def test_the_turns_of_dsi_draft_until_a_token_is_wrong() -> None:
 def test_the_order_of_work_follows_from_layout_and_settings() -> None:
     assert kind_of(Layout(Separate(turns=True)), {"gamma": 3}) == "turns"
     assert kind_of(Layout(Separate(drafters=0)), {"copy": 3}) == "turns"
-    assert kind_of(Layout(), {"gamma": 3}) == "overlap"
-    assert kind_of(Layout(), {"gamma": 3, "branches": 4}) is None
+    assert kind_of(Layout(lockstep=True), {"gamma": 3}) == "overlap"
+    assert kind_of(Layout(lockstep=True), {"gamma": 3, "branches": 4}) is None
+    assert kind_of(Layout(), {"gamma": 3}) is None
     assert kind_of(Layout(Separate(2, 1)), {"lookahead": 3}) == "servers"
     assert kind_of(Layout(Separate(turns=True), batch=4), {"gamma": 3}) is None
 
