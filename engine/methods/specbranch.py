@@ -1,6 +1,6 @@
 """SpecBranch: fork where the drafter is unsure, and draft the branches while the target verifies.
 
-Source: SpecBranch (ICLR 2026), without H-RAD; order of the stages as in its code.
+Source: SpecBranch (arXiv:2506.01979, ICLR 2026), without its classifier H-RAD.
 
 Lossless. The *branch point* is the first drafted place where the drafter's largest probability is
 under a threshold. The place and its number of siblings k are functions of the prefix, so the k
