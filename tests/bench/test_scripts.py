@@ -8,12 +8,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+import engine
 from app.bench.cuda import Size
 from app.bench.figures import Plan
 from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.attention import attend
-from tests.bench import attention, groups, placements, tracing, viewer
+from engine.types import Limits, Sampling
+from tests.bench import attention, groups, placements, schedules, tracing, viewer
 from tests.engine.heads.random_heads import make_head
 from tests.traces.samples import sample_trace
 from traces.checks import check
@@ -106,3 +108,18 @@ def test_timed_rows_are_stored(tmp_path: Path):
         assert tracing.spans_per_second(store, trace.header, 250) > 0
         stored = [store.load(run.header.run_id) for run in store.runs()[0]]
     assert sorted(len(t.spans) for t in stored) == sorted([250, len(trace.spans)])
+
+
+def test_schedules_are_compared_on_scripted_drafts_of_varying_difficulty(monkeypatch):
+    monkeypatch.setattr(schedules, "FIXED", (2,))
+    monkeypatch.setattr(schedules, "PHASE", 8)
+    pair, limits = Pair.find("bundled"), Limits(24)
+    source = schedules.phases(pair.vocab_size, pair.eos)
+    with engine.open(pair, runtime="virtual", profile="pearl-4xA100", tokens=source) as cluster:
+        table = dict(schedules.table(cluster, ["speculative"], Sampling(), limits, certain=True))
+    assert list(table) == [f"speculative, {name}" for name in ("fixed 2", *schedules.AVERAGE)]
+    fixed = table["speculative, fixed 2"]
+    assert fixed["asked on average"] == 2
+    assert 1 < fixed["tokens/forward"] < 3
+    assert 0 < fixed["lost per token"] < 2
+    assert len({figures["speed-up"] for figures in table.values()}) > 1
