@@ -94,7 +94,7 @@ def test_the_oldest_finished_texts_are_dropped():
 
 def test_the_own_text_wins_over_finished_ones_at_an_equal_score():
     own = [11, 12, 11, 12, 11]
-    memory = Finished([[11, 12, 13, 11, 40]])
+    memory = Finished([[7, 11, 40]])
     trace = counting(memory, own, 1 + 2)
     assert trace.forecasts[0] == Forecast(1, 0, "own", 3, 2, 1.0, None)
 
