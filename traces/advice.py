@@ -38,6 +38,8 @@ GAIN = 1.05
 LONGEST = 2
 """Longest predicted chain of a drafter, as a multiple of the longest measured one. Longer trees and
 copies are not predicted: their nodes and matches are unknown."""
+SCHEDULE = ("schedule", "confidence", "off_below")
+"""Settings of draft lengths that adapt; nothing is predicted for these but at their defaults."""
 SOURCES: dict[Kind, str] = {
     "turns": "Leviathan et al. 2023, theorem 3.8",
     "overlap": "the two modes of PEARL, algorithm 2",
@@ -115,7 +117,7 @@ def _chain(rates: Rates) -> Probe:
 
 
 def kind_of(layout: Layout, config: Mapping[str, Any]) -> Kind | None:
-    """Return the order of drafts and verifications; None if it is unknown."""
+    """Return the order of drafts and verifications; None if it is unknown, or has no formula."""
     place = layout.arrangement
     if not isinstance(place, Separate):
         return None
@@ -152,7 +154,9 @@ def _others(method: Method, rates: Rates) -> Iterable[Advice]:
         layout = other.layout(other.Config())
         kind = kind_of(layout, cfg)
         simple = (
-            layout.needs_drafter and "gamma" in cfg and (kind == "overlap" or set(cfg) <= {"gamma", "drafts"})
+            layout.needs_drafter
+            and "gamma" in cfg
+            and (kind == "overlap" or set(cfg) <= {"gamma", "drafts", *SCHEDULE})
         )
         if other.key == method.key or kind is None or not simple:
             continue
@@ -176,9 +180,8 @@ def _is_plain_draft(method: Method, used: Mapping[str, Any], kind: Kind) -> bool
     """Return whether the formulas describe these settings: all others have their defaults."""
     if {"total", "heads", "window"} & set(used):  # forwards are not one per drafted level
         return False
-    free = {*LENGTHS, "sp", "stages"}
-    usual = all(used.get(s.name, s.default) == s.default for s in method.settings() if s.name not in free)
-    return kind == "turns" or usual
+    changed = {s.name for s in method.settings() if used.get(s.name, s.default) != s.default}
+    return not changed & {*SCHEDULE} and (kind == "turns" or changed <= {*LENGTHS, "sp", "stages"})
 
 
 def _advice(method: Method, config: dict[str, Any], name: str, speedup: float, kind: Kind) -> Advice:
