@@ -6,7 +6,7 @@ counts rates, because the lengths of different drafts do not compare (pull reque
 
 Lossless: a length is a function of tested tokens. A rejected token also discards the rest of its
 draft, and those positions are drawn again with the same random numbers: a length that depended on
-discarded tokens would favour some of their successors.
+discarded tokens would favour some tokens there.
 """
 
 from __future__ import annotations
