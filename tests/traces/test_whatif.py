@@ -211,6 +211,7 @@ def test_planned_settings_are_planned_anew_and_given_ones_stay(method: str, name
     ("method", "message"),
     [
         ("tree", "drafts trees, and run .* has no ranks"),
+        ("ssd", "guesses the target's own tokens, and run .* has no ranks"),
         ("lookahead", "drafts n-grams that the models write beside the text"),
         ("medusa", "medusa drafts with a head, which reads hidden states"),
     ],

@@ -204,6 +204,11 @@ def _check_drafts(recording: Recording, replay: Trace) -> None:
             f"{title} ends a draft at an uncertain token, and {recording.name} has no probabilities of its drafts: "
             f"choose settings without a {bounds[0]}, or another method"
         )
+    if replay.forks and not recording.has_ranks:
+        raise UsageError(
+            f"{title} guesses the target's own tokens, and {recording.name} has no ranks of tokens that were not drafted: "
+            "choose another method, or a run at temperature 0"
+        )
     if has_trees(replay.decisions) and not recording.has_ranks:
         raise UsageError(
             f"{title} drafts trees, and {recording.name} has no ranks of tokens that were not drafted: choose a chain, "
