@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.cluster.open import open  # noqa: A004 - engine.open(...) is the front door
     from engine.cluster.session import Cluster
+    from engine.drafting.suffix import Finished
     from engine.errors import SpecScopeError, UsageError
     from engine.run.serving import Load
     from engine.types import Limits, Sampling
 
-__all__ = ["Cluster", "Limits", "Load", "Sampling", "SpecScopeError", "UsageError", "open"]
+__all__ = ["Cluster", "Finished", "Limits", "Load", "Sampling", "SpecScopeError", "UsageError", "open"]
 _HOME = {
     "Cluster": "engine.cluster.session",
+    "Finished": "engine.drafting.suffix",
     "Limits": "engine.types",
     "Load": "engine.run.serving",
     "Sampling": "engine.types",

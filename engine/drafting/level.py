@@ -79,8 +79,8 @@ def _levels(
     shape: TreeShape,
     sampling: Sampling,
     sampled: bool,
-    chain: bool,
-    damping: Damping | None,
+    chain: bool = False,
+    damping: Damping | None = None,
 ) -> list[Level]:
     drawn_from_q = sampled and not sampling.greedy
     q = process_logits(logits, sampling) if drawn_from_q else softmax(logits)

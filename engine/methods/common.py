@@ -265,8 +265,8 @@ async def decode_copies(run: Run, copier: Copier) -> None:
 class Suffixes:
     """Drafts for one sequence of a run: from its own suffix tree, and from that of finished texts.
 
-    The finished texts that the run was given are recorded in its trace, later ones when a draft is
-    copied from them.
+    The texts that are finished when the sequence begins are recorded in the trace, later ones when
+    a draft is copied from them.
     """
 
     def __init__(self, run: Run, cfg: SuffixSettings) -> None:
