@@ -40,9 +40,11 @@ README, METRICS_MD, TRACES_MD = (
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "methods").glob("*.md")}
 """The pages of the methods, and those that they share."""
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-MAX_LINES = {"README.md": 132 + len(METHODS), "ARCHITECTURE.md": 120, "CONTRIBUTING.md": 140} | {
-    f"docs/{page}": 250 for page in ("devices.md", *(f"methods/{name}.md" for name in PAGES))
-}
+MAX_LINES = {
+    "README.md": 113 + len(COMMANDS) + len(METHODS),
+    "ARCHITECTURE.md": 120,
+    "CONTRIBUTING.md": 140,
+} | {f"docs/{page}": 250 for page in ("devices.md", *(f"methods/{name}.md" for name in PAGES))}
 MAX_ARCHITECTURE_WORDS = 900
 EVENTS = {kind.tag: kind for kind in (events.Header, *get_args(events.Row), events.Footer)}
 
