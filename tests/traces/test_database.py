@@ -59,7 +59,6 @@ def test_closed_sets_have_the_texts_of_the_events():
     assert set(schema.KINDS) == set(get_args(SpanKind))
     assert set(schema.STATUSES) == set(get_args(Status))
     assert set(schema.STOPS) == set(get_args(Stop))
-    assert set(schema.STOPS) == set(get_args(Stop))
     assert set(schema.RULES) == {"", *get_args(Rule)}
 
 
