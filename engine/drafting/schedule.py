@@ -42,6 +42,10 @@ class Ask(NamedTuple):
         """Return whether a draft ends at an uncertain token."""
         return bool(draft) and draft.tokens[-1].probability < self.stop_below
 
+    def rest(self, begun: Draft) -> int:
+        """Return how many tokens at most a draft that has begun still lacks."""
+        return 0 if self.ends(begun) else self.tokens - len(begun)
+
     def stop(self, draft: Draft, room: int) -> Stop:
         """Return why a draft ended; the output had room for `room` tokens."""
         if not self.tokens:

@@ -60,12 +60,16 @@ def draft_length(unit: str) -> Any:
     return planned(f"{doc}{GAMMA} where nothing is planned.", 32, GAMMA)
 
 
-def chain_schedule() -> Any:
-    """Declare the setting `schedule`, which `schedule_of` reads with the two below."""
+def chain_schedule(longest: str = "gamma / 2, gamma or 2 gamma") -> Any:
+    """Declare the setting `schedule`, which `schedule_of` reads with the two below.
+
+    Args:
+        longest: The longest lengths of `average`, in words.
+    """
     return setting(
         "fixed",
         "How the draft length follows gamma. fixed: gamma. threshold: at most gamma, and a draft ends after a token of "
-        "which the drafter is unsure. average: 1, ..., gamma / 2, gamma or 2 gamma, the shortest that holds the moving "
+        f"which the drafter is unsure. average: 1, ..., {longest}, the shortest that holds the moving "
         "average of accepted runs.",
         choices=("fixed", "threshold", "average"),
     )

@@ -17,7 +17,8 @@ that the branch was drawn with. With `none` a miss makes a shorter draft; the gu
 of the prefix and the draft, so they were known before t was.
 
 When the verdict is known, the drafter stops after its present forward. A branch that is cut short
-is drafted to its end.
+is drafted to its end. The length of the next draft is chosen before its branches are begun, by the
+verdicts that are known then; so hit and miss have the same one.
 """
 
 from __future__ import annotations
@@ -26,9 +27,18 @@ import re
 from dataclasses import dataclass, replace
 from math import floor
 
+from engine.drafting.schedule import Ask, Schedule
 from engine.errors import UsageError, shown
 from engine.layout import Layout, Separate
-from engine.methods.common import chain_drafts, planned
+from engine.methods.common import (
+    chain_confidence,
+    chain_drafts,
+    chain_off,
+    chain_schedule,
+    own_confidence,
+    planned,
+    schedule_of,
+)
 from engine.methods.registry import Situation, method, setting
 from engine.run.run import Run
 from engine.types import Damping, Draft, check_range
@@ -74,6 +84,9 @@ class Config:
         high=1,
     )
     drafts: str = chain_drafts()
+    schedule: str = chain_schedule("gamma / 2 or gamma")
+    confidence: float = chain_confidence()
+    off_below: float = chain_off()
 
 
 # Fan-out: the guesses at the places 0 to gamma.
@@ -124,6 +137,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
 
     Beside one verification, the drafter's glue and gamma steps take gamma + 1 of its forwards.
     """
+    cfg = own_confidence(cfg)
     places = 0 if cfg.fanout in ("uniform", "geometric") else len(listed(cfg.fanout))
     if not cfg.gamma:
         cfg = replace(cfg, gamma=places - 1 if places else min(LONGEST, max(1, floor(situation.c()) - 1)))
@@ -162,22 +176,32 @@ def layout(cfg: Config) -> Layout:
 )
 async def decode(run: Run, cfg: Config) -> None:
     forks, damping, sampled = fans(cfg), damping_of(cfg), cfg.drafts == "sampled"
-    branch: Draft | None = None
+    schedule, branch = schedule_of(cfg), None
+    ask = _next(schedule, cfg)
     while not run.done:
-        draft = await _completed(run, cfg, branch, damping)
-        fan = run.drafter.fan(run.x, draft, forks, cfg.gamma, sampled=sampled, damping=damping)
+        draft = await _completed(run, cfg, ask, branch, damping)
+        ask = _next(schedule, cfg)
+        fan = run.drafter.fan(run.x, draft, forks, ask, sampled=sampled, damping=damping)
         verdict = await run.target.verify(run.x, draft)
+        schedule.learn(verdict)
         run.commit(verdict)
         branch = await fan.take(verdict)
 
 
-async def _completed(run: Run, cfg: Config, branch: Draft | None, damping: tuple[Damping, ...]) -> Draft:
+def _next(schedule: Schedule, cfg: Config) -> Ask:
+    """Return what the schedule asks for, at most gamma tokens: the fan-out has no more places."""
+    ask = schedule.next()
+    return ask._replace(tokens=min(ask.tokens, cfg.gamma))
+
+
+async def _completed(
+    run: Run, cfg: Config, ask: Ask, branch: Draft | None, damping: tuple[Damping, ...]
+) -> Draft:
     """Draft a branch to its end; without one, at the start and after a miss, use the backup."""
-    if branch is None and cfg.backup == "none":
+    if branch is None and ask.tokens and cfg.backup == "none":
         return Draft.empty()
-    draft, sampled = branch or Draft.empty(), cfg.drafts == "sampled"
-    count, rest = cfg.gamma - len(draft), damping[len(draft) :]
-    return draft + await run.drafter.propose(run.x + draft, count, sampled=sampled, damping=rest)
+    sampled = cfg.drafts == "sampled"
+    return await run.drafter.propose(run.x, ask, begun=branch, sampled=sampled, damping=damping)
 
 
 def damping_of(cfg: Config) -> tuple[Damping, ...]:

@@ -91,6 +91,7 @@ class Model:
         *,
         sampled: bool = True,
         damping: tuple[Damping, ...] = (),
+        begun: Draft | None = None,
     ) -> Draft:
         """Draft up to n tokens after the prefix, each by its own forward.
 
@@ -101,18 +102,20 @@ class Model:
             sampled: Draw from q (rule 1 judges them). Otherwise, and at temperature 0, take the
                 argmax (rule 2).
             damping: Of each token's q; empty for q itself.
+            begun: The first of the n tokens, if they are drafted already, such as a branch of `fan`
+                that was cut. The draft that is returned begins with them.
         """
-        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), chain=True, damping=damping)
-        if not isinstance(n, Ask):
-            return (await self._drafts((prefix,), n, job))[0]
-        step, draft = self._dispatcher.step, Draft.empty()
+        ask = n if isinstance(n, Ask) else Ask(n)
+        step, draft = self._dispatcher.step, begun or Draft.empty()
+        rest = {"chain": True, "damping": damping[len(draft) :], "stop_below": ask.stop_below}
         try:
-            job = replace(job, stop_below=n.stop_below)
-            (draft,) = await self._drafts((prefix,), n.tokens, job)
+            job = Propose(self.name, (), Wide(1, 1), (), sampled, (), **rest)
+            draft += (await self._drafts((prefix + draft,), ask.rest(draft), job))[0]
         finally:
-            span = draft.tokens[0].span if draft else -1
-            facts = (n.tokens, len(draft), n.stop(draft, self._remaining(prefix)), span)
-            self._dispatcher.emitter.chain(Chain(step, prefix.sequence, len(prefix), *facts))
+            if isinstance(n, Ask):
+                span = draft.tokens[0].span if draft else -1
+                facts = (ask.tokens, len(draft), ask.stop(draft, self._remaining(prefix)), span)
+                self._dispatcher.emitter.chain(Chain(step, prefix.sequence, len(prefix), *facts))
         return draft
 
     async def grow(
@@ -157,7 +160,7 @@ class Model:
         prefix: Prefix,
         trunk: Draft,
         forks: Sequence[int],
-        n: int,
+        ask: Ask,
         *,
         sampled: bool = True,
         damping: tuple[Damping, ...] = (),
@@ -169,12 +172,13 @@ class Model:
             trunk: The draft that is verified meanwhile, a chain.
             forks: How many guesses of the target's own token get a branch: after 0, 1, ... accepted
                 tokens, and last after the whole trunk.
-            n: Tokens of a branch at most; fewer, or no branch, near the end of the output.
+            ask: Tokens of a branch at most; fewer, or no branch, near the end of the output. It can
+                end a branch earlier. `propose` with the same `Ask` completes a branch that was cut.
             sampled: As for `propose`.
             damping: As for `propose`.
         """
         room = self._remaining(prefix)
-        lengths = tuple(max(0, min(n, room - place - 1)) for place in range(len(trunk) + 1))
+        lengths = tuple(max(0, min(ask.tokens, room - place - 1)) for place in range(len(trunk) + 1))
         counts = (*forks[: len(trunk)], forks[-1])
         q_buffer = self._q_buffer if sampled else None
         fan = Fan(self._dispatcher, prefix, self.lanes, self._token, lambda: self._remaining(prefix) < 1)
@@ -183,7 +187,8 @@ class Model:
         branches = [length for count, length in zip(counts, lengths, strict=True) for _ in range(count)]
         leases = [q_buffer.lease(length) for length in branches] if q_buffer else []
         rows = tuple(lease.rows for lease in leases)
-        job = jobs.Fan(self.name, (prefix,), trunk.ids, counts, lengths, sampled, rows, damping)
+        how = (sampled, rows, damping, ask.stop_below)
+        job = jobs.Fan(self.name, (prefix,), trunk.ids, counts, lengths, *how)
         spans = self._dispatcher.span_ids((1 + max(lengths)) * self.lanes)
         fan.start(self._dispatcher.submit(self.worker, self.role, job, spans), leases)
         self._cached[prefix.sequence] = (prefix + trunk.ids[: job.depth]).tokens

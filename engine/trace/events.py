@@ -308,14 +308,14 @@ class Chain:
 
     tag: ClassVar[str] = "chain"
     step: int
-    """The round that asked for it."""
+    """The round that asked for it; of a branch, the round that verifies it."""
     sequence: int
     position: int
     """Position of its first token in the sequence."""
     asked: int
     """Tokens asked for; 0 if drafting has ended for good."""
     drafted: int
-    """Tokens drafted; 0 if the draft was cancelled."""
+    """Tokens drafted, without those of a cancelled job."""
     stop: Stop
     """Why it ended. full: all tokens asked for; uncertain: after a token of low q; end: the output
     takes no more; cancelled: with its job; off: drafting has ended for good."""

@@ -42,6 +42,10 @@ class _Chain:
     def last(self) -> int:
         return self.nodes[-1].id if self.nodes else self.token
 
+    def grows(self, stop_below: float) -> bool:
+        unsure = bool(self.nodes) and self.nodes[-1].probability < stop_below
+        return len(self.nodes) < self.length and not unsure
+
 
 def fan(
     forwards: Forwards, job: Fan, drafting: Drafting, stamps: list[Stamp], stopped: Callable[[], bool]
@@ -57,7 +61,7 @@ def fan(
     chains = _forked(logits[:, : drafting.vocab_size], job)
     count, draws = job.depth, drafting.draws(prefix.sequence)
     for step in range(max(job.lengths)):
-        growing = [chain for chain in chains if chain.length > step]
+        growing = [chain for chain in chains if chain.grows(job.stop_below)]
         if not growing or stopped():
             break
         tree = tuple(chain.last for chain in growing), tuple(chain.row for chain in growing)

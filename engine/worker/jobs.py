@@ -171,6 +171,8 @@ class Fan:
     """Rows of the q buffer for each branch, by place; none without draws."""
     damping: tuple[Damping, ...] = ()
     """Of the q of each token of a branch; empty for q itself."""
+    stop_below: float = 0.0
+    """No token of a branch after one whose probability is lower; t does not count."""
 
     @property
     def depth(self) -> int:

@@ -257,20 +257,16 @@ class ToyDrafter:
         n: int | Ask,
         sampled: bool = True,
         damping: Sequence[Damping] = (),
+        begun: Draft | None = None,
     ) -> Draft:
         for _ in range(self.ticks):
             await asyncio.sleep(0)
-        return self.chain(prefix, n, sampled, damping)
+        ask, begun = n if isinstance(n, Ask) else Ask(n), begun or Draft.empty()
+        rest = ask._replace(tokens=ask.rest(begun))
+        return begun + self.chain(prefix + begun, rest, sampled, damping[len(begun) :])
 
-    def chain(
-        self,
-        prefix: Prefix,
-        n: int | Ask,
-        sampled: bool = True,
-        damping: Sequence[Damping] = (),
-    ) -> Draft:
+    def chain(self, prefix: Prefix, ask: Ask, sampled: bool, damping: Sequence[Damping]) -> Draft:
         tokens, context = list[DraftToken](), prefix.tokens.tolist()
-        ask = n if isinstance(n, Ask) else Ask(n)
         for i in range(ask.tokens):
             token, q = propose_token(
                 self.logits(context),
@@ -292,7 +288,7 @@ class ToyDrafter:
         prefix: Prefix,
         trunk: Draft,
         forks: Sequence[int],
-        n: int,
+        ask: Ask,
         sampled: bool = True,
         damping: Sequence[Damping] = (),
     ) -> ToyFan:
@@ -304,8 +300,8 @@ class ToyDrafter:
             others = [token for token in best if [token] != [*trunk[place : place + 1].ids]]
             for token in others[:count]:
                 start = before + (token,)  # noqa: RUF005 - a Prefix, not a tuple
-                branch = self.chain(start, n, sampled, damping=damping)
-                branches[place, token] = branch[: max(0, n - self.cut)]
+                branch = self.chain(start, ask, sampled, damping)
+                branches[place, token] = branch[: max(0, ask.tokens - self.cut)]
         return ToyFan(self.run, branches)
 
     async def draft_each(

@@ -64,6 +64,21 @@ METHODS = {
     "ssd-1-saguaro-none": ("ssd", {"gamma": 1, "fanout": "[2,1]", "saguaro": 0.5, "backup": "none"}),
     "ssd-2-geometric": ("ssd", {"gamma": 2, "forks": 1, "fanout": "geometric", "saguaro": 0.6}),
     "ssd-2-greedy": ("ssd", {"gamma": 2, "fanout": "[1,2,1]", "backup": "none", "drafts": "greedy"}),
+    "ssd-2-threshold": ("ssd", {"gamma": 2, "forks": 1, "schedule": "threshold", "confidence": 0.4}),
+    "ssd-2-threshold-none": (
+        "ssd",
+        {"gamma": 2, "fanout": "[1,2,1]", "schedule": "threshold", "confidence": 0.4, "backup": "none"},
+    ),
+    "ssd-2-threshold-saguaro": (
+        "ssd",
+        {"gamma": 2, "forks": 1, "schedule": "threshold", "confidence": 0.4, "saguaro": 0.5},
+    ),
+    "ssd-2-average": ("ssd", {"gamma": 2, "forks": 1, "schedule": "average"}),
+    "ssd-2-average-sure": (
+        "ssd",
+        {"gamma": 2, "forks": 1, "schedule": "average", "confidence": 0.4, "saguaro": 0.5, "backup": "none"},
+    ),
+    "ssd-2-average-greedy": ("ssd", {"gamma": 2, "forks": 1, "schedule": "average", "drafts": "greedy"}),
     "llma": ("llma", {"match": 1, "copy": 3}),
     "llma-reference": ("llma", {"match": 1, "copy": 2, "reference": "0123012"}),
     "prompt-lookup-first": ("prompt_lookup", {"ngram": 2, "copy": 3}),

@@ -211,7 +211,7 @@ STEEP = Costs(((1, 1.0), (2, 1.25), (3, 1.6), (4, 2.2)), ((1, 0.05), (4, 0.05)))
 @pytest.mark.parametrize(
     ("p", "q"),
     [(Table(1, 3), Blurred(2, 3, banned=1)), (Table(6, 3, banned=1), Table(7, 3, banned=1))],
-    ids=str,
+    ids=["blurred", "banned"],
 )
 def test_lengths_that_follow_earlier_rounds_keep_the_targets_distribution(policy: str, p, q) -> None:
     seen = set[int]()

@@ -50,6 +50,8 @@ CONFIGS = {
         {"gamma": 4, "forks": 2, "backup": "none"},
         {"gamma": 5, "fanout": "geometric", "forks": 2, "saguaro": 0.3},
         {"fanout": "[1,2,4]", "drafts": "greedy"},
+        {"gamma": 4, "forks": 2, "schedule": "threshold"},
+        {"gamma": 4, "forks": 2, "schedule": "average", "off_below": 0.2},
     ],
     "ems": [
         {},
