@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from math import floor
 
 from engine.drafting.schedule import Ask, Schedule
 from engine.errors import UsageError, shown
@@ -54,7 +53,7 @@ class Config:
     """Settings of SSD."""
 
     gamma: int = planned(
-        "K, draft length: tokens of a draft and of each branch; 0 takes as many as can be drafted while "
+        "K, draft length: tokens of a draft and of each branch; 0 takes about as many as can be drafted while "
         "the target verifies.",
         high=LONGEST,
     )
@@ -140,7 +139,7 @@ def plan(cfg: Config, situation: Situation) -> Config:
     cfg = own_confidence(cfg)
     places = 0 if cfg.fanout in ("uniform", "geometric") else len(listed(cfg.fanout))
     if not cfg.gamma:
-        cfg = replace(cfg, gamma=places - 1 if places else min(LONGEST, max(1, floor(situation.c()) - 1)))
+        cfg = replace(cfg, gamma=places - 1 if places else min(LONGEST, max(1, round(situation.c()) - 1)))
     if places not in (0, cfg.gamma + 1):
         raise UsageError(
             f"fanout has {places} numbers; with gamma {cfg.gamma} it must have {cfg.gamma + 1}, one for "

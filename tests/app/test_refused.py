@@ -39,7 +39,7 @@ COMPARE --repeat 10                                    | --repeat is 10;
 COMPARE --repeat 2 VIRTUAL                             | --repeat is 2; with --profile it must be 1
 SWEEP --over gamma=1:40 --prompt Hi                    | gamma is 40; it must be at least 1 and at most 32
 SWEEP --over gamma                                     | --over 'gamma' is not FIELD=VALUES
-SWEEP --over width=1                                   | no sweep over 'width'; it has gamma, acceptance_rate, drafter
+SWEEP --over width=1                                   | no sweep over 'width'; it has gamma, confidence, off_below, acceptance_rate, drafter
 SWEEP --over gamma=1 --over gamma=2 --prompt Hi        | gamma is on both axes
 MEASURED --over gamma=1                                | the sweep has no prompt
 MEASURED --over acceptance_rate=0.5                    | have no models to measure; name a cluster

@@ -26,13 +26,13 @@ def test_the_papers_are_computed_when_the_tab_opens_and_filtered_by_keyboard(pag
     expect(content).to_have_count(0)
     page.get_by_role("tab", name="Papers").click()
     content.wait_for()
-    expect(content.locator(".paper")).to_have_count(6)
+    expect(content.locator(".paper")).to_have_count(7)
     expect(page.locator("#papers-status").get_by_role("link")).to_have_attribute(
         "href", "/specscope/papers.html"
     )
 
     visible = content.locator(".paper:visible")
-    expect(visible).to_have_count(6)
+    expect(visible).to_have_count(7)
     content.get_by_role("radio", name="PEARL", exact=True).focus()
     page.keyboard.press("Space")
     expect(visible).to_have_count(1)

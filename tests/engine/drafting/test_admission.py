@@ -18,6 +18,7 @@ from engine.drafting.admission import (
     offered,
     speed,
 )
+from engine.drafting.schedule import Ask
 from engine.run.lengths import RoundLengths
 from engine.run.policies import LENGTHS, SURVIVAL
 from engine.types import Draft, DraftToken, Sampling, Verdict
@@ -189,10 +190,10 @@ def limited(decode: Method, policy: str, costs: Costs, seen: set[int]) -> Method
     async def served(run: ToyRun) -> None:
         lengths, propose, commit = RoundLengths(policy, costs), run.drafter.propose, run.commit
 
-        async def limit(prefix, n, **more) -> Draft:
-            allowed = lengths.choose({0: min(n, run.remaining)}, 0)[0]
+        async def limit(prefix, ask: Ask, **more) -> Draft:
+            allowed = lengths.choose({0: min(ask.tokens, run.remaining)}, 0)[0]
             seen.add(allowed)
-            return await propose(prefix, allowed, **more)
+            return await propose(prefix, ask._replace(tokens=allowed), **more)
 
         def learn(verdict: Verdict, *more) -> None:
             lengths.learn([verdict])

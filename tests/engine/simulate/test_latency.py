@@ -15,7 +15,8 @@ from engine.simulate.profile import Profile, profiles
 from engine.simulate.roofline import Grid, Hardware, Model
 
 ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
-ROOFLINE = [(name, pair) for name, pair in ALL if name != "A100-OPT"]
+GRIDS = ("A100-OPT", "ssd-5xH100")
+ROOFLINE = [(name, pair) for name, pair in ALL if name not in GRIDS]
 """Pairs with published speeds; `test_parallel.py` has the points of EMS-SD's grid."""
 PEARL = [(name, pair) for name, pair in ALL if name.startswith("pearl-")]
 # c = T(target) / T(drafter), from Table 10 by hand
@@ -97,8 +98,9 @@ def test_a_small_model_by_hand():
     assert latency("target", 4000, 0, batch=4) == round(2000 - 1167.36 + 3359.744 + 3999 * (1.024 + 0.512))
 
 
-@pytest.mark.parametrize(("name", "pair"), ALL)
+@pytest.mark.parametrize(("name", "pair"), [one for one in ALL if one[0] != "ssd-5xH100"])
 def test_more_work_never_takes_less_time(name: str, pair: str):
+    """In SSD's printed times a step of many branches takes less than the glue's few rows."""
     latency = Profile.load(name).latency(pair)
     for model in models(latency):
         by_rows = [latency(model, rows, 256) for rows in (1, 2, 5, 12, 64, 128, 160, 200, 512, 2048)]
@@ -108,8 +110,8 @@ def test_more_work_never_takes_less_time(name: str, pair: str):
             assert all(a <= b for a, b in pairwise(times))
         assert by_rows[0] < by_rows[-1]
         assert by_context[0] < by_context[-1]
-        # EMS-SD's grid counts rows: it does not say what attention between them costs
-        assert by_batch[0] < by_batch[-1] or name == "A100-OPT"
+        # in a grid attention between its rows has no cost, in `ratios` only launches have one
+        assert by_batch[0] < by_batch[-1] or name in (*GRIDS, "ratios")
 
 
 @pytest.mark.parametrize(("name", "pair"), ROOFLINE)
