@@ -42,7 +42,7 @@ MODES = ("plain", "verify", "pre-verify", "post-verify")
 RULES = ("", "ratio", "match", "target", "typical")
 OUTCOMES = ("accepted", "rejected", "discarded", "corrected", "bonus", "plain")
 TREES = ("", "own", "finished")
-STOPS = ("full", "uncertain", "end", "cancelled", "off")
+STOPS = ("full", "uncertain", "end", "cancelled", "off", "load")
 STATUSES = ("running", "done", "cancelled", "failed", "incomplete")
 
 

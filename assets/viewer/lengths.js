@@ -8,6 +8,7 @@ const STOPS = {
   end: ["|", "at the end of the output"],
   cancelled: ["×", "cancelled"],
   off: ["–", "off: drafting has ended for good"],
+  load: ["≤", "at the length that the load's policy allowed"],
 };
 INSETS.push((viewer) => new DraftLengths(viewer));
 

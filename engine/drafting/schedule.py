@@ -46,15 +46,17 @@ class Ask(NamedTuple):
         """Return how many tokens at most a draft that has begun still lacks."""
         return 0 if self.ends(begun) else self.tokens - len(begun)
 
-    def stop(self, draft: Draft, room: int) -> Stop:
-        """Return why a draft ended; the output had room for `room` tokens."""
+    def stop(self, draft: Draft, room: int, allowed: int) -> Stop:
+        """Return why a draft ended; the output had room for `room` tokens, the load for `allowed`."""
         if not self.tokens:
             return "off"
         if len(draft) >= self.tokens:
             return "full"
         if self.ends(draft):
             return "uncertain"
-        return "end" if len(draft) >= room else "cancelled"
+        if len(draft) >= room:
+            return "end"
+        return "load" if len(draft) >= allowed else "cancelled"
 
 
 Rule: TypeAlias = "Callable[[int, int, bool], int]"

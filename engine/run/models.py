@@ -114,7 +114,8 @@ class Model:
         finally:
             if isinstance(n, Ask):
                 span = draft.tokens[0].span if draft else -1
-                facts = (ask.tokens, len(draft), ask.stop(draft, self._remaining(prefix)), span)
+                stop = ask.stop(draft, self._remaining(prefix), self._allowed(prefix, ask.tokens))
+                facts = (ask.tokens, len(draft), stop, span)
                 self._dispatcher.emitter.chain(Chain(step, prefix.sequence, len(prefix), *facts))
         return draft
 
@@ -223,8 +224,12 @@ class Model:
         return drafts
 
     def _levels(self, prefix: Prefix, asked: int) -> int:
+        return max(0, min(asked, self._remaining(prefix), self._allowed(prefix, asked)))
+
+    def _allowed(self, prefix: Prefix, asked: int) -> int:
+        """Return how many of the tokens asked for a policy of `specscope load` lets it draft."""
         allowed = self._gathering.allowed if self._gathering else {}
-        return max(0, min(asked, self._remaining(prefix), allowed.get(prefix.sequence, asked)))
+        return allowed.get(prefix.sequence, asked)
 
     def _token(self, node: Grown, spans: Sequence[int]) -> DraftToken:
         q = None if node.row < 0 else RowRef(self.worker.name, node.row)

@@ -26,7 +26,7 @@ SpanKind = Literal[
     "prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "glue", "branch"
 ]
 PartKind = Literal["attention", "exchange"]
-Stop = Literal["full", "uncertain", "end", "cancelled", "off"]
+Stop = Literal["full", "uncertain", "end", "cancelled", "off", "load"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
 Top: TypeAlias = tuple[tuple[int, float], ...]
 """(token id, probability), most probable first."""
@@ -318,7 +318,8 @@ class Chain:
     """Tokens drafted, without those of a cancelled job."""
     stop: Stop
     """Why it ended. full: all tokens asked for; uncertain: after a token of low q; end: the output
-    takes no more; cancelled: with its job; off: drafting has ended for good."""
+    takes no more; cancelled: with its job; off: drafting has ended for good; load: under load, as
+    many as the policy allowed."""
     span: int
     """The span of its first forward; -1 for none."""
 

@@ -246,6 +246,8 @@ def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: engine.Clust
         with engine.open(cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens=tokens) as opened:
             trace = served(opened, "speculative", policy, load, config={"gamma": 4}, limits=Limits(34))
         drafted[tokens] = [r.drafted for r in trace.rounds if r.step > 1]
+        stops = {chain.stop for chain in trace.chains if chain.drafted < chain.asked} - {"end"}
+        assert stops == ({"load"} if tokens == "bernoulli:0.0" else set())
     assert set(drafted["bernoulli:0.0"][-50:]) == {0}, "speculation is off"
     assert set(drafted["bernoulli:1.0"][:10]) == {4}
 
