@@ -217,6 +217,7 @@ def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) ->
 
 def _figures(runs: list[Trace]) -> dict[str, Any]:
     from traces.comparable import batch_size
+    from traces.forks import lookups
     from traces.metrics import measure
     from traces.places import per_level_of
     from traces.view.tokens import has_trees
@@ -226,6 +227,7 @@ def _figures(runs: list[Trace]) -> dict[str, Any]:
     tokens = sum(m["tokens"] for m in mine)
     drafted, accepted = sum(m["drafted"] for m in mine), sum(m["accepted"] for m in mine)
     judging = [r.accepted for t in runs for r in t.rounds if r.drafted]
+    hits = [bool(one.taken) for t in runs for one in lookups(t)]
     return {
         "tokens_per_second": _speed(mine, "tokens_per_second"),
         "tokens_per_second_per_sequence": _speed(mine, "tokens_per_second_per_sequence"),
@@ -235,6 +237,7 @@ def _figures(runs: list[Trace]) -> dict[str, Any]:
         "acceptance_rate_tested": _ratio(accepted, accepted + sum(m["rejected"] for m in mine)),
         "rollback_rate": _ratio(drafted - accepted, drafted),
         "accepted_per_round": _ratio(sum(judging), len(judging)),
+        "hit_rate": _ratio(sum(hits), len(hits)),
         "per_level": [asdict(level) for level in per_level_of(runs)],
         "trees": any(has_trees(t.decisions) for t in runs),
         "tokens": tokens,
@@ -292,7 +295,7 @@ def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
 
 
 def _notes(figures: dict[str, Any]) -> list[str]:
-    notes = list[str]()
+    notes = [f"hit rate {figures['hit_rate']:.0%}"] if figures["hit_rate"] is not None else []
     if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
         speed = figures["tokens_per_second_per_sequence"]
         notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")
