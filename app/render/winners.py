@@ -12,7 +12,7 @@ from traces.lab.winners import VALUES, Plan, Result, Winner, winner
 
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
 """White text on each has a contrast of more than 4.5."""
-_CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP, _GAP, _LEAST = 84, 34, 46, 54, 26, 380
+_CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP, _GAP, _LEAST = 88, 34, 46, 54, 26, 380
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#333}.t{font-weight:600;font-size:13px}"
     ".c text{fill:#fff;font-size:10px}.c .n{font-weight:600;font-size:11.5px}"

@@ -94,6 +94,13 @@ def test_a_recorded_run_drives_all_methods():
     assert {tuple(run.token_ids()) for one in found for run in one.traces} == {tuple(trace.token_ids())}
 
 
+def test_a_recorded_run_of_few_tokens_is_refused():
+    with engine.open("bundled", runtime="local-thread") as cluster:
+        trace = cluster.run("speculative", "The sea", limits=Limits(12))
+    with pytest.raises(UsageError, match=f"run {trace.header.run_id} has 12 tokens; record at least 48"):
+        next(draw(small(), [trace]))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

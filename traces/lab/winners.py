@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 FILE = Path(__file__).resolve().parents[2] / "assets" / "examples" / "map.toml"
 
 
+LEAST = 48
+"""Tokens of a recorded run: the first and last drafts of a shorter one weigh too much."""
+
+
 class Entrant(NamedTuple):
     """A method of the map."""
 
@@ -136,11 +140,12 @@ def draw(
     """Yield the results of each place of the map, for all numbers of devices; `cancel` ends it.
 
     With recorded runs, their drafts are replayed and the plan's rates are not used: the rate of a
-    place is the run's.
+    place is the run's. No setting follows it, because the doubts are the recorded drafter's own.
     """
     plan.check()
     races = [(c, rate, _scripted(plan, c, rate)) for c, rate in plan.places]
     if recorded:
+        plan = replace(plan, methods=tuple(entrant._replace(rate="") for entrant in plan.methods))
         races = [(c, rate_of(trace), _replayed(plan, c, trace)) for trace in recorded for c in plan.ratios]
     for c, rate, race in races:
         if cancel is not None and cancel.is_set():
@@ -179,9 +184,13 @@ def _replayed(plan: Plan, c: int, trace: Trace) -> Race:
 
 
 def rate_of(trace: Trace) -> float:
-    """Return the share of a run's tested drafts that were accepted; UsageError without any."""
+    """Return the share of a run's tested drafts that were accepted; UsageError for a short run."""
     outcomes = [d.outcome for d in trace.decisions if d.node >= 0]
     tested = outcomes.count("accepted") + outcomes.count("rejected")
+    if len(trace.commits) < LEAST:
+        raise UsageError(
+            f"run {trace.header.run_id} has {len(trace.commits)} tokens; record at least {LEAST}, or its end decides"
+        )
     if not outcomes.count("accepted"):
         raise UsageError(f"run {trace.header.run_id} accepted no draft; record a method with a drafter")
     return round(min(outcomes.count("accepted") / tested, 0.99), 3)
