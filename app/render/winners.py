@@ -13,6 +13,8 @@ from traces.lab.winners import VALUES, Plan, Result, Winner, winner
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
 """White text on each has a contrast of more than 4.5."""
 _CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP, _GAP, _LEAST = 88, 34, 46, 54, 26, 380
+_EQUAL = 0.03
+"""A smaller lead is within the spread of the runs."""
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#333}.t{font-weight:600;font-size:13px}"
     ".c text{fill:#fff;font-size:10px}.c .n{font-weight:600;font-size:11.5px}"
@@ -65,15 +67,16 @@ def _panel(plan: Plan, results: Sequence[Result], devices: int, by: str) -> str:
 def _cell(plan: Plan, found: Winner, x: int, y: int) -> str:
     keys = [entrant.key for entrant in plan.methods]
     best, entrant = found.best, plan.methods[keys.index(found.best.key)]
-    second = f", {found.lead:+.0%} over {found.second.key}" if found.second else ""
-    hint = f"c {best.c}, acceptance {best.rate:g}: {best.key} {best.speedup:.2f}×{second}; {best.devices} devices; closed form {best.form:.2f}×"
+    over = f", {found.lead:+.0%} over {found.second.key}" if found.second else ""
+    hint = f"c {best.c}, acceptance {best.rate:g}: {best.key} {best.speedup:.2f}×{over}; {best.devices} devices; closed form {best.form:.2f}×"
     middle = x + _CELL_WIDTH / 2
-    lead = f"{found.lead:+.0%} · {best.devices} dev." if found.second else f"{best.devices} dev."
+    second = plan.methods[keys.index(found.second.key)].short if found.second else ""
+    lead = f"{found.lead:+.0%} · " if found.lead >= _EQUAL else f"≈ {second} · " if second else ""
     return (
         f'<g class="c"><title>{escape(hint)}</title><rect x="{x}" y="{y}" width="{_CELL_WIDTH - 2}" '
         f'height="{_CELL_HEIGHT - 2}" rx="4" fill="{COLOURS[keys.index(best.key) % len(COLOURS)]}"/>'
         f'<text class="n" x="{middle}" y="{y + 14}" text-anchor="middle">{escape(entrant.short)} {found.value:.2f}×</text>'
-        f'<text x="{middle}" y="{y + 26}" text-anchor="middle">{lead}</text></g>'
+        f'<text x="{middle}" y="{y + 26}" text-anchor="middle">{escape(lead)}{best.devices} dev.</text></g>'
     )
 
 
@@ -86,6 +89,9 @@ def _key(plan: Plan, y: int) -> str:
             f'<text class="l" x="{x + 17}" y="{y + 10}">{escape(words)}</text>'
         )
         x += 34 + round(6.2 * len(words))
+    parts.append(
+        f'<text class="l" x="{x}" y="{y + 10}">+5%: lead over the second; ≈: less than {_EQUAL:.0%}</text>'
+    )
     return "".join(parts)
 
 

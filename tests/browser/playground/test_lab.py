@@ -14,6 +14,28 @@ def choose(card: Locator, name: str, option: str) -> None:
     card.page.get_by_role("option", name=option).first.click()
 
 
+def test_a_place_of_the_map_is_raced_and_opens_its_traces(page: Page, window) -> None:
+    page.get_by_role("tab", name="Lab").click()
+    card, picture = page.locator("#map"), page.locator("#map-picture")
+    expect(picture.locator("svg")).to_have_attribute(
+        "aria-label", "Fastest method by acceptance rate and drafter speed: runs"
+    )
+    expect(picture.locator("g.c")).to_have_count(4 * 48)
+    choose(card, "Compare by", "per device")
+    expect(picture).to_contain_text("SD 1.84×")
+    choose(card, "Acceptance rate", "0.6")
+    page.locator("#map-start").click()
+    results = page.locator("#map-result td a")
+    results.first.wait_for()
+    page.locator("#map-stop").click()
+    expect(page.locator("#map-message")).to_contain_text("c = 5, acceptance 0.6: Stopped after")
+    expect(page.locator("#map-stop")).to_be_disabled()
+    assert_looks(page, "#map")
+    window.settle()
+    results.first.click()
+    expect(page.locator("#history-viewer .ss-pane")).to_have_count(2)
+
+
 def test_stop_keeps_the_cells_and_the_next_sweep_is_started_and_opened_by_keys(page: Page, window) -> None:
     """The first sweep has 60 cells of 512 tokens, so that it cannot end before Stop is pressed."""
     page.get_by_role("tab", name="Lab").click()
