@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     common.check_output(args.output)
     results: list[Result] = []
     recorded = _recorded(args)
-    total = len(plan.ratios) * len(recorded or plan.rates)
+    total = len(plan.ratios) * len({rate_of(trace) for trace in recorded} or plan.rates)
     with common.Status("racing the methods") as status:
         for i, found in enumerate(draw(plan, recorded), 1):
             results += found

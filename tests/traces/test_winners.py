@@ -88,7 +88,7 @@ def test_a_stop_ends_the_map():
 def test_a_recorded_run_drives_all_methods():
     with engine.open("bundled", runtime="virtual", profile="8xA100") as cluster:
         trace = cluster.run("speculative", "Why is the sky blue?", config={"gamma": 5}, limits=Limits(48))
-    (found,) = draw(small(devices=(2,), methods=default().methods[1:4]), [trace])
+    (found,) = draw(small(devices=(2,), methods=default().methods[1:4]), [trace, trace])
     assert {one.rate for one in found} == {rate_of(trace)}
     assert 0.4 < rate_of(trace) < 0.99
     assert {tuple(run.token_ids()) for one in found for run in one.traces} == {tuple(trace.token_ids())}

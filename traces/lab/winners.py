@@ -140,13 +140,16 @@ def draw(
     """Yield the results of each place of the map, for all numbers of devices; `cancel` ends it.
 
     With recorded runs, their drafts are replayed and the plan's rates are not used: the rate of a
-    place is the run's. No setting follows it, because the doubts are the recorded drafter's own.
+    place is that of its runs. No setting follows it: the doubts are the recorded drafter's own.
     """
     plan.check()
     races = [(c, rate, _scripted(plan, c, rate)) for c, rate in plan.places]
     if recorded:
         plan = replace(plan, methods=tuple(entrant._replace(rate="") for entrant in plan.methods))
-        races = [(c, rate_of(trace), _replayed(plan, c, trace)) for trace in recorded for c in plan.ratios]
+        alike: dict[float, list[Trace]] = {}
+        for trace in recorded:
+            alike.setdefault(rate_of(trace), []).append(trace)
+        races = [(c, rate, _replayed(plan, c, runs)) for rate, runs in alike.items() for c in plan.ratios]
     for c, rate, race in races:
         if cancel is not None and cancel.is_set():
             return
@@ -172,13 +175,13 @@ def _scripted(plan: Plan, c: int, rate: float) -> Race:
     return race
 
 
-def _replayed(plan: Plan, c: int, trace: Trace) -> Race:
+def _replayed(plan: Plan, c: int, recorded: Sequence[Trace]) -> Race:
     from traces.whatif.replay import Change, what_if
 
     def race(key: str, config: Mapping[str, Any]) -> list[tuple[Trace, Trace]]:
-        found = what_if(trace, Change(plan.profile, f"c{c}", method=key, config=config))
-        assert found.plain is not None, "the method is not plain decoding"
-        return [(found.replay, found.plain)]
+        change = Change(plan.profile, f"c{c}", method=key, config=config)
+        found = [what_if(trace, change) for trace in recorded]
+        return [(one.replay, one.plain) for one in found if one.plain is not None]
 
     return race
 
@@ -193,7 +196,7 @@ def rate_of(trace: Trace) -> float:
         )
     if not outcomes.count("accepted"):
         raise UsageError(f"run {trace.header.run_id} accepted no draft; record a method with a drafter")
-    return round(min(outcomes.count("accepted") / tested, 0.99), 3)
+    return round(min(outcomes.count("accepted") / tested, 0.99), 2)
 
 
 def results(plan: Plan, c: int, rate: float, race: Race | None = None) -> Iterator[Result]:
