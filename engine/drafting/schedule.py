@@ -47,7 +47,7 @@ class Ask(NamedTuple):
         return 0 if self.ends(begun) else self.tokens - len(begun)
 
     def stop(self, draft: Draft, room: int, allowed: int) -> Stop:
-        """Return why a draft ended; the output had room for `room` tokens, the load for `allowed`."""
+        """Return why a draft ended; output and load had room for `room` and `allowed` tokens."""
         if not self.tokens:
             return "off"
         if len(draft) >= self.tokens:
