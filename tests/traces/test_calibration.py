@@ -40,7 +40,8 @@ def test_the_error_is_that_computed_by_hand() -> None:
     assert [b.q for b in found.bins] == pytest.approx([0.245, 0.95])
     assert found.error == pytest.approx(2 / 4 * 0.255 + 2 / 4 * 0.45)
     first, second = (calibration(tested, place) for place in (1, 2))
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert first.error == pytest.approx(2 / 3 * 0.255 + 1 / 3 * 0.1)
     assert (second.tested, second.accepted, second.error) == (1, 0, 1.0)
     assert [c.place for c in calibrations(tested)] == [0, 1, 2]
