@@ -82,33 +82,30 @@ class Change(NamedTuple):
     z: float
 
 
+Note = tuple[float, str]
+"""A sentence, and how much it weighs among those of the same kind."""
+
+
 def health(trace: Trace) -> str:
     """Return what is suspect in a run, in at most two sentences; empty if nothing is.
 
     A loop explains acceptances and changes, so they are then left out.
     """
     texts = [trace.token_ids(i) for i in range(len(trace.header.prompt_ids))]
-    loops = {i: found for i, ids in enumerate(texts) if (found := loop(ids))}
     tests = level_tests(trace)
     size = sum(map(len, tests.values()))
     stretches = {i: found for i, rows in tests.items() if (found := stretch(rows, size))}
-    notes = [
-        _worst(
-            trace, {i: (one.last - one.first, _loop_text(one, drafts(trace))) for i, one in loops.items()}
-        ),
-        _worst(trace, {i: _of_stretch(one, tests[i]) for i, one in stretches.items() if not one.accepted}),
-    ]
-    if not any(notes):
-        changes = {i: found for i, rows in tests.items() if (found := change(rows, size))}
-        notes = [
-            _worst(trace, {i: _of_stretch(one, tests[i]) for i, one in stretches.items()})
-            or _worst(trace, {i: (abs(one.z), _change_text(one, tests[i])) for i, one in changes.items()})
-        ]
-    return " ".join(filter(None, notes))
+    loops = {i: _of_loop(found, drafts(trace)) for i, ids in enumerate(texts) if (found := loop(ids))}
+    rejections = {i: _of_stretch(one, tests[i]) for i, one in stretches.items() if not one.accepted}
+    if loops or rejections:
+        return " ".join(filter(None, (_worst(trace, loops), _worst(trace, rejections))))
+    acceptances = {i: _of_stretch(one, tests[i]) for i, one in stretches.items()}
+    changes = {i: _of_change(found, rows) for i, rows in tests.items() if (found := change(rows, size))}
+    return _worst(trace, acceptances or changes)
 
 
-def _worst(trace: Trace, notes: Mapping[int, tuple[float, str]]) -> str:
-    """Return the weightiest of the (weight, sentence) of sequences; empty if there is none."""
+def _worst(trace: Trace, notes: Mapping[int, Note]) -> str:
+    """Return the weightiest of the notes of sequences; empty if there is none."""
     if not notes:
         return ""
     sequence = max(notes, key=lambda i: notes[i][0])
@@ -118,34 +115,27 @@ def _worst(trace: Trace, notes: Mapping[int, tuple[float, str]]) -> str:
     return f"{where}{notes[sequence][1]}{more}"
 
 
-def _loop_text(found: Loop, drafted: bool) -> str:
-    said = f"The text repeats {_some(found.period)} {found.times} times, tokens {found.first} to {found.last}"
-    return (
-        f"{said}; a loop is easy to draft, so acceptance and speed are not those of other text."
-        if drafted
-        else f"{said}."
-    )
+def _of_loop(found: Loop, drafted: bool) -> Note:
+    some = f"{found.period} token{'s' * (found.period > 1)}"
+    text = f"The text repeats {some} {found.times} times, tokens {found.first} to {found.last}"
+    easy = "; a loop is easy to draft, so acceptance and speed are not those of other text"
+    return found.last - found.first, f"{text}{easy if drafted else ''}."
 
 
-def _some(tokens: int) -> str:
-    return "1 token" if tokens == 1 else f"{tokens} tokens"
-
-
-def _of_stretch(found: Stretch, tests: Sequence[LevelTest]) -> tuple[float, str]:
+def _of_stretch(found: Stretch, tests: Sequence[LevelTest]) -> Note:
     first, last = tests[found.start], tests[found.end - 1]
-    others = "" if found.rest is None else f"; of the other tests, {100 * found.rest:.0f} % were"
-    outcome = "accepted" if found.accepted else "rejected"
     where = f"tokens {first.token} to {last.token} (steps {first.step} to {last.step})"
-    return (
-        -found.chance,
-        f"All {found.end - found.start} drafts tested in a row at {where} were {outcome}{others}.",
-    )
+    outcome = "accepted" if found.accepted else "rejected"
+    others = "" if found.rest is None else f"; of the other tests, {100 * found.rest:.0f} % were"
+    text = f"All {found.end - found.start} drafts tested in a row at {where} were {outcome}{others}."
+    return -found.chance, text
 
 
-def _change_text(found: Change, tests: Sequence[LevelTest]) -> str:
+def _of_change(found: Change, tests: Sequence[LevelTest]) -> Note:
     verb, at = "rose" if found.after > found.before else "fell", tests[found.at]
     rates = f"from {100 * found.before:.0f} % to {100 * found.after:.0f} %"
-    return f"The acceptance of tested drafts {verb} {rates} at token {at.token} (step {at.step})."
+    text = f"The acceptance of tested drafts {verb} {rates} at token {at.token} (step {at.step})."
+    return abs(found.z), text
 
 
 def level_tests(trace: Trace) -> dict[int, list[LevelTest]]:

@@ -113,9 +113,9 @@ def test_a_change_of_the_rate_is_named_at_its_sharpest_split() -> None:
 
 
 def test_sound_runs_of_one_rate_have_no_note() -> None:
-    """The bound is 1e-4 per kind of note: not one of 400 runs has one."""
+    """The bound is 1e-4 per kind of note: not one of 240 runs has one."""
     rates = (0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
-    assert [note for seed in range(400) if (note := health(run_of(mixed(200, rates[seed % 6], seed))))] == []
+    assert [note for seed in range(240) if (note := health(run_of(mixed(200, rates[seed % 6], seed))))] == []
 
 
 def test_copied_drafts_are_not_tested_one_by_one() -> None:
