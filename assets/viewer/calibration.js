@@ -27,7 +27,7 @@ class CalibrationCard {
     this.head = el("div", { class: "ss-gantt-title" });
     this.legend = el("div");
     this.svg = drawn("svg", { role: "listbox", class: "ss-calibration-plot" });
-    this.table = el("div", scrolls("Calibration by place in the draft"));
+    this.table = el("div", scrolls("Calibration of q by place in the draft"));
     this.note = el("p", { class: "ss-detail", role: "status" });
     this.node = el("section", { class: "ss-card ss-pool ss-calibration" }, this.head, this.legend,
       el("div", { class: "ss-calibration-body" }, this.svg, this.table), this.note);
@@ -40,8 +40,8 @@ class CalibrationCard {
   update(run) {
     this.run = run;
     this.rows = run.calibration;
-    this.node.setAttribute("aria-label", `Calibration, ${runName(run)}`);
-    this.head.replaceChildren(el("h3", {}, `Calibration · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge));
+    this.node.setAttribute("aria-label", `Calibration of q, ${runName(run)}`);
+    this.head.replaceChildren(el("h3", {}, `Calibration of q · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge));
     this.legend.replaceChildren(calibrationLegend(this.rows[0]));
     this.choose(this.rows.some((row) => row.place === this.place) ? this.place : 0);
   }
@@ -137,7 +137,7 @@ function calibrationTable(rows, chosen, choose) {
     el("td", {}, el("span", { class: "ss-rate", "aria-hidden": "true" }, el("span", { style: `width:${(100 * row.accepted) / row.tested}%` })), percent(row.accepted / row.tested)),
     ruled ? el("td", {}, row.expected === null ? "–" : percent(row.expected)) : null, el("td", {}, number(row.error, 3)));
   return el("table", { class: "ss-table" },
-    el("caption", { class: "ss-sr" }, "Calibration by place in the draft"),
+    el("caption", { class: "ss-sr" }, "Calibration of q by place in the draft"),
     el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col", title: CALIBRATION_WORDS[name] }, name)))),
     el("tbody", {}, rows.map(line)));
 }
@@ -153,7 +153,7 @@ const CALIBRATION_WORDS = {
 
 function calibrationLegend({ expected }) {
   const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ss-calibration-key-${look}`, "aria-hidden": "true" }), words);
-  return el("ul", { class: "ss-legend", "aria-label": "Legend of the calibration" },
+  return el("ul", { class: "ss-legend", "aria-label": "Legend of the calibration of q" },
     key("accepted", "accepted, with its 95 % interval"), expected === null ? null : key("expected", "expected by the rule"),
     key("diagonal", "accepted as often as q says"), key("count", "tested tokens"));
 }

@@ -15,6 +15,7 @@ from engine.trace.events import Commit, Copied, Decision
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
 from tests.traces.samples import PROMPT, sample_trace
+from traces.export.report import render_report
 from traces.health import ALPHA, LevelTest, change, health, level_tests, loop, stretch
 from traces.imports.reading import read_traces
 from traces.view.document import view_model
@@ -183,10 +184,11 @@ def test_the_bundled_runs_are_sound() -> None:
         assert health(trace) == "", file.name
 
 
-def test_the_note_is_in_the_verdict_also_without_a_baseline() -> None:
+def test_the_note_is_in_verdict_and_report_also_without_a_baseline() -> None:
     trace = run_of("r" * 70)
     (run,) = view_model([trace])["runs"]
     assert run["verdict"]["health"] == health(trace) != ""
     assert run["verdict"]["summary"] == ""
+    assert f'<th scope="row">health</th><td>{health(trace)}</td>' in render_report([trace])
     trace.footer = replace(trace.footer, status="cancelled")
     assert view_model([trace])["runs"][0]["verdict"]["health"] == ""

@@ -124,7 +124,7 @@ def test_counts_of_sglang_are_figures_without_rounds():
 
 
 def test_steps_of_vllm_vcr_are_one_run_of_totals(tmp_path):
-    """4 drafts: 3 have one accepted token or more, 2 have two, 1 has three; 11 of 12 tokens drafted."""
+    """Of 4 drafts 3 have one accepted token or more, 2 have two, 1 has three."""
     (trace,) = read_traces(FILES / "vllm-vcr-steps.jsonl").traces
     counts, metrics = origin(trace.header).counts, measure(trace)
     assert (counts.histogram, counts.drafted, counts.gamma) == ((1, 1, 1, 1), 11, None)

@@ -98,10 +98,12 @@ def _counts(stats: Any) -> tuple[int, Counts]:
     reached = (drafts, *places, 0)
     if any(after > before for before, after in pairwise(reached)):
         raise ValueError(
-            f"{drafts} drafts were accepted at the places {list(places)}; none may have more than before"
+            f"num_drafts is {drafts}, num_accepted_tokens_per_pos {list(places)}; expected none above the one before"
         )
     if drafted > gamma * drafts:
-        raise ValueError(f"{drafts} drafts of at most {gamma} tokens drafted {drafted}")
+        raise ValueError(
+            f"num_draft_tokens is {drafted}; expected at most num_drafts x num_spec_tokens = {gamma * drafts}"
+        )
     counts = Counts(tuple(before - after for before, after in pairwise(reached)), drafted)
     check_counts(counts, drafts, whole(stats, "num_accepted_tokens"))
     return gamma, counts
