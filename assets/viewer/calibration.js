@@ -136,7 +136,7 @@ function calibrationTable(rows, chosen, choose) {
     el("td", {}, number(row.tested, 0)), el("td", {}, number(row.q, 2)),
     el("td", {}, el("span", { class: "ss-rate", "aria-hidden": "true" }, el("span", { style: `width:${(100 * row.accepted) / row.tested}%` })), percent(row.accepted / row.tested)),
     ruled ? el("td", {}, row.expected === null ? "–" : percent(row.expected)) : null, el("td", {}, number(row.error, 3)));
-  return el("table", { class: "ss-table" },
+  return el("table", {},
     el("caption", { class: "ss-sr" }, "Calibration of q by place in the draft"),
     el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col", title: CALIBRATION_WORDS[name] }, name)))),
     el("tbody", {}, rows.map(line)));
