@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.trace.events import OTHERS
 from traces import padding, waiting
+from traces.calibration import calibration, trials
 from traces.forks import lookups, untaken
 from traces.imported import origin
 from traces.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
@@ -45,6 +46,8 @@ class Metrics:
     acceptance_rate: float | None
     acceptance_rate_tested: float | None
     rollback_rate: float | None
+    expected_acceptance: float | None
+    calibration_error: float | None
     dsi_acceptance: float | None
     tokens_per_target_forward: float | None
     mean_accepted_length: float | None
@@ -131,6 +134,7 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
     several = len(trace.header.prompts) > 1
     padded = sum(sum(counts.values()) for counts in padding.shortfalls(trace).values())
     lengths = padding.acceptance_lengths(trace)
+    calibrated = calibration(trials(trace))
     return Metrics(
         tokens=tokens,
         seconds=whole / 1e9,
@@ -149,6 +153,8 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         acceptance_rate=_ratio(accepted, drafted),
         acceptance_rate_tested=_ratio(accepted, accepted + rejected),
         rollback_rate=_ratio(len(fates) - accepted, len(fates)),
+        expected_acceptance=calibrated and calibrated.expected,
+        calibration_error=calibrated and calibrated.error,
         dsi_acceptance=None if run_length is None else 1 - 1 / (1 + run_length),
         tokens_per_target_forward=_ratio(tokens, len(verifies)),
         mean_accepted_length=_mean(judging),

@@ -46,14 +46,14 @@ class Level:
 
 def per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
     counts: dict[int, list[int]] = {}
-    for judged in _rounds(decisions):
-        for place, outcome in judged:
-            if outcome not in FATES:
+    for judged in rounds_of(decisions):
+        for place, d in judged:
+            if d.outcome not in FATES:
                 continue
             count = counts.setdefault(place, [0, 0, 0])
             count[0] += 1
-            count[1] += outcome != "discarded"
-            count[2] += outcome == "accepted"
+            count[1] += d.outcome != "discarded"
+            count[2] += d.outcome == "accepted"
     return tuple(
         Slot(slot, drafted, tested, accepted, accepted / tested if tested else None, accepted / drafted)
         for slot, (drafted, tested, accepted) in sorted(counts.items())
@@ -61,27 +61,33 @@ def per_position(decisions: Iterable[Decision]) -> tuple[Slot, ...]:
 
 
 def per_level(decisions: Iterable[Decision]) -> tuple[Level, ...]:
-    """Return the acceptance of each level that a round reached.
+    """Return the acceptance of each level that a round reached."""
+    counts: dict[int, list[int]] = {}
+    for judged in rounds_of(decisions):
+        for level, accepted in decided_levels(judged):
+            count = counts.setdefault(level, [0, 0])
+            count[0] += 1
+            count[1] += accepted
+    return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
+
+
+def decided_levels(judged: Sequence[tuple[int, Decision]]) -> list[tuple[int, bool]]:
+    """Return the levels that a round decided, and whether one of their tokens was accepted.
 
     A level below an accepted leaf is decided, too: the target's own token is at its place.
     """
-    counts: dict[int, list[int]] = {}
-    for judged in _rounds(decisions):
-        drafted = {place for place, outcome in judged if outcome in FATES}
-        accepted = {place for place, outcome in judged if outcome == "accepted"}
-        for level in drafted & {place for place, outcome in judged if outcome != "discarded"}:
-            count = counts.setdefault(level, [0, 0])
-            count[0] += 1
-            count[1] += level in accepted
-    return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
+    drafted = {place for place, d in judged if d.outcome in FATES}
+    accepted = {place for place, d in judged if d.outcome == "accepted"}
+    decided = drafted & {place for place, d in judged if d.outcome != "discarded"}
+    return [(level, level in accepted) for level in sorted(decided)]
 
 
 def drafted_levels(decisions: Iterable[Decision]) -> tuple[int, int]:
     """Return how many levels of all drafts had an accepted token, and how many were drafted."""
     kept, all_levels = 0, 0
-    for judged in _rounds(decisions):
-        all_levels += len({place for place, outcome in judged if outcome in FATES})
-        kept += len({place for place, outcome in judged if outcome == "accepted"})
+    for judged in rounds_of(decisions):
+        all_levels += len({place for place, d in judged if d.outcome in FATES})
+        kept += len({place for place, d in judged if d.outcome == "accepted"})
     return kept, all_levels
 
 
@@ -93,14 +99,14 @@ def per_level_of(traces: Iterable[Trace]) -> tuple[Level, ...]:
     return tuple(Level(level, n, kept, kept / n) for level, (n, kept) in sorted(counts.items()))
 
 
-def _rounds(decisions: Iterable[Decision]) -> Iterator[list[tuple[int, str]]]:
-    """Yield (place, outcome) of all tokens of each round, the target's own included."""
+def rounds_of(decisions: Iterable[Decision]) -> Iterator[list[tuple[int, Decision]]]:
+    """Yield (place, decision) of all tokens of each round, the target's own included."""
     rounds: dict[tuple[int, int], list[Decision]] = {}
     for d in decisions:
         rounds.setdefault((d.sequence, d.step), []).append(d)
     for judged in rounds.values():
         first = min(d.position for d in judged)
-        yield [(d.position - first + 1, d.outcome) for d in judged]
+        yield [(d.position - first + 1, d) for d in judged]
 
 
 def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:

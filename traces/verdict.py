@@ -9,6 +9,7 @@ from engine.checkpoints.forms import form_of
 from traces import waiting
 from traces.advice import GAIN, Advice, advise, longest_drafter, rates_of
 from traces.comparable import drafts
+from traces.health import health
 from traces.imported import origin
 from traces.race import Racer, Speed, speedup_of
 from traces.view.settings import predicted_speedup
@@ -55,9 +56,19 @@ class Verdict(TypedDict):
     drafter: str
     """That the drafter is often wrong, and which one is wrong less often; empty if it is not."""
     other: OtherDrafter | None
+    health: str
+    """Loops, long stretches of rejections or acceptances, or drift; empty if there are none."""
 
 
-NONE: Verdict = {"summary": "", "reason": "", "advice": "", "run": None, "drafter": "", "other": None}
+NONE: Verdict = {
+    "summary": "",
+    "reason": "",
+    "advice": "",
+    "run": None,
+    "drafter": "",
+    "other": None,
+    "health": "",
+}
 
 
 def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
@@ -69,7 +80,8 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
     racer, trace = racers[i], racers[i].trace
     if trace.status != "done":
         return NONE
-    found, faster = _of_drafter(trace, metrics), speedup_of(racer, racers)
+    found: Verdict = {**_of_drafter(trace, metrics), "health": health(trace)}
+    faster = speedup_of(racer, racers)
     if faster is None or racer.baseline in (None, i):
         return found
     baseline, title = racers[racer.baseline], trace.header.title

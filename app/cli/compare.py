@@ -186,6 +186,8 @@ def _summaries(traces: Traces, rows: list[PromptRow], passes: list[Traces]) -> d
 
 
 def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
+    from traces.health import health
+
     header = runs[0].header
     return {
         "runs": [t.header.run_id for t in runs],
@@ -193,6 +195,7 @@ def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
         "planned": header.environment.get("planned"),
         "lossless": header.lossless,
         "advice": advice_on(runs, figures["draft_forwards"]),
+        "health": {t.header.run_id: note for t in runs if (note := health(t))},
     }
 
 
@@ -281,8 +284,16 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"{key:20}left out: {reason}"
     yield "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
     yield from (f"{key:20}{m['advice']}" for key, m in result["methods"].items() if m["advice"])
+    yield from (f"{key:20}{_health(m['health'])}" for key, m in result["methods"].items() if m["health"])
     first = " ".join(m["runs"][0] for m in result["methods"].values())
     yield f"side by side: specscope report {first} -o report.html"
+
+
+def _health(notes: dict[str, str]) -> str:
+    """Return the first note with its run, and how many other runs have one."""
+    run, note = next(iter(notes.items()))
+    more = f" Notes on {len(notes) - 1} more runs: --json." if len(notes) > 1 else ""
+    return f"run {run}: {note}{more}"
 
 
 def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:

@@ -60,13 +60,14 @@ def run(args: argparse.Namespace) -> int:
     for result, trace in zip(results, traces, strict=True):
         if not streams or "sequences" in result:
             lines += [sequence["text"] for sequence in result.get("sequences", [result])]
-        lines += filter(None, [planned_text(trace.header), _line(result)])
+        lines += filter(None, [planned_text(trace.header), _line(result), result["health"]])
     sequences = {"sequences": results} if len(results) > 1 else {}
     return common.answer(args, {**results[0], **sequences, "warning": warning or None}, lines)
 
 
 def result_of(trace: Trace) -> dict[str, Any]:
     """Return a run's JSON object; for several prompts, `sequences` has one object per prompt."""
+    from traces.health import health
     from traces.metrics import measure
     from traces.view.settings import models_text
 
@@ -83,6 +84,7 @@ def result_of(trace: Trace) -> dict[str, Any]:
         "target_path": header.target_path,
         "drafter_path": header.drafter_path,
         "metrics": measure(trace).to_dict(),
+        "health": health(trace) or None,
         "runtime": header.runtime,
         "tp": header.environment.get("tp", 1),
         "drafter_tp": header.environment.get("drafter_tp", 1),

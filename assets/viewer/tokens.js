@@ -119,8 +119,8 @@ class Pane {
     this.message.hidden = !text;
     this.message.classList.toggle("ss-bad", run.status === "failed" || run.status === "incomplete");
     if (run.error) this.message.setAttribute("role", "alert");
-    this.verdict.hidden = !run.verdict.summary && !run.verdict.drafter;
     this.verdict.replaceChildren(...verdictNodes(run, this.bus.options.advise));
+    this.verdict.hidden = !this.verdict.children.length;
   }
 
   append(token) {

@@ -15,7 +15,7 @@ from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.attention import attend
 from engine.types import Limits, Sampling
-from tests.bench import attention, groups, placements, schedules, tracing, viewer
+from tests.bench import attention, groups, health, placements, schedules, tracing, viewer
 from tests.engine.heads.random_heads import make_head
 from tests.traces.samples import sample_trace
 from traces.checks import check
@@ -123,3 +123,11 @@ def test_schedules_are_compared_on_scripted_drafts_of_varying_difficulty(monkeyp
     assert 1 < fixed["tokens/forward"] < 3
     assert 0 < fixed["lost per token"] < 2
     assert len({figures["speed-up"] for figures in table.values()}) > 1
+
+
+def test_the_notes_of_a_pair_are_those_of_its_loops():
+    with engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster:
+        rows = list(health.notes(cluster, ["autoregressive"], 60))
+    assert len(rows) == 24
+    assert all(note.startswith("The text repeats") for *_, note in rows if note)
+    assert [(temperature, i) for _, temperature, i, note in rows if note] == [(0.0, 5)]

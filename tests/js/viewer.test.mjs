@@ -4,13 +4,14 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { createContext, runInContext } from "node:vm";
 
-const scripts = ["packed", "columns", "model", "batch", "geometry"];
-const viewer = createContext({ INSETS: [] }); // batch.js registers its view there
+const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "calibration"];
+const viewer = createContext({ INSETS: [] }); // batch.js and calibration.js register their views there
 for (const name of scripts) {
   runInContext(readFileSync(new URL(`../../assets/viewer/${name}.js`, import.meta.url), "utf8"), viewer);
 }
 const names = `unpack stepAt copiesAt moments neighbour findSpan sourceOf copiedPlaces sourceTexts rowsOfSpan linked
   upperBound lineOf visible intervalAt sharesOf sharesBySums busyOf busyBefore movingShares
+  calibrationBins calibrationSentence CALIBRATION
   geometry fitWindow roundTicks loadSteps tokenMarks SIZE`.split(/\s+/);
 const own = runInContext(`({ ${names.join(", ")} })`, viewer);
 
@@ -131,4 +132,21 @@ test("the marks of one commit are side by side and end at its time; a dense wind
   const dense = own.tokenMarks(many, 0, 4000, 40);
   assert.ok(dense.length <= 2 * (Math.ceil(4000 / 120) + 1) && dense.every((m) => m.dense));
   equal([...new Set(dense.map((m) => m.row.outcome))].sort(), ["bonus", "plain"]);
+});
+
+test("a bin of the calibration is at its mean q and its share, and says both", () => {
+  const bins = { low: [0.2, 0.9], tested: [2, 8], accepted: [1, 8], q: [0.25, 0.95], expected: [0.75, null], least: [0.1, 0.5], most: [0.9, 1] };
+  const { size, counts } = own.CALIBRATION;
+  const [low, high] = plain(own.calibrationBins({ bins, tested: 10 }));
+  [[low.x, 0.25], [low.y, 0.5], [low.low, 0.9], [low.high, 0.1], [low.expected, 0.25]].forEach(([at, share]) => assert.ok(Math.abs(at - size * share) < 1e-9));
+  assert.deepEqual([high.x, high.y, high.expected, high.count, low.count], [size * 0.95, 0, null, counts, counts / 4]);
+  assert.equal(low.text.replace(/\u2009/g, " "), "q from 0.2 to 0.3, 0.25 on average: 1 of 2 tested tokens accepted, 50 % (95 % interval 10 to 90 %), 75 % expected by the rule. 20 % of the tests.");
+  assert.ok(!high.text.includes("expected"), "no rule draws at temperature 0");
+});
+
+test("the sentence of a place names its tests, its error, and what does not count", () => {
+  const place = { place: 2, tested: 1200, accepted: 900, q: 0.5, expected: 0.7, error: 0.25 };
+  assert.equal(own.calibrationSentence(place), "Place 2: 1200 tested tokens, q 0.50 on average, 75 % accepted, 70 % expected by the rule; "
+    + "expected calibration error 0.250. Tokens behind the first rejection were never tested and do not count.");
+  assert.match(own.calibrationSentence({ ...place, place: 0, expected: null }), /^All places: .* 75 % accepted; expected calibration/);
 });

@@ -14,6 +14,7 @@ from traces.export.perfetto import to_perfetto
 from traces.export.report import render_report
 from traces.export.tables import write_csv
 from traces.imported import NO_TOKEN, origin
+from traces.imports import reading
 from traces.imports.modelopt import profile_of
 from traces.imports.reading import FORMS, read_traces
 from traces.metrics import measure
@@ -26,10 +27,21 @@ NAMES = (
     "vllm.jsonl",
     "aiperf.jsonl",
     "sglang.json",
+    "vllm-vcr-steps.jsonl",
     "speculation_profile.json",
     "sglang-profile.json",
     "vllm-profile.json",
 )
+
+
+NOTHING = {
+    "num_spec_tokens": 5,
+    "num_drafts": 0,
+    "num_draft_tokens": 0,
+    "num_accepted_tokens": 0,
+    "num_accepted_tokens_per_pos": [0] * 5,
+}
+"""The statistics of a step that verified no draft."""
 
 
 def rows_of(name):
@@ -109,6 +121,28 @@ def test_counts_of_sglang_are_figures_without_rounds():
     assert metrics.acceptance_length == 2
     assert metrics.per_position == ()
     assert metrics.run_length is None
+
+
+def test_steps_of_vllm_vcr_are_one_run_of_totals(tmp_path):
+    """Of 4 drafts 3 have one accepted token or more, 2 have two, 1 has three."""
+    (trace,) = read_traces(FILES / "vllm-vcr-steps.jsonl").traces
+    counts, metrics = origin(trace.header).counts, measure(trace)
+    assert (counts.histogram, counts.drafted, counts.gamma) == ((1, 1, 1, 1), 11, None)
+    assert (metrics.tokens, metrics.drafted, metrics.accepted) == (None, 11, 6)
+    assert (metrics.acceptance_length, metrics.per_position) == (2.5, ())
+    rows = rows_of("vllm-vcr-steps.jsonl")
+    rows[-1]["scheduler"]["spec_decoding_stats"]["num_draft_tokens"] = 3
+    rows.append({"ts_ms": 99, "scheduler": {"spec_decoding_stats": NOTHING}})
+    (tmp_path / "even.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (even,) = read_traces(tmp_path / "even.jsonl").traces
+    assert [slot.unconditional for slot in measure(even).per_position] == [0.75, 0.5, 0.25]
+    assert even.header.run_id != trace.header.run_id
+
+
+def test_a_recording_may_have_more_steps_than_a_file_has_requests(monkeypatch):
+    monkeypatch.setattr(reading, "MOST_RUNS", 4)
+    assert len(rows_of("vllm-vcr-steps.jsonl")) > 4
+    assert len(read_traces(FILES / "vllm-vcr-steps.jsonl").traces) == 1
 
 
 def test_a_profile_of_model_optimizer_is_read_and_written_back():

@@ -37,6 +37,18 @@ SGLANG = "sglang.json", ("sglext", "spec_tokens_details")
 VLLM = "vllm.jsonl", ("metrics", "speculative_decoding")
 MODELOPT = "speculation_profile.json", ()
 SCOPES = "sglang-profile.json"
+VCR = "vllm-vcr-steps.jsonl", ("scheduler",)
+STEP = {
+    "num_spec_tokens": 3,
+    "num_drafts": 2,
+    "num_draft_tokens": 6,
+    "num_accepted_tokens": 3,
+    "num_accepted_tokens_per_pos": [2, 1, 0],
+}
+
+
+def step(**fields):
+    return {"spec_decoding_stats": STEP | fields}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +67,21 @@ SCOPES = "sglang-profile.json"
         (SGLANG, {"spec_num_proposed_drafts": 4}, "5 tokens were accepted, but only 4 were drafted"),
         (MODELOPT, {"marginal_accept_rates": [0.8, 0.5, 0.25]}, "is 0.8, but the histogram gives 0.75"),
         (MODELOPT, {"num_speculative_tokens": 2}, "put out 4 tokens; expected at most 3"),
+        (
+            VCR,
+            step(num_accepted_tokens=4),
+            "step 1: the histogram counts 3 accepted tokens, but the total is 4",
+        ),
+        (
+            VCR,
+            step(num_accepted_tokens_per_pos=[1, 2, 0]),
+            "_per_pos [1, 2, 0]; expected none above the one before",
+        ),
+        (VCR, step(num_drafts=1), "num_drafts is 1, num_accepted_tokens_per_pos [2, 1, 0]"),
+        (VCR, step(num_draft_tokens=7), "expected at most num_drafts x num_spec_tokens = 6"),
+        (VCR, step(num_draft_tokens=2), "3 tokens were accepted, but only 2 were drafted"),
+        (VCR, step(num_accepted_tokens_per_pos=[2, 1]), "has 2 entries; num_spec_tokens is 3"),
+        (VCR, step(num_spec_tokens=2, num_accepted_tokens_per_pos=[2, 1], num_draft_tokens=4), "is 2 and 3"),
         ((SCOPES, ("traceEvents", 2)), {"dur": -1}, "lasts -1"),
         ((SCOPES, ("traceEvents", 2)), {"pid": 1}, "2 GPUs; give the file of one rank"),
         # other versions
@@ -62,6 +89,7 @@ SCOPES = "sglang-profile.json"
         (VLLM, {"acceptance_histogram": {"0": 1}}, "expected a list"),
         (AIPERF, {"tree": []}, "AIPerf 0.12 and 0.13"),
         (SGLANG, {"per_step": []}, "a field 'per_step'"),
+        (VCR, step(num_draft_tokens_per_pos=[2, 2, 2]), "a field 'num_draft_tokens_per_pos'; expected only"),
         (MODELOPT, {"schema_version": "2.0"}, "'2.0'; expected '1.0'"),
         (MODELOPT, {"measured": False}, "not measured"),
         (MODELOPT, {"verification_method": "block"}, "expected 'longest_prefix'"),
@@ -95,19 +123,22 @@ def test_a_file_packed_with_gzip_is_the_same(name, tmp_path):
             read_traces(tmp_path / "packed")
 
 
+PLACES = {
+    "vllm.jsonl": lambda rows: rows[0]["metrics"]["speculative_decoding"],
+    "aiperf.jsonl": lambda rows: rows[0]["spec_decode_acceptance"],
+    "sglang.json": lambda rows: rows[0]["sglext"]["spec_tokens_details"],
+    "vllm-vcr-steps.jsonl": lambda rows: rows[1]["scheduler"]["spec_decoding_stats"],
+    "speculation_profile.json": lambda rows: rows[0],
+}
+
+
 @pytest.mark.parametrize("value", [None, True, -1, 2**60, 1.5, "x", [], {}, [[]], [-1], [2**40]])
-@pytest.mark.parametrize("name", NAMES[:4])
+@pytest.mark.parametrize("name", PLACES)
 def test_values_of_other_types_are_bad_input(name, value, tmp_path):
     rows = rows_of(name)
-    places = {
-        "vllm.jsonl": lambda row: row["metrics"]["speculative_decoding"],
-        "aiperf.jsonl": lambda row: row["spec_decode_acceptance"],
-        "sglang.json": lambda row: row["sglext"]["spec_tokens_details"],
-        "speculation_profile.json": lambda row: row,
-    }
-    for field in places[name](rows[0]):
+    for field in PLACES[name](rows):
         changed = json.loads(json.dumps(rows))
-        places[name](changed[0])[field] = value
+        PLACES[name](changed)[field] = value
         (tmp_path / name).write_text("\n".join(map(json.dumps, changed)))
         try:
             found = read_traces(tmp_path / name)
@@ -131,6 +162,25 @@ def test_a_file_with_too_many_tokens_is_refused(monkeypatch):
     monkeypatch.setattr(reading, "MOST_ROWS", 20)
     with pytest.raises(UsageError, match="more than 20 tokens and drafts"):
         read_traces(FILES / "vllm.jsonl")
+
+
+def test_other_lines_of_vllm_vcr_are_refused(tmp_path):
+    file = tmp_path / "other.jsonl"
+    for first in ({"meta": {"model": "m"}}, {"prompt_tokens": 3, "output_tokens": 1, "ttft_ms": 2.0}):
+        file.write_text(json.dumps(first))
+        with pytest.raises(UsageError, match="file of requests, which does not say what was drafted"):
+            read_traces(file)
+    rows = rows_of("vllm-vcr-steps.jsonl")
+    file.write_text("\n".join(map(json.dumps, [*rows, {"ts_ms": 1.0}])))
+    with pytest.raises(UsageError, match="expected step statistics of vllm-vcr"):
+        read_traces(file)
+    file.write_text(json.dumps(rows[0]))
+    with pytest.raises(UsageError, match="says nothing of speculative decoding"):
+        read_traces(file)
+    rows[0]["ts_ms"] = "soon"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UsageError, match="ts_ms is 'soon'"):
+        read_traces(file)
 
 
 def test_an_unknown_file_names_the_document_with_all_forms(tmp_path):

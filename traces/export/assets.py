@@ -37,6 +37,7 @@ SCRIPTS = (
     "batch.js",
     "layers.js",
     "lengths.js",
+    "calibration.js",
     "kv.js",
     "ngrams.js",
     "fan.js",

@@ -160,6 +160,7 @@ def _section(trace: Trace, run: RunView) -> str:
         "other programs": f"{load.text}. {load.warning}".rstrip() if load else "",
         "who waited": shares or nothing,
         "speculation": run["note"],
+        "health": run["verdict"]["health"],
         "lossy": run["lossy"],
         "method": f"{header.method} {_settings(shown_config(header, run['redacted']))}",
         "draft": run["planned"],

@@ -17,6 +17,7 @@ from traces.checks import check
 from traces.imports.modelopt import MODELOPT
 from traces.imports.profiler import PROFILER
 from traces.imports.servers import AIPERF, SGLANG, VLLM
+from traces.imports.vcr import VCR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from engine.trace.trace import Trace
     from traces.imports.request_trace import Form
 
-FORMS = (VLLM, AIPERF, SGLANG, MODELOPT, PROFILER)
+FORMS = (VLLM, AIPERF, SGLANG, VCR, MODELOPT, PROFILER)
 MAX_BYTES = 128 * 2**20
 """Size of the largest file of another engine: parsed, it needs several times as much memory."""
 MOST_RUNS = 10_000
@@ -51,16 +52,19 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
     try:
         content = _unpacked(content)
         rows = _rows(content)
+        form = _form_of(rows)
+        parts = [rows] if form and form.whole else [[row] for row in rows]
+        if len(parts) > MOST_RUNS:
+            raise ValueError(f"it has {len(parts)} requests; at most {MOST_RUNS} are read")
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
-    form = _form_of(rows)
     if form is None:
         return Imports((_own(content, path),))
     traces: list[Trace] = []
     size = 0
     try:
-        for number, row in enumerate(rows, 1):
-            if trace := _read(form, row, number if len(rows) > 1 else 0):
+        for number, part in enumerate(parts, 1):
+            if trace := _read(form, part, number if len(parts) > 1 else 0):
                 traces.append(trace)
                 size += len(trace.decisions) + len(trace.commits)
             if size > MOST_ROWS:
@@ -71,7 +75,7 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
         raise UsageError(
             f"cannot import {path}: it says nothing of speculative decoding; expected {form.name}"
         )
-    return Imports(tuple(traces), len(rows) - len(traces))
+    return Imports(tuple(traces), len(parts) - len(traces))
 
 
 def _unpacked(content: bytes) -> bytes:
@@ -109,11 +113,11 @@ def _own(content: bytes, path: str | Path) -> Trace:
     return trace
 
 
-def _read(form: Form, row: Any, number: int) -> Trace | None:
+def _read(form: Form, part: list[Any], number: int) -> Trace | None:
     try:
-        if not form.recognises(row):
+        if not all(map(form.recognises, part)):
             raise ValueError(f"expected {form.name}")
-        trace = form.read(row)
+        trace = form.read(part if form.whole else part[0])
         if trace is not None:
             if not trace.header.created:
                 now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -145,8 +149,6 @@ def _rows(content: bytes) -> list[Any]:
         return []
     else:
         rows = whole if isinstance(whole, list) else [whole]
-    if len(rows) > MOST_RUNS:
-        raise ValueError(f"it has {len(rows)} requests; at most {MOST_RUNS} are read")
     return rows
 
 

@@ -34,8 +34,11 @@ class Form(NamedTuple):
 
     name: str
     recognises: Callable[[Any], bool]
-    read: Callable[[dict[str, Any]], Trace | None]
-    """None if the value says nothing of speculative decoding; ValueError for another version."""
+    read: Callable[[Any], Trace | None]
+    """A value of the file, or all of them -> its trace; None if it says nothing of speculative
+    decoding, ValueError for another version."""
+    whole: bool = False
+    """Whether all values of a file are one run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

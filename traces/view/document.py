@@ -15,6 +15,7 @@ from traces.race import Racer, Spread, race_line, racers_of, spread
 from traces.verdict import Verdict, verdict
 from traces.view.aligned import AlignedView, aligned, equal_tokens
 from traces.view.caches import CacheView, PackingView, caches, packings
+from traces.view.calibration import CalibrationView, calibration_views
 from traces.view.fan import FanView, PlaceView, fans, hits
 from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
@@ -104,6 +105,8 @@ class Sections(Extent):
     caches: list[CacheView]
     layers: LayersView | None
     lengths: list[LengthView]
+    calibration: list[CalibrationView]
+    """Empty for a part of a run."""
     packings: list[PackingView]
     pool: ServersView | None
     trees: list[TreeView]
@@ -271,6 +274,7 @@ def sections(
         "caches": views.of("KV caches", lambda: caches(trace, around), []),
         "layers": views.of("layers", lambda: layers(trace), None),
         "lengths": views.of("draft lengths", lambda: lengths(trace), []),
+        "calibration": views.of("calibration", lambda: calibration_views(trace), []),
         "packings": views.of("batches", lambda: packings(trace, around), []),
         "pool": views.of("target servers", lambda: server_pool(trace, around), None),
         "trees": views.of("trees", lambda: with_forks(trace, trees(trace)), []),

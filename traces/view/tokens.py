@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypedDict
 
+from traces.calibration import chance_of
 from traces.imported import NO_TOKEN, UNKNOWN_TEXT, shown_text
 from traces.view import row_of
 from traces.waiting import decoding_clock
@@ -96,21 +97,13 @@ def decided(trace: Trace, d: Decision) -> DecisionView:
         "p": short(d.p),
         "q": short(d.q),
         "u": short(d.u),
-        "chance": None if greedy else _chance(d),
+        "chance": short(chance_of(d, greedy=greedy)),
         "rule": d.rule,
         "draft": d.draft_span,
         "verify": d.verify_span,
         "top_p": _top(d.top_p),
         "top_q": _top(d.top_q),
     }
-
-
-def _chance(d: Decision) -> float | None:
-    if d.node == NO_NODE or d.p is None:
-        return None
-    if d.rule == "match":
-        return short(d.p)
-    return short(min(1.0, d.p / d.q)) if d.rule == "ratio" and d.q else None
 
 
 def short(value: float | None) -> float | None:

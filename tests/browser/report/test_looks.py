@@ -16,8 +16,8 @@ from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 VIEWS = (
-    *("aligned", "fan", "forecast", "grams", "kv", "layers", "lengths", "packing", "pool", "sources"),
-    *("tree", "tree-fork"),
+    *("aligned", "calibration", "fan", "forecast", "grams", "kv", "layers", "lengths", "packing"),
+    *("pool", "sources", "tree", "tree-fork"),
 )
 PROMPTS = ("One fox, two foxes. One fox,", "Hi")
 

@@ -1,0 +1,52 @@
+"""The notes on the health of sound and looping runs: how often, and which.
+
+    python -m tests.bench.health
+    python -m tests.bench.health --pair smollm2 --methods speculative --tokens 200
+
+See docs/methods/metrics.md. Virtual time: the texts are those of any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import engine
+from app.loaded import bench_prompts
+from engine.types import Limits, Sampling
+from traces.health import health
+
+METHODS = "speculative,pearl,tree,specbranch,ssd,prompt_lookup"
+TEMPERATURES = (0.0, 0.7, 1.0)
+
+
+def notes(cluster, methods: list[str], tokens: int) -> Iterator[tuple[str, float, int, str]]:
+    """Yield method, temperature, number of the prompt, and the note, which may be empty."""
+    for method in methods:
+        for temperature in TEMPERATURES:
+            for i, prompt in enumerate(bench_prompts()):
+                run = cluster.run(
+                    method, prompt, sampling=Sampling(temperature, seed=i), limits=Limits(tokens)
+                )
+                yield method, temperature, i, health(run)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pair", default="bundled")
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--tokens", type=int, default=400)
+    args = parser.parse_args()
+    with engine.open(args.pair, runtime="virtual", profile="pearl-4xA100") as cluster:
+        found = []
+        for method, temperature, i, note in notes(cluster, args.methods.split(","), args.tokens):
+            found.append(bool(note))
+            if note:
+                print(f"{method} at {temperature:g}, prompt {i}: {note}", flush=True)
+    print(f"{sum(found)} of {len(found)} runs have a note")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Calibration: q of the drafted tokens against their acceptance, by place in the draft."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from traces.calibration import calibrations, trials
+from traces.view import columns_of, row_of
+from traces.view.tokens import short
+
+if TYPE_CHECKING:
+    from engine.trace.trace import Trace
+    from traces.calibration import Calibration
+
+
+class BinColumns(TypedDict):
+    """The bins with tested tokens, as in `traces.calibration.Bin`."""
+
+    low: list[float]
+    tested: list[int]
+    accepted: list[int]
+    q: list[float | None]
+    expected: list[float | None]
+    least: list[float | None]
+    most: list[float | None]
+
+
+class CalibrationView(TypedDict):
+    """The tested tokens at one place of the draft whose q is recorded."""
+
+    place: int
+    """0 for all places."""
+    tested: int
+    accepted: int
+    q: float | None
+    """Mean q."""
+    expected: float | None
+    """Mean probability of acceptance by the rule; null where nothing is drawn."""
+    error: float | None
+    """Expected calibration error."""
+    bins: BinColumns
+
+
+def calibration_views(trace: Trace) -> list[CalibrationView]:
+    """Return all places together, then each place; empty if no q is recorded."""
+    return [_view(one) for one in calibrations(trials(trace))]
+
+
+def _view(one: Calibration) -> CalibrationView:
+    names = ("q", "expected", "least", "most")
+    columns = {name: [short(getattr(b, name)) for b in one.bins] for name in names}
+    means = {name: short(getattr(one, name)) for name in ("q", "expected", "error")}
+    return row_of(CalibrationView, one, **means, bins=columns_of(BinColumns, one.bins, **columns))
