@@ -107,9 +107,9 @@ class Model:
         """
         ask = n if isinstance(n, Ask) else Ask(n)
         step, draft = self._dispatcher.step, begun or Draft.empty()
-        rest = {"chain": True, "damping": damping[len(draft) :], "stop_below": ask.stop_below}
+        job = Propose(self.name, (), Wide(1, 1), (), sampled, (), chain=True, stop_below=ask.stop_below)
         try:
-            job = Propose(self.name, (), Wide(1, 1), (), sampled, (), **rest)
+            job = replace(job, damping=damping[len(draft) :])
             draft += (await self._drafts((prefix + draft,), ask.rest(draft), job))[0]
         finally:
             if isinstance(n, Ask):
