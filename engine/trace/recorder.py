@@ -1,0 +1,321 @@
+"""An open recording of another program's loop: its spans, its rounds, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import RLock
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import UsageError, one_line, shown
+from engine.trace.events import Event, Footer, Header, Status
+from engine.trace.jsonl import check_types, to_json
+from engine.trace.outputs import Given, Outputs, Spans
+from engine.trace.rounds import ids_of
+from engine.trace.texts import Texts
+from engine.trace.work import Claims, Numbers, Tracks, Work
+
+if TYPE_CHECKING:
+    from engine.trace.appended import Lines
+
+RECORDED = "recorded"
+"""The method of a recorded run, and the entry of its environment with the start of its clock."""
+
+
+class Recorder:
+    """An open recording; a context manager. Safe to use from several threads.
+
+    All methods raise UsageError for a value that cannot be, and if the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        header: Header,
+        texts: Texts | None = None,
+        rule: str = "",
+        *,
+        joined: bool = False,
+    ) -> None:
+        self._lines, self._header, self._joined = lines, header, joined
+        self._texts, self._rule = texts or Texts(None), rule
+        self._tracks, self._claims, self._lock = Tracks(header.devices), Claims(), RLock()
+        self._prompts = list(zip(header.prompts, header.prompt_ids, strict=True))
+        self._bases: dict[str, int] = {}
+        """The `perf_counter_ns` of the run's start on each device; empty before the header."""
+        self._outputs: Outputs | None = None
+        """Of a joined process None: it records spans only."""
+        self._numbers = Numbers(joined=joined)
+        self._begin = 0
+        self._size = 0
+        """The number of sequences."""
+        self._time = 0
+        """The end of the last work."""
+        self._closed = False
+        if joined:
+            self._run(header.environment[RECORDED]["start_ns"])
+
+    def prompt(self, text: str = "", ids: Any = ()) -> int:
+        """Name the prompt of the next sequence, before the first span; return its number."""
+        with self._lock:
+            if self._bases:
+                raise UsageError(
+                    f"prompt {len(self._prompts) + 1} was given after the first span; give all prompts before, "
+                    "or record each request in a file of its own"
+                )
+            tokens = tuple(ids_of("ids of a prompt", ids))
+            self._prompts.append((text or self._texts.all(tokens), tokens))
+            return len(self._prompts) - 1
+
+    def start(self, time: int | None = None) -> None:
+        """Write the header; `time` is then 0. The first span does so, too."""
+        with self._lock:
+            if self._bases:
+                return
+            begin = perf_counter_ns() if time is None else time
+            self._prompts = self._prompts or [("", ())]
+            texts, ids = zip(*self._prompts, strict=True)
+            facts = {**self._header.environment, RECORDED: {"start_ns": begin}}
+            header = replace(self._header, prompts=texts, prompt_ids=ids, environment=facts)
+            check_types([header])
+            self._emit(header)
+            self._run(begin)
+
+    def _run(self, begin: int) -> None:
+        clocks = self._header.environment.get("clocks", {})
+        self._begin, self._size = begin, len(self._prompts)
+        if not self._joined:
+            self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
+        self._bases = {
+            device.name: begin + clocks.get(device.name, {}).get("offset_ns", 0)
+            for device in self._header.devices
+        }
+
+    def span(
+        self,
+        kind: str,
+        device: str | None = None,
+        *,
+        rows: int = -1,
+        context: int = -1,
+        sequence: int = 0,
+        model: str | None = None,
+    ) -> Work:
+        """Begin a span; use it in `with`, or end it by `end`.
+
+        Args:
+            kind: `draft`, `verify`, `prefill`, or another kind of docs/traces.md.
+            device: By default the only one with the role that the kind needs.
+            rows: Rows fed to the forward; -1 if unknown.
+            context: Rows cached before it; -1 if unknown.
+            sequence: -1 for work on several.
+            model: `drafter` or `target`, where neither kind nor device says it.
+        """
+        if not self._bases:
+            self.start()
+        place = self._tracks.place(kind, device, model)
+        work = Work(
+            self.end,
+            self._numbers.next(),
+            kind,
+            place,
+            self._step_of(kind),
+            self._known(sequence),
+            rows,
+            context,
+        )
+        self._claims.began(work)
+        work.start = perf_counter_ns() - self._bases[place[0]]
+        return work
+
+    def end(self, work: Work, outcome: str = "done") -> None:
+        """End a span; its outcome is `done` or `cancelled`."""
+        work.end = perf_counter_ns() - self._bases[work.device]
+        work.outcome = outcome
+        self._ended(work)
+
+    def add(
+        self,
+        kind: str,
+        start: int,
+        end: int,
+        device: str | None = None,
+        *,
+        rows: int = -1,
+        context: int = -1,
+        sequence: int = 0,
+        model: str | None = None,
+        outcome: str = "done",
+    ) -> Work:
+        """Record a `span` with times of `time.perf_counter_ns`, for example from another clock."""
+        if not self._bases:
+            self.start(start)
+        place = self._tracks.place(kind, device, model)
+        work = Work(
+            self.end,
+            self._numbers.next(),
+            kind,
+            place,
+            self._step_of(kind),
+            self._known(sequence),
+            rows,
+            context,
+        )
+        self._claims.began(work)
+        work.start, work.end, work.outcome = (
+            start - self._bases[place[0]],
+            end - self._bases[place[0]],
+            outcome,
+        )
+        self._ended(work)
+        return work
+
+    def _ended(self, work: Work) -> None:
+        self._tracks.ended(work)
+        self._claims.ended(work, self._size)
+        self._time = max(self._time, work.end)
+        self._lines.write(work.line)
+
+    def _step_of(self, kind: str) -> int:
+        step = self._outputs.step if self._outputs else 0
+        return 0 if kind == "prefill" and not step else step + 1
+
+    def _known(self, sequence: int) -> int:
+        if not -1 <= sequence < self._size:
+            raise UsageError(
+                f"sequence {shown(sequence)} has no prompt; give 0 to {self._size - 1}, or call "
+                "prompt() once for each sequence before the first span"
+            )
+        return sequence
+
+    def round(
+        self,
+        drafted: Any = (),
+        accepted: Any = 0,
+        emitted: Any = (),
+        *,
+        parents: Any = None,
+        sequence: int = 0,
+        q: Any = None,
+        p: Any = None,
+        top_q: Any = None,
+        top_p: Any = None,
+        texts: Sequence[str] | None = None,
+        mode: str = "",
+        draft: Spans = None,
+        verify: Work | int | None = None,
+        time: int | None = None,
+        reason: str = "",
+    ) -> None:
+        """Record a verification and what it added to the output.
+
+        Args:
+            drafted: Ids of the drafted tokens, in an order in which parents come before children.
+            accepted: How many are accepted; of a tree also their indices, from the root on.
+            emitted: Ids that the output grew by: the accepted ones, then the target's own if any.
+            parents: Of a tree, the index of the token before each drafted one; -1 for the text.
+            sequence: The number of the sequence.
+            q: The drafter's probability of each drafted token.
+            p: The target's; it may end with that of the target's own token.
+            top_q: For each drafted token, the drafter's most probable ones as (id, probability).
+            top_p: The target's, as `p`.
+            texts: The text that each emitted token adds; without it, `decode` is asked.
+            mode: `plain`, `verify`, `pre-verify` or `post-verify`, see docs/traces.md; by default
+                `verify`, `plain` without a draft.
+            draft: The span of all tokens, or one for each; by default the sequence's last ones.
+            verify: The verification's span; by default the sequence's last one.
+            time: When the tokens were known, of `time.perf_counter_ns`; by default now.
+            reason: Why the output ended with this round: `eos`, `stop` or `length`.
+        """
+        now = perf_counter_ns() if time is None else time
+        with self._lock:
+            outputs, at = self._rounds(), now - self._begin
+            choices = (texts, mode, draft, verify, reason)
+            given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
+            self._emit(*outputs.round(self._known(sequence), at, given))
+            self._time = max(self._time, at)
+
+    def discard(
+        self,
+        drafted: Any,
+        *,
+        sequence: int = 0,
+        ahead: int = 0,
+        q: Any = None,
+        draft: Spans = None,
+    ) -> None:
+        """Record drafted tokens that are thrown away unjudged, such as those after a rejection.
+
+        Args:
+            drafted: Ids of a chain.
+            sequence: The number of the sequence.
+            ahead: How many tokens after the output the chain begins.
+            q: As of `round`.
+            draft: As of `round`.
+        """
+        with self._lock:
+            outputs = self._rounds()
+            now, known = perf_counter_ns() - self._begin, self._known(sequence)
+            self._emit(*outputs.discard(now, drafted, sequence=known, ahead=ahead, q=q, draft=draft))
+
+    def close(self, status: Status = "done", error: str = "") -> None:
+        """End the recording; without it, a reader shows the run as incomplete."""
+        with self._lock:
+            if self._closed:
+                return
+            if not self._joined:
+                outputs = self._rounds()
+                texts, reasons = outputs.texts, outputs.reasons
+                self._emit(Footer(status, reasons, texts, self._time, error))
+            self._closed = True
+            self._lines.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None or error is None:
+            self.close()
+        elif issubclass(kind, KeyboardInterrupt):
+            self.close("cancelled")
+        else:
+            self.close("failed", one_line(f"{kind.__name__}: {error}"))
+
+    def _rounds(self) -> Outputs:
+        if self._joined:
+            raise UsageError(
+                "a process that joined a recording records spans only; send its drafts to the other"
+            )
+        self.start()
+        assert self._outputs is not None, "the recording has started"
+        return self._outputs
+
+    def _emit(self, *events: Event) -> None:
+        self._lines.write("".join(f"{to_json(event)}\n" for event in events).encode())
+
+
+class Off:
+    """A recording that is switched off: all calls do nothing."""
+
+    def __init__(self) -> None:
+        self._work = Work(lambda *_: None, -1, "draft", ("", ""), 0, 0, -1, -1)
+
+    def span(self, *_: object, **__: object) -> Work:
+        return self._work
+
+    add = span
+
+    def prompt(self, *_: object, **__: object) -> int:
+        return 0
+
+    def start(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    end = round = discard = close = start
+
+    def __enter__(self) -> Off:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""

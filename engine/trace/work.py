@@ -1,0 +1,230 @@
+"""Spans of a recording: devices and their order in time, and which span drafted which token."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from threading import Lock
+from typing import get_args
+
+from engine.errors import UsageError, shown
+from engine.trace.events import Device, SpanKind
+
+KINDS: tuple[str, ...] = get_args(SpanKind)
+ROLES = ("drafter", "target", "drafter+target")
+DRAFTS = frozenset({"draft", "glue", "branch"})
+SCORES = frozenset({"verify", "pre-verify"})
+_SIDES = dict.fromkeys(DRAFTS, "drafter") | dict.fromkeys(SCORES, "target")
+
+
+class Numbers:
+    """Ids of spans: from 0 in the process that opened the recording, far apart in all others.
+
+    They are below 2**53, the whole numbers that JavaScript knows.
+    """
+
+    def __init__(self, *, joined: bool) -> None:
+        self._count, self._owner = count(), 0 if joined else os.getpid()
+
+    def next(self) -> int:
+        process = os.getpid()
+        return next(self._count) | (0 if process == self._owner else process << 30)
+
+
+class Work:
+    """A span that has begun. As a context manager it ends with its block.
+
+    `rows`, `context` and `sequence` may be set until it ends.
+    """
+
+    __slots__ = (
+        "context",
+        "device",
+        "end",
+        "finish",
+        "id",
+        "kind",
+        "mark",
+        "model",
+        "outcome",
+        "rows",
+        "sequence",
+        "start",
+        "step",
+    )
+
+    def __init__(
+        self,
+        finish: Callable[[Work, str], None],
+        number: int,
+        kind: str,
+        place: tuple[str, str],
+        step: int,
+        sequence: int,
+        rows: int,
+        context: int,
+    ) -> None:
+        self.finish, self.id = finish, number
+        self.kind, self.step, self.sequence = kind, step, sequence
+        self.device, self.model = place
+        self.rows, self.context = rows, context
+        self.start = self.end = -1
+        """Nanoseconds since the run's start; -1 until they are known."""
+        self.mark: object = None
+        self.outcome = "done"
+
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.finish(self, "done" if kind is None else "cancelled")
+
+    @property
+    def line(self) -> bytes:
+        """The span as a line of JSONL."""
+        return (
+            f'{{"event":"span","id":{self.id},"device":{json.dumps(self.device)},"kind":"{self.kind}",'
+            f'"start":{self.start},"end":{self.end},"model":"{self.model}","step":{self.step},'
+            f'"sequence":{self.sequence},"rows":{self.rows},"context":{self.context},'
+            f'"outcome":"{self.outcome}"}}\n'
+        ).encode()
+
+
+def devices_of(roles: Mapping[str, str]) -> tuple[Device, ...]:
+    """Return the devices of name -> role; UsageError for another role, or without a target."""
+    for name, role in roles.items():
+        if role not in ROLES:
+            raise UsageError(f"the role of device {shown(name)} is {shown(role)}; give {', '.join(ROLES)}")
+    if not any("target" in role for role in roles.values()):
+        raise UsageError(f"no device of {shown(dict(roles))} has the role target; name the target's device")
+    return tuple(
+        Device(name, role, name if name == role else f"{name} · {role}", _kind(name))
+        for name, role in roles.items()
+    )
+
+
+def _kind(name: str) -> str:
+    return "cuda" if name.startswith(("cuda", "gpu")) else "cpu"
+
+
+class Tracks:
+    """The devices of a recording: what may run where, and that each does one thing at a time."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._roles = {device.name: device.role for device in devices}
+        self._known: dict[tuple[str, str | None, str | None], tuple[str, str]] = {}
+        self._last: dict[str, Work] = {}
+
+    def place(self, kind: str, device: str | None, model: str | None) -> tuple[str, str]:
+        """Return (device, side) of a span.
+
+        Without `device`, it is the only one with a role for this kind. UsageError if there is none,
+        or several.
+        """
+        found = self._known.get((kind, device, model))
+        if found is None:
+            found = self._known[kind, device, model] = self._place(kind, device, model)
+        return found
+
+    def _place(self, kind: str, device: str | None, model: str | None) -> tuple[str, str]:
+        if kind not in KINDS:
+            raise UsageError(f"the kind of a span is {shown(kind)}; give {', '.join(KINDS)}")
+        if model is not None and model not in ROLES[:2]:
+            raise UsageError(f"the model of a span is {shown(model)}; give drafter or target")
+        side = model or _SIDES.get(kind)
+        if device is None:
+            fits = [name for name, role in self._roles.items() if (side or "target") in role]
+            if len(fits) != 1:
+                raise UsageError(
+                    f"a {kind} may be on {len(fits)} devices; give device=, one of {self._names}"
+                )
+            device = fits[0]
+        if device not in self._roles:
+            raise UsageError(f"device {shown(device)} is not among {self._names}; name it in devices=")
+        role = self._roles[device]
+        side = side or ("drafter" if role == "drafter" else "target")
+        if side not in role:
+            raise UsageError(
+                f"a {kind} is work of the {side}, but device {shown(device)} has the role {role}"
+            )
+        return device, side
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(self._roles)
+
+    def ended(self, work: Work) -> None:
+        """Check a span's times; UsageError if it overlaps the span before it on its device."""
+        if not 0 <= work.start <= work.end:
+            raise UsageError(
+                f"a {work.kind} on {work.device} lasts from {work.start} to {work.end} ns since the recording's "
+                "start; give times of time.perf_counter_ns(), the start first"
+            )
+        last = self._last.get(work.device)
+        if last is not None and work.start < last.end:
+            raise UsageError(
+                f"a {work.kind} on {work.device} starts at {work.start / 1e6:.3f} ms, but the {last.kind} there "
+                f"ends at {last.end / 1e6:.3f} ms; end it before, or give each stream a device of its own"
+            )
+        self._last[work.device] = work
+
+
+class Claims:
+    """Which spans drafted the tokens of a round, and which one verified them."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._drafts: defaultdict[int, list[Work]] = defaultdict(list)
+        """Ended drafting spans by sequence that no round has claimed."""
+        self._scoring: dict[int, Work] = {}
+        self._claimed: dict[int, Work] = {}
+        self._void: dict[int, int] = {}
+        """Sequence -> the last rejection: drafts that began before it continue a wrong text."""
+
+    def began(self, work: Work) -> None:
+        if work.kind in SCORES:
+            self._scoring[work.sequence] = work
+
+    def ended(self, work: Work, sequences: int) -> None:
+        if work.kind in DRAFTS and work.outcome == "done":
+            with self._lock:
+                for sequence in range(sequences) if work.sequence < 0 else (work.sequence,):
+                    self._drafts[sequence].append(work)
+
+    def scoring(self, sequence: int) -> Work | None:
+        """Return the last verification that began, unless an earlier round was its."""
+        begun = [w for w in (self._scoring.get(sequence), self._scoring.get(-1)) if w is not None]
+        last = max(begun, key=lambda work: work.id, default=None)
+        if last is None or last is self._claimed.get(sequence):
+            return None
+        self._claimed[sequence] = last
+        return last
+
+    def forget(self, sequence: int, ids: Sequence[int]) -> None:
+        """Take spans that a round names itself."""
+        with self._lock:
+            self._drafts[sequence] = [w for w in self._drafts[sequence] if w.id not in ids]
+
+    def drafting(self, sequence: int, levels: Sequence[int], before: int) -> list[int]:
+        """Return the span id of each drafted token, and forget the spans; -1 for an unknown one.
+
+        The spans are those of the sequence that ended by `before` and began after its last
+        rejection. As many spans as tokens, or as levels of a tree, are one each; otherwise the
+        tokens are split evenly. `levels` are those of the tokens in their draft, from 0.
+        """
+        void = self._void.get(sequence, -1)
+        with self._lock:
+            ready = [w for w in self._drafts[sequence] if void <= w.start and w.end <= before]
+            self._drafts[sequence] = [w for w in self._drafts[sequence] if void <= w.start and w.end > before]
+        ids, depth = [work.id for work in ready], max(levels, default=-1) + 1
+        if not ids:
+            return [-1] * len(levels)
+        if len(ids) == depth:
+            return [ids[level] for level in levels]
+        return [ids[i * len(ids) // len(levels)] for i in range(len(levels))]
+
+    def reject(self, sequence: int, time: int) -> None:
+        self._void[sequence] = time
