@@ -102,9 +102,7 @@ class Outputs:
         self._advance(at, what, added, given.reason)
         return rows
 
-    def discard(
-        self, time: int, drafted: Any, *, sequence: int, ahead: int, q: Any, draft: Spans
-    ) -> list[Row]:
+    def discard(self, sequence: int, time: int, drafted: Any, ahead: int, q: Any, draft: Spans) -> list[Row]:
         """Return the rows of drafted tokens that no round judges; see `Recorder.discard`."""
         at = Place(self.step, sequence, self._outputs[sequence].length + ahead, time, -1)
         ids = ids_of(f"drafted tokens discarded after {at}", drafted)

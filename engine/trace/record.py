@@ -27,6 +27,7 @@ from engine.errors import UsageError, shown
 from engine.trace.appended import Lines, header_of
 from engine.trace.events import Header
 from engine.trace.recorder import RECORDED, Off, Recorder
+from engine.trace.stream import Stream
 from engine.trace.texts import Texts
 from engine.trace.work import devices_of
 
@@ -49,6 +50,7 @@ def record(
     rule: str = "",
     lossless: bool = True,
     clocks: Mapping[str, Mapping[str, Any]] | None = None,
+    events: Callable[[], Any] | None = None,
     join: bool = False,
     enabled: bool = True,
 ) -> Recorder:
@@ -67,6 +69,8 @@ def record(
         lossless: Whether the output has the target's distribution.
         clocks: Of a device on another machine `node`, `offset_ns` and `uncertainty_ns`, see
             docs/traces.md; the offset is subtracted from the times of its spans.
+        events: What makes a CUDA event, `lambda: torch.cuda.Event(enable_timing=True)`: then it
+            times the spans of all devices whose names begin with `cuda` or `gpu`.
         join: Add the spans of a further process to the file of a running recording.
         enabled: False records nothing.
 
@@ -77,7 +81,7 @@ def record(
         return cast("Recorder", Off())
     file = Path(path)
     if join:
-        return Recorder(Lines(file, replace=False), header_of(file), joined=True)
+        return Recorder(Lines(file, replace=False), header_of(file))
     if rule not in RULES:
         raise UsageError(f"rule is {shown(rule)}; give one of {', '.join(RULES[1:])}, or leave it out")
     header = Header(
@@ -98,7 +102,8 @@ def record(
         environment=_environment() | ({"clocks": {n: dict(c) for n, c in clocks.items()}} if clocks else {}),
         lossless=lossless and rule != "typical",
     )
-    return Recorder(Lines(file, replace=True), header, Texts(decode), rule)
+    streams = {d.name: Stream(events) for d in header.devices if events and d.kind == "cuda"}
+    return Recorder(Lines(file, replace=True), header, Texts(decode), rule, streams)
 
 
 def _environment() -> dict[str, Any]:

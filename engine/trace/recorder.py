@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from threading import RLock
 from time import perf_counter_ns
@@ -13,11 +12,14 @@ from engine.trace.events import Event, Footer, Header, Status
 from engine.trace.jsonl import check_types, to_json
 from engine.trace.outputs import Given, Outputs, Spans
 from engine.trace.rounds import ids_of
-from engine.trace.texts import Texts
-from engine.trace.work import Claims, Numbers, Tracks, Work
+from engine.trace.work import NOWHERE, Claims, Numbers, Tracks, Work
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from engine.trace.appended import Lines
+    from engine.trace.stream import Marks, Stream
+    from engine.trace.texts import Texts
 
 RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
@@ -35,62 +37,62 @@ class Recorder:
         header: Header,
         texts: Texts | None = None,
         rule: str = "",
-        *,
-        joined: bool = False,
+        streams: Mapping[str, Stream] | None = None,
     ) -> None:
-        self._lines, self._header, self._joined = lines, header, joined
-        self._texts, self._rule = texts or Texts(None), rule
-        self._tracks, self._claims, self._lock = Tracks(header.devices), Claims(), RLock()
+        """Begin a recording; without `texts`, join the one that this header is of."""
+        self._lines, self._header = lines, header
+        self._texts, self._rule, self._streams = texts, rule, streams or {}
+        self._claims, self._lock = Claims(), RLock()
+        self._numbers = Numbers(joined=texts is None)
         self._prompts = list(zip(header.prompts, header.prompt_ids, strict=True))
-        self._bases: dict[str, int] = {}
-        """The `perf_counter_ns` of the run's start on each device; empty before the header."""
+        self._tracks: Tracks | None = None
+        """None before the header is written."""
         self._outputs: Outputs | None = None
-        """Of a joined process None: it records spans only."""
-        self._numbers = Numbers(joined=joined)
         self._begin = 0
-        self._size = 0
-        """The number of sequences."""
+        """The `perf_counter_ns` of the run's start."""
         self._time = 0
         """The end of the last work."""
+        self._waiting: list[tuple[Work, Marks]] = []
+        """Ended spans whose events may not have passed."""
         self._closed = False
-        if joined:
-            self._run(header.environment[RECORDED]["start_ns"])
+        if texts is None:
+            self._run(header)
 
     def prompt(self, text: str = "", ids: Any = ()) -> int:
         """Name the prompt of the next sequence, before the first span; return its number."""
         with self._lock:
-            if self._bases:
+            if self._tracks or self._texts is None:
                 raise UsageError(
                     f"prompt {len(self._prompts) + 1} was given after the first span; give all prompts before, "
                     "or record each request in a file of its own"
                 )
-            tokens = tuple(ids_of("ids of a prompt", ids))
-            self._prompts.append((text or self._texts.all(tokens), tokens))
+            tokens = ids_of("ids of a prompt", ids)
+            self._prompts.append((text or self._texts.all(tokens), tuple(tokens)))
             return len(self._prompts) - 1
 
     def start(self, time: int | None = None) -> None:
         """Write the header; `time` is then 0. The first span does so, too."""
         with self._lock:
-            if self._bases:
+            if self._tracks:
                 return
+            errors = {name: {"uncertainty_ns": stream.align()} for name, stream in self._streams.items()}
             begin = perf_counter_ns() if time is None else time
             self._prompts = self._prompts or [("", ())]
             texts, ids = zip(*self._prompts, strict=True)
             facts = {**self._header.environment, RECORDED: {"start_ns": begin}}
+            if errors:
+                facts["clocks"] = errors | facts.get("clocks", {})
             header = replace(self._header, prompts=texts, prompt_ids=ids, environment=facts)
             check_types([header])
             self._emit(header)
-            self._run(begin)
+            self._run(header)
 
-    def _run(self, begin: int) -> None:
-        clocks = self._header.environment.get("clocks", {})
-        self._begin, self._size = begin, len(self._prompts)
-        if not self._joined:
+    def _run(self, header: Header) -> None:
+        clocks, begin = header.environment.get("clocks", {}), header.environment[RECORDED]["start_ns"]
+        if self._texts is not None:
             self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
-        self._bases = {
-            device.name: begin + clocks.get(device.name, {}).get("offset_ns", 0)
-            for device in self._header.devices
-        }
+        bases = {d.name: begin + clocks.get(d.name, {}).get("offset_ns", 0) for d in header.devices}
+        self._begin, self._tracks = begin, Tracks(header.devices, bases, self._streams)
 
     def span(
         self,
@@ -112,28 +114,20 @@ class Recorder:
             sequence: -1 for work on several.
             model: `drafter` or `target`, where neither kind nor device says it.
         """
-        if not self._bases:
-            self.start()
-        place = self._tracks.place(kind, device, model)
-        work = Work(
-            self.end,
-            self._numbers.next(),
-            kind,
-            place,
-            self._step_of(kind),
-            self._known(sequence),
-            rows,
-            context,
-        )
-        self._claims.began(work)
-        work.start = perf_counter_ns() - self._bases[place[0]]
+        work = self._work(kind, device, model, sequence, rows, context)
+        if work.place.stream is not None:
+            work.marks = work.place.stream.begin()
+        work.start = perf_counter_ns() - work.place.base
         return work
 
     def end(self, work: Work, outcome: str = "done") -> None:
         """End a span; its outcome is `done` or `cancelled`."""
-        work.end = perf_counter_ns() - self._bases[work.device]
+        work.end = perf_counter_ns() - work.place.base
         work.outcome = outcome
-        self._ended(work)
+        if work.place.stream is None or work.marks is None:
+            self._ended(work)
+        else:
+            self._waiting.append((work, work.place.stream.finish(work.marks)))
 
     def add(
         self,
@@ -148,46 +142,57 @@ class Recorder:
         model: str | None = None,
         outcome: str = "done",
     ) -> Work:
-        """Record a `span` with times of `time.perf_counter_ns`, for example from another clock."""
-        if not self._bases:
+        """Record a `span` with times of `time.perf_counter_ns`, on its device's machine."""
+        if self._tracks is None:
             self.start(start)
-        place = self._tracks.place(kind, device, model)
-        work = Work(
-            self.end,
-            self._numbers.next(),
-            kind,
-            place,
-            self._step_of(kind),
-            self._known(sequence),
-            rows,
-            context,
-        )
-        self._claims.began(work)
-        work.start, work.end, work.outcome = (
-            start - self._bases[place[0]],
-            end - self._bases[place[0]],
-            outcome,
-        )
+        work = self._work(kind, device, model, sequence, rows, context)
+        work.start, work.end = start - work.place.base, end - work.place.base
+        work.outcome = outcome
         self._ended(work)
         return work
 
+    def _work(
+        self, kind: str, device: str | None, model: str | None, sequence: int, rows: int, context: int
+    ) -> Work:
+        if self._tracks is None:
+            self.start()
+        assert self._tracks is not None, "the recording has started"
+        place, step = self._tracks.place(kind, device, model), self._outputs.step if self._outputs else 0
+        if not -1 <= sequence < len(self._prompts):
+            self._check_sequence(sequence)
+        if step or kind != "prefill":
+            step += 1
+        work = Work(self.end, self._numbers.next(), place, step, sequence, rows, context)
+        if place.scores:
+            self._claims.began(work)
+        return work
+
     def _ended(self, work: Work) -> None:
+        assert self._tracks is not None, "the span has begun"
         self._tracks.ended(work)
-        self._claims.ended(work, self._size)
-        self._time = max(self._time, work.end)
+        if work.place.drafts:
+            self._claims.ended(work, len(self._prompts))
+        if work.end > self._time:
+            self._time = work.end
         self._lines.write(work.line)
 
-    def _step_of(self, kind: str) -> int:
-        step = self._outputs.step if self._outputs else 0
-        return 0 if kind == "prefill" and not step else step + 1
-
-    def _known(self, sequence: int) -> int:
-        if not -1 <= sequence < self._size:
+    def _check_sequence(self, sequence: int) -> None:
+        if not -1 <= sequence < len(self._prompts):
             raise UsageError(
-                f"sequence {shown(sequence)} has no prompt; give 0 to {self._size - 1}, or call "
-                "prompt() once for each sequence before the first span"
+                f"sequence {shown(sequence)} has no prompt; give 0 to {len(self._prompts) - 1}, or call prompt() "
+                "once for each sequence before the first span"
             )
-        return sequence
+
+    def _read_events(self, *, wait: bool = False) -> None:
+        """Record the spans whose events have passed, or all of them, in the order of their ends."""
+        while self._waiting and (wait or self._waiting[0][1].passed()):
+            work, marks = self._waiting.pop(0)
+            start, end = marks.times()
+            work.start, work.end = start - work.place.base, end - work.place.base
+            self._ended(work)
+        if not self._waiting:
+            for stream in self._streams.values():
+                stream.renew()
 
     def round(
         self,
@@ -230,10 +235,11 @@ class Recorder:
         """
         now = perf_counter_ns() if time is None else time
         with self._lock:
-            outputs, at = self._rounds(), now - self._begin
+            outputs = self._rounds(sequence)
+            at = now - self._begin
             choices = (texts, mode, draft, verify, reason)
             given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
-            self._emit(*outputs.round(self._known(sequence), at, given))
+            self._emit(*outputs.round(sequence, at, given))
             self._time = max(self._time, at)
 
     def discard(
@@ -255,20 +261,20 @@ class Recorder:
             draft: As of `round`.
         """
         with self._lock:
-            outputs = self._rounds()
-            now, known = perf_counter_ns() - self._begin, self._known(sequence)
-            self._emit(*outputs.discard(now, drafted, sequence=known, ahead=ahead, q=q, draft=draft))
+            outputs = self._rounds(sequence)
+            now = perf_counter_ns() - self._begin
+            self._emit(*outputs.discard(sequence, now, drafted, ahead, q, draft))
 
     def close(self, status: Status = "done", error: str = "") -> None:
         """End the recording; without it, a reader shows the run as incomplete."""
         with self._lock:
             if self._closed:
                 return
-            if not self._joined:
-                outputs = self._rounds()
-                texts, reasons = outputs.texts, outputs.reasons
-                self._emit(Footer(status, reasons, texts, self._time, error))
             self._closed = True
+            if self._texts is not None:
+                outputs = self._rounds(0)
+                self._read_events(wait=True)
+                self._emit(Footer(status, outputs.reasons, outputs.texts, self._time, error))
             self._lines.close()
 
     def __enter__(self) -> Recorder:
@@ -282,12 +288,14 @@ class Recorder:
         else:
             self.close("failed", one_line(f"{kind.__name__}: {error}"))
 
-    def _rounds(self) -> Outputs:
-        if self._joined:
+    def _rounds(self, sequence: int) -> Outputs:
+        if self._texts is None:
             raise UsageError(
                 "a process that joined a recording records spans only; send its drafts to the other"
             )
         self.start()
+        self._check_sequence(sequence)
+        self._read_events()
         assert self._outputs is not None, "the recording has started"
         return self._outputs
 
@@ -299,7 +307,7 @@ class Off:
     """A recording that is switched off: all calls do nothing."""
 
     def __init__(self) -> None:
-        self._work = Work(lambda *_: None, -1, "draft", ("", ""), 0, 0, -1, -1)
+        self._work = Work(lambda *_: None, -1, NOWHERE, 0, 0, -1, -1)
 
     def span(self, *_: object, **__: object) -> Work:
         return self._work

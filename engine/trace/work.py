@@ -8,10 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from threading import Lock
-from typing import get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from engine.errors import UsageError, shown
 from engine.trace.events import Device, SpanKind
+
+if TYPE_CHECKING:
+    from engine.trace.stream import Marks, Stream
 
 KINDS: tuple[str, ...] = get_args(SpanKind)
 ROLES = ("drafter", "target", "drafter+target")
@@ -34,22 +37,41 @@ class Numbers:
         return next(self._count) | (0 if process == self._owner else process << 30)
 
 
+class Place(NamedTuple):
+    """What all spans of one kind on one device share."""
+
+    kind: str
+    device: str
+    model: str
+    """The side, `drafter` or `target`."""
+    base: int
+    """The device's clock at the run's start."""
+    drafts: bool
+    scores: bool
+    text: str
+    """The part of the span's line."""
+    stream: Stream | None
+    """The CUDA stream whose events are the times; None for the host's clock."""
+
+
+NOWHERE = Place("", "", "", 0, drafts=False, scores=False, text="", stream=None)
+"""Of a recording that is switched off."""
+
+
 class Work:
     """A span that has begun. As a context manager it ends with its block.
 
-    `rows`, `context` and `sequence` may be set until it ends.
+    `rows` and `context` may be set until it ends.
     """
 
     __slots__ = (
+        "_finish",
         "context",
-        "device",
         "end",
-        "finish",
         "id",
-        "kind",
-        "mark",
-        "model",
+        "marks",
         "outcome",
+        "place",
         "rows",
         "sequence",
         "start",
@@ -60,35 +82,31 @@ class Work:
         self,
         finish: Callable[[Work, str], None],
         number: int,
-        kind: str,
-        place: tuple[str, str],
+        place: Place,
         step: int,
         sequence: int,
         rows: int,
         context: int,
     ) -> None:
-        self.finish, self.id = finish, number
-        self.kind, self.step, self.sequence = kind, step, sequence
-        self.device, self.model = place
-        self.rows, self.context = rows, context
+        self._finish, self.id, self.place, self.step = finish, number, place, step
+        self.sequence, self.rows, self.context = sequence, rows, context
         self.start = self.end = -1
         """Nanoseconds since the run's start; -1 until they are known."""
-        self.mark: object = None
+        self.marks: Marks | None = None
         self.outcome = "done"
 
     def __enter__(self) -> Work:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.finish(self, "done" if kind is None else "cancelled")
+        self._finish(self, "done" if kind is None else "cancelled")
 
     @property
     def line(self) -> bytes:
         """The span as a line of JSONL."""
         return (
-            f'{{"event":"span","id":{self.id},"device":{json.dumps(self.device)},"kind":"{self.kind}",'
-            f'"start":{self.start},"end":{self.end},"model":"{self.model}","step":{self.step},'
-            f'"sequence":{self.sequence},"rows":{self.rows},"context":{self.context},'
+            f'{{"event":"span","id":{self.id},{self.place.text},"start":{self.start},"end":{self.end},'
+            f'"step":{self.step},"sequence":{self.sequence},"rows":{self.rows},"context":{self.context},'
             f'"outcome":"{self.outcome}"}}\n'
         ).encode()
 
@@ -111,25 +129,33 @@ def _kind(name: str) -> str:
 
 
 class Tracks:
-    """The devices of a recording: what may run where, and that each does one thing at a time."""
+    """The devices of a recording: what may run where, and that each does one thing at a time.
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    Args:
+        devices: Those of the header.
+        bases: Each one's clock at the run's start.
+        streams: Those whose times are CUDA events.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], bases: Mapping[str, int], streams: Mapping[str, Stream]
+    ) -> None:
         self._roles = {device.name: device.role for device in devices}
-        self._known: dict[tuple[str, str | None, str | None], tuple[str, str]] = {}
+        self._bases, self._streams = bases, streams
+        self._places: dict[tuple[str, str | None, str | None], Place] = {}
         self._last: dict[str, Work] = {}
 
-    def place(self, kind: str, device: str | None, model: str | None) -> tuple[str, str]:
-        """Return (device, side) of a span.
+    def place(self, kind: str, device: str | None, model: str | None) -> Place:
+        """Return the place of a span; without `device`, the only device with a role for this kind.
 
-        Without `device`, it is the only one with a role for this kind. UsageError if there is none,
-        or several.
+        UsageError if there is none, or several.
         """
-        found = self._known.get((kind, device, model))
+        found = self._places.get((kind, device, model))
         if found is None:
-            found = self._known[kind, device, model] = self._place(kind, device, model)
+            found = self._places[kind, device, model] = self._place(kind, device, model)
         return found
 
-    def _place(self, kind: str, device: str | None, model: str | None) -> tuple[str, str]:
+    def _place(self, kind: str, device: str | None, model: str | None) -> Place:
         if kind not in KINDS:
             raise UsageError(f"the kind of a span is {shown(kind)}; give {', '.join(KINDS)}")
         if model is not None and model not in ROLES[:2]:
@@ -150,7 +176,9 @@ class Tracks:
             raise UsageError(
                 f"a {kind} is work of the {side}, but device {shown(device)} has the role {role}"
             )
-        return device, side
+        text = json.dumps({"device": device, "kind": kind, "model": side}, separators=(",", ":"))[1:-1]
+        kinds = kind in DRAFTS, kind in SCORES
+        return Place(kind, device, side, self._bases[device], *kinds, text, self._streams.get(device))
 
     @property
     def _names(self) -> str:
@@ -160,16 +188,17 @@ class Tracks:
         """Check a span's times; UsageError if it overlaps the span before it on its device."""
         if not 0 <= work.start <= work.end:
             raise UsageError(
-                f"a {work.kind} on {work.device} lasts from {work.start} to {work.end} ns since the recording's "
+                f"a {work.place.kind} on {work.place.device} lasts from {work.start} to {work.end} ns since the recording's "
                 "start; give times of time.perf_counter_ns(), the start first"
             )
-        last = self._last.get(work.device)
+        kind, device = work.place.kind, work.place.device
+        last = self._last.get(device)
         if last is not None and work.start < last.end:
             raise UsageError(
-                f"a {work.kind} on {work.device} starts at {work.start / 1e6:.3f} ms, but the {last.kind} there "
-                f"ends at {last.end / 1e6:.3f} ms; end it before, or give each stream a device of its own"
+                f"a {kind} on {device} starts at {work.start / 1e6:.3f} ms, but the {last.place.kind} there ends "
+                f"at {last.end / 1e6:.3f} ms; end it before, or give each stream a device of its own"
             )
-        self._last[work.device] = work
+        self._last[device] = work
 
 
 class Claims:
@@ -184,12 +213,11 @@ class Claims:
         self._void: dict[int, int] = {}
         """Sequence -> the last rejection: drafts that began before it continue a wrong text."""
 
-    def began(self, work: Work) -> None:
-        if work.kind in SCORES:
-            self._scoring[work.sequence] = work
+    def began(self, verification: Work) -> None:
+        self._scoring[verification.sequence] = verification
 
     def ended(self, work: Work, sequences: int) -> None:
-        if work.kind in DRAFTS and work.outcome == "done":
+        if work.outcome == "done":
             with self._lock:
                 for sequence in range(sequences) if work.sequence < 0 else (work.sequence,):
                     self._drafts[sequence].append(work)
