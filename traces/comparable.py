@@ -105,8 +105,9 @@ def batch_size(trace: Trace) -> int:
 
 
 def drafts(trace: Trace) -> bool:
-    """Return whether anything was drafted, by a model or otherwise; true of imported runs."""
-    if origin(trace.header) is not None:
+    """Return whether anything was drafted; true of the files of other engines."""
+    found = origin(trace.header)
+    if found is not None and not found.recorded:
         return True
     by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
     return by_model or any(r.drafted for r in trace.rounds)

@@ -170,7 +170,8 @@ def diff(first: Trace, second: Trace) -> Diff:
 
 
 def _not_comparable(first: Trace, second: Trace) -> list[str]:
-    if origin(first.header) or origin(second.header):
+    found = (origin(first.header), origin(second.header))
+    if any(one is not None and not one.recorded for one in found):
         return ["engine"]
     mine, theirs = conditions([first]), conditions([second])
     return differences(mine, theirs)

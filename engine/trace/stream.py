@@ -1,8 +1,8 @@
 """Times of a CUDA stream for a recording: events in place of the host's clock.
 
 A launch returns before the device has run it, so the host's clock would time the launches. An
-event on the stream is read once it has passed: recording makes no forward wait. Standard library only: the
-program that is recorded gives what makes an event.
+event on the stream is read once it has passed: recording makes no forward wait. Standard library
+only: the program that is recorded gives what makes an event.
 """
 
 from __future__ import annotations
