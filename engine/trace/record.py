@@ -81,7 +81,8 @@ def record(
         return cast("Recorder", Off())
     file = Path(path)
     if join:
-        return Recorder(Lines(file, replace=False), header_of(file))
+        header = header_of(file)
+        return Recorder(Lines(file, replace=False), header)
     if rule not in RULES:
         raise UsageError(f"rule is {shown(rule)}; give one of {', '.join(RULES[1:])}, or leave it out")
     header = Header(

@@ -235,8 +235,12 @@ class Recorder:
         """
         now = perf_counter_ns() if time is None else time
         with self._lock:
-            outputs = self._rounds(sequence)
+            outputs = self._rounds(sequence, now)
             at = now - self._begin
+            if at < 0:
+                raise UsageError(
+                    f"a round is {-at} ns before the recording's start; give a time of time.perf_counter_ns()"
+                )
             choices = (texts, mode, draft, verify, reason)
             given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
             self._emit(*outputs.round(sequence, at, given))
@@ -261,8 +265,9 @@ class Recorder:
             draft: As of `round`.
         """
         with self._lock:
-            outputs = self._rounds(sequence)
-            now = perf_counter_ns() - self._begin
+            now = perf_counter_ns()
+            outputs = self._rounds(sequence, now)
+            now -= self._begin
             self._emit(*outputs.discard(sequence, now, drafted, ahead, q, draft))
 
     def close(self, status: Status = "done", error: str = "") -> None:
@@ -272,7 +277,7 @@ class Recorder:
                 return
             self._closed = True
             if self._texts is not None:
-                outputs = self._rounds(0)
+                outputs = self._rounds(0, perf_counter_ns())
                 self._read_events(wait=True)
                 self._emit(Footer(status, outputs.reasons, outputs.texts, self._time, error))
             self._lines.close()
@@ -288,12 +293,12 @@ class Recorder:
         else:
             self.close("failed", one_line(f"{kind.__name__}: {error}"))
 
-    def _rounds(self, sequence: int) -> Outputs:
+    def _rounds(self, sequence: int, now: int) -> Outputs:
         if self._texts is None:
             raise UsageError(
                 "a process that joined a recording records spans only; send its drafts to the other"
             )
-        self.start()
+        self.start(now)
         self._check_sequence(sequence)
         self._read_events()
         assert self._outputs is not None, "the recording has started"
