@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, get_args
@@ -20,6 +20,8 @@ KINDS: tuple[str, ...] = get_args(SpanKind)
 ROLES = ("drafter", "target", "drafter+target")
 DRAFTS = frozenset({"draft", "glue", "branch"})
 SCORES = frozenset({"verify", "pre-verify"})
+MOST_DRAFTS = 4096
+"""Spans of a sequence that wait for the round of their tokens; older ones are forgotten."""
 _SIDES = dict.fromkeys(DRAFTS, "drafter") | dict.fromkeys(SCORES, "target")
 
 
@@ -201,12 +203,16 @@ class Tracks:
         self._last[device] = work
 
 
+def _latest(spans: Iterable[Work] = ()) -> deque[Work]:
+    return deque(spans, MOST_DRAFTS)
+
+
 class Claims:
     """Which spans drafted the tokens of a round, and which one verified them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._drafts: defaultdict[int, list[Work]] = defaultdict(list)
+        self._drafts: defaultdict[int, deque[Work]] = defaultdict(_latest)
         """Ended drafting spans by sequence that no round has claimed."""
         self._scoring: dict[int, Work] = {}
         self._claimed: dict[int, Work] = {}
@@ -234,7 +240,7 @@ class Claims:
     def forget(self, sequence: int, ids: Sequence[int]) -> None:
         """Take spans that a round names itself."""
         with self._lock:
-            self._drafts[sequence] = [w for w in self._drafts[sequence] if w.id not in ids]
+            self._drafts[sequence] = _latest(w for w in self._drafts[sequence] if w.id not in ids)
 
     def drafting(self, sequence: int, levels: Sequence[int], before: int) -> list[int]:
         """Return the span id of each drafted token, and forget the spans; -1 for an unknown one.
@@ -245,8 +251,9 @@ class Claims:
         """
         void = self._void.get(sequence, -1)
         with self._lock:
-            ready = [w for w in self._drafts[sequence] if void <= w.start and w.end <= before]
-            self._drafts[sequence] = [w for w in self._drafts[sequence] if void <= w.start and w.end > before]
+            fit = [work for work in self._drafts[sequence] if work.start >= void]
+            self._drafts[sequence] = _latest(work for work in fit if work.end > before)
+        ready = [work for work in fit if work.end <= before]
         ids, depth = [work.id for work in ready], max(levels, default=-1) + 1
         if not ids:
             return [-1] * len(levels)
