@@ -100,6 +100,12 @@ def origin(header: Header) -> Imported | None:
     return Imported(source, facts, _counts(counts) if isinstance(counts, dict) else None)
 
 
+def is_foreign(header: Header) -> bool:
+    """Return whether the run is of another engine, so that its speed is compared with no run's."""
+    found = origin(header)
+    return found is not None and not found.recorded
+
+
 def is_timed(header: Header) -> bool:
     found = origin(header)
     return found is None or found.timed

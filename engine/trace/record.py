@@ -109,11 +109,14 @@ def record(
 
 def _environment() -> dict[str, Any]:
     """Return the machine, and the versions of the packages that the program has imported."""
-    facts = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "system": platform.system(),
         "processor": processor(),
         "cores": os.cpu_count() or 1,
     }
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
     return facts | {name: str(version) for name, version in versions.items() if version}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -23,7 +24,7 @@ DEVICES = {"d": "drafter", "t": "target"}
 
 @pytest.fixture
 def record(tmp_path):
-    """Record rounds on a virtual clock: (accepted of three drafts) for each, or None for a plain one.
+    """Record rounds on a made-up clock: how many of three drafts each accepted, None for no draft.
 
     Options leave facts out; the trace is read from the file.
     """
@@ -126,6 +127,11 @@ def test_a_recorded_plain_loop_is_the_baseline_of_recorded_loops(record):
     assert [c.baseline for c in comparisons([[fast], [plain]])] == [1, 1]
     other = record(2, 3, ids=(7,))
     assert comparisons([[other], [plain]])[0].reason == "different prompt"
+    by_text = [record(None, ids=()), record(None, ids=())]
+    assert [c.baseline for c in comparisons([[run] for run in by_text])] == [0, 0]
+    for run in by_text:
+        run.header = replace(run.header, prompts=("",))
+    assert [c.baseline for c in comparisons([[run] for run in by_text])] == [0, 1]
     assert view_model([plain])["runs"][0]["note"] == (
         "no drafts in this run: every round was a plain target forward"
     )

@@ -117,7 +117,7 @@ def _own(content: bytes, path: str | Path) -> Trace:
 
 
 def _without_cut_line(content: bytes) -> bytes:
-    """Return a file without a last line that was not written to its end, as the writer was killed."""
+    """Return a file without a last line that its writer did not finish, as it was killed."""
     whole, _, last = content.rpartition(b"\n")
     if not whole or not last.strip() or b'{"event":"footer"' in whole:
         return content
