@@ -14,6 +14,7 @@ import engine  # 1
 from engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
+torch.set_num_threads(1)
 PROMPT = "How can I sleep better at night?"
 
 

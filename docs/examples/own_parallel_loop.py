@@ -15,6 +15,7 @@ import engine  # 1
 from engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
+torch.set_num_threads(1)  # a core for each model
 PROMPT = "How can I sleep better at night?"
 DEVICES = {"drafter": "drafter", "target": "target"}
 
@@ -34,8 +35,9 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
     chat = [{"role": "user", "content": prompt}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
-    recording = engine.record(path, method="my parallel loop", devices=DEVICES, decode=tokenizer.decode)  # 2
-    with recording as rec, ThreadPoolExecutor(1) as thread:  # 3
+    settings = {"method": "my parallel loop", "devices": DEVICES, "decode": tokenizer.decode}
+    with engine.record(path, **settings) as rec, ThreadPoolExecutor(1) as thread:  # 2
+        rec.prompt(prompt, ids=ids[0])  # 3
         ahead = draft(drafter, ids, gamma, rec)
         while ids.shape[1] < start + new_tokens:
             judged, ahead = ahead, thread.submit(draft, drafter, ahead, gamma, rec)

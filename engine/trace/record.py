@@ -32,7 +32,7 @@ from engine.trace.texts import Texts
 from engine.trace.work import devices_of
 
 RUNTIME = "own code"
-BOTH = {"device": "drafter+target"}
+BOTH = {"drafter+target": "drafter+target"}
 RULES = ("", "ratio", "match", "typical")
 PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
 
