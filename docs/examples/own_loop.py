@@ -14,7 +14,6 @@ import engine  # 1
 from engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
-torch.set_num_threads(1)
 PROMPT = "How can I sleep better at night?"
 
 
@@ -25,7 +24,9 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
     chat = [{"role": "user", "content": prompt}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
-    with engine.record(path, method="my loop", decode=tokenizer.decode, sampling={"temperature": 0}) as rec:  # 2
+    with engine.record(
+        path, method="my loop", decode=tokenizer.decode, sampling={"temperature": 0}
+    ) as rec:  # 2
         rec.prompt(prompt, ids=ids[0])  # 3
         while ids.shape[1] < start + new_tokens:
             draft, q = ids, []
@@ -44,4 +45,5 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     generate(*sys.argv[1:] or ["own_loop.jsonl"])

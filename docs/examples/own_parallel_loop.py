@@ -15,7 +15,6 @@ import engine  # 1
 from engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
-torch.set_num_threads(1)  # a core for each model
 PROMPT = "How can I sleep better at night?"
 DEVICES = {"drafter": "drafter", "target": "target"}
 
@@ -54,4 +53,5 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # a core for each model
     generate(*sys.argv[1:] or ["own_parallel_loop.jsonl"])
