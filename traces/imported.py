@@ -73,7 +73,10 @@ class Imported:
 
     @property
     def figures(self) -> frozenset[str]:
-        return frozenset(key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
+        """The figures that are unknown; a recorder does not see the cells of attention."""
+        never = {"attention_cells"} if self.recorded else set[str]()
+        lacking = (key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
+        return frozenset((*lacking, *never))
 
     @property
     def sentence(self) -> str:

@@ -122,6 +122,23 @@ def test_drafts_of_unknown_spans_are_not_called_wasted(record, tmp_path):
     assert list(chain.from_iterable(t["spans"]["fate"] for t in run["tracks"])) == ["unknown", "kept"]
 
 
+def test_a_batch_has_no_padding_that_nobody_recorded(tmp_path):
+    path = tmp_path / "batch.jsonl"
+    with engine.record(path, devices=DEVICES) as rec:
+        rec.prompt(ids=[1])
+        rec.prompt(ids=[2])
+        rec.start(0)
+        rec.add("verify", 0, MS, "t", rows=4, context=2, sequence=-1)
+        for sequence in range(2):
+            rec.round([3], 1, [3, 4], sequence=sequence, time=MS)
+    (trace,) = read_traces(path).traces
+    (run,) = view_model([trace])["runs"]
+    assert run["batch"] == 2
+    assert run["packings"] == []
+    assert run["figures"]["attention_cells"] == "unknown"
+    assert run["figures"]["padding_ratio"] == "0 %"
+
+
 def test_a_recorded_plain_loop_is_the_baseline_of_recorded_loops(record):
     plain, fast = record(None, None, None), record(2, 3)
     assert [c.baseline for c in comparisons([[fast], [plain]])] == [1, 1]

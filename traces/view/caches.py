@@ -249,6 +249,9 @@ class PackingView(TypedDict):
 
 
 def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
+    """Return the batches whose padding the trace determines; none of another engine or program."""
+    if origin(trace.header) is not None:
+        return []
     clock, times = decoding_clock(trace), {r.step: r.time for r in trace.rounds}
     return [
         {"step": step, "span": span, "t": clock(times[step]), "shares": shares}
