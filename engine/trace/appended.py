@@ -26,6 +26,8 @@ class Lines:
             ) from None
 
     def write(self, lines: bytes) -> None:
+        if self._file < 0:
+            raise UsageError(f"the recording {self.path} is closed; end all work before close()")
         try:
             written = os.write(self._file, lines)
         except OSError as error:
@@ -48,6 +50,7 @@ def header_of(path: Path) -> Header:
         raise UsageError(
             f"cannot join the recording {path}: {error}; call start() in the process that opened it first"
         ) from None
-    if not isinstance(event, Header) or "start_ns" not in event.environment.get("recorded", {}):
+    entry = event.environment.get("recorded") if isinstance(event, Header) else None
+    if not isinstance(event, Header) or not isinstance(entry, dict) or "start_ns" not in entry:
         raise UsageError(f"cannot join {path}: it is no recording; give the file of engine.record()")
     return event

@@ -123,8 +123,8 @@ class Outputs:
         output = self._outputs[sequence]
         if output.ended:
             raise UsageError(
-                f"sequence {sequence} has a round after its end at token {output.length}; a round that emits "
-                "fewer tokens than it accepts, or has a reason, is the last one"
+                f"sequence {sequence} has a round after its end at token {output.length}; a round with a "
+                "reason, with fewer tokens than it accepts, or with a rejection and no own token is the last one"
             )
         if isinstance(verify, int):
             return Place(self.step + 1, sequence, output.length, time, verify), None
@@ -176,8 +176,8 @@ class Outputs:
         if at.step:
             output.steps.add(at.step)
         self.step = max(self.step, at.step)
-        if what.origin == "corrected":
-            self._claims.reject(at.sequence, at.time)
+        if what.own:
+            self._claims.restart(at.sequence, at.time)
 
 
 def _check_choices(at: Place, mode: str, reason: str) -> None:

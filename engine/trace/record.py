@@ -26,10 +26,10 @@ from engine.environment import processor
 from engine.errors import UsageError, shown
 from engine.trace.appended import Lines, header_of
 from engine.trace.events import Header
-from engine.trace.recorder import RECORDED, Off, Recorder
+from engine.trace.recorder import RECORDED, Recorder
 from engine.trace.stream import Stream
 from engine.trace.texts import Texts
-from engine.trace.work import devices_of
+from engine.trace.work import NO_TRACK, Work, devices_of
 
 RUNTIME = "own code"
 BOTH = {"drafter+target": "drafter+target"}
@@ -65,7 +65,8 @@ def record(
         decode: Token ids -> text, as a tokenizer has it.
         sampling: temperature, top_k, top_p, seed.
         config: The method's settings, as they are to be shown.
-        rule: The rule of acceptance: `ratio`, `match`, `typical`; empty if it is another one.
+        rule: The rule of acceptance: `ratio`, `match`, `typical`; at temperature 0 all are `match`.
+            Empty if it is another one.
         lossless: Whether the output has the target's distribution.
         clocks: Of a device on another machine `node`, `offset_ns` and `uncertainty_ns`, see
             docs/traces.md; the offset is subtracted from the times of its spans.
@@ -82,7 +83,7 @@ def record(
     file = Path(path)
     if join:
         header = header_of(file)
-        return Recorder(Lines(file, replace=False), header)
+        return Recorder(Lines(file, replace=False), header, streams=_streams(header, events))
     if rule not in RULES:
         raise UsageError(f"rule is {shown(rule)}; give one of {', '.join(RULES[1:])}, or leave it out")
     header = Header(
@@ -103,8 +104,13 @@ def record(
         environment=_environment() | ({"clocks": {n: dict(c) for n, c in clocks.items()}} if clocks else {}),
         lossless=lossless and rule != "typical",
     )
-    streams = {d.name: Stream(events) for d in header.devices if events and d.kind == "cuda"}
-    return Recorder(Lines(file, replace=True), header, Texts(decode), rule, streams)
+    if (sampling or {}).get("temperature") == 0:
+        rule = rule or "match"
+    return Recorder(Lines(file, replace=True), header, Texts(decode), rule, _streams(header, events))
+
+
+def _streams(header: Header, events: Callable[[], Any] | None) -> dict[str, Stream]:
+    return {d.name: Stream(events) for d in header.devices if events and d.kind == "cuda"}
 
 
 def _environment() -> dict[str, Any]:
@@ -120,3 +126,29 @@ def _environment() -> dict[str, Any]:
         facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
     return facts | {name: str(version) for name, version in versions.items() if version}
+
+
+class Off:
+    """A recording that is switched off: all calls do nothing."""
+
+    def __init__(self) -> None:
+        self._work = Work(lambda *_: None, -1, NO_TRACK, 0, 0, -1, -1)
+
+    def span(self, *_: object, **__: object) -> Work:
+        return self._work
+
+    add = span
+
+    def prompt(self, *_: object, **__: object) -> int:
+        return 0
+
+    def start(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    end = round = discard = close = start
+
+    def __enter__(self) -> Off:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""

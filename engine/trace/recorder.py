@@ -12,17 +12,19 @@ from engine.trace.events import Event, Footer, Header, Status
 from engine.trace.jsonl import check_types, to_json
 from engine.trace.outputs import Given, Outputs, Spans
 from engine.trace.rounds import ids_of
-from engine.trace.work import NOWHERE, Claims, Numbers, Tracks, Work
+from engine.trace.stream import Pending
+from engine.trace.work import Claims, Devices, Numbers, Work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from engine.trace.appended import Lines
-    from engine.trace.stream import Marks, Stream
+    from engine.trace.stream import Stream
     from engine.trace.texts import Texts
 
 RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
+OUTCOMES = ("done", "cancelled")
 
 
 class Recorder:
@@ -41,27 +43,27 @@ class Recorder:
     ) -> None:
         """Begin a recording; without `texts`, join the one that this header is of."""
         self._lines, self._header = lines, header
-        self._texts, self._rule, self._streams = texts, rule, streams or {}
+        self._texts, self._rule = texts, rule
         self._claims, self._lock = Claims(), RLock()
         self._numbers = Numbers(joined=texts is None)
         self._prompts = list(zip(header.prompts, header.prompt_ids, strict=True))
-        self._tracks: Tracks | None = None
+        self._devices: Devices | None = None
         """None before the header is written."""
         self._outputs: Outputs | None = None
         self._begin = 0
         """The `perf_counter_ns` of the run's start."""
         self._time = 0
         """The end of the last work."""
-        self._waiting: list[tuple[Work, Marks]] = []
-        """Ended spans whose events may not have passed."""
+        self._pending = Pending(streams or {})
         self._closed = False
         if texts is None:
+            self._pending.align()
             self._run(header)
 
     def prompt(self, text: str = "", ids: Any = ()) -> int:
         """Name the prompt of the next sequence, before the first span; return its number."""
         with self._lock:
-            if self._tracks or self._texts is None:
+            if self._devices or self._texts is None:
                 raise UsageError(
                     f"prompt {len(self._prompts) + 1} was given after the first span; give all prompts before, "
                     "or record each request in a file of its own"
@@ -73,9 +75,9 @@ class Recorder:
     def start(self, time: int | None = None) -> None:
         """Write the header; `time` is then 0. The first span does so, too."""
         with self._lock:
-            if self._tracks:
+            if self._devices:
                 return
-            errors = {name: {"uncertainty_ns": stream.align()} for name, stream in self._streams.items()}
+            errors = self._pending.align()
             begin = perf_counter_ns() if time is None else time
             self._prompts = self._prompts or [("", ())]
             texts, ids = zip(*self._prompts, strict=True)
@@ -83,7 +85,10 @@ class Recorder:
             if errors:
                 facts["clocks"] = errors | facts.get("clocks", {})
             header = replace(self._header, prompts=texts, prompt_ids=ids, environment=facts)
-            check_types([header])
+            try:
+                check_types([header])
+            except ValueError as error:
+                raise UsageError(f"{error}; give plain values: texts, numbers, lists") from None
             self._emit(header)
             self._run(header)
 
@@ -92,7 +97,7 @@ class Recorder:
         if self._texts is not None:
             self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
         bases = {d.name: begin + clocks.get(d.name, {}).get("offset_ns", 0) for d in header.devices}
-        self._begin, self._tracks = begin, Tracks(header.devices, bases, self._streams)
+        self._begin, self._devices = begin, Devices(header.devices, bases, self._pending.streams)
 
     def span(
         self,
@@ -115,19 +120,21 @@ class Recorder:
             model: `drafter` or `target`, where neither kind nor device says it.
         """
         work = self._work(kind, device, model, sequence, rows, context)
-        if work.place.stream is not None:
-            work.marks = work.place.stream.begin()
-        work.start = perf_counter_ns() - work.place.base
+        if work.track.stream is not None:
+            work.marks = work.track.stream.begin()
+        work.start = perf_counter_ns() - work.track.base
         return work
 
     def end(self, work: Work, outcome: str = "done") -> None:
         """End a span; its outcome is `done` or `cancelled`."""
-        work.end = perf_counter_ns() - work.place.base
+        work.end = perf_counter_ns() - work.track.base
         work.outcome = outcome
-        if work.place.stream is None or work.marks is None:
+        if work.track.stream is None or work.marks is None:
             self._ended(work)
         else:
-            self._waiting.append((work, work.place.stream.finish(work.marks)))
+            self._pending.add(work, work.track.stream.finish(work.marks))
+            with self._lock:
+                self._read_events()
 
     def add(
         self,
@@ -143,10 +150,10 @@ class Recorder:
         outcome: str = "done",
     ) -> Work:
         """Record a `span` with times of `time.perf_counter_ns`, on its device's machine."""
-        if self._tracks is None:
+        if self._devices is None:
             self.start(start)
         work = self._work(kind, device, model, sequence, rows, context)
-        work.start, work.end = start - work.place.base, end - work.place.base
+        work.start, work.end = start - work.track.base, end - work.track.base
         work.outcome = outcome
         self._ended(work)
         return work
@@ -154,27 +161,36 @@ class Recorder:
     def _work(
         self, kind: str, device: str | None, model: str | None, sequence: int, rows: int, context: int
     ) -> Work:
-        if self._tracks is None:
+        if self._devices is None:
             self.start()
-        assert self._tracks is not None, "the recording has started"
-        place, step = self._tracks.place(kind, device, model), self._outputs.step if self._outputs else 0
+        assert self._devices is not None, "the recording has started"
+        track, step = self._devices.track(kind, device, model), self._outputs.step if self._outputs else 0
         if not -1 <= sequence < len(self._prompts):
             self._check_sequence(sequence)
         if step or kind != "prefill":
             step += 1
-        work = Work(self.end, self._numbers.next(), place, step, sequence, rows, context)
-        if place.scores:
+        work = Work(self.end, self._numbers.next(), track, step, sequence, rows, context)
+        if track.scores:
             self._claims.began(work)
         return work
 
     def _ended(self, work: Work) -> None:
-        assert self._tracks is not None, "the span has begun"
-        self._tracks.ended(work)
-        if work.place.drafts:
+        assert self._devices is not None, "the span has begun"
+        try:
+            line = work.line
+        except (ValueError, TypeError):
+            numbers = (work.start, work.end, work.rows, work.context)
+            raise UsageError(
+                f"start, end, rows and context of a {work.track.kind} are {shown(numbers)}; give whole numbers"
+            ) from None
+        if work.outcome not in OUTCOMES:
+            raise UsageError(f"the outcome of a span is {shown(work.outcome)}; give {' or '.join(OUTCOMES)}")
+        self._devices.ended(work)
+        if work.track.drafts:
             self._claims.ended(work, len(self._prompts))
         if work.end > self._time:
             self._time = work.end
-        self._lines.write(work.line)
+        self._lines.write(line)
 
     def _check_sequence(self, sequence: int) -> None:
         if not -1 <= sequence < len(self._prompts):
@@ -184,15 +200,9 @@ class Recorder:
             )
 
     def _read_events(self, *, wait: bool = False) -> None:
-        """Record the spans whose events have passed, or all of them, in the order of their ends."""
-        while self._waiting and (wait or self._waiting[0][1].passed()):
-            work, marks = self._waiting.pop(0)
-            start, end = marks.times()
-            work.start, work.end = start - work.place.base, end - work.place.base
+        """Record the spans whose events have passed, or all of them."""
+        for work in self._pending.passed(wait=wait):
             self._ended(work)
-        if not self._waiting:
-            for stream in self._streams.values():
-                stream.renew()
 
     def round(
         self,
@@ -267,8 +277,7 @@ class Recorder:
         with self._lock:
             now = perf_counter_ns()
             outputs = self._rounds(sequence, now)
-            now -= self._begin
-            self._emit(*outputs.discard(sequence, now, drafted, ahead, q, draft))
+            self._emit(*outputs.discard(sequence, now - self._begin, drafted, ahead, q, draft))
 
     def close(self, status: Status = "done", error: str = "") -> None:
         """End the recording; without it, a reader shows the run as incomplete."""
@@ -276,9 +285,9 @@ class Recorder:
             if self._closed:
                 return
             self._closed = True
+            self._read_events(wait=True)
             if self._texts is not None:
                 outputs = self._rounds(0, perf_counter_ns())
-                self._read_events(wait=True)
                 self._emit(Footer(status, outputs.reasons, outputs.texts, self._time, error))
             self._lines.close()
 
@@ -306,29 +315,3 @@ class Recorder:
 
     def _emit(self, *events: Event) -> None:
         self._lines.write("".join(f"{to_json(event)}\n" for event in events).encode())
-
-
-class Off:
-    """A recording that is switched off: all calls do nothing."""
-
-    def __init__(self) -> None:
-        self._work = Work(lambda *_: None, -1, NOWHERE, 0, 0, -1, -1)
-
-    def span(self, *_: object, **__: object) -> Work:
-        return self._work
-
-    add = span
-
-    def prompt(self, *_: object, **__: object) -> int:
-        return 0
-
-    def start(self, *_: object, **__: object) -> None:
-        """Do nothing."""
-
-    end = round = discard = close = start
-
-    def __enter__(self) -> Off:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""

@@ -64,6 +64,16 @@ class Judging(NamedTuple):
         """Why the target drew its own token."""
         return "plain" if not self.drafted else "corrected" if self.tested else "bonus"
 
+    def outcome(self, node: int) -> str:
+        """Return whether a drafted token is accepted, rejected or discarded.
+
+        The children of an accepted token are tested in order, until one is accepted.
+        """
+        if node in self.path:
+            return "accepted"
+        chosen = next((i for i in self.path if self.parents[i] == self.parents[node]), -1)
+        return "rejected" if node < chosen or (self.own and node in self.tested) else "discarded"
+
     @property
     def cut(self) -> bool:
         """Whether the output ended within the round."""
@@ -153,6 +163,15 @@ def _path(name: str, tokens: list[int], parents: list[int], accepted: Any, outpu
     return path[1:]
 
 
+class Known(NamedTuple):
+    """What is known of one token."""
+
+    p: float | None
+    q: float | None
+    top_p: Top
+    top_q: Top
+
+
 class Extras(NamedTuple):
     """What is known of each drafted token in order, and then of the target's own; may be empty."""
 
@@ -165,6 +184,11 @@ class Extras(NamedTuple):
     def ids(self) -> list[int]:
         """The ids of the most probable tokens."""
         return [token for top in (*self.top_p, *self.top_q) for token, _ in top]
+
+    def of(self, place: int) -> Known:
+        """Return what is known of one token; the target's own is at the last place."""
+        p, q = _item(self.p, place, None), _item(self.q, place, None)
+        return Known(p, q, _item(self.top_p, place, ()), _item(self.top_q, place, ()))
 
 
 def extras_of(name: str, size: int, p: Any, q: Any, top_p: Any, top_q: Any) -> Extras:
@@ -213,39 +237,22 @@ def decisions_of(
 ) -> list[Decision]:
     """Return the decision on each drafted token, then the one on the target's own token.
 
-    The children of an accepted token are tested in order, until one is accepted. `spans` are the
-    ids of the spans that drafted the tokens, `rule` is empty if unknown.
+    `spans` are the ids of the spans that drafted the tokens; `rule` is empty if unknown.
     """
     size, last = len(judging.drafted), judging.path[-1] if judging.path else -1
-    chosen, levels, rows = (
-        dict(zip([-1, *judging.path], judging.path, strict=False)),
-        judging.levels,
-        list[Decision](),
-    )
+    levels, rows = judging.levels, list[Decision]()
     for node, (token, parent) in enumerate(zip(judging.drafted, judging.parents, strict=True)):
-        outcome = "discarded"
-        if chosen.get(parent) == node:
-            outcome = "accepted"
-        elif node < chosen.get(parent, -1) or (parent == last and judging.own):
-            outcome = "rejected"
+        outcome, known = judging.outcome(node), extras.of(node)
+        tested = (rule, outcome, spans[node], at.verify)
+        if outcome == "discarded":
+            tested = ("", outcome, spans[node], -1)
         where = (at.step, at.sequence, node, parent, at.start + levels[node], token)
-        tested = (
-            (rule, outcome, spans[node], at.verify)
-            if outcome != "discarded"
-            else ("", outcome, spans[node], -1)
-        )
-        top_p, top_q = _item(extras.top_p, node, ()), _item(extras.top_q, node, ())
-        rows.append(
-            Decision(
-                *where, _item(extras.p, node, None), _item(extras.q, node, None), None, *tested, top_p, top_q
-            )
-        )
+        rows.append(Decision(*where, known.p, known.q, None, *tested, known.top_p, known.top_q))
     if judging.own:
-        where = (at.step, at.sequence, -1, last, at.start + len(judging.path), judging.emitted[-1])
+        known, position = extras.of(size), at.start + len(judging.path)
+        where = (at.step, at.sequence, -1, last, position, judging.emitted[-1])
         own = (rule if judging.tested else rule and "target", judging.origin, -1, at.verify)
-        rows.append(
-            Decision(*where, _item(extras.p, size, None), None, None, *own, _item(extras.top_p, size, ()))
-        )
+        rows.append(Decision(*where, known.p, None, None, *own, known.top_p))
     return rows
 
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"
+_LONGEST, _KEPT = 16, 4
+"""Tokens that are decoded together, and those kept when they are more."""
+
+
+class _Window:
+    """The last tokens of a sequence, and their text."""
+
+    def __init__(self, ids: list[int], text: str) -> None:
+        self.ids, self.text = ids, text
 
 
 class Texts:
@@ -12,8 +21,7 @@ class Texts:
 
     def __init__(self, decode: Callable[[list[int]], str] | None) -> None:
         self._decode = decode
-        self._windows: dict[int, tuple[list[int], int]] = {}
-        """Sequence -> ids to decode together, and how many of them are output."""
+        self._windows: dict[int, _Window] = {}
 
     def all(self, tokens: Sequence[int]) -> str:
         return self._decode([*tokens]) if self._decode and tokens else ""
@@ -24,18 +32,20 @@ class Texts:
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
         """Set the tokens before the output: a space between words may depend on them."""
-        last = list(prompt[-4:])
-        self._windows[sequence] = last, len(last)
+        last = list(prompt[-_KEPT:])
+        self._windows[sequence] = _Window(last, self.all(last))
 
     def added(self, sequence: int, token: int) -> str:
         """Return the text that a token adds; empty while a character is incomplete."""
         if self._decode is None:
             return ""
-        window, done = self._windows.get(sequence, ([], 0))
-        before, window = self._decode(window[:done]), [*window, token]
-        text = self._decode(window)
+        window = self._windows[sequence]
+        window.ids.append(token)
+        text = self._decode(window.ids)
         if text.endswith(_INCOMPLETE):
-            self._windows[sequence] = window, done
             return ""
-        self._windows[sequence] = window[-4:], min(4, len(window))
-        return text[len(before) :]
+        added, window.text = text[len(window.text) :], text
+        if len(window.ids) > _LONGEST:
+            del window.ids[:-_KEPT]
+            window.text = self._decode(window.ids)
+        return added

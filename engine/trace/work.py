@@ -39,7 +39,7 @@ class Numbers:
         return next(self._count) | (0 if process == self._owner else process << 30)
 
 
-class Place(NamedTuple):
+class Track(NamedTuple):
     """What all spans of one kind on one device share."""
 
     kind: str
@@ -56,7 +56,7 @@ class Place(NamedTuple):
     """The CUDA stream whose events are the times; None for the host's clock."""
 
 
-NOWHERE = Place("", "", "", 0, drafts=False, scores=False, text="", stream=None)
+NO_TRACK = Track("", "", "", 0, drafts=False, scores=False, text="", stream=None)
 """Of a recording that is switched off."""
 
 
@@ -73,24 +73,24 @@ class Work:
         "id",
         "marks",
         "outcome",
-        "place",
         "rows",
         "sequence",
         "start",
         "step",
+        "track",
     )
 
     def __init__(
         self,
         finish: Callable[[Work, str], None],
         number: int,
-        place: Place,
+        track: Track,
         step: int,
         sequence: int,
         rows: int,
         context: int,
     ) -> None:
-        self._finish, self.id, self.place, self.step = finish, number, place, step
+        self._finish, self.id, self.track, self.step = finish, number, track, step
         self.sequence, self.rows, self.context = sequence, rows, context
         self.start = self.end = -1
         """Nanoseconds since the run's start; -1 until they are known."""
@@ -105,11 +105,11 @@ class Work:
 
     @property
     def line(self) -> bytes:
-        """The span as a line of JSONL."""
+        """The span as a line of JSONL; ValueError or TypeError if a number is not whole."""
         return (
-            f'{{"event":"span","id":{self.id},{self.place.text},"start":{self.start},"end":{self.end},'
-            f'"step":{self.step},"sequence":{self.sequence},"rows":{self.rows},"context":{self.context},'
-            f'"outcome":"{self.outcome}"}}\n'
+            f'{{"event":"span","id":{self.id},{self.track.text},"start":{self.start:d},"end":{self.end:d},'
+            f'"step":{self.step},"sequence":{self.sequence:d},"rows":{self.rows:d},'
+            f'"context":{self.context:d},"outcome":"{self.outcome}"}}\n'
         ).encode()
 
 
@@ -130,7 +130,7 @@ def _kind(name: str) -> str:
     return "cuda" if name.startswith(("cuda", "gpu")) else "cpu"
 
 
-class Tracks:
+class Devices:
     """The devices of a recording: what may run where, and that each does one thing at a time.
 
     Args:
@@ -144,20 +144,20 @@ class Tracks:
     ) -> None:
         self._roles = {device.name: device.role for device in devices}
         self._bases, self._streams = bases, streams
-        self._places: dict[tuple[str, str | None, str | None], Place] = {}
+        self._tracks: dict[tuple[str, str | None, str | None], Track] = {}
         self._last: dict[str, Work] = {}
 
-    def place(self, kind: str, device: str | None, model: str | None) -> Place:
-        """Return the place of a span; without `device`, the only device with a role for this kind.
+    def track(self, kind: str, device: str | None, model: str | None) -> Track:
+        """Return the track of a span; without `device`, the only device with a role for this kind.
 
         UsageError if there is none, or several.
         """
-        found = self._places.get((kind, device, model))
+        found = self._tracks.get((kind, device, model))
         if found is None:
-            found = self._places[kind, device, model] = self._place(kind, device, model)
+            found = self._tracks[kind, device, model] = self._track(kind, device, model)
         return found
 
-    def _place(self, kind: str, device: str | None, model: str | None) -> Place:
+    def _track(self, kind: str, device: str | None, model: str | None) -> Track:
         if kind not in KINDS:
             raise UsageError(f"the kind of a span is {shown(kind)}; give {', '.join(KINDS)}")
         if model is not None and model not in ROLES[:2]:
@@ -180,7 +180,7 @@ class Tracks:
             )
         text = json.dumps({"device": device, "kind": kind, "model": side}, separators=(",", ":"))[1:-1]
         kinds = kind in DRAFTS, kind in SCORES
-        return Place(kind, device, side, self._bases[device], *kinds, text, self._streams.get(device))
+        return Track(kind, device, side, self._bases[device], *kinds, text, self._streams.get(device))
 
     @property
     def _names(self) -> str:
@@ -188,16 +188,16 @@ class Tracks:
 
     def ended(self, work: Work) -> None:
         """Check a span's times; UsageError if it overlaps the span before it on its device."""
+        kind, device = work.track.kind, work.track.device
         if not 0 <= work.start <= work.end:
             raise UsageError(
-                f"a {work.place.kind} on {work.place.device} lasts from {work.start} to {work.end} ns since the recording's "
-                "start; give times of time.perf_counter_ns(), the start first"
+                f"a {kind} on {device} lasts from {work.start} to {work.end} ns since the recording's start; "
+                "give times of time.perf_counter_ns(), the start first"
             )
-        kind, device = work.place.kind, work.place.device
         last = self._last.get(device)
         if last is not None and work.start < last.end:
             raise UsageError(
-                f"a {kind} on {device} starts at {work.start / 1e6:.3f} ms, but the {last.place.kind} there ends "
+                f"a {kind} on {device} starts at {work.start / 1e6:.3f} ms, but the {last.track.kind} there ends "
                 f"at {last.end / 1e6:.3f} ms; end it before, or give each stream a device of its own"
             )
         self._last[device] = work
@@ -217,7 +217,7 @@ class Claims:
         self._scoring: dict[int, Work] = {}
         self._claimed: dict[int, Work] = {}
         self._void: dict[int, int] = {}
-        """Sequence -> the last rejection: drafts that began before it continue a wrong text."""
+        """Sequence -> its last token of the target's own: earlier drafts continue another text."""
 
     def began(self, verification: Work) -> None:
         self._scoring[verification.sequence] = verification
@@ -245,9 +245,9 @@ class Claims:
     def drafting(self, sequence: int, levels: Sequence[int], before: int) -> list[int]:
         """Return the span id of each drafted token, and forget the spans; -1 for an unknown one.
 
-        The spans are those of the sequence that ended by `before` and began after its last
-        rejection. As many spans as tokens, or as levels of a tree, are one each; otherwise the
-        tokens are split evenly. `levels` are those of the tokens in their draft, from 0.
+        The spans are those of the sequence that ended by `before` and began after its last token
+        of the target's own. As many spans as tokens, or as levels of a tree, are one each;
+        otherwise the tokens are split evenly. `levels` are those of the tokens, from 0.
         """
         void = self._void.get(sequence, -1)
         with self._lock:
@@ -261,5 +261,5 @@ class Claims:
             return [ids[level] for level in levels]
         return [ids[i * len(ids) // len(levels)] for i in range(len(levels))]
 
-    def reject(self, sequence: int, time: int) -> None:
+    def restart(self, sequence: int, time: int) -> None:
         self._void[sequence] = time

@@ -337,13 +337,13 @@ def test_drafts_of_a_wrong_text_are_no_rounds_drafts(path):
         first = add("draft", "d", 9)
         verify = add("verify", "t", 100)
         wrong = add("draft", "d", 9)
-        rec.round(drafted=[1, 2], accepted=0, emitted=[7], time=verify.place.base + 120, verify=verify)
+        rec.round(drafted=[1, 2], accepted=0, emitted=[7], time=verify.track.base + 120, verify=verify)
         again = rec.add("draft", 130, 139, "d")
         rec.add("verify", 140, 190, "t")
         ahead = rec.add("draft", 150, 159, "d")
-        rec.round(drafted=[3, 4], accepted=2, emitted=[3, 4], time=verify.place.base + 200)
+        rec.round(drafted=[3, 4], accepted=2, emitted=[3, 4], time=verify.track.base + 200)
         rec.add("verify", 210, 220, "t")
-        rec.round(drafted=[5, 6], accepted=2, emitted=[5, 6], time=verify.place.base + 230)
+        rec.round(drafted=[5, 6], accepted=2, emitted=[5, 6], time=verify.track.base + 230)
     spans = [d.draft_span for d in read(path).decisions if d.node >= 0]
     assert spans == [first.id] * 2 + [again.id] * 2 + [ahead.id] * 2
     assert wrong.id not in spans
@@ -515,6 +515,83 @@ def test_cuda_events_time_the_spans_of_cuda_devices(path):
     assert set(trace.header.environment["clocks"]) == {"cuda:0"}
     assert trace.header.environment["clocks"]["cuda:0"]["uncertainty_ns"] >= 0
     assert [d.kind for d in trace.header.devices] == ["cuda", "cpu"]
+
+
+def test_a_process_that_joins_has_cuda_events_too(path):
+    devices = {"cuda:0": "target", "cuda:1": "drafter"}
+    with engine.record(path, devices=devices) as rec:
+        rec.start()
+        with engine.record(path, join=True, events=Event) as other:
+            for _ in range(2):
+                with other.span("draft"):
+                    pass
+    first, second = read(path).spans
+    assert (first.end - first.start, second.start - first.end) == (500_000, 500_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"end": 2.5},
+            r"start, end, rows and context of a verify are \(0, 1.5, -1, -1\); give whole numbers",
+        ),
+        ({"end": 2, "rows": "3"}, "give whole numbers"),
+        ({"end": 2, "outcome": 'do"ne'}, "the outcome of a span is 'do\"ne'; give done or cancelled"),
+    ],
+)
+def test_a_span_of_strange_values_writes_no_line(path, given, message):
+    with engine.record(path) as rec, pytest.raises(UsageError, match=message):
+        rec.add("verify", 1, **given)
+    assert read(path).spans == []
+
+
+def test_settings_that_json_cannot_hold_are_refused(path):
+    rec = engine.record(path, config={"gamma": {1, 2}})
+    with pytest.raises(UsageError, match=r"config of a header is .*; give plain values"):
+        rec.start()
+
+
+def test_nothing_is_recorded_after_the_end(path):
+    with engine.record(path) as rec:
+        work = rec.span("verify")
+    with pytest.raises(UsageError, match="is closed; end all work before close"):
+        rec.end(work)
+    rec.close()
+    assert read(path).status == "done"
+
+
+def test_a_draft_ahead_of_a_bonus_is_of_no_round(path):
+    """A draft that began before the target's own token was known continues another text."""
+    with engine.record(path, devices=DEVICES) as rec:
+        rec.start(0)
+        rec.add("draft", 0, 10, "d")
+        rec.add("verify", 10, 30, "t")
+        rec.add("draft", 12, 20, "d")
+        rec.round([1], 1, [1, 2], time=30)
+        ready = rec.add("draft", 31, 40, "d")
+        rec.add("verify", 40, 50, "t")
+        rec.round([3], 1, [3, 4], time=50)
+    assert [d.draft_span for d in read(path).decisions if d.node == 0] == [0, ready.id]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "rule", "rules"), [(0, "", "match"), (0.8, "ratio", "ratio"), (0.8, "", "")]
+)
+def test_the_rule_is_the_given_one_and_match_at_temperature_0(path, temperature, rule, rules):
+    with engine.record(path, sampling={"temperature": temperature}, rule=rule) as rec:
+        rec.round([1, 2], 1, [1, 3])
+        rec.round([4], 1, [4, 5])
+    found = [d.rule for d in read(path).decisions]
+    assert found == [rules, rules, rules, rules, "target" if rules else ""]
+
+
+def test_the_text_of_a_long_output_is_the_texts_of_its_tokens(path):
+    with engine.record(path, decode=lambda ids: " ".join(map(str, ids))) as rec:
+        rec.prompt(ids=[7])
+        for token in range(50):
+            rec.round(emitted=[token])
+    assert read(path).text == "".join(f" {token}" for token in range(50))
 
 
 def test_an_error_ends_the_recording_as_failed(path):
