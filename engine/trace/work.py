@@ -7,7 +7,6 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
-from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from engine.errors import UsageError, shown
@@ -25,6 +24,20 @@ MOST_DRAFTS = 4096
 _SIDES = dict.fromkeys(DRAFTS, "drafter") | dict.fromkeys(SCORES, "target")
 
 
+class _Process:
+    """This process; `os.getpid` would be a call of the system for each span."""
+
+    id = os.getpid()
+
+    @classmethod
+    def renew(cls) -> None:
+        cls.id = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_Process.renew)
+
+
 class Numbers:
     """Ids of spans: from 0 in the process that opened the recording, far apart in all others.
 
@@ -32,11 +45,11 @@ class Numbers:
     """
 
     def __init__(self, *, joined: bool) -> None:
-        self._count, self._owner = count(), 0 if joined else os.getpid()
+        self._count, self._owner = count(), 0 if joined else _Process.id
 
     def next(self) -> int:
-        process = os.getpid()
-        return next(self._count) | (0 if process == self._owner else process << 30)
+        number = next(self._count)
+        return number if _Process.id == self._owner else _Process.id << 30 | number
 
 
 class Track(NamedTuple):
@@ -211,7 +224,6 @@ class Claims:
     """Which spans drafted the tokens of a round, and which one verified them."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
         self._drafts: defaultdict[int, deque[Work]] = defaultdict(_latest)
         """Ended drafting spans by sequence that no round has claimed."""
         self._scoring: dict[int, Work] = {}
@@ -224,9 +236,8 @@ class Claims:
 
     def ended(self, work: Work, sequences: int) -> None:
         if work.outcome == "done":
-            with self._lock:
-                for sequence in range(sequences) if work.sequence < 0 else (work.sequence,):
-                    self._drafts[sequence].append(work)
+            for sequence in range(sequences) if work.sequence < 0 else (work.sequence,):
+                self._drafts[sequence].append(work)
 
     def scoring(self, sequence: int) -> Work | None:
         """Return the last verification that began, unless an earlier round was its."""
@@ -239,8 +250,7 @@ class Claims:
 
     def forget(self, sequence: int, ids: Sequence[int]) -> None:
         """Take spans that a round names itself."""
-        with self._lock:
-            self._drafts[sequence] = _latest(w for w in self._drafts[sequence] if w.id not in ids)
+        self._take(sequence, lambda work: work.id not in ids)
 
     def drafting(self, sequence: int, levels: Sequence[int], before: int) -> list[int]:
         """Return the span id of each drafted token, and forget the spans; -1 for an unknown one.
@@ -250,16 +260,21 @@ class Claims:
         otherwise the tokens are split evenly. `levels` are those of the tokens, from 0.
         """
         void = self._void.get(sequence, -1)
-        with self._lock:
-            fit = [work for work in self._drafts[sequence] if work.start >= void]
-            self._drafts[sequence] = _latest(work for work in fit if work.end > before)
-        ready = [work for work in fit if work.end <= before]
+        taken = self._take(sequence, lambda work: work.start >= void and work.end > before)
+        ready = [work for work in taken if work.start >= void]
         ids, depth = [work.id for work in ready], max(levels, default=-1) + 1
         if not ids:
             return [-1] * len(levels)
         if len(ids) == depth:
             return [ids[level] for level in levels]
         return [ids[i * len(ids) // len(levels)] for i in range(len(levels))]
+
+    def _take(self, sequence: int, kept: Callable[[Work], bool]) -> list[Work]:
+        """Take the spans that are not kept; threads may add spans meanwhile."""
+        spans = self._drafts[sequence]
+        taken = [spans.popleft() for _ in range(len(spans))]
+        spans.extendleft(reversed([work for work in taken if kept(work)]))
+        return [work for work in taken if not kept(work)]
 
     def restart(self, sequence: int, time: int) -> None:
         self._void[sequence] = time

@@ -462,6 +462,27 @@ def test_processes_append_to_one_file_with_one_clock(path):
     assert max(s.id for s in trace.spans) < 2**53
 
 
+FORKED = """
+import os, sys, engine
+with engine.record(sys.argv[1], devices={"d": "drafter", "t": "target"}) as rec:
+    with rec.span("verify"): pass
+    if os.fork() == 0:
+        with rec.span("draft"): pass
+        os._exit(0)
+    os.wait()
+    with rec.span("verify"): pass
+"""
+
+
+def test_a_forked_child_records_with_its_parents_recorder(path):
+    subprocess.run([sys.executable, "-c", FORKED, path], cwd=ROOT, check=True)
+    trace = read(path)
+    assert [s.kind for s in trace.spans] == ["verify", "draft", "verify"]
+    first, child, last = (s.id for s in trace.spans)
+    assert (first, last) == (0, 1)
+    assert 2**30 <= child < 2**53
+
+
 def test_only_a_recording_can_be_joined(path, tmp_path):
     with pytest.raises(UsageError, match=r"cannot join the recording .*absent.*call start"):
         engine.record(tmp_path / "absent", join=True)
