@@ -15,7 +15,7 @@ import engine
 from engine.checkpoints.loader import load_reference
 from engine.trace.recorder import Recorder
 from tests.docs.test_docs import blocks, first_cells, section
-from tests.engine.trace.test_record import Event
+from tests.engine.trace.recordings import Event
 from traces.diff import diff
 from traces.export.report import render_report
 from traces.imports.reading import read_traces
