@@ -126,8 +126,9 @@ class Work:
         ).encode()
 
 
-def devices_of(roles: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the devices of name -> role; UsageError for another role, or without a target."""
+def devices_of(devices: Mapping[str, str] | Iterable[str]) -> tuple[Device, ...]:
+    """Return the devices of name -> role, or of roles; UsageError without a target."""
+    roles = devices if isinstance(devices, Mapping) else {role: role for role in devices}
     for name, role in roles.items():
         if role not in ROLES:
             raise UsageError(f"the role of device {shown(name)} is {shown(role)}; give {', '.join(ROLES)}")

@@ -59,6 +59,18 @@ def test_a_loop_in_five_lines(path):
     assert (trace.status, trace.text) == ("done", "abc")
 
 
+def test_roles_alone_name_the_devices(path):
+    with engine.record(path, "mine", devices=["drafter", "target"]) as rec:
+        rec.start()
+    with engine.record(path.with_name("default"), "mine") as rec:
+        rec.start()
+    devices = [read(p).header.devices for p in (path, path.with_name("default"))]
+    assert [[(d.name, d.role, d.label, d.kind) for d in found] for found in devices] == [
+        [("drafter", "drafter", "drafter", "cpu"), ("target", "target", "target", "cpu")],
+        [("drafter+target", "drafter+target", "drafter+target", "cpu")],
+    ]
+
+
 def test_the_same_trace_is_read_again(path):
     with engine.record(path) as rec:
         with rec.span("verify"):
