@@ -14,6 +14,7 @@ from engine.errors import UsageError
 from engine.files import check_values, parse_json, read_bytes
 from engine.trace.jsonl import read_jsonl
 from traces.checks import check
+from traces.imported import with_unknown
 from traces.imports.modelopt import MODELOPT
 from traces.imports.profiler import PROFILER
 from traces.imports.servers import AIPERF, SGLANG, VLLM
@@ -102,15 +103,33 @@ def _form_of(rows: list[Any]) -> Form | None:
 
 
 def _own(content: bytes, path: str | Path) -> Trace:
-    """Return the trace of SpecScope's own file; one without a footer has status `incomplete`."""
+    """Return the trace of SpecScope's own file, also of one that was recorded by `engine.record`.
+
+    Without a footer its status is `incomplete`.
+    """
     try:
-        trace = read_jsonl(_decoded_lines(content))
+        whole = _without_cut_line(content)
+        trace = with_unknown(read_jsonl(_decoded_lines(whole)))
+        if len(whole) < len(content):
+            trace.footer = trace.new_footer("incomplete", "the file ends within a line, without a footer")
         check(trace)
     except ValueError as error:
         events = b'"event"' in content[:4096]
         more = "" if events else "; docs/traces.md lists the files of other engines that are read"
         raise UsageError(f"{path} is not a SpecScope trace: {error}{more}") from None
     return trace
+
+
+def _without_cut_line(content: bytes) -> bytes:
+    """Return a file without a last line that its writer did not finish, as it was killed."""
+    whole, _, last = content.rpartition(b"\n")
+    if not whole or not last.strip() or b'{"event":"footer"' in whole:
+        return content
+    try:
+        parse_json(last)
+    except ValueError:
+        return whole + b"\n"
+    return content
 
 
 def _read(form: Form, part: list[Any], number: int) -> Trace | None:
