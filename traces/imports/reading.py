@@ -40,6 +40,8 @@ class Imports:
     traces: tuple[Trace, ...]
     skipped: int = 0
     """Requests that say nothing of speculative decoding."""
+    cut: bool = False
+    """Whether the last line was cut while it was written, and is left out."""
 
 
 def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
@@ -55,7 +57,8 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
         raise UsageError(f"cannot import {path}: {error}") from None
     form = _form_of(rows)
     if form is None:
-        return Imports((_own(content, path),))
+        whole = _whole_lines(content)
+        return Imports((_own(whole, path),), cut=len(whole) < len(content))
     traces: list[Trace] = []
     size = 0
     try:
@@ -91,6 +94,16 @@ def _unpacked(content: bytes) -> bytes:
     if not packed.eof:
         raise ValueError("the gzip file is cut")
     return unpacked
+
+
+def _whole_lines(content: bytes) -> bytes:
+    """Return a file without its last line if that was cut: it has no end and is no JSON."""
+    lines, end, last = content.rpartition(b"\n")
+    try:
+        parse_json(last)
+    except ValueError:
+        return lines + end if lines and last.strip() else content
+    return content
 
 
 def _form_of(rows: list[Any]) -> Form | None:
