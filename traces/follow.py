@@ -13,7 +13,7 @@ from engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
 from engine.trace.jsonl import from_json
 from engine.trace.trace import Trace
 from traces.checks import check_header, check_rows
-from traces.imports.reading import MOST_TRACE_BYTES
+from traces.imports.reading import MOST_TRACE_BYTES, read_traces
 from traces.places import FATES
 
 if TYPE_CHECKING:
@@ -74,16 +74,24 @@ class Tail:
         try:
             fresh = os.read(self._file, MOST_READ)
         except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
+            raise UsageError(f"cannot read {self.path.name}: {error.strerror}") from None
         if not fresh:
             self._check_same()
         self._size += len(fresh)
         *lines, self._cut = (self._cut + fresh).split(b"\n")
         if self._size > MOST_TRACE_BYTES:
-            raise UsageError(f"{self.path} has more than {MOST_TRACE_BYTES} bytes, which is the limit")
+            raise UsageError(f"{self.path.name} has more than {MOST_TRACE_BYTES} bytes, which is the limit")
         if len(self._cut) > MOST_LINE:
-            raise UsageError(f"{self.path}: line {self.lines + 1} has no end within {MOST_LINE} bytes")
+            raise UsageError(f"{self.path.name}: line {self.lines + 1} has no end within {MOST_LINE} bytes")
         return self._events(lines) if lines else []
+
+    def trace(self) -> Trace:
+        """Return the run of the open file's complete lines; errors and limits are an import's."""
+        path = f"/dev/fd/{self._file}"  # the name may be another file's now
+        try:
+            return read_traces(path).traces[0]
+        except UsageError as error:
+            raise UsageError(str(error).replace(path, self.path.name)) from None
 
     def close(self) -> None:
         if self._file >= 0:
@@ -99,10 +107,10 @@ class Tail:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror}") from None
+            raise UsageError(f"cannot read {self.path.name}: {error.strerror}") from None
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             self.close()
-            raise UsageError(f"{self.path} is not a regular file; give a file")
+            raise UsageError(f"{self.path.name} is not a regular file; give a file")
         return True
 
     def _check_same(self) -> None:
@@ -111,12 +119,12 @@ class Tail:
         try:
             named = os.stat(self.path, follow_symlinks=self._links)
         except OSError:
-            raise UsageError(f"{self.path} was removed before its footer") from None
+            raise UsageError(f"{self.path.name} was removed before its footer") from None
         if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
-            raise UsageError(f"{self.path} was replaced before its footer; follow the new file")
+            raise UsageError(f"{self.path.name} was replaced before its footer; follow the new file")
         if mine.st_size < self._size:
             raise UsageError(
-                f"{self.path} was shortened to {mine.st_size} bytes after {self._size} were read; follow it again"
+                f"{self.path.name} was shortened to {mine.st_size} bytes after {self._size} were read; follow it again"
             )
 
     def _events(self, lines: Sequence[bytes]) -> list[Event]:
@@ -137,7 +145,7 @@ class Tail:
                 self._take(events)
             except ValueError as error:
                 where = f"line {first}" if first == self.lines else f"lines {first} to {self.lines}"
-                raise UsageError(f"{self.path}: {where}: {error}") from None
+                raise UsageError(f"{self.path.name}: {where}: {error}") from None
         elif self._fault is not None:
             raise self._fault
         return events
@@ -149,7 +157,7 @@ class Tail:
             problem = f"byte {error.start} is not UTF-8"
         except ValueError as error:
             problem = str(error)
-        raise UsageError(f"{self.path}: line {self.lines}: {problem}")
+        raise UsageError(f"{self.path.name}: line {self.lines}: {problem}")
 
     def _take(self, events: Sequence[Event]) -> None:
         """Check new events against each other and the earlier ones; ValueError names a fault."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from app.render.html import badge, clock, drafter, lossy, text
 from app.runs import Lane, LiveRun
-from engine.methods import METHODS
 from engine.trace.events import Commit, Event, Header
 from traces.view.settings import config_text, planned_text
 
@@ -27,8 +26,8 @@ class LivePane:
         run = self.run
         self.html = ""
         self._cursor = 0
-        self._name = METHODS[run.request.method].title
-        self._badge = clock(run.request.runtime, run.request.profile, run.request.profile_pair)
+        self._name, request = run.name, run.request
+        self._badge = clock(request.runtime, request.profile, request.profile_pair) if request.method else ""
         self._marks = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""
@@ -73,7 +72,7 @@ class LivePane:
         return (
             f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
             f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
-            f'<div class="ss-marks">{badge(self._badge, title="Source of the times")}'
+            f'<div class="ss-marks">{badge(self._badge, title="Source of the times") if self._badge else ""}'
             f"{badge(shown, KINDS.get(state, ''))}{self._marks}</div>{plan}{line}"
             f'<div class="ss-text">{self._sequences()}'
         )
@@ -95,7 +94,7 @@ class LivePane:
             "loading": "Starting the workers and loading the models.",
             "running": "Waiting for the first token."
             if self.run.run_id
-            else "Preparing the run: new models are measured first, to plan the drafts.",
+            else self.run.note or "Preparing the run: new models are measured first, to plan the drafts.",
             "cancelled": "Stopped before the first token.",
         }.get(state, "")
 
