@@ -167,8 +167,8 @@ class Follower:
             return
         run.note = stored(self._store, tail)
         status, error = tail.footer.status, tail.footer.error
-        states = {"cancelled": "cancelled", "failed": "failed"}
-        run.end(states.get(status, "done"), SpecScopeError(error) if error else None)
+        cause = SpecScopeError(error) if error else None
+        run.end(status if status in ("cancelled", "failed") else "done", cause)
 
 
 def unfinished(tail: Tail) -> str:

@@ -18,6 +18,7 @@ from app.demo import demo_document
 from app.guard import report_failure
 from app.limits import CLOSE
 from app.papers import papers_page
+from app.render.follow import names_of
 from app.service import Service
 from app.windows import Windows
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
@@ -98,7 +99,7 @@ def run_address(runs: Sequence[str]) -> str:
 
 def follow_address(names: Sequence[str]) -> str:
     """Return the address of files that are followed; a comma in a name is encoded twice."""
-    return f"/?follow={quote(','.join(quote(name, safe='') for name in names), safe=',')}"
+    return f"/?follow={quote(names_of(names), safe=',')}"
 
 
 def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:

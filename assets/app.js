@@ -88,7 +88,7 @@ window.SpecScopeApp = (() => {
         return;
       }
       if (!view) state("loading");
-      const model = await fetchModel(wanted.runs, results);
+      const model = await fetchModel(wanted.runs, results || wanted.live);
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
@@ -290,5 +290,53 @@ window.SpecScopeApp = (() => {
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 
-  return { head, viewer, fold, charts, heading, history: history_ };
+  // -- files that other processes write
+
+  const PERIOD = 2000; // ms between two looks at the list of files
+
+  /** Keep the list of files up to date while it is shown and not in use; choosing one follows it. */
+  function recordings(element, trigger, followed) {
+    const select = element.querySelector("select");
+    const option = (value, text) => Object.assign(document.createElement("option"), { value, textContent: text, disabled: !value });
+    const age = (seconds) => (seconds < 60 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`);
+    select.addEventListener("change", () => {
+      trigger(followed, { files: [select.value] });
+      select.value = "";
+      select.blur();
+    });
+    async function look() {
+      if (!select.isConnected) return;
+      if (!document.hidden && select.checkVisibility() && document.activeElement !== select) {
+        try {
+          const { files } = await ask("recordings");
+          const options = files.map(({ name, age: old }) => option(name, `${name} · written ${age(old)} ago`));
+          select.options.length = 1;
+          select.append(...(options.length ? options : [option("", "None here: specscope follow FILE")]));
+        } catch {
+          // The server is gone; the page shows that elsewhere.
+        }
+      }
+      setTimeout(look, PERIOD);
+    }
+    look();
+  }
+
+  /** Follow the files that the address names. */
+  function wanted(props, watch, trigger, followed) {
+    watch("value", () => {
+      if (props.value) trigger(followed, JSON.parse(props.value));
+    });
+  }
+
+  /** The lines of followed files: their buttons, and their address. */
+  function following(element, trigger, watch, [stopped, kept]) {
+    element.addEventListener("click", (event) => {
+      const { stop, keep } = event.target.closest("button")?.dataset ?? {};
+      if (stop) trigger(stopped, { file: stop });
+      if (keep) trigger(kept, { file: keep });
+    });
+    watch("value", SpecScopeAddress.compared);
+  }
+
+  return { head, viewer, fold, charts, heading, history: history_, recordings, wanted, following };
 })();

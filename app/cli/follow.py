@@ -53,8 +53,8 @@ def _open(args: argparse.Namespace, recordings: Recordings) -> int:
     from app.server import AUTH, serve
 
     query = follow_address([*recordings.files]) if recordings.files else "/?tab=history"
-    place = {"port": args.port, "auth": os.environ.get(AUTH), "database": args.db}
-    return serve(**place, recordings=recordings, query=query)
+    auth = os.environ.get(AUTH)
+    return serve(port=args.port, auth=auth, database=args.db, recordings=recordings, query=query)
 
 
 def _print(args: argparse.Namespace, recordings: Recordings) -> int:

@@ -163,7 +163,7 @@ async def _tick(runs: Sequence[LiveRun]) -> None:
 async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
     """Yield frames until all runs have ended. They go on if the page is left or reloaded."""
     panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
-    state, due, begun = "", 0.0, False
+    state, due, begun, drawn = "", 0.0, False, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW
     while True:
         ended = all(run.ended for run in runs)
@@ -171,10 +171,10 @@ async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
         now, before, state = time.monotonic(), state, turn_state([run.state for run in runs])
         if not begun and any(run.run_id for run in runs):
             begun, due = True, now + FIRST
-        draw = begun and bool(changed) and (ended or now >= due)
+        draw = begun and (bool(changed) or not drawn) and (ended or now >= due)
         if draw:
-            due, pause = now + pause, 2 * pause
-        if ended or changed or state != before:
+            due, pause, drawn = now + pause, 2 * pause, True
+        if ended or changed or draw or state != before:
             yield Frame(changed, state, draw or (ended and begun), ended)
         if ended:
             return
