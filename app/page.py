@@ -154,7 +154,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             if runs:
                 return {tabs: gr.update(selected="history"), **history.show(runs)}
             if files := wanted_files(query.get("follow", "")):
-                return {tabs: gr.update(selected="history"), history.following.wanted: wanted(files)}
+                return {tabs: gr.update(selected="history"), history.wanted: wanted(files)}
             tab = TABS.get(query.get("tab", ""))
             return {tabs: gr.update(selected=tab)} if tab else gr.skip()
 
@@ -168,7 +168,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             if runs := wanted_runs(str(event.run)):
                 yield {tabs: gr.update(selected="history"), **history.show(runs)}
             elif files := wanted_files(str(event.follow)):
-                yield {tabs: gr.update(selected="history"), history.following.wanted: wanted(files)}
+                yield {tabs: gr.update(selected="history"), history.wanted: wanted(files)}
             elif tab == "history":
                 yield {tabs: gr.update(selected=tab), **history.list_again("", {})}
             elif tab != "playground":
@@ -181,12 +181,12 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         async def leave(event: gr.EventData) -> AsyncIterator[Update]:
             """End the updates of followed files; their place follows them anew."""
             del event
-            yield {history.following.wanted: gr.skip()}
+            yield {history.wanted: gr.skip()}
 
         places = list(dict.fromkeys([*opened, *history.left, *playground.changed]))
         every: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "multiple", **QUIET}
         moved = router.moved(playground.streams.pointed(move), None, places, **every)
-        router.moved(history.following.streams.pointed(leave), None, history.following.wanted, **every)
+        router.moved(history.following.streams.pointed(leave), None, history.wanted, **every)
         moved.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

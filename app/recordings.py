@@ -145,7 +145,7 @@ class Follower:
         try:
             while tail.footer is None and not run.stopped.is_set():
                 events = tail.read()
-                run.note = tail.waiting
+                run.note = f"Waiting: {tail.waiting}." if tail.waiting else ""
                 for event in events:
                     run.append(event)
                 tally.add(events)

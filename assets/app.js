@@ -323,9 +323,9 @@ window.SpecScopeApp = (() => {
 
   /** Follow the files that the address names. */
   function wanted(props, watch, trigger, followed) {
-    watch("value", () => {
-      if (props.value) trigger(followed, JSON.parse(props.value));
-    });
+    const refresh = () => props.value && trigger(followed, JSON.parse(props.value));
+    watch("value", refresh);
+    refresh(); // the tab may be mounted after the value came
   }
 
   /** The lines of followed files: their buttons, and their address. */
@@ -336,6 +336,7 @@ window.SpecScopeApp = (() => {
       if (keep) trigger(kept, { file: keep });
     });
     watch("value", SpecScopeAddress.compared);
+    SpecScopeAddress.compared();
   }
 
   return { head, viewer, fold, charts, heading, history: history_, recordings, wanted, following };

@@ -57,9 +57,8 @@ class Tail:
         if self.header is not None:
             return ""
         if self._file < 0:
-            return f"{self.path.name} does not exist yet."
-        what = "is not complete yet" if self._cut else "is not written yet"
-        return f"The header of {self.path.name} {what}."
+            return f"{self.path.name} does not exist yet"
+        return f"the header of {self.path.name} is not {'complete' if self._cut else 'written'} yet"
 
     def read(self) -> list[Event]:
         """Return the events since the last read, of at most MOST_READ bytes; none after the footer.

@@ -71,7 +71,7 @@ def _print(args: argparse.Namespace, recordings: Recordings) -> int:
                 for tail, _ in open_:
                     if tail.waiting and tail.waiting != said[tail.path.name]:
                         said[tail.path.name] = tail.waiting
-                        common.note(f"waiting: {tail.waiting.removesuffix('.')}")
+                        common.note(f"waiting: {tail.waiting}")
                 open_ = [one for one in open_ if one[0].footer is None]
                 if open_ and not any(news):
                     time.sleep(POLL)
@@ -91,8 +91,8 @@ def _step(tail: Tail, tally: Tally, store: Store) -> bool:
     for event in events:
         tally.add([event])
         if line := _line(event, tally):
-            if isinstance(event, Footer):
-                line["message"] = stored(store, tail)
+            if isinstance(event, Footer) and tail.header:
+                line |= {"run_id": tail.header.run_id, "message": stored(store, tail)}
             print(json.dumps({"file": tail.path.name, **common.clean(line)}, ensure_ascii=False), flush=True)
     return bool(events)
 

@@ -50,7 +50,8 @@ def figures(tally: Tally) -> str:
     if not tally.rounds:
         return ""
     rate, speed = tally.acceptance_rate, tally.tokens_per_second
-    parts = [f"{tally.rounds} round{'s' if tally.rounds > 1 else ''}", f"{tally.tokens} tokens"]
+    counts = (tally.rounds, "round"), (tally.tokens, "token")
+    parts = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts]
     if rate is not None:
         parts.append(f"{100 * rate:.0f}% of drafts accepted")
     if speed is not None:

@@ -29,6 +29,11 @@ def build_picker() -> gr.HTML:
     return plain_html("", html_template=PICKER, js_on_load=script, elem_id="follow-picker")
 
 
+def build_wanted() -> gr.HTML:
+    """Return the files that the address names, as hidden JSON; the page follows them."""
+    return build_hidden("follow-wanted", "SpecScopeApp.wanted(props, watch, trigger, 'followed');")
+
+
 class Following:
     """The components of followed files inside the history's, and their event handlers.
 
@@ -39,17 +44,15 @@ class Following:
     def __init__(self, history: History) -> None:
         self.history = history
         self.streams = Streams()
-        self.wanted = build_hidden("follow-wanted", "SpecScopeApp.wanted(props, watch, trigger, 'followed');")
-        """JSON of the files that the address names; a change makes the page follow them."""
         script = "SpecScopeApp.following(element, trigger, watch, ['stopped', 'kept']);"
         self.line = plain_html(js_on_load=script, elem_id="follow-line")
         with gr.Row(elem_id="follow-panes", elem_classes="specscope"):
             self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MAX_COMPARED)]
-        self.shown = [self.wanted, self.line, *self.panes]
+        self.shown = [history.wanted, self.line, *self.panes]
 
     def connect(self) -> None:
         runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
-        for part in (self.history.picker, self.wanted):
+        for part in (self.history.picker, self.history.wanted):
             begun = part.followed(self.streams.pointed(self.begin), None, self.history.opened, **runs)
             begun.then(self.history.analyse, self.history.viewer, self.history.analysis.shown, **QUIET)
         self.line.stopped(self.stop, None, None, **QUIET)
@@ -65,7 +68,7 @@ class Following:
             return
         yield self._begin(followed)
         revision = 0
-        async for frame in frames([Lane([one.run]) for one in followed]):
+        async for frame in frames([Lane([one.run]) for one in followed], first=0):
             revision += frame.draw
             yield self._show(frame, followed, revision)
 
@@ -80,7 +83,7 @@ class Following:
             return {self.line: alert(str(error))}
 
     def left(self) -> Update:
-        return {self.wanted: "", self.line: "", **{pane: gr.update(visible=False) for pane in self.panes}}
+        return {self.history.wanted: "", self.line: "", **{pane: gr.update(visible=False) for pane in self.panes}}
 
     def _begin(self, followed: Sequence[Followed]) -> Update:
         history = self.history

@@ -13,7 +13,7 @@ from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
 from app.service import Service
 from app.tabs.analysis import Analysis
-from app.tabs.follow import Following, build_picker
+from app.tabs.follow import Following, build_picker, build_wanted
 from app.tabs.requests import MOST_PASSES
 from app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
 from app.windows import MOST_ANALYSED, long_runs
@@ -34,6 +34,7 @@ class History:
         self.service = service
         # Stored by the page, not in gr.State: the server keeps no state of its visitors.
         self.place = gr.JSON(_place(), visible=False)
+        self.wanted = build_wanted()
         with gr.Column(elem_id="history-list", elem_classes="app-plain") as self.listing:
             self._build_list()
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:

@@ -94,7 +94,7 @@ class LivePane:
             "loading": "Starting the workers and loading the models.",
             "running": "Waiting for the first token."
             if self.run.run_id
-            else self.run.note or "Preparing the run: new models are measured first, to plan the drafts.",
+            else "Preparing the run: new models are measured first, to plan the drafts.",
             "cancelled": "Stopped before the first token.",
         }.get(state, "")
 
@@ -160,8 +160,11 @@ async def _tick(runs: Sequence[LiveRun]) -> None:
             return
 
 
-async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
-    """Yield frames until all runs have ended. They go on if the page is left or reloaded."""
+async def frames(lanes: Sequence[Lane], first: float = FIRST) -> AsyncIterator[Frame]:
+    """Yield frames until all runs have ended. They go on if the page is left or reloaded.
+
+    `first`: seconds from the beginning of a run to the first document.
+    """
     panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
     state, due, begun, drawn = "", 0.0, False, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW
@@ -170,7 +173,7 @@ async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
         changed = {i: pane.html for i, pane in enumerate(panes) if pane.update()}
         now, before, state = time.monotonic(), state, turn_state([run.state for run in runs])
         if not begun and any(run.run_id for run in runs):
-            begun, due = True, now + FIRST
+            begun, due = True, now + first
         draw = begun and (bool(changed) or not drawn) and (ended or now >= due)
         if draw:
             due, pause, drawn = now + pause, 2 * pause, True

@@ -69,13 +69,13 @@ def test_every_event_of_a_writer_is_read_once_and_in_order(file, tail) -> None:
 
 def test_it_says_what_it_waits_for(file, tail) -> None:
     assert tail.read() == []
-    assert tail.waiting == "run.jsonl does not exist yet."
+    assert tail.waiting == "run.jsonl does not exist yet"
     write(file)
     assert tail.read() == []
-    assert tail.waiting == "The header of run.jsonl is not written yet."
+    assert tail.waiting == "the header of run.jsonl is not written yet"
     write(file, LINES[0][:-20])
     assert tail.read() == []
-    assert tail.waiting == "The header of run.jsonl is not complete yet."
+    assert tail.waiting == "the header of run.jsonl is not complete yet"
     write(file, LINES[0][-20:])
     assert tail.read() == EVENTS[:1]
     assert tail.waiting == ""
