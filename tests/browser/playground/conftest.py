@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 200_000
+PATIENCE = 70_000
 """Longest wait for a state, in ms: a busy machine may take minutes to load the models. A test ends
 after 300 s: a wait that is in vain ends before and says what the page shows."""
 
@@ -32,10 +32,10 @@ class Server:
 
 
 @contextmanager
-def playing(*options: str, **environment: str) -> Iterator[Server]:
+def playing(*options: str, command: str = "play", **environment: str) -> Iterator[Server]:
     """Start the playground on a free port; stop it by SIGINT."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.main", "play", "--port", "0", *options],
+        [sys.executable, "-m", "app.main", command, "--port", "0", *options],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
