@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route
 
 ROOT = Path(__file__).parents[3]
-PATIENCE = 70_000
+PATIENCE = 200_000
 """Longest wait for a state, in ms: a busy machine may take minutes to load the models. A test ends
 after 300 s: a wait that is in vain ends before and says what the page shows."""
 
