@@ -329,11 +329,12 @@ window.SpecScopeApp = (() => {
   }
 
   /** The lines of followed files: their buttons, and their address. */
-  function following(element, trigger, watch, [stopped, kept]) {
+  function following(element, trigger, watch, [stopped, kept, followed]) {
     element.addEventListener("click", (event) => {
-      const { stop, keep } = event.target.closest("button")?.dataset ?? {};
+      const { stop, keep, again } = event.target.closest("button")?.dataset ?? {};
       if (stop) trigger(stopped, { file: stop });
       if (keep) trigger(kept, { file: keep });
+      if (again) trigger(followed, { files: [again] });
     });
     watch("value", SpecScopeAddress.compared);
     SpecScopeAddress.compared();

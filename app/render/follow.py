@@ -35,14 +35,18 @@ def _line(one: Followed) -> str:
     name, note = text(run.name), run.note or ("Following." if not run.ended else "")
     if run.state == "failed" and one.tail.footer is None:
         note = f"No longer followed: {run.error}."
-    button = "" if run.ended else f'<button type="button" class="ss-button" data-stop="{name}">Stop</button>'
-    if run.ended and run.run_id and one.tail.footer is None and run.state == "cancelled":
-        button = f'<button type="button" class="ss-button" data-keep="{name}">Import what is there</button>'
+    buttons = [_button("stop", "Stop", name)] if not run.ended else [_button("again", "Follow again", name)]
+    if run.state == "cancelled" and run.run_id and one.tail.footer is None:
+        buttons.insert(0, _button("keep", "Import what is there", name))
     return (
         f'<div class="app-turn" data-state="{run.state}"><span class="app-lamp"></span><b>{name}</b>'
         f"<span>{text(figures(one.tally))}</span>"
-        f'<span role="status">{text(note)}</span><span class="app-links">{button}</span></div>'
+        f'<span role="status">{text(note)}</span><span class="app-links">{"".join(buttons)}</span></div>'
     )
+
+
+def _button(action: str, title: str, name: str) -> str:
+    return f'<button type="button" class="ss-button" data-{action}="{name}">{title}</button>'
 
 
 def figures(tally: Tally) -> str:

@@ -44,7 +44,7 @@ class Following:
     def __init__(self, history: History) -> None:
         self.history = history
         self.streams = Streams()
-        script = "SpecScopeApp.following(element, trigger, watch, ['stopped', 'kept']);"
+        script = "SpecScopeApp.following(element, trigger, watch, ['stopped', 'kept', 'followed']);"
         self.line = plain_html(js_on_load=script, elem_id="follow-line")
         with gr.Row(elem_id="follow-panes", elem_classes="specscope"):
             self.panes = [gr.HTML(visible=False, apply_default_css=False) for _ in range(MAX_COMPARED)]
@@ -52,7 +52,7 @@ class Following:
 
     def connect(self) -> None:
         runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
-        for part in (self.history.picker, self.history.wanted):
+        for part in (self.history.picker, self.history.wanted, self.line):
             begun = part.followed(self.streams.pointed(self.begin), None, self.history.opened, **runs)
             begun.then(self.history.analyse, self.history.viewer, self.history.analysis.shown, **QUIET)
         self.line.stopped(self.stop, None, None, **QUIET)
@@ -83,7 +83,11 @@ class Following:
             return {self.line: alert(str(error))}
 
     def left(self) -> Update:
-        return {self.history.wanted: "", self.line: "", **{pane: gr.update(visible=False) for pane in self.panes}}
+        return {
+            self.history.wanted: "",
+            self.line: "",
+            **{pane: gr.update(visible=False) for pane in self.panes},
+        }
 
     def _begin(self, followed: Sequence[Followed]) -> Update:
         history = self.history

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app import recordings
-from app.recordings import MOST_FOLLOWED, Recordings
+from app.recordings import Recordings
 from app.render.follow import following
 from app.routes import follow_address
 from app.runs import Lane
@@ -78,7 +78,8 @@ def test_the_panes_and_figures_of_a_followed_run(service, folder) -> None:
     assert html.count('class="ss-token') == len(sample_trace("pearl").commits)
     line = following([followed])
     assert "15 rounds · 24 tokens · 32% of drafts accepted · 132.3 tokens/s" in line
-    assert "<button" not in line
+    assert "data-stop" not in line
+    assert "data-keep" not in line
 
 
 def test_the_first_document_follows_at_the_header(service, folder) -> None:
@@ -140,7 +141,8 @@ def test_a_fault_ends_following_and_its_reason_is_shown(service, folder, after, 
     assert followed.run.error.startswith(message)
     line = following([followed])
     assert f"No longer followed: {message}" in line
-    assert "<button" not in line
+    assert 'data-again="run.jsonl"' in line
+    assert "data-keep" not in line
     assert followed.run.trace().status == "failed"
 
 
@@ -210,15 +212,6 @@ def test_the_list_has_the_named_files_that_exist_then_the_newest_of_the_folder(t
 def test_two_named_files_of_one_name_are_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"two files have the name 'run\.jsonl'"):
         Recordings([tmp_path / "a" / "run.jsonl", tmp_path / "b" / "run.jsonl"])
-
-
-def test_the_first_of_many_followed_files_is_stopped(service, folder) -> None:
-    runs = []
-    for number in range(MOST_FOLLOWED + 2):
-        write(folder / f"{number}.jsonl", LINES[0].replace("sample-pearl", f"run{number}"))
-        runs.append(service.follower.start(f"{number}.jsonl").run)
-    assert [run.wait(20) for run in runs[:2]] == [True, True]
-    assert not any(run.ended for run in runs[2:])
 
 
 def test_the_folder_is_in_the_data_folder(monkeypatch, tmp_path) -> None:

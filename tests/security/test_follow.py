@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from app.recordings import Recordings
+from app.recordings import MOST_FOLLOWED, Recordings
 from app.server import build_app
 from app.service import Service
 from engine.errors import UsageError
@@ -125,6 +125,20 @@ def test_the_address_of_the_list_has_names_only(folder, tmp_path) -> None:
             assert foreign.status_code == 403
     finally:
         service.close()
+
+
+def test_one_file_more_than_the_limit_stops_the_first(folder) -> None:
+    service = Service(None, FakeOpen(), recordings=Recordings((), folder))
+    runs = []
+    try:
+        for number in range(MOST_FOLLOWED + 2):
+            (folder / f"{number}.jsonl").write_text(LINES[0].replace("sample-pearl", f"run{number}"))
+            runs.append(service.follower.start(f"{number}.jsonl").run)
+        assert [run.wait(20) for run in runs[:2]] == [True, True]
+        assert not any(run.ended for run in runs[2:])
+    finally:
+        service.close()
+    assert all(run.ended for run in runs)
 
 
 def test_a_wrong_line_of_a_followed_file_is_shown_in_part(folder) -> None:
