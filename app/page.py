@@ -186,7 +186,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         places = list(dict.fromkeys([*opened, *history.left, *playground.changed]))
         every: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "multiple", **QUIET}
         moved = router.moved(playground.streams.pointed(move), None, places, **every)
-        router.moved(history.following.streams.pointed(leave), None, history.wanted, **every)
+        router.moved(history.streams.pointed(leave), None, history.wanted, **every)
         moved.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

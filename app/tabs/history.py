@@ -13,6 +13,7 @@ from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
 from app.service import Service
 from app.tabs.analysis import Analysis
+from app.tabs.chat import Streams
 from app.tabs.follow import Following, build_picker, build_wanted
 from app.tabs.requests import MOST_PASSES
 from app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
@@ -41,18 +42,19 @@ class History:
             self.back = gr.Button("All runs", elem_id="history-back", **SMALL)
             script = "SpecScopeApp.heading(element, watch);"
             self.heading = gr.HTML(elem_id="history-heading", js_on_load=script)
-            self.following = Following(self)
+            self.following = Following(service)
             self.viewer = build_viewer("history-viewer")
             self.analysis = Analysis(service)
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
         opened = [self.listing, self.detail, self.heading, self.viewer, self.message]
-        self.opened = [*opened, *self.following.shown, *self.analysis.shown]
-        left = [*self.listed, self.listing, self.detail, self.viewer, self.heading]
-        self.left = [*left, *self.following.shown]
+        live = [self.wanted, *self.following.shown]
+        self.opened = [*opened, *live, *self.analysis.shown]
+        self.left = [*self.listed, self.listing, self.detail, self.viewer, self.heading, *live]
+        self.streams = Streams()
+        """Of followed files."""
         self._connect()
-        self.following.connect()
 
     def _build_list(self) -> None:
         hint = "Search words, ids, models, races; tokens:>50, temperature:0, speedup:>1.5, load:busy"
@@ -91,7 +93,11 @@ class History:
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
         self.table.imported(self.show_imported, self.search, [*listed, self.search], **QUIET)
-        self.back.click(self.following.streams.handler(self.leave), view, self.left, **QUIET)
+        self.back.click(self.streams.handler(self.leave), view, self.left, **QUIET)
+        runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
+        for part in (self.picker, self.wanted, self.following.line):
+            followed = part.followed(self.streams.pointed(self.follow), None, shown, **runs)
+            followed.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
 
     # -- the list
 
@@ -143,6 +149,7 @@ class History:
         return {
             **self.refresh(query, place),
             **self.following.left(),
+            self.wanted: "",
             self.listing: gr.update(visible=True),
             self.detail: gr.update(visible=False),
             self.viewer: viewed(()),
@@ -192,12 +199,39 @@ class History:
     def _opened(self, headers: Sequence[Header], names: Sequence[str]) -> Update:
         return {
             **self.following.left(),
+            self.wanted: "",
             self.listing: gr.update(visible=False),
             self.detail: gr.update(visible=True),
             self.heading: opened(headers, names),
             self.viewer: viewed(names),
             self.message: "",
         }
+
+    async def follow(self, event: gr.EventData) -> AsyncIterator[Update]:
+        """Follow files to their footers, or until they are stopped; then open their runs."""
+        try:
+            followed = self.following.start(event.files)
+        except SpecScopeError as error:
+            yield self.alerted(error)
+            return
+        yield {
+            self.listing: gr.update(visible=False),
+            self.detail: gr.update(visible=True),
+            **dict.fromkeys([self.heading, self.message], ""),
+            **dict.fromkeys(self.analysis.cards, gr.update(visible=False)),
+            self.viewer: viewed((), live=True),
+            **self.following.begun(followed),
+        }
+        revision = 0
+        async for frame, update in self.following.updates(followed):
+            runs = [one.run.run_id for one in followed if one.run.run_id]
+            revision += frame.draw
+            if frame.last and runs:
+                yield {**self.show(runs), self.following.line: update[self.following.line]}
+            elif frame.draw:
+                yield {**update, self.viewer: viewed(runs, revision, live=True)}
+            else:
+                yield update
 
     def analyse(self, shown: str) -> Any:
         """Show the analysis of long runs, which takes seconds; not of very long ones."""
