@@ -64,6 +64,8 @@ window.SpecScopeApp = (() => {
     let again = false;
     let ran = false; // a turn runs
     let listening = false;
+    let cursors = new Map(); // by run: how far its deltas have been read
+    const ended = new Set(); // runs without further deltas
 
     const state = (name) => {
       element.dataset.state = name;
@@ -88,7 +90,10 @@ window.SpecScopeApp = (() => {
         return;
       }
       if (!view) state("loading");
+      const read = new Map(cursors);
       const model = await fetchModel(wanted.runs, results || wanted.live);
+      cursors = read; // deltas that came since may be missing in the document
+      ended.clear();
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
@@ -105,16 +110,17 @@ window.SpecScopeApp = (() => {
     /** While the viewer is live, add what the runs have done since; ask for a document if a device is new. */
     async function listen() {
       listening = true;
-      const cursors = new Map();
-      const ended = new Set();
+      cursors = new Map();
       let due = 0;
       try {
         for (let wanted = value(); wanted.live && wanted.runs.length; wanted = value()) {
           for (const run of wanted.runs.filter((id) => !ended.has(id))) {
-            const answer = await fetch(`/specscope/live?run=${encodeURIComponent(run)}&cursor=${cursors.get(run) ?? 0}`);
+            const from = cursors.get(run);
+            const answer = await fetch(`/specscope/live?run=${encodeURIComponent(run)}&cursor=${from ?? 0}`);
             if (!answer.ok) return;
             const delta = await answer.json();
             if (!value().live || !view) break;
+            if (cursors.get(run) !== from) continue; // a document came meanwhile
             cursors.set(run, delta.cursor);
             if (delta.ended) ended.add(run);
             if (!view.extend(delta) && performance.now() > due) {
@@ -328,7 +334,7 @@ window.SpecScopeApp = (() => {
     refresh(); // the tab may be mounted after the value came
   }
 
-  /** The lines of followed files: their buttons, and their address. */
+  /** The lines of followed files: their buttons and their address. The panes show the newest text. */
   function following(element, trigger, watch, [stopped, kept, followed]) {
     element.addEventListener("click", (event) => {
       const { stop, keep, again } = event.target.closest("button")?.dataset ?? {};
@@ -338,6 +344,10 @@ window.SpecScopeApp = (() => {
     });
     watch("value", SpecScopeAddress.compared);
     SpecScopeAddress.compared();
+    const panes = document.getElementById("follow-panes");
+    new MutationObserver(() => {
+      for (const text of panes.querySelectorAll(".ss-text:not(:hover)")) text.scrollTop = text.scrollHeight;
+    }).observe(panes, { childList: true, subtree: true });
   }
 
   return { head, viewer, fold, charts, heading, history: history_, recordings, wanted, following };

@@ -65,7 +65,7 @@ class Following:
 
     async def updates(self, followed: Sequence[Followed]) -> AsyncIterator[tuple[Frame, Update]]:
         """Yield frames and what changed in lines and panes, until no file is followed any more."""
-        async for frame in frames([Lane([one.run]) for one in followed], first=0):
+        async for frame in frames([Lane([one.run]) for one in followed], own=False):
             panes = {self.panes[i]: html for i, html in frame.panes.items()}
             yield frame, {**panes, self.line: following(followed)}
 

@@ -160,25 +160,26 @@ async def _tick(runs: Sequence[LiveRun]) -> None:
             return
 
 
-async def frames(lanes: Sequence[Lane], first: float = FIRST) -> AsyncIterator[Frame]:
+async def frames(lanes: Sequence[Lane], *, own: bool = True) -> AsyncIterator[Frame]:
     """Yield frames until all runs have ended. They go on if the page is left or reloaded.
 
-    `first`: seconds from the beginning of a run to the first document.
+    Of runs that are not this program's `own`, each has a document as soon as it begins.
     """
     panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
-    state, due, begun, drawn = "", 0.0, False, False
+    state, due, begun, drawn = "", 0.0, 0, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW
     while True:
         ended = all(run.ended for run in runs)
         changed = {i: pane.html for i, pane in enumerate(panes) if pane.update()}
         now, before, state = time.monotonic(), state, turn_state([run.state for run in runs])
-        if not begun and any(run.run_id for run in runs):
-            begun, due = True, now + first
-        draw = begun and (bool(changed) or not drawn) and (ended or now >= due)
+        started = sum(bool(run.run_id) for run in runs)
+        if started > begun and not (own and begun):
+            begun, due, drawn = started, now + (FIRST if own else 0), False
+        draw = begun > 0 and (bool(changed) or not drawn) and (ended or now >= due)
         if draw:
             due, pause, drawn = now + pause, 2 * pause, True
         if ended or changed or draw or state != before:
-            yield Frame(changed, state, draw or (ended and begun), ended)
+            yield Frame(changed, state, draw or (ended and begun > 0), ended)
         if ended:
             return
         await _tick(runs)

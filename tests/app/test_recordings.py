@@ -69,7 +69,7 @@ def test_the_panes_and_figures_of_a_followed_run(service, folder) -> None:
 
     async def collect() -> list:
         followed = service.follower.start("run.jsonl")
-        return [frame async for frame in frames([Lane([followed.run])], first=0)], followed
+        return [frame async for frame in frames([Lane([followed.run])], own=False)], followed
 
     got, followed = asyncio.run(collect())
     assert (got[-1].state, got[-1].last, got[-1].draw) == ("done", True, True)
@@ -87,13 +87,30 @@ def test_the_first_document_follows_at_the_header(service, folder) -> None:
 
     async def first_drawn() -> int:
         followed, tokens = service.follower.start("run.jsonl"), 0
-        async for frame in frames([Lane([followed.run])], first=0):
+        async for frame in frames([Lane([followed.run])], own=False):
             tokens = followed.tally.tokens
             if frame.draw:
                 return tokens
         raise AssertionError("no document")
 
     assert asyncio.run(asyncio.wait_for(first_drawn(), 20)) == 0
+
+
+def test_every_followed_run_has_a_document_when_it_begins(service, folder) -> None:
+    write(folder / "early.jsonl", *LINES[:40])
+    write(folder / "late.jsonl", "")
+
+    async def drawn() -> list[int]:
+        followed, counts = [service.follower.start(f"{name}.jsonl") for name in ("early", "late")], []
+        async for frame in frames([Lane([one.run]) for one in followed], own=False):
+            if frame.draw:
+                counts.append(sum(bool(one.run.run_id) for one in followed))
+                write(folder / "late.jsonl", LINES[0].replace("sample-pearl", "late"))
+            if counts[-1:] == [2]:
+                break
+        return counts
+
+    assert asyncio.run(asyncio.wait_for(drawn(), 4))[-1] == 2, "not after the pause between documents"
 
 
 def test_a_second_run_of_the_same_id_is_not_stored(service, folder) -> None:

@@ -54,6 +54,18 @@ WATCH = """() => {
 """Note when the timeline's canvas has the colour of drafts."""
 
 
+KEEP = """() => {
+    const { mount } = SpecScope;
+    SpecScope.mount = (root, model, options) => {
+        const view = mount(root, model, options);
+        window.shown = [model];
+        return { ...view, update: (next) => { window.shown.push(next); view.update(next); } };
+    };
+}"""
+"""Keep the documents that the viewer shows; deltas change them in place."""
+SPANS = "shown.at(-1).runs[0].tracks.reduce((sum, track) => sum + track.spans.id.length, 0)"
+
+
 class Files(NamedTuple):
     """The server that follows files, and their folder."""
 
@@ -171,6 +183,21 @@ def test_a_file_without_a_footer_is_stopped_and_what_is_there_is_imported(files,
     expect(page.locator('tr[data-run="cut"]')).to_contain_text("incomplete")
     page.go_back()  # from the list to the opened run
     expect(page).to_have_url(re.compile(r"[?&]run=cut$"))
+
+
+def test_a_late_document_hides_no_rows_that_came_meanwhile(files, followed, window) -> None:
+    source = recorded(files.folder, "late", tokens=200)
+    lines = source.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
+    source.write_text("".join(lines), encoding="utf-8")
+    (files.folder / "late.jsonl").touch()
+    page = followed("/?follow=late.jsonl")
+    expect(line(page, "running")).to_contain_text("the header of late.jsonl is not written yet")
+    page.evaluate(KEEP)
+    with window.late("**/specscope/model*", 1):
+        assert writing(source, files.folder / "late.jsonl", 8 / len(lines)).wait(60) == 0
+        page.wait_for_function("() => window.shown?.length >= 2")
+    spans = sum('"event":"span"' in one for one in lines)
+    page.wait_for_function(f"() => {SPANS} === {spans}", timeout=20_000)
 
 
 def test_files_are_followed_beside_each_other_and_a_wrong_line_ends_one(files, followed) -> None:
