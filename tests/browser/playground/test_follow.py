@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from engine.trace.jsonl import to_json
 from tests.browser.looks import assert_looks
@@ -185,7 +186,7 @@ def test_a_file_without_a_footer_is_stopped_and_what_is_there_is_imported(files,
     expect(page).to_have_url(re.compile(r"[?&]run=cut$"))
 
 
-def test_a_late_document_hides_no_rows_that_came_meanwhile(files, followed, window) -> None:
+def test_a_late_document_hides_no_rows_that_came_meanwhile(files, followed) -> None:
     source = recorded(files.folder, "late", tokens=200)
     lines = source.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
     source.write_text("".join(lines), encoding="utf-8")
@@ -193,9 +194,16 @@ def test_a_late_document_hides_no_rows_that_came_meanwhile(files, followed, wind
     page = followed("/?follow=late.jsonl")
     expect(line(page, "running")).to_contain_text("the header of late.jsonl is not written yet")
     page.evaluate(KEEP)
-    with window.late("**/specscope/model*", 1):
-        assert writing(source, files.folder / "late.jsonl", 8 / len(lines)).wait(60) == 0
-        page.wait_for_function("() => window.shown?.length >= 2")
+
+    def delay(route: Route) -> None:
+        answer = route.fetch()
+        time.sleep(1)
+        route.fulfill(response=answer)
+
+    page.route("**/specscope/model*", delay)
+    process = writing(source, files.folder / "late.jsonl", 8 / len(lines))
+    page.wait_for_function("() => window.shown?.length >= 2")
+    assert process.wait(60) == 0
     spans = sum('"event":"span"' in one for one in lines)
     page.wait_for_function(f"() => {SPANS} === {spans}", timeout=20_000)
 
