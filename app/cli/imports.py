@@ -41,8 +41,6 @@ def _lines(found: Imports) -> Iterator[str]:
         tokens = measure(trace).tokens
         count = "unknown number of tokens" if tokens is None else f"{tokens} tokens"
         yield f"run {trace.header.run_id}: {trace.header.title}, {count}, {trace.status}"
-    if found.cut:
-        yield "the last line is cut and was left out"
     if found.skipped:
         noun = "request was" if found.skipped == 1 else "requests were"
         yield f"{found.skipped} {noun} left out: nothing about speculative decoding"

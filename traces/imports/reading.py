@@ -40,8 +40,6 @@ class Imports:
     traces: tuple[Trace, ...]
     skipped: int = 0
     """Requests that say nothing of speculative decoding."""
-    cut: bool = False
-    """Whether the last line was cut while it was written, and is left out."""
 
 
 def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
@@ -57,8 +55,7 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
         raise UsageError(f"cannot import {path}: {error}") from None
     form = _form_of(rows)
     if form is None:
-        whole = _whole_lines(content)
-        return Imports((_own(whole, path),), cut=len(whole) < len(content))
+        return Imports((_own(content, path),))
     traces: list[Trace] = []
     size = 0
     try:
@@ -96,16 +93,6 @@ def _unpacked(content: bytes) -> bytes:
     return unpacked
 
 
-def _whole_lines(content: bytes) -> bytes:
-    """Return a file without its last line if that was cut: it has no end and is no JSON."""
-    lines, end, last = content.rpartition(b"\n")
-    try:
-        parse_json(last)
-    except ValueError:
-        return lines + end if lines and last.strip() else content
-    return content
-
-
 def _form_of(rows: list[Any]) -> Form | None:
     return next((form for form in FORMS if rows and form.recognises(rows[0])), None)
 
@@ -113,13 +100,28 @@ def _form_of(rows: list[Any]) -> Form | None:
 def _own(content: bytes, path: str | Path) -> Trace:
     """Return the trace of SpecScope's own file; one without a footer has status `incomplete`."""
     try:
-        trace = read_jsonl(_decoded_lines(content))
+        whole = _without_cut_line(content)
+        trace = read_jsonl(_decoded_lines(whole))
+        if len(whole) < len(content):
+            trace.footer = trace.new_footer("incomplete", "the file ends within a line, without a footer")
         check(trace)
     except ValueError as error:
         events = b'"event"' in content[:4096]
         more = "" if events else "; docs/traces.md lists the files of other engines that are read"
         raise UsageError(f"{path} is not a SpecScope trace: {error}{more}") from None
     return trace
+
+
+def _without_cut_line(content: bytes) -> bytes:
+    """Return a file without a last line that its writer did not finish, as it was killed."""
+    whole, _, last = content.rpartition(b"\n")
+    if not whole or not last.strip() or b'{"event":"footer"' in whole:
+        return content
+    try:
+        parse_json(last)
+    except ValueError:
+        return whole + b"\n"
+    return content
 
 
 def _read(form: Form, row: Any, number: int) -> Trace | None:
