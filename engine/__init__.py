@@ -9,9 +9,20 @@ if TYPE_CHECKING:
     from engine.drafting.suffix import Finished
     from engine.errors import SpecScopeError, UsageError
     from engine.run.serving import Load
+    from engine.trace.record import record
     from engine.types import Limits, Sampling
 
-__all__ = ["Cluster", "Finished", "Limits", "Load", "Sampling", "SpecScopeError", "UsageError", "open"]
+__all__ = [
+    "Cluster",
+    "Finished",
+    "Limits",
+    "Load",
+    "Sampling",
+    "SpecScopeError",
+    "UsageError",
+    "open",
+    "record",
+]
 _HOME = {
     "Cluster": "engine.cluster.session",
     "Finished": "engine.drafting.suffix",
@@ -21,6 +32,7 @@ _HOME = {
     "SpecScopeError": "engine.errors",
     "UsageError": "engine.errors",
     "open": "engine.cluster.open",
+    "record": "engine.trace.record",
 }
 
 

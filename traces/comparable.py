@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from engine.methods import METHODS
 from engine.trace.events import OTHERS, TOO_BUSY
-from traces.imported import origin
+from traces.imported import is_foreign
 from traces.requests import load_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def comparisons(groups: Sequence[Group]) -> list[Comparison]:
     plain = [i for i, group in enumerate(groups) if _is_plain(group)]
     plain.sort(key=lambda i: not _is_registered(groups[i][0].header.method))
     known = [conditions(group) for group in groups]
-    foreign = [any(origin(trace.header) for trace in group) and len(groups) > 1 for group in groups]
+    foreign = [any(is_foreign(trace.header) for trace in group) and len(groups) > 1 for group in groups]
     return [
         Comparison(None, "a run of another engine") if foreign[i] else _comparison(i, plain, known)
         for i in range(len(groups))
@@ -80,7 +80,7 @@ def conditions(group: Group) -> Conditions:
         }
     drafters = [path for path in _distinct(h.drafter_path for h in headers) if path]
     return {
-        "prompt": [ids for h in headers for ids in h.prompt_ids],
+        "prompt": [prompt for h in headers for prompt in _prompts(h)],
         "target": _distinct(h.target_path for h in headers),
         **({"drafter": drafters} if drafters else {}),
         "clock": _distinct(h.runtime for h in headers),
@@ -105,8 +105,8 @@ def batch_size(trace: Trace) -> int:
 
 
 def drafts(trace: Trace) -> bool:
-    """Return whether anything was drafted, by a model or otherwise; true of imported runs."""
-    if origin(trace.header) is not None:
+    """Return whether anything was drafted; true of the files of other engines."""
+    if is_foreign(trace.header):
         return True
     by_model = any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans)
     return by_model or any(r.drafted for r in trace.rounds)
@@ -132,6 +132,12 @@ def _is_plain(group: Group) -> bool:
 
 def _is_registered(method: str) -> bool:
     return method in METHODS and METHODS[method].baseline
+
+
+def _prompts(header: Header) -> list[Any]:
+    """Return the token ids of each prompt; of a recording without them its text, else its run."""
+    both = zip(header.prompt_ids, header.prompts, strict=True)
+    return [ids or text or header.run_id for ids, text in both]
 
 
 def _machine(header: Header) -> list[Any]:

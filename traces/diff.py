@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import UsageError
 from traces import waiting
 from traces.comparable import conditions, differences
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT, is_timed, origin
+from traces.imported import NO_TOKEN, UNKNOWN_TEXT, is_foreign, is_timed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,7 +170,7 @@ def diff(first: Trace, second: Trace) -> Diff:
 
 
 def _not_comparable(first: Trace, second: Trace) -> list[str]:
-    if origin(first.header) or origin(second.header):
+    if is_foreign(first.header) or is_foreign(second.header):
         return ["engine"]
     mine, theirs = conditions([first]), conditions([second])
     return differences(mine, theirs)

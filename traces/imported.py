@@ -1,21 +1,30 @@
-"""Runs of other engines: which facts their files hold, and which are unknown.
+"""Runs of other engines and programs: which facts their files hold, and which are unknown.
 
 The header of an imported run holds an entry `imported` in its environment:
-`{"source": ..., "unknown": [...], "counts": {...}}`. A run without that entry is SpecScope's own.
+`{"source": ..., "unknown": [...], "counts": {...}}`; that of a run that `engine.record` recorded an
+entry `recorded`, whose `unknown` is found when its file is read. A run without either is
+SpecScope's own.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from engine.trace.recorder import RECORDED
+from engine.trace.work import DRAFTS
 from traces.definitions import FACTS, FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from engine.trace.events import Commit, Header
+    from engine.trace.trace import Trace
 
+TEXTS = "texts of the tokens"
+"""The fact without which ids or blocks are shown."""
+SPANS_OF_DRAFTS = "span of each draft"
+CACHED = "rows cached before each forward"
 NO_TOKEN = -1
 """The id of a token that the file does not name."""
 UNKNOWN_TEXT = "▒"
@@ -49,6 +58,8 @@ class Imported:
     unknown: tuple[str, ...]
     counts: Counts | None = None
     """Of a run without rounds."""
+    recorded: bool = False
+    """Whether a program recorded it by `engine.record`."""
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}
@@ -62,17 +73,27 @@ class Imported:
 
     @property
     def figures(self) -> frozenset[str]:
-        return frozenset(key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
+        """The figures that are unknown; a recorder does not see the cells of attention."""
+        never = {"attention_cells"} if self.recorded else set[str]()
+        lacking = (key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
+        return frozenset((*lacking, *never))
 
     @property
     def sentence(self) -> str:
-        missing = f" Not in the file: {', '.join(self.unknown)}." if self.unknown else ""
-        return f"Imported from {self.source}.{missing}"
+        unknown = ", ".join(self.unknown)
+        if self.recorded:
+            return f"Not recorded: {unknown}." if unknown else ""
+        return f"Imported from {self.source}.{f' Not in the file: {unknown}.' if unknown else ''}"
 
 
 def origin(header: Header) -> Imported | None:
     """Return the origin of a run; None for SpecScope's own, and for an entry of another form."""
-    entry: Any = header.environment.get("imported")
+    entry: Any = header.environment.get(RECORDED)
+    if isinstance(entry, dict):
+        unknown = entry.get("unknown")
+        known = unknown if isinstance(unknown, list | tuple) else ()
+        return Imported(header.title, tuple(fact for fact in FACTS if fact in known), recorded=True)
+    entry = header.environment.get("imported")
     if not isinstance(entry, dict):
         return None
     source, unknown, counts = (entry.get(name) for name in ("source", "unknown", "counts"))
@@ -80,6 +101,12 @@ def origin(header: Header) -> Imported | None:
         return None
     facts = tuple(fact for fact in FACTS if fact in unknown)
     return Imported(source, facts, _counts(counts) if isinstance(counts, dict) else None)
+
+
+def is_foreign(header: Header) -> bool:
+    """Return whether the run is of another engine, so that its speed is compared with no run's."""
+    found = origin(header)
+    return found is not None and not found.recorded
 
 
 def is_timed(header: Header) -> bool:
@@ -103,6 +130,49 @@ def _natural(value: Any) -> bool:
 
 def shown_text(header: Header, commit: Commit) -> str:
     """Return the text of a token; of another engine's token without one, its id or a block."""
-    if commit.text or origin(header) is None:
+    found = origin(header)
+    if commit.text or found is None or TEXTS not in found.unknown:
         return commit.text
     return f"{UNKNOWN_TEXT if commit.token == NO_TOKEN else commit.token} "
+
+
+def shown_piece(trace: Trace, token: int) -> str:
+    """Return the text of a token id alone; without one, the id or a block."""
+    if token == NO_TOKEN:
+        return UNKNOWN_TEXT
+    return trace.pieces.get(token, "" if origin(trace.header) is None else f"{token} ")
+
+
+def with_unknown(trace: Trace) -> Trace:
+    """Return a recorded trace whose header names what its rows leave unknown; another as it is."""
+    entry = trace.header.environment.get(RECORDED)
+    if not isinstance(entry, dict):
+        return trace
+    unknown = [fact for fact, known in _known_facts(trace).items() if not known]
+    facts = {**trace.header.environment, RECORDED: {**entry, "unknown": unknown}}
+    trace.header = replace(trace.header, environment=facts)
+    return trace
+
+
+def _known_facts(trace: Trace) -> dict[str, bool]:
+    """Return fact -> whether the rows of a recording hold it."""
+    drafted = [d for d in trace.decisions if d.node >= 0]
+    tested = [d for d in drafted if d.outcome != "discarded"]
+    drafting = [s for s in trace.spans if s.kind in DRAFTS]
+    decoded = bool(trace.commits)
+    return {
+        "times": bool(trace.spans),
+        "number of tokens": decoded,
+        "origin of each token": decoded,
+        "accepted and rejected drafts": decoded,
+        "order of the steps": decoded,
+        "draft length of each step": decoded,
+        "forwards of the drafter": bool(drafting) or not drafted,
+        SPANS_OF_DRAFTS: not drafting or (decoded and all(d.draft_span >= 0 for d in drafted)),
+        CACHED: all(min(s.rows, s.context) >= 0 for s in trace.spans),
+        "prompt": all(trace.header.prompt_ids),
+        TEXTS: bool(trace.pieces) or not decoded,
+        "ids of the tokens": all(c.token != NO_TOKEN for c in trace.commits),
+        "ids of rejected tokens": all(d.token != NO_TOKEN for d in drafted),
+        "probabilities": not tested or any(d.p is not None or d.q is not None for d in tested),
+    }

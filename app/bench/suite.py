@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 import engine
+from app.bench import recording
 from app.bench.figures import Figure, Note, Plan
 from app.bench.speed import Race, Transformers, decode, one_core, quiet
 from engine import Cluster
@@ -58,6 +59,8 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
     figures |= costs(pair, plan)
     note("fuzzy forwards")
     figures |= fuzzy(pair, prompts)
+    note("recording")
+    figures |= recording.measure(plan.repeats)
     return figures
 
 

@@ -11,6 +11,7 @@ from app.cli import common
 from app.cli.options import DATABASE, JSON, add_options
 
 if TYPE_CHECKING:
+    from engine.trace.trace import Trace
     from traces.diff import Diff, FirstDifference, Waterfall
 
 
@@ -22,18 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from traces.diff import diff
-    from traces.view.settings import models_text
 
     names = [args.first, args.second]
     stored = common.load_runs(args, names)
     traces = [stored[name] for name in names]
     found = diff(*traces)
     heads = [
-        f"{name}: {trace.header.title} · {models_text(trace.header)} · {trace.header.clock} · {tokens} tokens in "
-        f"{time / 1e6:.1f} ms of decoding"
+        f"{name}: {' · '.join(filter(None, _about(trace)))} · {tokens} tokens in {time / 1e6:.1f} ms of decoding"
         for name, trace, tokens, time in zip(names, traces, found.tokens, found.decode, strict=True)
     ]
     return common.answer(args, found.to_dict(), chain(heads, _lines(found)))
+
+
+def _about(trace: Trace) -> tuple[str, str, str]:
+    from traces.view.settings import models_text
+
+    return trace.header.title, models_text(trace.header), trace.header.clock
 
 
 def _lines(found: Diff) -> Iterator[str]:

@@ -34,15 +34,20 @@ const BANDS = {
 
 const IMPORTED = {
   accepted: "The target accepted this draft token.",
-  rejected: "The target rejected a draft token here; the file does not say which.",
-  discarded: "A token was drafted here after the rejected one, or after the end of the text; the file does not say which.",
+  rejected: "The target rejected this draft token.",
+  discarded: "It was drafted beside or after a rejected token, or after the end of the text: the target did not decide on it.",
   corrected: "A draft token was rejected here; the target's own token takes its place.",
   plain: "No draft was verified here: it is the target's own token.",
 };
 
+const NAMELESS = {
+  rejected: "The target rejected a draft token here; the file does not say which.",
+  discarded: "A token was drafted here after the rejected one, or after the end of the text; the file does not say which.",
+};
+
 /** A sentence that explains the outcome of a token. */
 function story(run, row) {
-  if (run.imported && IMPORTED[row.outcome]) return IMPORTED[row.outcome];
+  if (run.imported && IMPORTED[row.outcome]) return (row.id === null && NAMELESS[row.outcome]) || IMPORTED[row.outcome];
   const p = probability(row.p);
   const proposed = copyOf(run, row) ? "It was copied" : "The drafter proposed it";
   const q = probability(row.q);

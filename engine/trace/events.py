@@ -15,7 +15,7 @@ SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
 of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`,
-`forecast`, `chain`, and the kinds `glue` and `branch`."""
+`forecast`, `chain`, and the kinds `glue`, `branch` and `other`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -23,7 +23,16 @@ TOO_BUSY = 0.5
 """Cores used by other programs from which on times are doubtful."""
 
 SpanKind = Literal[
-    "prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample", "glue", "branch"
+    "prefill",
+    "draft",
+    "verify",
+    "pre-verify",
+    "calibrate",
+    "communicate",
+    "sample",
+    "glue",
+    "branch",
+    "other",
 ]
 PartKind = Literal["attention", "exchange"]
 Stop = Literal["full", "uncertain", "end", "cancelled", "off"]

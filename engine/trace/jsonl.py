@@ -20,12 +20,15 @@ from engine.trace.events import SCHEMA, Device, Event, Footer, Header, Row
 from engine.trace.trace import Trace
 
 _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
+_NAMES = {t: tuple(f.name for f in fields(t)) for t in _TYPES.values()}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def to_json(event: Event) -> str:
     """Return the event as one JSONL line without the line end; not-a-number becomes null."""
-    row = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(event).items()}
-    return json.dumps({"event": event.tag, **row}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    row = asdict(event) if isinstance(event, Header) else {n: getattr(event, n) for n in _NAMES[type(event)]}
+    values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
+    return _ENCODER.encode({"event": event.tag, **values})
 
 
 def from_json(line: str) -> Event:

@@ -61,6 +61,24 @@ def test_methods_are_listed_without_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_loop_is_recorded_without_any_package(tmp_path):
+    """`engine.record` in a program without torch, Gradio or SQLModel: only the standard library."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import engine
+with engine.record({str(tmp_path / "mine.jsonl")!r}) as rec:
+    with rec.span("verify"): pass
+    rec.round(drafted=[1], accepted=1, emitted=[1, 2])
+loaded = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)
+sys.exit(str(loaded) if loaded - {{"engine", "__main__"}} else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_file_but_its_own_names_a_method():
     """Differences between methods are data in the registry, never a branch on a name."""
     keys = [

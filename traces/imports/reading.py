@@ -14,6 +14,7 @@ from engine.errors import UsageError
 from engine.files import check_values, parse_json, read_bytes
 from engine.trace.jsonl import read_jsonl
 from traces.checks import check
+from traces.imported import with_unknown
 from traces.imports.modelopt import MODELOPT
 from traces.imports.profiler import PROFILER
 from traces.imports.servers import AIPERF, SGLANG, VLLM
@@ -98,10 +99,13 @@ def _form_of(rows: list[Any]) -> Form | None:
 
 
 def _own(content: bytes, path: str | Path) -> Trace:
-    """Return the trace of SpecScope's own file; one without a footer has status `incomplete`."""
+    """Return the trace of SpecScope's own file, also of one that was recorded by `engine.record`.
+
+    Without a footer its status is `incomplete`.
+    """
     try:
         whole = _without_cut_line(content)
-        trace = read_jsonl(_decoded_lines(whole))
+        trace = with_unknown(read_jsonl(_decoded_lines(whole)))
         if len(whole) < len(content):
             trace.footer = trace.new_footer("incomplete", "the file ends within a line, without a footer")
         check(trace)

@@ -16,7 +16,7 @@ from collections import Counter
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.imported import origin
+from traces.imported import CACHED, origin
 from traces.padding import finished, rounds_by_step, steps_of
 from traces.waiting import FORWARDS, WHOLE, Around, decoding_clock
 
@@ -60,13 +60,14 @@ class CacheView(TypedDict):
 
 
 def caches(trace: Trace, around: Around = WHOLE) -> list[CacheView]:
-    """Return the caches whose rows the trace determines; none for imported runs.
+    """Return the caches whose rows the trace determines; none without the rows of each forward.
 
     A model without a forward that found cached rows is left out, as is the drafter of a batch:
     its spans have the rows of all sequences together. Of a part, steps that reach beyond its spans
     are left out.
     """
-    if origin(trace.header):
+    engine = origin(trace.header)
+    if engine is not None and (not engine.recorded or CACHED in engine.unknown):
         return []
     if len(trace.header.prompts) > 1:
         return _batch(trace, around)
@@ -248,6 +249,9 @@ class PackingView(TypedDict):
 
 
 def packings(trace: Trace, around: Around = WHOLE) -> list[PackingView]:
+    """Return the batches whose padding the trace determines; none of another engine or program."""
+    if origin(trace.header) is not None:
+        return []
     clock, times = decoding_clock(trace), {r.step: r.time for r in trace.rounds}
     return [
         {"step": step, "span": span, "t": clock(times[step]), "shares": shares}

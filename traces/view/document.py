@@ -66,7 +66,7 @@ class Heading(TypedDict):
     redacted: bool
     greedy: bool
     imported: bool
-    """Whether another engine made the run; then its rule of acceptance is unknown."""
+    """Whether another engine or program made the run, by an unknown rule of acceptance."""
     busy: str
     """A sentence if other programs loaded the machine during the run, else empty."""
     timed: bool
@@ -203,7 +203,7 @@ def _state(traces: Sequence[Trace]) -> str:
 
 
 def heading(trace: Trace, redact_prompt: bool) -> Heading:
-    header, footer = trace.header, trace.footer
+    header, footer, found = trace.header, trace.footer, origin(trace.header)
     return {
         "id": header.run_id,
         "title": header.title,
@@ -222,8 +222,8 @@ def heading(trace: Trace, redact_prompt: bool) -> Heading:
         "reasons": list(footer.reasons) if footer else [],
         "prompts": [] if redact_prompt else list(header.prompts),
         "redacted": redact_prompt,
-        "greedy": header.sampling.get("temperature", 0) == 0 and origin(header) is None,
-        "imported": origin(header) is not None,
+        "greedy": header.sampling.get("temperature") == 0,
+        "imported": found is not None and not (found.recorded and _has_rule(trace)),
         "busy": load.warning if (load := other_load(trace)) else "",
         "timed": is_timed(header),
     }
@@ -324,8 +324,9 @@ def _pieces(
 
 def _note(trace: Trace) -> str:
     """Return why nothing was drafted, or what is unknown of an imported run; else nothing."""
-    if imported := origin(trace.header):
-        return imported.sentence
+    found = origin(trace.header)
+    if found and (found.sentence or not found.recorded):
+        return found.sentence
     if drafts(trace) or (trace.status == "running" and not trace.rounds):
         return ""
     if not trace.rounds:
@@ -335,9 +336,15 @@ def _note(trace: Trace) -> str:
         return "no drafts in this run: the method has no drafter, every token is one target forward"
     if method and "drafter" not in method.uses:
         return "no drafts in this run: the method found none to make, every round was a plain target forward"
+    if found:
+        return "no drafts in this run: every round was a plain target forward"
     if not trace.header.drafter_path and "head" not in trace.header.environment:
         return "no drafts in this run: speculation inactive because no drafter was given"
     return "no drafts in this run: speculation inactive because every round was a plain target forward"
+
+
+def _has_rule(trace: Trace) -> bool:
+    return any(d.rule for d in trace.decisions)
 
 
 def _mean_speed(metrics: Metrics, racer: Racer) -> Metrics:

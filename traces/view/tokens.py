@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT, shown_text
+from traces.imported import NO_TOKEN, shown_piece, shown_text
 from traces.view import row_of
 from traces.waiting import decoding_clock
 
@@ -208,7 +208,7 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
             "position": d.position,
             "before": before,
             "id": None if d.token == NO_TOKEN else d.token,
-            "text": UNKNOWN_TEXT if d.token == NO_TOKEN else trace.pieces.get(d.token, ""),
+            "text": shown_piece(trace, d.token),
             "outcome": d.outcome,
             "step": d.step,
             "t": clock(times.get((d.sequence, d.step), ends.get(d.draft_span, 0))),
@@ -281,7 +281,7 @@ def _columns(trace: Trace, decisions: list[Decision]) -> NodeColumns:
         "parent": [index.get(d.parent, -1) for d in decisions],
         "level": [d.position - root for d in decisions],
         "id": [d.token for d in decisions],
-        "text": [trace.pieces.get(d.token, "") for d in decisions],
+        "text": [shown_piece(trace, d.token) for d in decisions],
         "outcome": [d.outcome for d in decisions],
         "q": [short(d.q) for d in decisions],
         "p": [short(d.p) for d in decisions],

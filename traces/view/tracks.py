@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from engine.run.policies import MINEDRAFT
 from engine.trace.events import Span
 from traces import waiting
-from traces.imported import origin
+from traces.imported import SPANS_OF_DRAFTS, origin
 from traces.metrics import measured_occupancy
 from traces.requests import load_of, requests
 from traces.view import columns_of, row_of
@@ -134,15 +134,15 @@ def span_fates(trace: Trace) -> dict[int, str]:
 
     `kept`: one of its tokens was committed, or it drafts nothing; `rejected` or `discarded`: none
     of its tokens was accepted; `cancelled`; `open`: its draft is not decided yet; `unknown`: a
-    draft of an imported run without decisions.
+    draft of another engine or program without decisions.
     """
     order = {"accepted": 3, "rejected": 2, "discarded": 1}
     best = dict.fromkeys(useful_glue(trace), "accepted")
     for d in trace.decisions:
         if d.draft_span >= 0 and order.get(d.outcome, 0) > order.get(best.get(d.draft_span, ""), 0):
             best[d.draft_span] = d.outcome
-    undecided = "open" if trace.status == "running" else "discarded"
-    if origin(trace.header):
+    undecided, found = "open" if trace.status == "running" else "discarded", origin(trace.header)
+    if found is not None and (not found.recorded or SPANS_OF_DRAFTS in found.unknown):
         undecided = "unknown"
 
     def fate(span: Span) -> str:

@@ -1,0 +1,186 @@
+"""The outputs of a recording: its rounds as rows, one output per sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from engine.errors import UsageError, shown
+from engine.trace.events import Decision, Piece, Row
+from engine.trace.rounds import (
+    MODES,
+    Judging,
+    Place,
+    checked,
+    commits_of,
+    decisions_of,
+    extras_of,
+    ids_of,
+    round_of,
+)
+from engine.trace.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from engine.trace.texts import Texts
+    from engine.trace.work import Claims
+
+REASONS = ("", "eos", "stop", "length")
+Spans: TypeAlias = "Work | int | Sequence[Work | int] | None"
+
+
+class Given(NamedTuple):
+    """The arguments of `Recorder.round`."""
+
+    drafted: Any
+    accepted: Any
+    emitted: Any
+    parents: Any
+    q: Any
+    p: Any
+    top_q: Any
+    top_p: Any
+    texts: Sequence[str] | None
+    mode: str
+    draft: Spans
+    verify: Work | int | None
+    reason: str
+
+
+class _Output:
+    """One sequence: the number of its tokens, its text, and its end."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.steps: set[int] = set()
+        self.text: list[str] = []
+        self.reason = ""
+        self.ended = False
+
+
+class Outputs:
+    """The rows of rounds. `claims` knows the spans."""
+
+    def __init__(
+        self, prompts: Sequence[tuple[str, tuple[int, ...]]], texts: Texts, rule: str, claims: Claims
+    ) -> None:
+        self.step = 0
+        """The number of the last round."""
+        self._outputs = [_Output(len(ids)) for _, ids in prompts]
+        self._texts, self._rule, self._claims = texts, rule, claims
+        self._named: set[int] = set()
+        for number, (_, ids) in enumerate(prompts):
+            texts.begin(number, ids)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple("".join(output.text) for output in self._outputs)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return tuple(output.reason for output in self._outputs)
+
+    def round(self, sequence: int, time: int, given: Given) -> list[Row]:
+        """Return the rows of a round."""
+        output = self._outputs[sequence]
+        at, work = self._place(sequence, given.verify, time)
+        name = str(at)
+        what = checked(name, given.drafted, given.accepted, given.emitted, given.parents)
+        extras = extras_of(name, len(what.drafted), given.p, given.q, given.top_p, given.top_q)
+        _check_choices(at, given.mode, given.reason)
+        if not what.drafted and at.verify < 0 and not output.steps:
+            at = at._replace(step=0)  # the prompt's forward made the token
+        spans = self._spans(at, what.levels, given.draft, work, given.mode)
+        added = self._added(at, what.emitted, given.texts)
+        known = dict(zip(what.emitted, given.texts or (), strict=False))
+        rows: list[Row] = [*self._pieces((*what.drafted, *what.emitted, *extras.ids), known)]
+        rows += decisions_of(at, what, extras, self._rule, spans) if at.step else []
+        rows += commits_of(at, what, added)
+        if at.step:
+            mode = given.mode or ("verify" if what.drafted else "plain")
+            rows.append(round_of(at, what, mode))
+        self._advance(at, what, added, given.reason)
+        return rows
+
+    def discard(self, sequence: int, time: int, drafted: Any, ahead: int, q: Any, draft: Spans) -> list[Row]:
+        """Return the rows of drafted tokens that no round judges; see `Recorder.discard`."""
+        at = Place(self.step, sequence, self._outputs[sequence].length + ahead, time, -1)
+        ids = ids_of(f"drafted tokens discarded after {at}", drafted)
+        spans = self._spans(at, range(len(ids)), draft, None, "")
+        extras = extras_of(str(at), len(ids), None, q, None, None)
+        rows: list[Row] = [*self._pieces(ids, {})]
+        for i, token in enumerate(ids):
+            where = (max(1, at.step), sequence, -1, -1, at.start + i, token)
+            chance = extras.q[i] if extras.q else None
+            rows.append(Decision(*where, None, chance, None, "", "discarded", spans[i], -1))
+        return rows
+
+    def _place(self, sequence: int, verify: Work | int | None, time: int) -> tuple[Place, Work | None]:
+        """Return the place of the next round, and its verification if this process recorded it.
+
+        Rounds of one verification, of several sequences, share its step.
+        """
+        output = self._outputs[sequence]
+        if output.ended:
+            raise UsageError(
+                f"sequence {sequence} has a round after its end at token {output.length}; a round with a "
+                "reason, with fewer tokens than it accepts, or with a rejection and no own token is the last one"
+            )
+        if isinstance(verify, int):
+            return Place(self.step + 1, sequence, output.length, time, verify), None
+        work = verify or self._claims.scoring(sequence)
+        step = work.step if work and work.step not in output.steps else self.step + 1
+        return Place(step, sequence, output.length, time, work.id if work else -1), work
+
+    def _spans(
+        self, at: Place, levels: Sequence[int], draft: Spans, work: Work | None, mode: str
+    ) -> list[int]:
+        """Return the id of the span that drafted each token; -1 for an unknown one."""
+        if draft is None:
+            early = work is not None and work.start >= 0 and mode != "pre-verify"
+            return self._claims.drafting(at.sequence, levels, work.start if early and work else at.time)
+        given = [draft] if isinstance(draft, Work | int) else [*draft]
+        ids = [one.id if isinstance(one, Work) else one for one in given]
+        if len(ids) not in (1, len(levels)):
+            raise UsageError(
+                f"{at} has {len(ids)} spans in draft= for {len(levels)} drafted tokens; give one for all, or one for each"
+            )
+        self._claims.forget(at.sequence, ids)
+        return ids * len(levels) if len(ids) == 1 else ids
+
+    def _added(self, at: Place, tokens: Sequence[int], texts: Sequence[str] | None) -> list[str]:
+        if texts is None:
+            return [self._texts.added(at.sequence, token) for token in tokens]
+        if len(texts) != len(tokens):
+            raise UsageError(
+                f"{at} has {len(texts)} texts of {len(tokens)} emitted tokens; give one for each"
+            )
+        return [*texts]
+
+    def _pieces(self, ids: Iterable[int], given: dict[int, str]) -> Iterator[Piece]:
+        """Yield the texts of tokens that have no piece yet, where they are known."""
+        for token in ids:
+            if (
+                token >= 0
+                and token not in self._named
+                and (text := given.get(token) or self._texts.piece(token))
+            ):
+                self._named.add(token)
+                yield Piece(token, text)
+
+    def _advance(self, at: Place, what: Judging, added: list[str], reason: str) -> None:
+        output = self._outputs[at.sequence]
+        output.length += len(what.emitted)
+        output.text += added
+        output.reason, output.ended = reason, bool(reason) or what.cut
+        if at.step:
+            output.steps.add(at.step)
+        self.step = max(self.step, at.step)
+        if what.own:
+            self._claims.restart(at.sequence, at.time)
+
+
+def _check_choices(at: Place, mode: str, reason: str) -> None:
+    for name, value, choices in (("mode", mode, ("", *MODES)), ("reason", reason, REASONS)):
+        if value not in choices:
+            raise UsageError(f"{name} of {at} is {shown(value)}; give {', '.join(filter(None, choices))}")

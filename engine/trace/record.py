@@ -1,0 +1,155 @@
+"""Record another program's draft-and-verify loop as a trace. Standard library only.
+
+    with engine.record("mine.jsonl", method="mine", devices={"a": "drafter", "b": "target"}) as rec:
+        rec.prompt("Hello", ids=[1, 2])
+        with rec.span("draft", rows=1): ...
+        with rec.span("verify", rows=3): ...
+        rec.round(drafted=[7, 8], accepted=1, emitted=[7, 9])
+
+Each call writes its rows at once, to a file opened for appending: a killed program loses no row,
+and several processes may append to one file (`join=True`). Times are of `time.perf_counter_ns`,
+which on Linux is one clock for all processes of a machine. docs/instrument.md describes all calls.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from engine.environment import processor
+from engine.errors import UsageError, shown
+from engine.trace.appended import Lines, header_of
+from engine.trace.events import Header
+from engine.trace.recorder import RECORDED, Recorder
+from engine.trace.stream import Stream
+from engine.trace.texts import Texts
+from engine.trace.work import NO_TRACK, Work, devices_of
+
+RUNTIME = "own code"
+BOTH = ("drafter+target",)
+RULES = ("", "ratio", "match", "typical")
+PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
+
+
+def record(
+    path: str | os.PathLike[str] | None,
+    method: str = "own loop",
+    *,
+    devices: Mapping[str, str] | Iterable[str] = BOTH,
+    target: str = "",
+    drafter: str = "",
+    decode: Callable[[list[int]], str] | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    rule: str = "",
+    lossless: bool = True,
+    clocks: Mapping[str, Mapping[str, Any]] | None = None,
+    events: Callable[[], Any] | None = None,
+    join: bool = False,
+    enabled: bool = True,
+) -> Recorder:
+    """Open a file to record a run in; an older file of this name is replaced.
+
+    Args:
+        path: The file. None records nothing.
+        method: The method's name for people.
+        devices: Name -> role: `drafter`, `target` or `drafter+target`; or the roles alone, which
+            are then the names. By default one device has both.
+        target: The target's name or folder.
+        drafter: The drafter's.
+        decode: Token ids -> text, as a tokenizer has it.
+        sampling: temperature, top_k, top_p, seed.
+        config: The method's settings, as they are to be shown.
+        rule: The rule of acceptance: `ratio`, `match`, `typical`; at temperature 0 all are `match`.
+            Empty if it is another one.
+        lossless: Whether the output has the target's distribution.
+        clocks: Of a device on another machine `node`, `offset_ns` and `uncertainty_ns`, see
+            docs/traces.md; the offset is subtracted from the times of its spans.
+        events: What makes a CUDA event, `lambda: torch.cuda.Event(enable_timing=True)`: then it
+            times the spans of all devices whose names begin with `cuda` or `gpu`.
+        join: Add the spans of a further process to the file of a running recording.
+        enabled: False records nothing.
+
+    Raises:
+        UsageError: An argument is wrong, or the file cannot be written.
+    """
+    if path is None or not enabled:
+        return cast("Recorder", Off())
+    file = Path(path)
+    if join:
+        header = header_of(file)
+        return Recorder(Lines(file, replace=False), header, streams=_streams(header, events))
+    if rule not in RULES:
+        raise UsageError(f"rule is {shown(rule)}; give one of {', '.join(RULES[1:])}, or leave it out")
+    header = Header(
+        run_id=uuid.uuid4().hex[:12],
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        method=RECORDED,
+        title=method,
+        config=dict(config or {}),
+        prompts=(),
+        prompt_ids=(),
+        sampling=dict(sampling or {}),
+        limits={},
+        runtime=RUNTIME,
+        profile="",
+        devices=devices_of(devices),
+        target_path=target,
+        drafter_path=drafter,
+        environment=_environment() | ({"clocks": {n: dict(c) for n, c in clocks.items()}} if clocks else {}),
+        lossless=lossless and rule != "typical",
+    )
+    if (sampling or {}).get("temperature") == 0:
+        rule = rule or "match"
+    return Recorder(Lines(file, replace=True), header, Texts(decode), rule, _streams(header, events))
+
+
+def _streams(header: Header, events: Callable[[], Any] | None) -> dict[str, Stream]:
+    return {d.name: Stream(events) for d in header.devices if events and d.kind == "cuda"}
+
+
+def _environment() -> dict[str, Any]:
+    """Return the machine, and the versions of the packages that the program has imported."""
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "processor": processor(),
+        "cores": os.cpu_count() or 1,
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
+    return facts | {name: str(version) for name, version in versions.items() if version}
+
+
+class Off:
+    """A recording that is switched off: all calls do nothing."""
+
+    def __init__(self) -> None:
+        self._work = Work(lambda *_: None, -1, NO_TRACK, 0, 0, -1, -1)
+
+    def span(self, *_: object, **__: object) -> Work:
+        return self._work
+
+    add = span
+
+    def prompt(self, *_: object, **__: object) -> int:
+        return 0
+
+    def start(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    end = round = discard = close = start
+
+    def __enter__(self) -> Off:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""

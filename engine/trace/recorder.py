@@ -1,0 +1,317 @@
+"""An open recording of another program's loop: its spans, its rounds, its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import RLock
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import UsageError, one_line, shown
+from engine.trace.events import Event, Footer, Header, Status
+from engine.trace.jsonl import check_types, to_json
+from engine.trace.outputs import Given, Outputs, Spans
+from engine.trace.pending import Pending
+from engine.trace.rounds import ids_of
+from engine.trace.work import Claims, Devices, Numbers, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from engine.trace.appended import Lines
+    from engine.trace.stream import Stream
+    from engine.trace.texts import Texts
+
+RECORDED = "recorded"
+"""The method of a recorded run, and the entry of its environment with the start of its clock."""
+OUTCOMES = ("done", "cancelled")
+
+
+class Recorder:
+    """An open recording; a context manager. Safe to use from several threads.
+
+    All methods raise UsageError for a value that cannot be, and if the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        header: Header,
+        texts: Texts | None = None,
+        rule: str = "",
+        streams: Mapping[str, Stream] | None = None,
+    ) -> None:
+        """Begin a recording; without `texts`, join the one that this header is of."""
+        self._lines, self._header = lines, header
+        self._texts, self._rule = texts, rule
+        self._claims, self._lock = Claims(), RLock()
+        self._numbers = Numbers(joined=texts is None)
+        self._prompts = list(zip(header.prompts, header.prompt_ids, strict=True))
+        self._devices: Devices | None = None
+        """None before the header is written."""
+        self._outputs: Outputs | None = None
+        self._begin = 0
+        """The `perf_counter_ns` of the run's start."""
+        self._time = 0
+        """The end of the last work."""
+        self._pending = Pending(streams or {})
+        self._closed = False
+        if texts is None:
+            self._pending.align()
+            self._run(header)
+
+    def prompt(self, text: str = "", ids: Any = ()) -> int:
+        """Name the prompt of the next sequence, before the first span; return its number."""
+        with self._lock:
+            if self._devices or self._texts is None:
+                raise UsageError(
+                    f"prompt {len(self._prompts) + 1} was given after the first span; give all prompts before, "
+                    "or record each request in a file of its own"
+                )
+            tokens = ids_of("ids of a prompt", ids)
+            self._prompts.append((text or self._texts.all(tokens), tuple(tokens)))
+            return len(self._prompts) - 1
+
+    def start(self, time: int | None = None) -> None:
+        """Write the header; `time` is then 0. The first span does so, too."""
+        with self._lock:
+            if self._devices:
+                return
+            errors = self._pending.align()
+            begin = perf_counter_ns() if time is None else time
+            self._prompts = self._prompts or [("", ())]
+            texts, ids = zip(*self._prompts, strict=True)
+            facts = {**self._header.environment, RECORDED: {"start_ns": begin}}
+            if errors:
+                facts["clocks"] = errors | facts.get("clocks", {})
+            header = replace(self._header, prompts=texts, prompt_ids=ids, environment=facts)
+            try:
+                check_types([header])
+            except ValueError as error:
+                raise UsageError(f"{error}; give plain values: texts, numbers, lists") from None
+            self._emit(header)
+            self._run(header)
+
+    def _run(self, header: Header) -> None:
+        clocks, begin = header.environment.get("clocks", {}), header.environment[RECORDED]["start_ns"]
+        if self._texts is not None:
+            self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
+        bases = {d.name: begin + clocks.get(d.name, {}).get("offset_ns", 0) for d in header.devices}
+        self._begin, self._devices = begin, Devices(header.devices, bases, self._pending.streams)
+
+    def span(
+        self,
+        kind: str,
+        device: str | None = None,
+        *,
+        rows: int = -1,
+        context: int = -1,
+        sequence: int = 0,
+        model: str | None = None,
+    ) -> Work:
+        """Begin a span; use it in `with`, or end it by `end`.
+
+        Args:
+            kind: `draft`, `verify`, `prefill`, or another kind of docs/traces.md.
+            device: By default the only one with the role that the kind needs.
+            rows: Rows fed to the forward; -1 if unknown.
+            context: Rows cached before it; -1 if unknown.
+            sequence: -1 for work on several.
+            model: `drafter` or `target`, where neither kind nor device says it.
+        """
+        work = self._work(kind, device, model, sequence, rows, context)
+        if work.track.stream is not None:
+            work.marks = work.track.stream.begin()
+        work.start = perf_counter_ns() - work.track.base
+        return work
+
+    def end(self, work: Work, outcome: str = "done") -> None:
+        """End a span; its outcome is `done` or `cancelled`."""
+        work.end = perf_counter_ns() - work.track.base
+        work.outcome = outcome
+        if work.track.stream is None or work.marks is None:
+            self._ended(work)
+        else:
+            self._pending.add(work, work.track.stream.finish(work.marks))
+            with self._lock:
+                self._read_events()
+
+    def add(
+        self,
+        kind: str,
+        start: int,
+        end: int,
+        device: str | None = None,
+        *,
+        rows: int = -1,
+        context: int = -1,
+        sequence: int = 0,
+        model: str | None = None,
+        outcome: str = "done",
+    ) -> Work:
+        """Record a `span` with times of `time.perf_counter_ns`, on its device's machine."""
+        if self._devices is None:
+            self.start(start)
+        work = self._work(kind, device, model, sequence, rows, context)
+        work.start, work.end = start - work.track.base, end - work.track.base
+        work.outcome = outcome
+        self._ended(work)
+        return work
+
+    def _work(
+        self, kind: str, device: str | None, model: str | None, sequence: int, rows: int, context: int
+    ) -> Work:
+        if self._devices is None:
+            self.start()
+        assert self._devices is not None, "the recording has started"
+        track, step = self._devices.track(kind, device, model), self._outputs.step if self._outputs else 0
+        if not -1 <= sequence < len(self._prompts):
+            self._check_sequence(sequence)
+        if step or kind != "prefill":
+            step += 1
+        work = Work(self.end, self._numbers.next(), track, step, sequence, rows, context)
+        if track.scores:
+            self._claims.began(work)
+        return work
+
+    def _ended(self, work: Work) -> None:
+        assert self._devices is not None, "the span has begun"
+        try:
+            line = work.line
+        except (ValueError, TypeError):
+            numbers = (work.start, work.end, work.rows, work.context)
+            raise UsageError(
+                f"start, end, rows and context of a {work.track.kind} are {shown(numbers)}; give whole numbers"
+            ) from None
+        if work.outcome not in OUTCOMES:
+            raise UsageError(f"the outcome of a span is {shown(work.outcome)}; give {' or '.join(OUTCOMES)}")
+        self._devices.ended(work)
+        if work.track.drafts:
+            self._claims.ended(work, len(self._prompts))
+        if work.end > self._time:
+            self._time = work.end
+        self._lines.write(line)
+
+    def _check_sequence(self, sequence: int) -> None:
+        if not -1 <= sequence < len(self._prompts):
+            raise UsageError(
+                f"sequence {shown(sequence)} has no prompt; give 0 to {len(self._prompts) - 1}, or call prompt() "
+                "once for each sequence before the first span"
+            )
+
+    def _read_events(self, *, wait: bool = False) -> None:
+        """Record the spans whose events have passed, or all of them."""
+        for work in self._pending.passed(wait=wait):
+            self._ended(work)
+
+    def round(
+        self,
+        drafted: Any = (),
+        accepted: Any = 0,
+        emitted: Any = (),
+        *,
+        parents: Any = None,
+        sequence: int = 0,
+        q: Any = None,
+        p: Any = None,
+        top_q: Any = None,
+        top_p: Any = None,
+        texts: Sequence[str] | None = None,
+        mode: str = "",
+        draft: Spans = None,
+        verify: Work | int | None = None,
+        time: int | None = None,
+        reason: str = "",
+    ) -> None:
+        """Record a verification and what it added to the output.
+
+        Args:
+            drafted: Ids of the drafted tokens, in an order in which parents come before children.
+            accepted: How many are accepted; of a tree also their indices, from the root on.
+            emitted: Ids that the output grew by: the accepted ones, then the target's own if any.
+            parents: Of a tree, the index of the token before each drafted one; -1 for the text.
+            sequence: The number of the sequence.
+            q: The drafter's probability of each drafted token.
+            p: The target's; it may end with that of the target's own token.
+            top_q: For each drafted token, the drafter's most probable ones as (id, probability).
+            top_p: The target's, as `p`.
+            texts: The text that each emitted token adds; without it, `decode` is asked.
+            mode: `plain`, `verify`, `pre-verify` or `post-verify`, see docs/traces.md; by default
+                `verify`, `plain` without a draft.
+            draft: The span of all tokens, or one for each; by default the sequence's last ones.
+            verify: The verification's span; by default the sequence's last one.
+            time: When the tokens were known, of `time.perf_counter_ns`; by default now.
+            reason: Why the output ended with this round: `eos`, `stop` or `length`.
+        """
+        now = perf_counter_ns() if time is None else time
+        with self._lock:
+            outputs = self._rounds(sequence, now)
+            at = now - self._begin
+            if at < 0:
+                raise UsageError(
+                    f"a round is {-at} ns before the recording's start; give a time of time.perf_counter_ns()"
+                )
+            choices = (texts, mode, draft, verify, reason)
+            given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
+            self._emit(*outputs.round(sequence, at, given))
+            self._time = max(self._time, at)
+
+    def discard(
+        self,
+        drafted: Any,
+        *,
+        sequence: int = 0,
+        ahead: int = 0,
+        q: Any = None,
+        draft: Spans = None,
+    ) -> None:
+        """Record drafted tokens that are thrown away unjudged, such as those after a rejection.
+
+        Args:
+            drafted: Ids of a chain.
+            sequence: The number of the sequence.
+            ahead: How many tokens after the output the chain begins.
+            q: As of `round`.
+            draft: As of `round`.
+        """
+        with self._lock:
+            now = perf_counter_ns()
+            outputs = self._rounds(sequence, now)
+            self._emit(*outputs.discard(sequence, now - self._begin, drafted, ahead, q, draft))
+
+    def close(self, status: Status = "done", error: str = "") -> None:
+        """End the recording; without it, a reader shows the run as incomplete."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._read_events(wait=True)
+            if self._texts is not None:
+                outputs = self._rounds(0, perf_counter_ns())
+                self._emit(Footer(status, outputs.reasons, outputs.texts, self._time, error))
+            self._lines.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None or error is None:
+            self.close()
+        elif issubclass(kind, KeyboardInterrupt):
+            self.close("cancelled")
+        else:
+            self.close("failed", one_line(f"{kind.__name__}: {error}"))
+
+    def _rounds(self, sequence: int, now: int) -> Outputs:
+        if self._texts is None:
+            raise UsageError(
+                "a process that joined a recording records spans only; send its drafts to the other"
+            )
+        self.start(now)
+        self._check_sequence(sequence)
+        self._read_events()
+        assert self._outputs is not None, "the recording has started"
+        return self._outputs
+
+    def _emit(self, *events: Event) -> None:
+        self._lines.write("".join(f"{to_json(event)}\n" for event in events).encode())

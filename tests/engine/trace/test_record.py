@@ -1,0 +1,279 @@
+"""The rows that the recorder writes of spans, rounds, trees and batches."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+import engine
+from engine.trace.jsonl import read_jsonl, to_json
+from tests.engine.trace.recordings import DEVICES, TREE, read
+
+
+def test_a_loop_in_five_lines(path):
+    with engine.record(path, method="my loop", devices=DEVICES, sampling={"temperature": 0}) as rec:
+        assert rec.prompt("The prompt", ids=[1, 2, 3]) == 0
+        with rec.span("draft", rows=1):
+            time.sleep(0.001)
+        with rec.span("verify", rows=4, context=3):
+            time.sleep(0.002)
+        rec.round(drafted=[4, 5, 6], accepted=2, emitted=[4, 5, 9], texts=["a", "b", "c"], q=[0.5, 0.4, 0.3])
+    trace = read(path)
+    assert (trace.header.title, trace.header.prompts, trace.header.prompt_ids) == (
+        "my loop",
+        ("The prompt",),
+        ((1, 2, 3),),
+    )
+    assert trace.header.clock == "measured · own code"
+    draft, verify = trace.spans
+    assert (draft.device, draft.kind, draft.model, draft.step, draft.rows, draft.context) == (
+        "d",
+        "draft",
+        "drafter",
+        1,
+        1,
+        -1,
+    )
+    assert (verify.device, verify.model, verify.rows, verify.context) == ("t", "target", 4, 3)
+    assert draft.end - draft.start >= 1e6
+    assert draft.end <= verify.start
+    assert [(c.position, c.token, c.origin, c.text) for c in trace.commits] == [
+        (3, 4, "accepted", "a"),
+        (4, 5, "accepted", "b"),
+        (5, 9, "corrected", "c"),
+    ]
+    rows = [
+        (d.node, d.parent, d.position, d.outcome, d.q, d.draft_span, d.verify_span) for d in trace.decisions
+    ]
+    assert rows == [
+        (0, -1, 3, "accepted", 0.5, draft.id, verify.id),
+        (1, 0, 4, "accepted", 0.4, draft.id, verify.id),
+        (2, 1, 5, "rejected", 0.3, draft.id, verify.id),
+        (-1, 1, 5, "corrected", None, -1, verify.id),
+    ]
+    (one,) = trace.rounds
+    assert (one.mode, one.drafted, one.accepted, one.emitted, one.span) == ("verify", 3, 2, 3, verify.id)
+    assert one.time >= verify.end
+    assert (trace.status, trace.text) == ("done", "abc")
+
+
+def test_roles_alone_name_the_devices(path):
+    with engine.record(path, "mine", devices=["drafter", "target"]) as rec:
+        rec.start()
+    with engine.record(path.with_name("default"), "mine") as rec:
+        rec.start()
+    devices = [read(p).header.devices for p in (path, path.with_name("default"))]
+    assert [[(d.name, d.role, d.label, d.kind) for d in found] for found in devices] == [
+        [("drafter", "drafter", "drafter", "cpu"), ("target", "target", "target", "cpu")],
+        [("drafter+target", "drafter+target", "drafter+target", "cpu")],
+    ]
+
+
+def test_the_same_trace_is_read_again(path):
+    with engine.record(path) as rec:
+        with rec.span("verify"):
+            pass
+        rec.round(drafted=[4], accepted=1, emitted=[4, 5])
+    trace = read(path)
+    text = "".join(f"{to_json(event)}\n" for event in trace.events())
+    again = read_jsonl(text.splitlines())
+    assert again == trace
+
+
+def test_a_plain_loop_and_the_token_of_the_prompts_forward(path):
+    """The first token is step 0 if no verification made it; plain rounds have a target span."""
+    with engine.record(path) as rec:
+        rec.prompt("p", ids=[7])
+        with rec.span("prefill", rows=1, context=0):
+            pass
+        rec.round(emitted=[1])
+        with rec.span("verify", rows=1, context=1):
+            pass
+        rec.round(emitted=[2], reason="eos")
+    trace = read(path)
+    assert [(s.kind, s.step) for s in trace.spans] == [("prefill", 0), ("verify", 1)]
+    assert [(c.step, c.origin, c.position) for c in trace.commits] == [(0, "plain", 1), (1, "plain", 2)]
+    assert [(r.step, r.mode, r.drafted) for r in trace.rounds] == [(1, "plain", 0)]
+    assert trace.footer.reasons == ("eos",)
+
+
+@pytest.mark.parametrize("accepted", [2, [1, 4]])
+def test_a_tree_with_the_number_of_its_accepted_tokens_or_their_indices(path, accepted):
+    with engine.record(path) as rec:
+        for _ in range(3):
+            with rec.span("draft"):
+                pass
+        with rec.span("verify"):
+            pass
+        rec.round(**TREE, accepted=accepted, emitted=[11, 14, 99])
+    trace = read(path)
+    assert [(d.node, d.outcome, d.position) for d in trace.decisions] == [
+        (0, "rejected", 0),
+        (1, "accepted", 0),
+        (2, "discarded", 1),
+        (3, "rejected", 1),
+        (4, "accepted", 1),
+        (5, "rejected", 2),
+        (-1, "corrected", 2),
+    ]
+    levels = [s.id for s in trace.spans if s.kind == "draft"]
+    assert [d.draft_span for d in trace.decisions] == [levels[i] for i in (0, 0, 1, 1, 1, 2)] + [-1]
+    assert [c.origin for c in trace.commits] == ["accepted", "accepted", "corrected"]
+
+
+def test_a_tree_that_is_accepted_to_a_leaf_has_a_bonus(path):
+    with engine.record(path) as rec:
+        rec.round(**TREE, accepted=2, emitted=[10, 12, 99], verify=5)
+    assert read(path).decisions[-1].outcome == "bonus"
+
+
+def test_a_round_without_a_token_of_the_targets_own(path):
+    """PEARL: after a full acceptance no own token; after the end of the text none is rejected."""
+    with engine.record(path) as rec:
+        rec.round(drafted=[1, 2], accepted=2, emitted=[1, 2])
+        rec.round(drafted=[3, 4, 5], accepted=2, emitted=[3, 4], reason="eos")
+    trace = read(path)
+    assert [d.outcome for d in trace.decisions] == ["accepted"] * 4 + ["discarded"]
+    assert [c.position for c in trace.commits] == [0, 1, 2, 3]
+
+
+def test_a_batch_shares_spans_and_steps(path):
+    """One verification of two sequences: both rounds have its step and its span."""
+    with engine.record(path) as rec:
+        rec.prompt("a", ids=[1])
+        rec.prompt("b", ids=[1, 2])
+        for step in range(2):
+            with rec.span("draft", sequence=-1):
+                pass
+            with rec.span("verify", sequence=-1):
+                pass
+            for sequence in range(2):
+                rec.round(drafted=[5], accepted=step, emitted=[5, 6][1 - step :], sequence=sequence)
+    trace = read(path)
+    verifies = [s.id for s in trace.spans if s.kind == "verify"]
+    assert [(r.sequence, r.step, r.span) for r in trace.rounds] == [
+        (sequence, step + 1, verifies[step]) for step in range(2) for sequence in range(2)
+    ]
+    drafts = [s.id for s in trace.spans if s.kind == "draft"]
+    assert [d.draft_span for d in trace.decisions if d.node == 0] == [
+        drafts[0],
+        drafts[0],
+        drafts[1],
+        drafts[1],
+    ]
+    assert [c.position for c in trace.commits if c.sequence == 1] == [2, 3, 4]
+
+
+def test_drafts_of_a_wrong_text_are_no_rounds_drafts(path):
+    """PEARL: the drafter drafts on while the target verifies; a rejection throws that away."""
+    clock = iter(range(0, 1000, 10))
+
+    def add(kind, device, length):
+        start = next(clock)
+        return rec.add(kind, start, start + length, device)
+
+    with engine.record(path, devices=DEVICES) as rec:
+        first = add("draft", "d", 9)
+        verify = add("verify", "t", 100)
+        wrong = add("draft", "d", 9)
+        rec.round(drafted=[1, 2], accepted=0, emitted=[7], time=verify.track.base + 120, verify=verify)
+        again = rec.add("draft", 130, 139, "d")
+        rec.add("verify", 140, 190, "t")
+        ahead = rec.add("draft", 150, 159, "d")
+        rec.round(drafted=[3, 4], accepted=2, emitted=[3, 4], time=verify.track.base + 200)
+        rec.add("verify", 210, 220, "t")
+        rec.round(drafted=[5, 6], accepted=2, emitted=[5, 6], time=verify.track.base + 230)
+    spans = [d.draft_span for d in read(path).decisions if d.node >= 0]
+    assert spans == [first.id] * 2 + [again.id] * 2 + [ahead.id] * 2
+    assert wrong.id not in spans
+
+
+def test_drafts_that_are_thrown_away_unjudged(path):
+    with engine.record(path, devices=DEVICES) as rec:
+        rec.prompt(ids=[1, 2])
+        with rec.span("draft") as work:
+            pass
+        rec.discard([8, 9], ahead=3, q=[0.5, 0.25], draft=work)
+    rows = [(d.node, d.position, d.token, d.q, d.outcome, d.draft_span) for d in read(path).decisions]
+    assert rows == [(-1, 5, 8, 0.5, "discarded", work.id), (-1, 6, 9, 0.25, "discarded", work.id)]
+
+
+def test_a_decoder_gives_the_texts(path):
+    """A token's text is what it adds to the text before it; half a character adds none."""
+    words = {1: b"Hi", 2: b"\xc3", 3: b"\xa9", 4: b" there"}
+
+    def decode(ids):
+        return b"".join(words[i] for i in ids).decode("utf-8", "replace")
+
+    with engine.record(path, decode=decode) as rec:
+        rec.prompt(ids=[1])
+        rec.round(drafted=[2, 3], accepted=2, emitted=[2, 3, 4])
+    trace = read(path)
+    assert trace.header.prompts == ("Hi",)
+    assert [c.text for c in trace.commits] == ["", "é", " there"]
+    assert trace.pieces == {2: "�", 3: "�", 4: " there"}
+    assert trace.text == "é there"
+
+
+def test_tensors_and_arrays_are_token_ids(path):
+    import numpy as np
+    import torch
+
+    with engine.record(path) as rec:
+        rec.prompt(ids=torch.tensor([1, 2]))
+        rec.round(
+            drafted=torch.tensor([3, 4]),
+            accepted=torch.tensor(1),
+            emitted=np.array([3, 5]),
+            q=torch.tensor([0.5, float("nan")]),
+            p=np.array([0.25, 0.125, 1.0001], dtype=np.float32),
+        )
+    trace = read(path)
+    assert trace.token_ids() == [3, 5]
+    assert [(d.p, d.q) for d in trace.decisions] == [(0.25, 0.5), (0.125, None), (1.0, None)]
+
+
+def test_a_draft_ahead_of_a_bonus_is_of_no_round(path):
+    """A draft that began before the target's own token was known continues another text."""
+    with engine.record(path, devices=DEVICES) as rec:
+        rec.start(0)
+        rec.add("draft", 0, 10, "d")
+        rec.add("verify", 10, 30, "t")
+        rec.add("draft", 12, 20, "d")
+        rec.round([1], 1, [1, 2], time=30)
+        ready = rec.add("draft", 31, 40, "d")
+        rec.add("verify", 40, 50, "t")
+        rec.round([3], 1, [3, 4], time=50)
+    assert [d.draft_span for d in read(path).decisions if d.node == 0] == [0, ready.id]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "rule", "rules"), [(0, "", "match"), (0.8, "ratio", "ratio"), (0.8, "", "")]
+)
+def test_the_rule_is_the_given_one_and_match_at_temperature_0(path, temperature, rule, rules):
+    with engine.record(path, sampling={"temperature": temperature}, rule=rule) as rec:
+        rec.round([1, 2], 1, [1, 3])
+        rec.round([4], 1, [4, 5])
+    found = [d.rule for d in read(path).decisions]
+    assert found == [rules, rules, rules, rules, "target" if rules else ""]
+
+
+def test_the_text_of_a_long_output_is_the_texts_of_its_tokens(path):
+    with engine.record(path, decode=lambda ids: " ".join(map(str, ids))) as rec:
+        rec.prompt(ids=[7])
+        for token in range(50):
+            rec.round(emitted=[token])
+    assert read(path).text == "".join(f" {token}" for token in range(50))
+
+
+def test_each_line_is_one_json_object_with_short_ids(path):
+    with engine.record(path, method='my "loop"\n', devices={'a"b': "drafter+target"}) as rec:
+        for _ in range(3):
+            with rec.span("draft"):
+                pass
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["event"] for row in rows] == ["header", "span", "span", "span", "footer"]
+    assert [row["id"] for row in rows[1:-1]] == [0, 1, 2]
+    assert rows[1]["device"] == 'a"b'

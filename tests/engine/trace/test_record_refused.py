@@ -1,0 +1,193 @@
+"""What the recorder refuses while it records, each in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+import engine
+from engine.errors import UsageError
+from tests.engine.trace.recordings import DEVICES, TREE, read
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"drafted": [1, 2], "accepted": 3, "emitted": [1, 2, 3]},
+            "accepted 3 of 2 drafted tokens; give 0 to 2",
+        ),
+        (
+            {"drafted": [1, 2], "accepted": 1, "emitted": [2, 9]},
+            "emitted token 2 at place 0, but accepted 1 there",
+        ),
+        ({"drafted": [1, 2], "accepted": 1, "emitted": [1, 9, 9]}, "emitted 3 tokens and accepted 1"),
+        (
+            {"drafted": [1, 2], "accepted": 0.5, "emitted": []},
+            "accepted of round 1 of sequence 0 is 0.5; give a whole",
+        ),
+        (
+            {"drafted": [[1, 2]], "accepted": 0, "emitted": [1]},
+            "is [[1, 2]]; give a flat list of whole numbers",
+        ),
+        ({"drafted": [1, -2], "accepted": 0, "emitted": [1]}, "has -2 at place 1; a token id is 0 or more"),
+        (
+            {"drafted": [1, 2], "parents": [-1], "accepted": 0, "emitted": [3]},
+            "1 parents of 2 drafted tokens",
+        ),
+        (
+            {"drafted": [1, 2], "parents": [1, -1], "accepted": 0, "emitted": [3]},
+            "parents come before children",
+        ),
+        ({**TREE, "accepted": [0, 3], "emitted": [10, 13]}, "has 3 after 0, which is not its parent"),
+        (
+            {**TREE, "accepted": 2, "emitted": [10, 13, 1]},
+            "no path of its tree has the output's token 13 at place 1",
+        ),
+        (
+            {"drafted": [1, 2], "accepted": 0, "emitted": [3], "q": [0.5]},
+            "q of round 1 of sequence 0 has 1 values",
+        ),
+        ({"drafted": [1], "accepted": 0, "emitted": [3], "p": [1.5]}, "has 1.5; a probability is 0 to 1"),
+        ({"drafted": [1], "accepted": 0, "emitted": [3], "texts": []}, "0 texts of 1 emitted tokens"),
+        (
+            {"drafted": [1], "accepted": 0, "emitted": [3], "mode": "fast"},
+            "mode of round 1 of sequence 0 is 'fast'",
+        ),
+        (
+            {"drafted": [1], "accepted": 0, "emitted": [3], "reason": "full"},
+            "reason of round 1 of sequence 0 is 'full'",
+        ),
+        (
+            {"drafted": [1], "accepted": 0, "emitted": [3], "sequence": 1},
+            "sequence 1 has no prompt; give 0 to 0",
+        ),
+        (
+            {"drafted": [1], "accepted": 0, "emitted": [3], "draft": [1, 2]},
+            "2 spans in draft= for 1 drafted tokens",
+        ),
+    ],
+)
+def test_a_round_that_cannot_be_is_refused_in_one_line(path, given, message):
+    with engine.record(path) as rec, pytest.raises(UsageError) as error:
+        rec.round(**given)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert read(path).rounds == []
+
+
+def test_no_round_follows_the_end_of_an_output(path):
+    with engine.record(path) as rec:
+        rec.round(drafted=[1, 2], accepted=2, emitted=[1])
+        with pytest.raises(UsageError, match="sequence 0 has a round after its end at token 1"):
+            rec.round(emitted=[3])
+
+
+def test_spans_that_overlap_on_a_device_are_refused(path):
+    ms = 1_000_000
+    with engine.record(path, devices=DEVICES) as rec:
+        rec.add("verify", 1 * ms, 3 * ms, "t")
+        rec.add("draft", 2 * ms, 4 * ms, "d")
+        with pytest.raises(
+            UsageError, match=r"a verify on t starts at 1.500 ms, but the verify there ends at 2.0"
+        ):
+            rec.add("verify", 5 * ms // 2, 4 * ms, "t")
+        with pytest.raises(UsageError, match="lasts from 4000000 to 3000000 ns"):
+            rec.add("verify", 5 * ms, 4 * ms, "t")
+        with pytest.raises(UsageError, match="a round is 1000000 ns before the recording's start"):
+            rec.round(emitted=[1], time=0)
+    assert [(s.start, s.end) for s in read(path).spans] == [(0, 2 * ms), (1 * ms, 3 * ms)]
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        ({"kind": "think"}, "the kind of a span is 'think'; give prefill, draft"),
+        ({"kind": "draft", "device": "x"}, "device 'x' is not among d, t"),
+        (
+            {"kind": "draft", "device": "t"},
+            "a draft is work of the drafter, but device 't' has the role target",
+        ),
+        ({"kind": "sample", "model": "both"}, "the model of a span is 'both'"),
+        ({"kind": "verify", "sequence": 4}, "sequence 4 has no prompt"),
+    ],
+)
+def test_a_span_that_cannot_be_is_refused(path, span, message):
+    with engine.record(path, devices=DEVICES) as rec, pytest.raises(UsageError) as error:
+        rec.span(**span)
+    assert message in str(error.value)
+
+
+def test_a_device_is_named_where_several_fit(path):
+    with engine.record(path, devices={"t0": "target", "t1": "target"}) as rec:
+        with pytest.raises(UsageError, match="a verify may be on 2 devices; give device=, one of t0, t1"):
+            rec.span("verify")
+        with pytest.raises(UsageError, match="a draft may be on 0 devices"):
+            rec.span("draft")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"devices": {"a": "boss"}}, "the role of device 'a' is 'boss'"),
+        ({"devices": {"a": "drafter"}}, "has the role target"),
+        ({"rule": "luck"}, "rule is 'luck'; give one of ratio, match, typical"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(path, given, message):
+    with pytest.raises(UsageError, match=message):
+        engine.record(path, **given)
+    assert not path.exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot record to .*absent/x.jsonl: No such file"):
+        engine.record(tmp_path / "absent" / "x.jsonl")
+
+
+def test_prompts_are_given_before_the_first_span(path):
+    with engine.record(path) as rec:
+        rec.prompt("one")
+        with rec.span("verify"):
+            pass
+        with pytest.raises(UsageError, match="prompt 2 was given after the first span"):
+            rec.prompt("two")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"end": 2.5},
+            r"start, end, rows and context of a verify are \(0, 1.5, -1, -1\); give whole numbers",
+        ),
+        ({"end": 2, "rows": "3"}, "give whole numbers"),
+        ({"end": 2, "outcome": 'do"ne'}, "the outcome of a span is 'do\"ne'; give done or cancelled"),
+    ],
+)
+def test_a_span_of_strange_values_writes_no_line(path, given, message):
+    with engine.record(path) as rec, pytest.raises(UsageError, match=message):
+        rec.add("verify", 1, **given)
+    assert read(path).spans == []
+
+
+def test_settings_that_json_cannot_hold_are_refused(path):
+    rec = engine.record(path, config={"gamma": {1, 2}})
+    with pytest.raises(UsageError, match=r"config of a header is .*; give plain values"):
+        rec.start()
+
+
+def test_nothing_is_recorded_after_the_end(path):
+    with engine.record(path) as rec:
+        work = rec.span("verify")
+    with pytest.raises(UsageError, match="is closed; end all work before close"):
+        rec.end(work)
+    rec.close()
+    assert read(path).status == "done"
+
+
+def test_only_a_recording_can_be_joined(path, tmp_path):
+    with pytest.raises(UsageError, match=r"cannot join the recording .*absent.*call start"):
+        engine.record(tmp_path / "absent", join=True)
+    path.write_text('{"event":"piece","token":1,"text":""}\n')
+    with pytest.raises(UsageError, match="it is no recording"):
+        engine.record(path, join=True)
