@@ -14,6 +14,7 @@ from engine.methods import METHODS
 from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
+from traces.imported import with_unknown
 from traces.live import LiveLog
 from traces.race import median_first
 
@@ -110,6 +111,8 @@ class LiveRun:
         if not events:
             return None
         trace = Trace.of(events)
+        if trace.commits or self.ended:  # before that, what is missing may come
+            trace = with_unknown(trace)
         if self.ended:
             trace.footer = self._footer(trace)
         return trace

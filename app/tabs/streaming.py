@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.render.html import badge, clock, drafter, lossy, text
 from app.runs import Lane, LiveRun
 from engine.trace.events import Commit, Event, Header
+from traces.imported import origin, shown_id
 from traces.view.settings import config_text, planned_text
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
@@ -31,6 +32,8 @@ class LivePane:
         self._marks = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""
+        self._foreign = False
+        """Whether another program decodes: its tokens may have no texts."""
 
     def update(self) -> bool:
         """Read the run's new events and state; return whether the HTML changed."""
@@ -46,12 +49,15 @@ class LivePane:
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, Commit):
-                self._text.setdefault(event.sequence, []).append(token(event))
+                named = event.text or not self._foreign
+                shown = event if named else replace(event, text=shown_id(event))
+                self._text.setdefault(event.sequence, []).append(token(shown))
             elif isinstance(event, Header):
                 self._text = {i: [] for i in range(len(event.prompts))}
                 config = config_text(event.method, event.config)
                 self._name = f"{event.title} · {config}" if config else event.title
                 self._badge = event.clock
+                self._foreign = origin(event) is not None
                 self._marks = drafter(event) + lossy(event)
                 self._planned = planned_text(event)
 

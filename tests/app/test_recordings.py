@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+import engine
 from app import recordings
 from app.recordings import Recordings
 from app.render.follow import following
@@ -16,7 +18,7 @@ from app.routes import follow_address
 from app.runs import Lane
 from app.service import Service
 from app.tabs.follow import wanted_files
-from app.tabs.streaming import frames
+from app.tabs.streaming import LivePane, frames
 from engine.errors import UsageError
 from engine.trace.jsonl import to_json
 from tests.app.fakes import FakeOpen, until
@@ -111,6 +113,31 @@ def test_every_followed_run_has_a_document_when_it_begins(service, folder) -> No
         return counts
 
     assert asyncio.run(asyncio.wait_for(drawn(), 4))[-1] == 2, "not after the pause between documents"
+
+
+def test_a_recorded_loop_is_followed_span_by_span(service, folder) -> None:
+    file = folder / "own.jsonl"
+    with engine.record(file, method="my loop", devices={"gpu0": "drafter", "gpu1": "target"}) as rec:
+        rec.prompt("The prompt", ids=[1, 2, 3])
+        rec.start()
+        followed = service.follower.start(file.name)
+        until(lambda: bool(followed.run.run_id))
+        assert "unknown" not in followed.run.trace().header.environment["recorded"], "it may come"
+        with rec.span("draft", rows=2):
+            pass
+        until(lambda: len(followed.run.trace().spans) == 1)
+        with rec.span("verify", rows=3):
+            pass
+        rec.round(drafted=[4, 5], accepted=1, emitted=[4, 9])
+        until(lambda: followed.tally.tokens == 2)
+        pane = LivePane(Lane([followed.run]))
+        assert pane.update()
+        words = re.findall(r'ss-ink">([^<]*)<', pane.html)
+        assert [word.strip() for word in words] == ["4", "9"], "ids, because it records no texts"
+        assert "texts of the tokens" in followed.run.trace().header.environment["recorded"]["unknown"]
+    assert followed.run.wait(20)
+    assert followed.run.note == f"Run {followed.run.run_id} is stored."
+    assert followed.run.trace() == service.store.load(followed.run.run_id)
 
 
 def test_a_second_run_of_the_same_id_is_not_stored(service, folder) -> None:
