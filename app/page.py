@@ -14,6 +14,7 @@ from app.papers import build_papers
 from app.ray import Ray
 from app.service import Service
 from app.tabs.about import build_about
+from app.tabs.follow import wanted, wanted_files
 from app.tabs.history import History, wanted_runs
 from app.tabs.lab import Lab, LoadTab
 from app.tabs.playground import Playground
@@ -152,6 +153,8 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                 runs = []
             if runs:
                 return {tabs: gr.update(selected="history"), **history.show(runs)}
+            if files := wanted_files(query.get("follow", "")):
+                return {tabs: gr.update(selected="history"), history.wanted: wanted(files)}
             tab = TABS.get(query.get("tab", ""))
             return {tabs: gr.update(selected=tab)} if tab else gr.skip()
 
@@ -164,6 +167,8 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             tab = TABS.get(str(event.tab), "playground")
             if runs := wanted_runs(str(event.run)):
                 yield {tabs: gr.update(selected="history"), **history.show(runs)}
+            elif files := wanted_files(str(event.follow)):
+                yield {tabs: gr.update(selected="history"), history.wanted: wanted(files)}
             elif tab == "history":
                 yield {tabs: gr.update(selected=tab), **history.list_again("", {})}
             elif tab != "playground":
@@ -173,9 +178,15 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                 async for update in playground.restore(event.chat, moved=True):
                     yield update
 
+        async def leave(event: gr.EventData) -> AsyncIterator[Update]:
+            """End the updates of followed files; their place follows them anew."""
+            del event
+            yield {history.wanted: gr.skip()}
+
         places = list(dict.fromkeys([*opened, *history.left, *playground.changed]))
         every: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "multiple", **QUIET}
         moved = router.moved(playground.streams.pointed(move), None, places, **every)
+        router.moved(history.streams.pointed(leave), None, history.wanted, **every)
         moved.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

@@ -18,6 +18,7 @@ from app.demo import demo_document
 from app.guard import report_failure
 from app.limits import CLOSE
 from app.papers import papers_page
+from app.render.follow import names_of
 from app.service import Service
 from app.windows import Windows
 from engine.errors import SpecScopeError, StoreError, UsageError, shown
@@ -96,6 +97,11 @@ def run_address(runs: Sequence[str]) -> str:
     return f"/?run={','.join(map(quote, runs))}"
 
 
+def follow_address(names: Sequence[str]) -> str:
+    """Return the address of files that are followed; a comma in a name is encoded twice."""
+    return f"/?follow={quote(names_of(names), safe=',')}"
+
+
 def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:
     turns = ";".join(",".join(map(quote, turn)) for turn in earlier[-MAX_TURNS:])
     more = f"&amp;earlier={turns}" if turns else ""
@@ -144,6 +150,10 @@ def build_router(service: Service) -> APIRouter:
         ended = found.ended  # before the events: no event follows the last one that is sent
         events, after = found.since(cursor)
         return _answer(lambda: delta(found.run_id, events, after, ended=ended))
+
+    @router.get("/recordings")
+    def recordings() -> Response:
+        return _answer(lambda: {"files": service.follower.recordings.listed()})
 
     @router.get("/demo")
     def demo() -> Response:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, PairError, RunCancelled, SpecScopeError, UsageError
+from engine.methods import METHODS
 from engine.trace.events import Event, Footer, Header
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
+from traces.imported import with_unknown
 from traces.live import LiveLog
 from traces.race import median_first
 
@@ -64,10 +66,15 @@ class RunRequest:
 
 
 class LiveRun:
-    """State, events and result of a run; safe to use from any thread."""
+    """State, events and result of a run; safe to use from any thread.
 
-    def __init__(self, request: RunRequest, leave: Callable[[LiveRun], None]) -> None:
+    `name` is shown until the header names the method: that of the method, or of the file that
+    another process writes.
+    """
+
+    def __init__(self, request: RunRequest, leave: Callable[[LiveRun], None], name: str = "") -> None:
         self.request = request
+        self.name = name or (METHODS[request.method].title if request.method else "")
         self.ticket = uuid.uuid4().hex[:12]
         """Id of the request; it exists before the run id."""
         self.run_id = ""
@@ -77,6 +84,8 @@ class LiveRun:
         """Place in the queue: 1 is next; 0 outside the queue."""
         self.progress: Progress | None = None
         """Progress of the download of its models; None without a download."""
+        self.note = ""
+        """What a run of another process waits for, or what became of it; else empty."""
         self.error = ""
         self.cause: BaseException | None = None
         self.stopped = threading.Event()
@@ -102,6 +111,8 @@ class LiveRun:
         if not events:
             return None
         trace = Trace.of(events)
+        if trace.commits or self.ended:  # before that, what is missing may come
+            trace = with_unknown(trace)
         if self.ended:
             trace.footer = self._footer(trace)
         return trace

@@ -30,6 +30,7 @@ from app.main import handling
 from app.page import build_page
 from app.pairs import TOY, opening
 from app.ray import Ray
+from app.recordings import Recordings
 from app.render.theme import build_theme
 from app.routes import IMPORT, build_router, head, scripts
 from app.runs import RunRequest
@@ -106,24 +107,29 @@ def serve(
     pair: str | None = None,
     ray: Ray | None = None,
     announce: Callable[[str], None] | None = None,
+    recordings: Recordings | None = None,
+    query: str = "",
 ) -> int:
     """Serve the playground until it is stopped, and return the exit code.
 
     Without a port it is 7860 or the next free one; `auth` is `user:password`; `unsafe` allows an
-    address that others can reach without a login; `announce` takes the line with the address.
+    address that others can reach without a login; `announce` takes the line with the address, which
+    ends in `query`. With `recordings`, files of another process, no models are loaded beforehand:
+    that would disturb the process.
     """
     check_exposure(host, auth, unsafe)
     listener = bind(host, port)
     service = None
     try:
         with terminated_by_exit():
-            service = started = Service(database or default_path())
+            service = started = Service(database or default_path(), recordings=recordings)
             app = build_app(service, host=host, auth=auth, pair=pair, ray=ray)
 
             def ready(line: str) -> None:
-                (announce or partial(print, flush=True))(line)
-                # Load the models while the user types; the import of torch alone takes seconds.
-                started.start(RunRequest(method="", prompt="", pair=pair or opening()))
+                (announce or partial(print, flush=True))(f"{line}{query}")
+                if recordings is None:
+                    # Load the models while the user types; the import of torch alone takes seconds.
+                    started.start(RunRequest(method="", prompt="", pair=pair or opening()))
 
             _run(app, listener, host, ready)
     finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.downloads import Downloads, Resolve
+from app.recordings import Follower, Recordings
 from app.runs import LiveRun, RunRequest
 from engine.checkpoints import catalog
 from engine.checkpoints.sources import resolve
@@ -65,8 +66,10 @@ class Service:
         open_cluster: OpenCluster = open_cluster,
         *,
         find_model: Resolve = resolve,
+        recordings: Recordings | None = None,
     ) -> None:
         self.store = Store(database) if database is not None else None
+        self.follower = Follower(recordings or Recordings(), self.store, self._admit)
         self._open = open_cluster
         self._cluster: tuple[object, Cluster] | None = None
         self._runs: OrderedDict[str, LiveRun] = OrderedDict()
@@ -88,6 +91,12 @@ class Service:
                 self._enqueue([run])
             self._runs[run.ticket] = run
         return run
+
+    def _admit(self, run: LiveRun) -> None:
+        """Show a run that another process executes."""
+        with self._changed:
+            self._forget()
+            self._runs[run.ticket] = run
 
     def _enqueue(self, runs: Sequence[LiveRun]) -> None:
         with self._changed:
@@ -131,7 +140,7 @@ class Service:
 
     def find(self, ticket: str) -> LiveRun | None:
         with self._changed:
-            same = (run for run in self._runs.values() if run.run_id == ticket)
+            same = (run for run in reversed(self._runs.values()) if run.run_id == ticket)
             return self._runs.get(ticket) or next(same, None)
 
     def race(self, group: str) -> list[LiveRun]:
@@ -162,6 +171,7 @@ class Service:
             self._changed.notify()
         for run in runs:
             run.cancel()
+        self.follower.close()
         self._downloads.close()
         self._thread.join()
         if self.store is not None:

@@ -1,10 +1,10 @@
-// The address is what one sees: ?race=…, ?run=…,…, or ?tab=…; Back and Forward lead to the earlier ones.
+// The address is what one sees: ?race=…, ?run=…,…, ?follow=…,… or ?tab=…; Back and Forward lead to the earlier ones.
 "use strict";
 
 window.SpecScopeAddress = (() => {
   const CHATS = "specscope-chats"; // in the tab's storage: {last, races: {id: conversation}}
   const MOST = 12;
-  const PARTS = ["race", "run", "tab"];
+  const PARTS = ["race", "run", "follow", "tab"];
   const TABS = { Playground: "", History: "history", Lab: "lab", Load: "load", Papers: "papers", About: "about" };
 
   function here() {
@@ -14,7 +14,7 @@ window.SpecScopeAddress = (() => {
   const keyOf = (place) => PARTS.map((name) => place[name] ?? "").join("|");
   let now = keyOf(here());
 
-  /** Give the page the address of a place, {race}, {run} or {tab}; nothing if it has it. */
+  /** Give the page the address of a place, {race}, {run}, {follow} or {tab}; nothing if it has it. */
   function go(place) {
     if (keyOf(place) === keyOf(here())) return;
     const url = new URL(location.href);
@@ -47,7 +47,7 @@ window.SpecScopeAddress = (() => {
   /** The conversation of a place: that of its race, else the last one for a place that is no race. */
   function chatOf(place) {
     const { last, races } = chats();
-    const race = place.race || (place.run || place.tab ? last : "");
+    const race = place.race || (place.run || place.follow || place.tab ? last : "");
     return race ? races[race] ?? { race } : null;
   }
 
@@ -78,7 +78,7 @@ window.SpecScopeAddress = (() => {
       const name = TABS[tab.textContent.trim()];
       if (name === undefined || name === selected()) return;
       if (name === "") go({ race: chats().last });
-      else if (name === "history" && heading()) go({ run: heading() });
+      else if (name === "history" && (heading() || followed())) go(opened());
       else go({ tab: name });
     }
   }, true);
@@ -86,9 +86,14 @@ window.SpecScopeAddress = (() => {
   /** The runs that are open in the history, also while another tab is shown. */
   const heading = () => document.querySelector("#history-heading .app-opened")?.dataset.runs ?? "";
 
-  /** Give an opened comparison its address. */
+  /** The files that are followed there. */
+  const followed = () => document.querySelector("#follow-line .app-follow")?.dataset.files ?? "";
+
+  const opened = () => (heading() ? { run: heading() } : { follow: followed() });
+
+  /** Give an opened comparison, or files that are followed, their address. */
   function compared() {
-    if (heading() && selected() === "history") go({ run: heading() });
+    if ((heading() || followed()) && selected() === "history") go(opened());
   }
 
   /** Tell the server when Back or Forward leads to another place. */
@@ -97,7 +102,7 @@ window.SpecScopeAddress = (() => {
       const place = here();
       if (keyOf(place) === now) return; // the fragment only
       now = keyOf(place);
-      if (!place.run && !place.tab) sessionStorage.setItem(CHATS, JSON.stringify({ ...chats(), last: place.race }));
+      if (!place.run && !place.follow && !place.tab) sessionStorage.setItem(CHATS, JSON.stringify({ ...chats(), last: place.race }));
       trigger(moved, { ...place, chat: chatOf(place) });
     });
   }

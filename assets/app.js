@@ -64,6 +64,8 @@ window.SpecScopeApp = (() => {
     let again = false;
     let ran = false; // a turn runs
     let listening = false;
+    let cursors = new Map(); // by run: how far its deltas have been read
+    const ended = new Set(); // runs without further deltas
 
     const state = (name) => {
       element.dataset.state = name;
@@ -88,7 +90,10 @@ window.SpecScopeApp = (() => {
         return;
       }
       if (!view) state("loading");
-      const model = await fetchModel(wanted.runs, results);
+      const read = new Map(cursors);
+      const model = await fetchModel(wanted.runs, results || wanted.live);
+      cursors = read; // deltas that came since may be missing in the document
+      ended.clear();
       root.classList.toggle("app-live", wanted.live);
       if (view && mounted !== wanted.runs[0]) clear();
       if (view) view.update(model);
@@ -105,16 +110,17 @@ window.SpecScopeApp = (() => {
     /** While the viewer is live, add what the runs have done since; ask for a document if a device is new. */
     async function listen() {
       listening = true;
-      const cursors = new Map();
-      const ended = new Set();
+      cursors = new Map();
       let due = 0;
       try {
         for (let wanted = value(); wanted.live && wanted.runs.length; wanted = value()) {
           for (const run of wanted.runs.filter((id) => !ended.has(id))) {
-            const answer = await fetch(`/specscope/live?run=${encodeURIComponent(run)}&cursor=${cursors.get(run) ?? 0}`);
+            const from = cursors.get(run);
+            const answer = await fetch(`/specscope/live?run=${encodeURIComponent(run)}&cursor=${from ?? 0}`);
             if (!answer.ok) return;
             const delta = await answer.json();
             if (!value().live || !view) break;
+            if (cursors.get(run) !== from) continue; // a document came meanwhile
             cursors.set(run, delta.cursor);
             if (delta.ended) ended.add(run);
             if (!view.extend(delta) && performance.now() > due) {
@@ -290,5 +296,59 @@ window.SpecScopeApp = (() => {
     watch("value", () => boxes().forEach((box) => { box.checked = box.hasAttribute("checked"); }));
   }
 
-  return { head, viewer, fold, charts, heading, history: history_ };
+  // -- files that other processes write
+
+  const PERIOD = 2000; // ms between two looks at the list of files
+
+  /** Keep the list of files up to date while it is shown and not in use; choosing one follows it. */
+  function recordings(element, trigger, followed) {
+    const select = element.querySelector("select");
+    const option = (value, text) => Object.assign(document.createElement("option"), { value, textContent: text, disabled: !value });
+    const age = (seconds) => (seconds < 60 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`);
+    select.addEventListener("change", () => {
+      trigger(followed, { files: [select.value] });
+      select.value = "";
+      select.blur();
+    });
+    async function look() {
+      if (!select.isConnected) return;
+      if (!document.hidden && select.checkVisibility() && document.activeElement !== select) {
+        try {
+          const { files } = await ask("recordings");
+          const options = files.map(({ name, age: old }) => option(name, `${name} · written ${age(old)} ago`));
+          select.options.length = 1;
+          select.append(...(options.length ? options : [option("", "None here: specscope follow FILE")]));
+        } catch {
+          // The server is gone; the page shows that elsewhere.
+        }
+      }
+      setTimeout(look, PERIOD);
+    }
+    look();
+  }
+
+  /** Follow the files that the address names. */
+  function wanted(props, watch, trigger, followed) {
+    const refresh = () => props.value && trigger(followed, JSON.parse(props.value));
+    watch("value", refresh);
+    refresh(); // the tab may be mounted after the value came
+  }
+
+  /** The lines of followed files: their buttons and their address. The panes show the newest text. */
+  function following(element, trigger, watch, [stopped, kept, followed]) {
+    element.addEventListener("click", (event) => {
+      const { stop, keep, again } = event.target.closest("button")?.dataset ?? {};
+      if (stop) trigger(stopped, { file: stop });
+      if (keep) trigger(kept, { file: keep });
+      if (again) trigger(followed, { files: [again] });
+    });
+    watch("value", SpecScopeAddress.compared);
+    SpecScopeAddress.compared();
+    const panes = document.getElementById("follow-panes");
+    new MutationObserver(() => {
+      for (const text of panes.querySelectorAll(".ss-text:not(:hover)")) text.scrollTop = text.scrollHeight;
+    }).observe(panes, { childList: true, subtree: true });
+  }
+
+  return { head, viewer, fold, charts, heading, history: history_, recordings, wanted, following };
 })();

@@ -11,7 +11,7 @@ from engine.trace.jsonl import check_types
 from traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from sqlalchemy import Table
 
@@ -21,16 +21,31 @@ if TYPE_CHECKING:
 
 def check(trace: Trace) -> None:
     """Raise ValueError for a wrong type, a text outside its closed set, or a broken reference."""
-    check_types(trace.header.devices)
-    _check_named(trace.header)
-    for kind, rows in groupby(trace.events(), type):
+    check_header(trace.header)
+    check_rows(trace)
+
+
+def check_header(header: Header) -> None:
+    check_types([header])
+    check_types(header.devices)
+    _check_named(header)
+    devices = [d.name for d in header.devices]
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"two devices have the same name: {shown(', '.join(devices))}")
+    if len(header.prompt_ids) != len(header.prompts):
+        raise ValueError(
+            f"there are token ids of {len(header.prompt_ids)} prompts, but {len(header.prompts)} prompts"
+        )
+
+
+def check_rows(trace: Trace, spans: Collection[int] = (), documents: Collection[int] = ()) -> None:
+    """Check rows and footer; `spans` and `documents` are the numbers of earlier ones."""
+    for kind, rows in groupby([*trace.rows(), *filter(None, [trace.footer])], type):
         events = list(rows)
         check_types(events)
         _check_codes(kind, events)
-    devices = [d.name for d in trace.header.devices]
-    if len(set(devices)) < len(devices):
-        raise ValueError(f"two devices have the same name: {shown(', '.join(devices))}")
-    for fault in _faults(trace, set(devices), len(trace.header.prompts)):
+    devices = {d.name for d in trace.header.devices}
+    for fault in _faults(trace, devices, spans, documents):
         raise ValueError(fault)
 
 
@@ -67,9 +82,7 @@ def _check_named(header: Header) -> None:
                 raise ValueError(f"{name}.{key} of a header is {shown(values[key])}; it must be {form}")
 
 
-def _check_codes(kind: type[Any], rows: list[Event]) -> None:
-    if kind is Header:
-        return
+def _check_codes(kind: type[Any], rows: Sequence[Event]) -> None:
     table: Table = ROWS.get(kind, RUN)
     for column in table.c:
         if isinstance(column.type, Code):
@@ -81,13 +94,14 @@ def _check_codes(kind: type[Any], rows: list[Event]) -> None:
                     )
 
 
-def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
+def _faults(
+    trace: Trace, devices: set[str], spans: Collection[int], documents: Collection[int]
+) -> Iterator[str]:
     """Yield a message for each row that contradicts another row or the header."""
+    sequences = len(trace.header.prompts)
     ids = {span.id for span in trace.spans}
-    if len(ids) < len(trace.spans):
+    if len(ids) < len(trace.spans) or any(number in spans for number in ids):
         yield "two spans have the same id"
-    if len(trace.header.prompt_ids) != sequences:
-        yield f"there are token ids of {len(trace.header.prompt_ids)} prompts, but {sequences} prompts"
     if trace.footer and max(len(trace.footer.texts), len(trace.footer.reasons)) > sequences:
         yield f"the footer has more texts or reasons than the header's {sequences} prompts"
     for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
@@ -100,7 +114,7 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
         if not batch and not 0 <= row.sequence < sequences:
             yield f"sequence {row.sequence} is not among the header's {sequences} prompts"
     for part in trace.parts:
-        if part.span not in ids:
+        if part.span not in ids and part.span not in spans:
             yield f"span {part.span} of a part is not in the trace"
         if not 0 <= part.start <= part.end:
             yield f"a part of span {part.span} lasts from {part.start} to {part.end}"
@@ -118,9 +132,9 @@ def _faults(trace: Trace, devices: set[str], sequences: int) -> Iterator[str]:
     for row in trace.chains:
         if not 0 <= row.drafted <= row.asked:
             yield f"a draft of {row.drafted} tokens was asked for {row.asked}"
-    documents = {d.document for d in trace.documents}
+    texts = {d.document for d in trace.documents}
     for copy in trace.copies:
-        if copy.document != -1 and copy.document not in documents:
+        if copy.document != -1 and copy.document not in texts and copy.document not in documents:
             yield f"document {copy.document} of a copy is not in the trace"
         if min(copy.start - copy.match, copy.match, copy.length) < 0:
             yield f"a copy has start {copy.start}, match {copy.match} and length {copy.length}"

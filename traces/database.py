@@ -30,12 +30,19 @@ BUSY_MS = 5000
 def default_path() -> Path:
     """Return SPECSCOPE_DB, else traces.db in the data folder of the user."""
     chosen = os.environ.get("SPECSCOPE_DB") or ""
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return _expanded(chosen) if chosen else data_folder() / "traces.db"
+
+
+def data_folder() -> Path:
+    return _expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "specscope"
+
+
+def _expanded(path: str) -> Path:
     try:
-        return Path(chosen).expanduser() if chosen else Path(data).expanduser() / "specscope" / "traces.db"
+        return Path(path).expanduser()
     except RuntimeError:
         raise UsageError(
-            f"there is no home folder for {shown(chosen or data)}; set SPECSCOPE_DB to an absolute path"
+            f"there is no home folder for {shown(path)}; set SPECSCOPE_DB to an absolute path"
         ) from None
 
 

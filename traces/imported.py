@@ -133,6 +133,10 @@ def shown_text(header: Header, commit: Commit) -> str:
     found = origin(header)
     if commit.text or found is None or TEXTS not in found.unknown:
         return commit.text
+    return shown_id(commit)
+
+
+def shown_id(commit: Commit) -> str:
     return f"{UNKNOWN_TEXT if commit.token == NO_TOKEN else commit.token} "
 
 

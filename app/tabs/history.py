@@ -1,9 +1,9 @@
-"""The History tab: list, search, open, compare, delete, export and import stored runs."""
+"""The History tab: list, search, open, compare, delete, export, import and follow runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import gradio as gr
@@ -13,6 +13,8 @@ from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
 from app.service import Service
 from app.tabs.analysis import Analysis
+from app.tabs.chat import Streams
+from app.tabs.follow import Following, build_picker, build_wanted
 from app.tabs.requests import MOST_PASSES
 from app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
 from app.windows import MOST_ANALYSED, long_runs
@@ -33,20 +35,25 @@ class History:
         self.service = service
         # Stored by the page, not in gr.State: the server keeps no state of its visitors.
         self.place = gr.JSON(_place(), visible=False)
+        self.wanted = build_wanted()
         with gr.Column(elem_id="history-list", elem_classes="app-plain") as self.listing:
             self._build_list()
         with gr.Column(elem_id="history-open", elem_classes="app-plain", visible=False) as self.detail:
             self.back = gr.Button("All runs", elem_id="history-back", **SMALL)
             script = "SpecScopeApp.heading(element, watch);"
             self.heading = gr.HTML(elem_id="history-heading", js_on_load=script)
+            self.following = Following(service)
             self.viewer = build_viewer("history-viewer")
             self.analysis = Analysis(service)
         self.view = [self.search, self.place]
         """Inputs that determine the page of the list."""
         self.listed = [self.table, self.message, self.place, self.open, self.delete, self.confirm]
         opened = [self.listing, self.detail, self.heading, self.viewer, self.message]
-        self.opened = [*opened, *self.analysis.shown]
-        self.left = [*self.listed, self.listing, self.detail, self.viewer, self.heading]
+        live = [self.wanted, *self.following.shown]
+        self.opened = [*opened, *live, *self.analysis.shown]
+        self.left = [*self.listed, self.listing, self.detail, self.viewer, self.heading, *live]
+        self.streams = Streams()
+        """Of followed files."""
         self._connect()
 
     def _build_list(self) -> None:
@@ -58,6 +65,7 @@ class History:
             self.delete = gr.Button("Delete", interactive=False, elem_id="history-delete", **SMALL)
             # `app.js` posts the file to /specscope/import: others could read Gradio's uploads.
             gr.Button("Import", elem_id="history-import", **SMALL)
+            self.picker = build_picker()
         with gr.Row(visible=False, elem_id="history-confirm", elem_classes="app-confirm") as self.confirm:
             self.question = gr.HTML()
             self.really = gr.Button("Delete for good", variant="stop", elem_id="delete-yes", **SMALL)
@@ -85,7 +93,11 @@ class History:
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
         self.table.imported(self.show_imported, self.search, [*listed, self.search], **QUIET)
-        self.back.click(self.list_again, view, self.left, **QUIET)
+        self.back.click(self.streams.handler(self.leave), view, self.left, **QUIET)
+        runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
+        for part in (self.picker, self.wanted, self.following.line):
+            followed = part.followed(self.streams.pointed(self.follow), None, shown, **runs)
+            followed.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
 
     # -- the list
 
@@ -130,9 +142,14 @@ class History:
             self.delete: gr.update(interactive=n > 0, value=f"Delete {n}" if n > 1 else "Delete"),
         }
 
+    async def leave(self, query: str, place: Place) -> AsyncIterator[Update]:
+        yield self.list_again(query, place)
+
     def list_again(self, query: str, place: Place) -> Update:
         return {
             **self.refresh(query, place),
+            **self.following.left(),
+            self.wanted: "",
             self.listing: gr.update(visible=True),
             self.detail: gr.update(visible=False),
             self.viewer: viewed(()),
@@ -166,23 +183,55 @@ class History:
                 )
             passes = find_passes(self.service, ",".join(runs))
         except SpecScopeError as error:
-            return {
-                self.message: alert(str(error)),
-                self.listing: gr.update(visible=True),
-                self.detail: gr.update(visible=False),
-            }
+            return self.alerted(error)
         traces, passes = median_of(passes)
         names = ["~".join(t.header.run_id for t in group) for group in passes]
         return self._opened([t.header for t in traces], names) | self.analysis.show(traces)
 
+    def alerted(self, error: SpecScopeError) -> Update:
+        """Show an error above the list."""
+        return {
+            self.message: alert(str(error)),
+            self.listing: gr.update(visible=True),
+            self.detail: gr.update(visible=False),
+        }
+
     def _opened(self, headers: Sequence[Header], names: Sequence[str]) -> Update:
         return {
+            **self.following.left(),
+            self.wanted: "",
             self.listing: gr.update(visible=False),
             self.detail: gr.update(visible=True),
             self.heading: opened(headers, names),
             self.viewer: viewed(names),
             self.message: "",
         }
+
+    async def follow(self, event: gr.EventData) -> AsyncIterator[Update]:
+        """Follow files to their footers, or until they are stopped; then open their runs."""
+        try:
+            followed = self.following.start(event.files)
+        except SpecScopeError as error:
+            yield self.alerted(error)
+            return
+        yield {
+            self.listing: gr.update(visible=False),
+            self.detail: gr.update(visible=True),
+            **dict.fromkeys([self.heading, self.message], ""),
+            **dict.fromkeys(self.analysis.cards, gr.update(visible=False)),
+            self.viewer: viewed((), live=True),
+            **self.following.begun(followed),
+        }
+        revision = 0
+        async for frame, update in self.following.updates(followed):
+            runs = [one.run.run_id for one in followed if one.run.run_id]
+            revision += frame.draw
+            if frame.last and runs:
+                yield {**self.show(runs), self.following.line: update[self.following.line]}
+            elif frame.draw:
+                yield {**update, self.viewer: viewed(runs, revision, live=True)}
+            else:
+                yield update
 
     def analyse(self, shown: str) -> Any:
         """Show the analysis of long runs, which takes seconds; not of very long ones."""

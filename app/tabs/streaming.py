@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.render.html import badge, clock, drafter, lossy, text
 from app.runs import Lane, LiveRun
-from engine.methods import METHODS
 from engine.trace.events import Commit, Event, Header
+from traces.imported import origin, shown_id
 from traces.view.settings import config_text, planned_text
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
@@ -27,11 +27,13 @@ class LivePane:
         run = self.run
         self.html = ""
         self._cursor = 0
-        self._name = METHODS[run.request.method].title
-        self._badge = clock(run.request.runtime, run.request.profile, run.request.profile_pair)
+        self._name, request = run.name, run.request
+        self._badge = clock(request.runtime, request.profile, request.profile_pair) if request.method else ""
         self._marks = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""
+        self._foreign = False
+        """Whether another program decodes: its tokens may have no texts."""
 
     def update(self) -> bool:
         """Read the run's new events and state; return whether the HTML changed."""
@@ -47,12 +49,15 @@ class LivePane:
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, Commit):
-                self._text.setdefault(event.sequence, []).append(token(event))
+                named = event.text or not self._foreign
+                shown = event if named else replace(event, text=shown_id(event))
+                self._text.setdefault(event.sequence, []).append(token(shown))
             elif isinstance(event, Header):
                 self._text = {i: [] for i in range(len(event.prompts))}
                 config = config_text(event.method, event.config)
                 self._name = f"{event.title} · {config}" if config else event.title
                 self._badge = event.clock
+                self._foreign = origin(event) is not None
                 self._marks = drafter(event) + lossy(event)
                 self._planned = planned_text(event)
 
@@ -73,7 +78,7 @@ class LivePane:
         return (
             f'<section class="ss-card ss-pane app-pane" data-state="{state}" data-begun="{begun}" aria-label="{text(self._name)}">'
             f'<header class="ss-pane-head"><h3>{text(self._name)}</h3></header>'
-            f'<div class="ss-marks">{badge(self._badge, title="Source of the times")}'
+            f'<div class="ss-marks">{badge(self._badge, title="Source of the times") if self._badge else ""}'
             f"{badge(shown, KINDS.get(state, ''))}{self._marks}</div>{plan}{line}"
             f'<div class="ss-text">{self._sequences()}'
         )
@@ -161,22 +166,26 @@ async def _tick(runs: Sequence[LiveRun]) -> None:
             return
 
 
-async def frames(lanes: Sequence[Lane]) -> AsyncIterator[Frame]:
-    """Yield frames until all runs have ended. They go on if the page is left or reloaded."""
+async def frames(lanes: Sequence[Lane], *, own: bool = True) -> AsyncIterator[Frame]:
+    """Yield frames until all runs have ended. They go on if the page is left or reloaded.
+
+    Of runs that are not this program's `own`, each has a document as soon as it begins.
+    """
     panes, runs = [LivePane(lane) for lane in lanes], [run for lane in lanes for run in lane.runs]
-    state, due, begun = "", 0.0, False
+    state, due, begun, drawn = "", 0.0, 0, False
     pause = REDRAW if all(run.request.profile for run in runs) else 2 * REDRAW
     while True:
         ended = all(run.ended for run in runs)
         changed = {i: pane.html for i, pane in enumerate(panes) if pane.update()}
         now, before, state = time.monotonic(), state, turn_state([run.state for run in runs])
-        if not begun and any(run.run_id for run in runs):
-            begun, due = True, now + FIRST
-        draw = begun and bool(changed) and (ended or now >= due)
+        started = sum(bool(run.run_id) for run in runs)
+        if started > begun and not (own and begun):
+            begun, due, drawn = started, now + (FIRST if own else 0), False
+        draw = begun > 0 and (bool(changed) or not drawn) and (ended or now >= due)
         if draw:
-            due, pause = now + pause, 2 * pause
-        if ended or changed or state != before:
-            yield Frame(changed, state, draw or (ended and begun), ended)
+            due, pause, drawn = now + pause, 2 * pause, True
+        if ended or changed or draw or state != before:
+            yield Frame(changed, state, draw or (ended and begun > 0), ended)
         if ended:
             return
         await _tick(runs)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app import guard, limits, page, routes
+from app import guard, limits, page, recordings, routes
 from engine.files import MOST_VALUES
+from traces import follow
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -39,5 +40,8 @@ def test_the_limits_in_the_document_are_the_codes() -> None:
         f"at most {page.MAX_DEPTH} levels",
         f"after {guard.FREE_GUESSES} wrong guesses",
         f"then {guard.MAX_WAIT:g} s",
+        f"lines of at most {follow.MOST_LINE // mb} MB, files of at most {follow.MOST_TRACE_BYTES // mb} MB",
+        f"parts of {follow.MOST_READ // mb} MB",
+        f"at most {recordings.MOST_FOLLOWED} at once",
     ):
         assert words in TEXT, words

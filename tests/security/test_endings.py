@@ -31,8 +31,8 @@ class Reported(FakeCluster):
         super().close()
         print("cluster closed", flush=True)
 
-def service(database):
-    real = Service(database, FakeOpen(Reported(words=("word",) * 100_000, delay=0.01)))
+def service(database, **more):
+    real = Service(database, FakeOpen(Reported(words=("word",) * 100_000, delay=0.01)), **more)
     start, real.start = real.start, lambda request: (start(request), start(RunRequest(method="pearl", prompt="Hi")))
     return real
 

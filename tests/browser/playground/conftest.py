@@ -32,10 +32,10 @@ class Server:
 
 
 @contextmanager
-def playing(*options: str, **environment: str) -> Iterator[Server]:
+def playing(*options: str, command: str = "play", **environment: str) -> Iterator[Server]:
     """Start the playground on a free port; stop it by SIGINT."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.main", "play", "--port", "0", *options],
+        [sys.executable, "-m", "app.main", command, "--port", "0", *options],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,

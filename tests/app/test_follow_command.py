@@ -1,0 +1,137 @@
+"""`specscope follow`: a JSON object per round until the footer, or the page of the files."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.trace.jsonl import to_json
+from tests.app.commands import call
+from tests.traces.samples import sample_events, sample_trace
+from traces.metrics import measure
+from traces.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = [to_json(event) + "\n" for event in sample_events("pearl")]
+
+
+def rows(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tmp_path) -> None:
+    file = tmp_path / "run.jsonl"
+
+    def slowly() -> None:
+        time.sleep(0.3)
+        with file.open("w", encoding="utf-8") as opened:
+            for line in LINES:
+                opened.write(line[:9])
+                opened.flush()
+                opened.write(line[9:])
+                time.sleep(0.001)
+
+    writer = threading.Thread(target=slowly)
+    writer.start()
+    code, out, err = call(capsys, "follow", str(file), "--json", *db)
+    writer.join()
+    assert code == 0
+    assert err.splitlines()[0] == "specscope: waiting: run.jsonl does not exist yet"
+    header, *rounds, footer = rows(out)
+    trace = sample_trace("pearl")
+    known = measure(trace)
+    assert header == {
+        "file": "run.jsonl", "event": "header", "run_id": "sample-pearl", "method": "pearl", "title": "PEARL"
+    }  # fmt: skip
+    assert [row["step"] for row in rounds] == [row.step for row in trace.rounds]
+    assert [row["rounds"] for row in rounds] == list(range(1, len(rounds) + 1))
+    assert [row["tokens"] for row in rounds] == sorted(row["tokens"] for row in rounds)
+    assert (footer["status"], footer["message"]) == ("done", "Run sample-pearl is stored.")
+    assert footer["tokens"] == known.tokens
+    assert footer["acceptance_rate"] == pytest.approx(known.acceptance_rate)
+    assert footer["tokens_per_second"] == pytest.approx(known.tokens_per_second)
+    with Store(db[1]) as store:
+        assert store.load("sample-pearl") == trace
+
+
+def test_several_files_are_followed_to_their_footers(capsys, db, tmp_path) -> None:
+    for name in ("a", "b"):
+        text = "".join(LINES).replace("sample-pearl", f"run-{name}")
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    code, out, err = call(capsys, "follow", *(str(tmp_path / f"{n}.jsonl") for n in "ab"), "--json", *db)
+    assert (code, err) == (0, "")
+    ends = [row for row in rows(out) if row["event"] == "footer"]
+    assert [(row["file"], row["run_id"]) for row in ends] == [("a.jsonl", "run-a"), ("b.jsonl", "run-b")]
+    code, out, _ = call(capsys, "follow", str(tmp_path / "a.jsonl"), "--json", *db)
+    assert code == 0
+    assert rows(out)[-1]["message"] == "Not stored: a run with this id is already stored; delete it first."
+
+
+def test_a_wrong_line_ends_the_command_with_its_number(capsys, db, tmp_path) -> None:
+    (tmp_path / "run.jsonl").write_text("".join(LINES[:5]) + "nonsense\n", encoding="utf-8")
+    code, out, err = call(capsys, "follow", str(tmp_path / "run.jsonl"), "--json", *db)
+    assert (code, len(rows(out))) == (2, 1)
+    assert err == "specscope: run.jsonl: line 6: Expecting value at character 1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "no file is named"),
+        (["--json"], "no file is named"),
+        (["--json", "--folder", "."], "no file is named"),
+        (["--folder", "nowhere"], "nowhere is no folder"),
+        (["nowhere/run.jsonl"], "nowhere is no folder"),
+        (["a/run.jsonl", "b/run.jsonl"], "two files have the name 'run.jsonl'"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(capsys, monkeypatch, tmp_path, words, error) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    code, out, err = call(capsys, "follow", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert error in err
+
+
+def test_without_json_the_page_opens_on_the_files(capsys, monkeypatch, tmp_path) -> None:
+    served = []
+    monkeypatch.setattr("app.server.serve", lambda **arguments: served.append(arguments) or 0)
+    code, _, err = call(
+        capsys, "follow", str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl"), "--port", "0"
+    )
+    assert (code, err) == (0, "")
+    (given,) = served
+    assert given["query"] == "/?follow=a%252Cb.jsonl,c.jsonl"
+    assert [*given["recordings"].files] == ["a,b.jsonl", "c.jsonl"]
+    assert given["port"] == 0
+    assert "host" not in given, "only this machine reaches the page"
+    call(capsys, "follow", "--folder", str(tmp_path))
+    assert served[1]["query"] == "/?tab=history"
+    assert served[1]["recordings"].folder == tmp_path
+
+
+def test_ctrl_c_ends_cleanly_and_says_how_to_store_what_is_there(tmp_path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text("".join(LINES[:60]), encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.main", "follow", str(file), "--json", "--db", str(tmp_path / "t.db")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "header"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    note = f"run.jsonl has no footer yet, so it is not stored; `specscope import {file}` stores what is there"
+    assert err == f"specscope: {note}\nspecscope: stopped\n"

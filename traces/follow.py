@@ -1,0 +1,208 @@
+"""The trace file that another process writes: its new events, and the figures so far."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import UsageError
+from engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
+from engine.trace.jsonl import from_json
+from engine.trace.trace import Trace
+from traces.checks import check_header, check_rows
+from traces.imports.reading import MOST_TRACE_BYTES, read_traces
+from traces.places import FATES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from engine.trace.events import Event, Header
+
+POLL = 0.1
+"""Seconds between two reads of a file that has nothing new."""
+MOST_READ = 2**20
+"""Most bytes of one read; a long file is read in several."""
+MOST_LINE = 16 * 2**20
+
+
+class Tail:
+    """The events of a trace file that grows, each of them once.
+
+    The file may not exist yet. A line counts when its end is written.
+    """
+
+    def __init__(self, path: Path, *, links: bool = True) -> None:
+        self.path = path
+        self.header: Header | None = None
+        self.footer: Footer | None = None
+        self.lines = 0
+        """Complete lines that were read."""
+        self._links = links
+        self._file = -1
+        self._size = 0
+        """Bytes that were read."""
+        self._fault: UsageError | None = None
+        """Of a line whose earlier lines were returned by the last read."""
+        self._cut = b""
+        """The beginning of a line whose end is not written yet."""
+        self._spans: set[int] = set()
+        self._documents: set[int] = set()
+
+    @property
+    def waiting(self) -> str:
+        """What is missing before the run can be shown; empty once the header is here."""
+        if self.header is not None:
+            return ""
+        if self._file < 0:
+            return f"{self.path.name} does not exist yet"
+        return f"the header of {self.path.name} is not {'complete' if self._cut else 'written'} yet"
+
+    def read(self) -> list[Event]:
+        """Return the events since the last read, of at most MOST_READ bytes; none after the footer.
+
+        UsageError if a line is no event, contradicts earlier ones or is too long; if the file was
+        shortened, replaced or removed; if it is too large or cannot be read.
+        """
+        if self._fault is not None:
+            raise self._fault
+        if self.footer is not None or (self._file < 0 and not self._open()):
+            return []
+        try:
+            fresh = os.read(self._file, MOST_READ)
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path.name}: {error.strerror}") from None
+        if not fresh:
+            self._check_same()
+        self._size += len(fresh)
+        *lines, self._cut = (self._cut + fresh).split(b"\n")
+        if self._size > MOST_TRACE_BYTES:
+            raise UsageError(f"{self.path.name} has more than {MOST_TRACE_BYTES} bytes, which is the limit")
+        if len(self._cut) > MOST_LINE:
+            raise UsageError(f"{self.path.name}: line {self.lines + 1} has no end within {MOST_LINE} bytes")
+        return self._events(lines) if lines else []
+
+    def trace(self) -> Trace:
+        """Return the run of the open file's complete lines; errors and limits are an import's."""
+        path = f"/dev/fd/{self._file}"  # the name may be another file's now
+        try:
+            return read_traces(path).traces[0]
+        except UsageError as error:
+            raise UsageError(str(error).replace(path, self.path.name)) from None
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> bool:
+        """Open the file; return False if it does not exist."""
+        # O_NONBLOCK: otherwise opening a pipe without a writer waits forever
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if self._links else os.O_NOFOLLOW)
+        try:
+            self._file = os.open(self.path, flags)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path.name}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            self.close()
+            raise UsageError(f"{self.path.name} is not a regular file; give a file")
+        return True
+
+    def _check_same(self) -> None:
+        """Raise UsageError unless the path still names the file, with all bytes that were read."""
+        mine = os.fstat(self._file)
+        try:
+            named = os.stat(self.path, follow_symlinks=self._links)
+        except OSError:
+            raise UsageError(f"{self.path.name} was removed before its footer") from None
+        if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
+            raise UsageError(f"{self.path.name} was replaced before its footer; follow the new file")
+        if mine.st_size < self._size:
+            raise UsageError(
+                f"{self.path.name} was shortened to {mine.st_size} bytes after {self._size} were read; follow it again"
+            )
+
+    def _events(self, lines: Sequence[bytes]) -> list[Event]:
+        """Return the events of lines, up to the footer or the first line that is none."""
+        first = self.lines + 1
+        events: list[Event] = []
+        for line in lines:
+            self.lines += 1
+            try:
+                events += [self._event(line)] if line.strip() else []
+            except UsageError as fault:
+                self._fault = fault
+                break
+            if events and isinstance(events[-1], Footer):
+                break
+        if events:
+            try:
+                self._take(events)
+            except ValueError as error:
+                where = f"line {first}" if first == self.lines else f"lines {first} to {self.lines}"
+                raise UsageError(f"{self.path.name}: {where}: {error}") from None
+        elif self._fault is not None:
+            raise self._fault
+        return events
+
+    def _event(self, line: bytes) -> Event:
+        try:
+            return from_json(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            problem = f"byte {error.start} is not UTF-8"
+        except ValueError as error:
+            problem = str(error)
+        raise UsageError(f"{self.path.name}: line {self.lines}: {problem}")
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """Check new events against each other and the earlier ones; ValueError names a fault."""
+        begun = self.header is not None
+        trace = Trace.of([self.header, *events] if self.header else events)
+        if not begun:
+            check_header(trace.header)
+        check_rows(trace, self._spans, self._documents)
+        self.header, self.footer = trace.header, trace.footer
+        self._spans.update(span.id for span in trace.spans)
+        self._documents.update(row.document for row in trace.documents)
+
+
+@dataclass(slots=True)
+class Tally:
+    """The figures of a run so far, as `traces.metrics` defines them."""
+
+    rounds: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    begin: int = 0
+    """When prefill ended, in ns."""
+    last: int = 0
+    """When the last token was committed, in ns."""
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Commit):
+                self.tokens += 1
+                self.last = max(self.last, event.time)
+            elif isinstance(event, Decision) and event.outcome in FATES:
+                self.drafted += 1
+                self.accepted += event.outcome == "accepted"
+            elif isinstance(event, Forked) and not event.taken:
+                self.drafted += event.length
+            elif isinstance(event, Round):
+                self.rounds += 1
+            elif isinstance(event, Span) and event.kind == "prefill" and event.step == 0:
+                self.begin = max(self.begin, event.end)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        seconds = (self.last - self.begin) / 1e9
+        return self.tokens / seconds if self.tokens and seconds > 0 else None
