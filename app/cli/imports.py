@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from traces.imports.reading import Imports
 
 SOURCES = (
-    "a trace of `specscope export`, or a file of vLLM, SGLang, AIPerf, vllm-vcr, Model Optimizer or "
-    "torch's profiler"
+    "a trace of `specscope export` or `engine.record`, or a file of vLLM, SGLang, AIPerf, vllm-vcr, Model "
+    "Optimizer or torch's profiler"
 )
 
 
