@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import stat
 import sys
 import threading
 import time
@@ -51,7 +52,7 @@ class Recordings:
 
     def listed(self) -> list[Listed]:
         """Return the named files that exist, then the folder's, each group newest first."""
-        named = [(name, path.stat()) for name, path in self.files.items() if path.is_file()]
+        named = [(name, status) for name, path in self.files.items() if (status := _status(path))]
         groups = (named, [(name, status) for name, status in self._inside() if name not in self.files])
         now = time.time()
         return [
@@ -70,14 +71,20 @@ class Recordings:
 
     def _inside(self) -> list[tuple[str, os.stat_result]]:
         try:
-            with os.scandir(self.folder) as entries:
-                return [
-                    (entry.name, entry.stat(follow_symlinks=False))
-                    for entry in entries
-                    if entry.name.endswith(ENDING) and entry.is_file(follow_symlinks=False)
-                ]
-        except OSError:  # the folder does not exist, or a file has just gone
+            names = [name for name in os.listdir(self.folder) if name.endswith(ENDING)]
+        except OSError:  # the folder does not exist
             return []
+        found = ((name, _status(self.folder / name, links=False)) for name in names)
+        return [(name, status) for name, status in found if status is not None]
+
+
+def _status(path: Path, *, links: bool = True) -> os.stat_result | None:
+    """Return the status of a regular file; None for anything else, or if it is gone."""
+    try:
+        status = path.stat(follow_symlinks=links)
+    except OSError:
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
 
 
 class Followed(NamedTuple):
@@ -115,10 +122,10 @@ class Follower:
             )
             self._followed = {other.run.name: other for other in active}
             self._followed[name] = found = Followed(run, tail, tally, thread)
-        run.enter("running")
-        self._admit(run)
-        thread.start()
-        return found
+            run.enter("running")
+            self._admit(run)
+            thread.start()
+            return found
 
     def stop(self, name: str) -> None:
         if (found := self._followed.get(name)) is not None:
@@ -152,7 +159,7 @@ class Follower:
                 if not events:
                     run.stopped.wait(POLL)
             self._end(run, tail)
-        except SpecScopeError as error:
+        except Exception as error:  # noqa: BLE001 - the page shows it, and the run ends
             run.end("failed", error)
         finally:
             tail.close()

@@ -80,6 +80,9 @@ def _print(args: argparse.Namespace, recordings: Recordings) -> int:
                 if tail.header is not None:
                     common.note(unfinished(tail))
             raise
+        finally:
+            for tail, _ in open_:
+                tail.close()
     return 0
 
 
@@ -93,6 +96,7 @@ def _step(tail: Tail, tally: Tally, store: Store) -> bool:
         if line := _line(event, tally):
             if isinstance(event, Footer) and tail.header:
                 line |= {"run_id": tail.header.run_id, "message": stored(store, tail)}
+                tail.close()
             print(json.dumps({"file": tail.path.name, **common.clean(line)}, ensure_ascii=False), flush=True)
     return bool(events)
 

@@ -23,6 +23,7 @@ from engine.errors import UsageError
 from engine.trace.jsonl import to_json
 from tests.app.fakes import FakeOpen, until
 from tests.traces.samples import sample_events, sample_trace
+from traces.follow import Tail
 
 EVENTS = sample_events("pearl")
 LINES = [to_json(event) + "\n" for event in EVENTS]
@@ -188,6 +189,17 @@ def test_a_fault_ends_following_and_its_reason_is_shown(service, folder, after, 
     assert 'data-again="run.jsonl"' in line
     assert "data-keep" not in line
     assert followed.run.trace().status == "failed"
+
+
+def test_an_unexpected_error_ends_following_too(service, folder, monkeypatch) -> None:
+    def fail(_: Tail) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(Tail, "read", fail)
+    write(folder / "run.jsonl", LINES[0])
+    run = service.follower.start("run.jsonl").run
+    assert run.wait(20)
+    assert (run.state, run.error) == ("failed", "RuntimeError: a fault")
 
 
 def test_a_failed_or_stopped_run_of_the_other_process_keeps_its_status(service, folder) -> None:
