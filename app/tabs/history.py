@@ -183,18 +183,14 @@ class History:
                 )
             passes = find_passes(self.service, ",".join(runs))
         except SpecScopeError as error:
-            return self.alerted(error)
+            return {
+                self.message: alert(str(error)),
+                self.listing: gr.update(visible=True),
+                self.detail: gr.update(visible=False),
+            }
         traces, passes = median_of(passes)
         names = ["~".join(t.header.run_id for t in group) for group in passes]
         return self._opened([t.header for t in traces], names) | self.analysis.show(traces)
-
-    def alerted(self, error: SpecScopeError) -> Update:
-        """Show an error above the list."""
-        return {
-            self.message: alert(str(error)),
-            self.listing: gr.update(visible=True),
-            self.detail: gr.update(visible=False),
-        }
 
     def _opened(self, headers: Sequence[Header], names: Sequence[str]) -> Update:
         return {
@@ -209,19 +205,19 @@ class History:
 
     async def follow(self, event: gr.EventData) -> AsyncIterator[Update]:
         """Follow files to their footers, or until they are stopped; then open their runs."""
-        try:
-            followed = self.following.start(event.files)
-        except SpecScopeError as error:
-            yield self.alerted(error)
-            return
-        yield {
+        empty = {
             self.listing: gr.update(visible=False),
             self.detail: gr.update(visible=True),
             **dict.fromkeys([self.heading, self.message], ""),
             **dict.fromkeys(self.analysis.cards, gr.update(visible=False)),
             self.viewer: viewed((), live=True),
-            **self.following.begun(followed),
         }
+        try:
+            followed = self.following.start(event.files)
+        except SpecScopeError as error:  # not above the list, which may be read again just now
+            yield {**empty, **self.following.left(), self.following.line: alert(str(error))}
+            return
+        yield {**empty, **self.following.begun(followed)}
         revision = 0
         async for frame, update in self.following.updates(followed):
             runs = [one.run.run_id for one in followed if one.run.run_id]

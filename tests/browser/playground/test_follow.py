@@ -232,4 +232,6 @@ def test_files_are_followed_beside_each_other_and_a_wrong_line_ends_one(files, f
 
 def test_a_file_that_may_not_be_followed_is_refused(files, followed) -> None:
     page = followed("/?follow=..%252Fsecret.jsonl")
-    expect(page.locator("#history-message")).to_contain_text("there is no file '../secret.jsonl' to follow")
+    expect(page.locator("#follow-line .app-alert")).to_contain_text(
+        "there is no file '../secret.jsonl' to follow"
+    )
