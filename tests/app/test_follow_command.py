@@ -129,7 +129,9 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_store_what_is_there(tmp_path) -> No
         text=True,
     )
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["event"] == "header"
+    rounds = sum('{"event":"round"' in line for line in LINES[:60])
+    events = [json.loads(process.stdout.readline())["event"] for _ in range(1 + rounds)]
+    assert events == ["header", *["round"] * rounds]
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
