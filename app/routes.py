@@ -92,10 +92,6 @@ def scripts() -> str:
     )
 
 
-def run_address(runs: Sequence[str]) -> str:
-    return f"/?run={','.join(map(quote, runs))}"
-
-
 def report_address(runs: Sequence[str], earlier: Sequence[Sequence[str]] = ()) -> str:
     turns = ";".join(",".join(map(quote, turn)) for turn in earlier[-MAX_TURNS:])
     more = f"&amp;earlier={turns}" if turns else ""

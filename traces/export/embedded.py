@@ -1,0 +1,34 @@
+"""A page inside another one, such as a notebook: in a frame that cannot reach beyond itself."""
+
+from __future__ import annotations
+
+import gzip
+from base64 import b64encode
+from html import escape
+
+HEIGHT = 640
+"""Pixels; the frame scrolls, and its lower edge can be dragged."""
+_POLICY = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:\">"
+)
+_LOADER = """<!doctype html><meta charset="utf-8">{policy}<noscript>{without}</noscript><script>
+const packed = Uint8Array.from(atob("{packed}"), (character) => character.charCodeAt(0));
+const page = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+new Response(page).text().then((text) => { document.open(); document.write(text); document.close(); });
+</script>"""
+
+
+def embedded(page: str, label: str, *, without: str = "", height: int = HEIGHT) -> str:
+    """Return a sandboxed frame with a page (HTML) that requests nothing.
+
+    The page is compressed, since the viewer's script is in every page. The frame has an origin of
+    its own: it reads nothing of the page around it. `without` is HTML for a frame without scripts.
+    """
+    packed = b64encode(gzip.compress(page.encode("utf-8", "replace"), mtime=0)).decode()
+    source = _LOADER.format(policy=_POLICY, packed=packed, without=without)
+    style = f"width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 6px; resize: vertical"
+    return (
+        f'<iframe sandbox="allow-scripts" title="{escape(label)}" style="{style}" '
+        f'srcdoc="{escape(source)}"></iframe>'
+    )
