@@ -102,10 +102,6 @@ class DownloadBar:
         self._bar.update(progress.done - self._bar.n)
 
 
-SHORT = 32
-"""Tokens of an answer below which a speed-up says little about longer ones."""
-
-
 def open_store(args: argparse.Namespace) -> Store:
     with Status("opening the database"):
         from traces.store import Store, default_path
@@ -220,20 +216,6 @@ def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
     warning = busy_since(before) if is_measured(args) and not elsewhere else ""
     if warning:
         note(warning)
-    return warning
-
-
-def short_warning(answers: Sequence[int]) -> str:
-    """Return the warning of short answers (in tokens), else nothing; print it on stderr."""
-    mean = sum(answers) / len(answers)
-    if mean >= SHORT:
-        return ""
-    tokens = f"The answer has {answers[0]}" if len(answers) == 1 else f"The answers have {mean:.0f}"
-    warning = (
-        f"{tokens} tokens, and a speed-up over fewer than {SHORT} depends on the first rounds; give a prompt with a "
-        "longer answer, or raise --max-new-tokens"
-    )
-    note(warning)
     return warning
 
 
