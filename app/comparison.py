@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from app.compared import Traces, median_pass, summaries_of, texts_of
-from app.named import PromptRow, seeded
+from app.named import MAX_PASSES, PromptRow, seeded
 from engine.drafting.suffix import Finished
 from engine.errors import UsageError
 from engine.methods import BASELINE, find
@@ -23,7 +23,6 @@ from engine.types import Limits, Sampling, check_range
 from traces.race import alternating
 from traces.view.settings import models_text
 
-MAX_PASSES = 9
 SHORT = 32
 """Tokens of an answer below which a speed-up says little about longer ones."""
 Runner: TypeAlias = Callable[[str, list[Any], dict[str, Any]], Trace]

@@ -10,6 +10,9 @@ from engine.errors import UsageError
 from engine.methods import BASELINE, METHODS, find
 from engine.types import Sampling
 
+MAX_PASSES = 9
+"""Most passes of a comparison."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:

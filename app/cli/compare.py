@@ -18,12 +18,11 @@ from typing import Any
 
 from app.cli import common, options
 from app.cli.inputs import equipped, prompt_for, prompts_of
-from app.named import PromptRow, able, method_keys
+from app.named import MAX_PASSES, PromptRow, able, method_keys
 from engine.bounds import check_prompt
 from engine.errors import UsageError
 from engine.trace.trace import Trace
 
-MAX_PASSES = 9
 REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median (of two: mean), spread (1)")
 
 
