@@ -11,10 +11,13 @@ import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.compared import Traces, median_pass, summaries_of, texts_of
 from app.named import MAX_PASSES, PromptRow, seeded
+from app.notebook.frames import frame
+from app.notebook.shown import number, output, viewer
+from app.render.html import text
 from engine.drafting.suffix import Finished
 from engine.errors import UsageError
 from engine.methods import BASELINE, find
@@ -23,8 +26,34 @@ from engine.types import Limits, Sampling, check_range
 from traces.race import alternating
 from traces.view.settings import models_text
 
+if TYPE_CHECKING:
+    import pandas
+
 SHORT = 32
 """Tokens of an answer below which a speed-up says little about longer ones."""
+HEAD = ("method", "tokens/s", "speed-up", "tokens", "tokens / forward", "accepted", "output")
+COLUMNS = (
+    "method",
+    "speedup",
+    "tokens_per_second",
+    "tokens_per_second_per_sequence",
+    "batch",
+    "tokens",
+    "target_forwards",
+    "draft_forwards",
+    "tokens_per_target_forward",
+    "drafted",
+    "acceptance_rate",
+    "acceptance_rate_tested",
+    "rollback_rate",
+    "accepted_per_round",
+    "both_busy",
+    "lossless",
+    "equal_to_autoregressive",
+    "not_comparable",
+    "runs",
+)
+"""Columns of a comparison's data frame: the figures of its JSON object."""
 Runner: TypeAlias = Callable[[str, list[Any], dict[str, Any]], Trace]
 """Decodes prompts with a method; takes its key, the prompts, and arguments of `Cluster.run`."""
 
@@ -108,6 +137,42 @@ class Comparison:
             "left_out": dict(self.left_out),
         }
 
+    def frame(self) -> pandas.DataFrame:
+        """Return a row per method; docs/notebook.md has the columns."""
+        names = [name for name in COLUMNS if name != "method"]
+        methods = self.to_dict()["methods"].items()
+        return frame(COLUMNS, [[key, *(figures[name] for name in names)] for key, figures in methods])
+
+    def __repr__(self) -> str:
+        found = self.to_dict()
+        speeds = [f"{key} {number(m['speedup'], '.2f', '×')}" for key, m in found["methods"].items()]
+        return f"Comparison({', '.join(speeds)}; {found['prompts']} prompts, {found['clock']})"
+
+    def _repr_html_(self) -> str:
+        found, runs = self.to_dict(), [mine[0] for mine in self.traces.values() if 0 in mine]
+        prompts = found["prompts"]
+        line = f"{found['models']} · {prompts} prompt{'' if prompts == 1 else 's'} · {found['clock']}"
+        rows = [_cells(key, figures) for key, figures in found["methods"].items()]
+        left_out = [f"{key} is left out: {reason}" for key, reason in self.left_out.items()]
+        notes = [*filter(None, (self.warning, self.short_answers)), *left_out]
+        if prompts > 1:
+            notes.append(f"The timeline has the first of {prompts} prompts; the figures are those of all.")
+        html = [f"<p>{text(note)}</p>" for note in notes]
+        return output(line, HEAD, rows, *html, viewer(runs))
+
+
+def _cells(key: str, figures: Mapping[str, Any]) -> list[str]:
+    same = "identical" if figures["equal_to_autoregressive"] else "differs"
+    return [
+        key,
+        number(figures["tokens_per_second"], ".1f"),
+        number(figures["speedup"], ".2f", "×"),
+        number(figures["tokens"], ",d"),
+        number(figures["tokens_per_target_forward"], ".2f"),
+        number(figures["acceptance_rate"], ".0%"),
+        same if figures["lossless"] else f"{same} (lossy)",
+    ]
+
 
 def compare(race: Race, run: Runner, **more: Any) -> Comparison:
     """Decode all prompts with all methods; `more` are facts of the comparison."""
@@ -116,12 +181,12 @@ def compare(race: Race, run: Runner, **more: Any) -> Comparison:
     finished = [{name: Finished() for name in entries} for _ in range(race.passes)]
     for i in range(len(race.rows)):
         sampling, group = seeded(race.sampling, i), uuid.uuid4().hex[:12]
-        for number, name in alternating(list(entries), race.passes):
+        for turn, name in alternating(list(entries), race.passes):
             key, config = entries[name]
             if part := race.parts(key).get(i):
                 given = {"sampling": sampling, "limits": race.limits, "group": group}
-                given |= {"config": config, "finished": finished[number][name]}
-                passes[number][name][i] = run(key, [race.prompts[k] for k in part], given)
+                given |= {"config": config, "finished": finished[turn][name]}
+                passes[turn][name][i] = run(key, [race.prompts[k] for k in part], given)
     return Comparison(race, passes, **more)
 
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.comparison import short_answers
 from app.named import seeded
+from app.notebook.frames import frame
+from app.notebook.shown import framed, output
+from app.render.html import app_page, text
+from app.render.lab import sweep_result
 from engine.methods import find
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
-from traces.lab.axes import Axis
+from traces.lab.axes import Axis, Value, value_text
 from traces.lab.points import Point
 from traces.lab.sweep import Cell, Job, Runner, Sweep
 from traces.view.settings import models_text
 
+if TYPE_CHECKING:
+    import pandas
+
+BASE, ROW, LINE = 190, 46, 24
+"""Pixels of a heat map's page without rows, of a row, and of a paper's point below it."""
 Decode: TypeAlias = Callable[[Any, str, list[Any], dict[str, Any]], Trace]
 """Takes a cluster, a method's key, prompts, and arguments of `Cluster.run`."""
 
@@ -65,6 +74,47 @@ class Swept:
                 for p in self.points
             ],
         }
+
+    def frame(self) -> pandas.DataFrame:
+        """Return a row per cell; docs/notebook.md has the columns."""
+        plan, given = self.plan, ("speedup", "low", "high", "runs", "error")
+        axes = [plan.columns.name, *([plan.rows.name] if plan.rows else [])]
+        rows = list[list[Any]]()
+        for cell in self.cells:
+            found = facts(cell)
+            place = [cell.column, *([cell.row] if plan.rows else [])]
+            rows.append([*place, *(found[name] for name in given)])
+        return frame([*axes, *given], rows)
+
+    def __repr__(self) -> str:
+        return f"Swept({self.line})"
+
+    @property
+    def line(self) -> str:
+        plan = self.plan
+        axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
+        facts = [
+            f"{find(plan.method).title} over {axes}",
+            f"{len(self.cells)} cells",
+            self.models,
+            self.clock,
+        ]
+        return " · ".join(filter(None, facts))
+
+    def _repr_html_(self) -> str:
+        plan = self.plan
+        rows = plan.rows.values if plan.rows else (None,)
+        head = [" / ".join(one.title for one in (plan.rows, plan.columns) if one)]
+        head += [value_text(column) for column in plan.columns.values]
+        cells = [["speed-up" if row is None else value_text(row), *self._texts(row)] for row in rows]
+        notes = [f"<p>{text(note)}</p>" for note in (self.warning, self.short_answers) if note]
+        height = BASE + ROW * len(rows) + LINE * len(self.points)
+        map_ = app_page(self.line, sweep_result(plan, self.cells, self.points, links=False))
+        return output(self.line, head, cells, *notes, framed(map_, f"Heat map: {self.line}", height))
+
+    def _texts(self, row: Value | None) -> list[str]:
+        mine = [cell for cell in self.cells if cell.row == row]
+        return [f"{cell.mean:.2f}×" if cell.speedups else "–" for cell in mine]
 
 
 def facts(cell: Cell) -> dict[str, Any]:

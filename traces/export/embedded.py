@@ -8,15 +8,14 @@ from html import escape
 
 HEIGHT = 640
 """Pixels; the frame scrolls, and its lower edge can be dragged."""
-_POLICY = (
-    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:\">"
-)
-_LOADER = """<!doctype html><meta charset="utf-8">{policy}<noscript>{without}</noscript><script>
-const packed = Uint8Array.from(atob("{packed}"), (character) => character.charCodeAt(0));
-const page = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-new Response(page).text().then((text) => { document.open(); document.write(text); document.close(); });
-</script>"""
+_PAGE = """<!doctype html><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<noscript>{{without}}</noscript>
+<script>{
+  const bytes = Uint8Array.from(atob("{{packed}}"), (character) => character.charCodeAt(0));
+  const page = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  new Response(page).text().then((text) => { document.open(); document.write(text); document.close(); });
+}</script>"""
 
 
 def embedded(page: str, label: str, *, without: str = "", height: int = HEIGHT) -> str:
@@ -26,7 +25,7 @@ def embedded(page: str, label: str, *, without: str = "", height: int = HEIGHT) 
     its own: it reads nothing of the page around it. `without` is HTML for a frame without scripts.
     """
     packed = b64encode(gzip.compress(page.encode("utf-8", "replace"), mtime=0)).decode()
-    source = _LOADER.format(policy=_POLICY, packed=packed, without=without)
+    source = _PAGE.replace("{{without}}", without).replace("{{packed}}", packed)
     style = f"width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 6px; resize: vertical"
     return (
         f'<iframe sandbox="allow-scripts" title="{escape(label)}" style="{style}" '

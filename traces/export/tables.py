@@ -26,12 +26,17 @@ def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
     A time or a token id that the file of an imported run did not hold is an empty cell. A text that
     a spreadsheet would run as a formula gets an apostrophe in front. UsageError: no such table.
     """
+    rows = rows_of(trace, table)
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([_harmless(v) for v in row] for row in rows)
+
+
+def rows_of(trace: Trace, table: Table) -> Iterator[list[Any]]:
+    """Return the names of a table's columns, then its rows; UsageError: no such table."""
     makers = {"tokens": _tokens, "decisions": _decisions, "copies": _copies, "spans": _spans}
     if table not in makers:
         raise UsageError(f"there is no table {table!r}; choose one of {', '.join(get_args(Table))}")
-    rows = makers[table](trace)
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([_harmless(v) for v in row] for row in rows)
+    return makers[table](trace)
 
 
 def _names(kind: type[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The document of runs of which only the beginning is drawn; the figures are those of whole runs."""
+"""The document of runs whose beginning is drawn; the figures are those of whole runs."""
 
 from __future__ import annotations
 
