@@ -139,8 +139,9 @@ class Trace:
         return import_module(_NOTEBOOK).html(self)
 
     def frame(self, table: str = "tokens") -> Any:
-        """Return `tokens`, `decisions`, `copies` or `spans` as a pandas data frame.
+        """Return one table as a pandas data frame, with the columns of the CSV export.
 
-        The columns are those of the CSV export. UsageError: there is no such table, or no pandas.
+        The table is `tokens`, `decisions`, `rounds`, `copies`, `spans`, or `figures` (one row).
+        UsageError: there is no such table, or no pandas.
         """
         return import_module(_NOTEBOOK).data_frame(self, table)
