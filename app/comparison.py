@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from app.compared import Traces, median_pass, summaries_of, texts_of
 from app.named import MAX_PASSES, PromptRow, seeded
 from app.notebook.frames import frame
-from app.notebook.shown import number, output, viewer
+from app.notebook.shown import figures_table, number, output, viewer
 from app.render.html import text
 from engine.drafting.suffix import Finished
 from engine.errors import UsageError
@@ -158,7 +158,7 @@ class Comparison:
         if prompts > 1:
             notes.append(f"The timeline has the first of {prompts} prompts; the figures are those of all.")
         html = [f"<p>{text(note)}</p>" for note in notes]
-        return output(line, HEAD, rows, *html, viewer(runs))
+        return output(line, figures_table(HEAD, rows), *html, viewer(runs))
 
 
 def _cells(key: str, figures: Mapping[str, Any]) -> list[str]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from app.comparison import short_answers
 from app.named import seeded
 from app.notebook.frames import frame
-from app.notebook.shown import framed, output
-from app.render.html import app_page, text
-from app.render.lab import sweep_result
+from app.notebook.shown import figures_table, framed, output
+from app.render.html import text
+from app.render.lab import page
 from engine.methods import find
 from engine.trace.trace import Trace
 from engine.types import Limits, Sampling
@@ -109,8 +109,13 @@ class Swept:
         cells = [["speed-up" if row is None else value_text(row), *self._texts(row)] for row in rows]
         notes = [f"<p>{text(note)}</p>" for note in (self.warning, self.short_answers) if note]
         height = BASE + ROW * len(rows) + LINE * len(self.points)
-        map_ = app_page(self.line, sweep_result(plan, self.cells, self.points, links=False))
-        return output(self.line, head, cells, *notes, framed(map_, f"Heat map: {self.line}", height))
+        table = figures_table(head, cells)
+        return output(
+            self.line,
+            "",
+            *notes,
+            framed(page(plan, self.cells, self.points, drawn=False), self.line, table, height),
+        )
 
     def _texts(self, row: Value | None) -> list[str]:
         mine = [cell for cell in self.cells if cell.row == row]

@@ -68,7 +68,8 @@ class Difference:
         times = [[name, f"{t / 1e6:,.1f}"] for name, t in zip(self.names, self.found.decode, strict=True)]
         times.append(["difference", f"{self.found.difference / 1e6:+,.1f}"])
         page = app_page(line, difference(self.found, self.names, drawn=False))
-        return shown.output(line, ["", "decoding, ms"], times, shown.framed(page, line, HEIGHT))
+        table = shown.figures_table(["run", "decoding, ms"], times)
+        return shown.framed(page, line, table, HEIGHT)
 
 
 def diff(first: Trace, second: Trace) -> Difference:

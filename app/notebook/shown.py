@@ -10,9 +10,8 @@ import gzip
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
 
-from app.render.html import table, text
+from app.render.html import text
 from engine.trace.trace import Trace
 from traces.export.assets import viewer_script, viewer_style
 from traces.export.embedded import embedded
@@ -23,6 +22,9 @@ from traces.view.figures import figure_rows, figure_texts
 
 MOST_BYTES = 400_000
 """Of a frame, beside the viewer's script and styles."""
+HEIGHTS = (640, 860)
+"""Pixels of the frame of one run, and of several."""
+_WITHOUT = "The timeline needs scripts; the figures are above it."
 MOST_SPANS, LEAST_SPANS = 4000, 100
 """Spans of all runs that a frame draws at most; half as many where its bytes are too many."""
 
@@ -32,18 +34,41 @@ def number(value: float | None, form: str, unit: str = "") -> str:
     return "–" if value is None else format(value, form) + unit
 
 
-def output(line: str, head: Sequence[str], rows: Iterable[Sequence[Any]], *parts: str) -> str:
-    """Return a line and a table of texts; `parts` are HTML."""
-    cells = [[text(cell) for cell in row] for row in rows]
-    return f"<p>{text(line)}</p>{table([*head], cells, line)}{''.join(parts)}"
+def output(line: str, figures: str, *parts: str) -> str:
+    """Return a line of text above HTML: figures and other parts."""
+    return f"<p>{text(line)}</p>{figures}{''.join(parts)}"
+
+
+def figures_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts: the first column names its row, the others are figures."""
+    top = _row("th", head)
+    return f"<table><thead>{top}</thead><tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>"
+
+
+def _row(cell: str, texts: Sequence[str]) -> str:
+    sides = ["left", *["right"] * len(texts)]
+    cells = (
+        f'<{cell} style="{_CELL}; text-align: {s}">{text(t)}</{cell}>'
+        for s, t in zip(sides, texts, strict=False)
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+_CELL = "padding: 2px 10px"
+
+
+def folded(table: str) -> str:
+    """Return a table that opens on a click."""
+    return f"<details><summary>The figures as a table</summary>{table}</details>"
 
 
 def run_output(trace: Trace) -> str:
     """Return what a notebook shows of one run."""
     imported = origin(trace.header)
     texts = figure_texts(measure(trace), None, {}, imported.figures if imported else frozenset())
-    rows = [[f["label"], texts[f["key"]]] for f in figure_rows() if f["main"] and texts[f["key"]] != "–"]
-    return output(line_of(trace), ["figure", "value"], rows, viewer([trace]))
+    known = [(f["label"], texts[f["key"]]) for f in figure_rows() if f["main"] and texts[f["key"]] != "–"]
+    labels, values = zip(*known, strict=True) if known else ((), ())
+    return output(line_of(trace), figures_table(labels, [values]), viewer([trace]))
 
 
 def line_of(trace: Trace) -> str:
@@ -59,7 +84,7 @@ def viewer(traces: Sequence[Trace]) -> str:
     while spans > LEAST_SPANS:
         cut = total > spans
         page = render_report(traces, spans=spans if cut else None)
-        frame = embedded(page, label, without="The timeline needs scripts; the figures are above it.")
+        frame = embedded(page, label, without=_WITHOUT, height=HEIGHTS[len(traces) > 1])
         if len(frame) <= MOST_BYTES + script_bytes():
             return (_note(spans, total) if cut else "") + frame
         spans = min(spans, total) // 2
@@ -77,6 +102,6 @@ def script_bytes() -> int:
     return len(b64encode(gzip.compress((viewer_script() + viewer_style()).encode())))
 
 
-def framed(page: str, label: str, height: int) -> str:
-    """Return a page of the playground's style in a frame."""
-    return embedded(page, label, without="This picture needs scripts; its figures are above.", height=height)
+def framed(page: str, label: str, table: str, height: int) -> str:
+    """Return a page of the playground's style in a frame, which has a table without scripts."""
+    return embedded(page, label, without=table, height=height) + folded(table)

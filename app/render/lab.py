@@ -119,10 +119,10 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
     return figure(lines, label, 300, showlegend=True, **axes)
 
 
-def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
-    """Return heat map and chart as a page of its own, which names the runs and needs no server."""
+def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = True) -> str:
+    """Return heat map and (if `drawn`) chart as a page; it names the runs and needs no server."""
     axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
-    body = sweep_result(plan, cells, points, drawn=True, links=False)
+    body = sweep_result(plan, cells, points, drawn=drawn, links=False)
     return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 

@@ -6,8 +6,6 @@ import gzip
 from base64 import b64encode
 from html import escape
 
-HEIGHT = 640
-"""Pixels; the frame scrolls, and its lower edge can be dragged."""
 _PAGE = """<!doctype html><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 <noscript>{{without}}</noscript>
@@ -18,11 +16,12 @@ _PAGE = """<!doctype html><meta charset="utf-8">
 }</script>"""
 
 
-def embedded(page: str, label: str, *, without: str = "", height: int = HEIGHT) -> str:
+def embedded(page: str, label: str, *, without: str, height: int) -> str:
     """Return a sandboxed frame with a page (HTML) that requests nothing.
 
     The page is compressed, since the viewer's script is in every page. The frame has an origin of
     its own: it reads nothing of the page around it. `without` is HTML for a frame without scripts.
+    The frame has `height` pixels, scrolls, and is resized at its corner.
     """
     packed = b64encode(gzip.compress(page.encode("utf-8", "replace"), mtime=0)).decode()
     source = _PAGE.replace("{{without}}", without).replace("{{packed}}", packed)
