@@ -184,8 +184,8 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
 def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
     import engine
+    from app.bars import DownloadBar
     from app.bench import methods, peers
-    from app.cli.common import DownloadBar
     from app.named import able
 
     peers.llama_cpp()
@@ -205,8 +205,8 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
 
 
 def _drafters(args: argparse.Namespace) -> int:
+    from app.bars import DownloadBar
     from app.bench import drafters
-    from app.cli.common import DownloadBar
     from engine.checkpoints.pair import Pair
     from engine.checkpoints.sources import resolve
     from engine.environment import environment

@@ -8,13 +8,13 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.bars import DownloadBar
 from app.cli.options import is_measured
-from engine.checkpoints.progress import Progress
 from engine.errors import StoreMissing, UsageError, shown
 from engine.files import replacing
 from engine.trace.events import Commit
@@ -67,39 +67,6 @@ class Status:
         if shown:
             sys.stderr.write(ERASE)
             sys.stderr.flush()
-
-
-class DownloadBar:
-    """A progress bar per model if stderr is a terminal, else one line when the download begins."""
-
-    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
-        self._before = before
-        self._bar: Any = None
-        self._model = ""
-
-    def __enter__(self) -> DownloadBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, progress: Progress) -> None:
-        if self._model != progress.model:
-            self._model = progress.model
-            self._before()
-            sys.stderr.write(f"{progress.work.lower()} {progress.model}; Ctrl-C stops it\n")
-            sys.stderr.flush()
-            self.__exit__()
-            self._bar = None
-        if not progress.file or not sys.stderr.isatty():
-            return
-        if self._bar is None:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=progress.total, unit="B", unit_scale=True)
-        self._bar.set_description(progress.file, refresh=False)
-        self._bar.update(progress.done - self._bar.n)
 
 
 def open_store(args: argparse.Namespace) -> Store:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import engine
+from app.bars import DownloadBar, is_watched, new_bar
 from engine.cluster.session import Cluster
 from engine.errors import UsageError
 
 
-def opened(cluster: Cluster | None, models: Mapping[str, Any]) -> AbstractContextManager[Cluster]:
-    """Return an open cluster, which stays open, or else one that `engine.open` opens."""
+@contextmanager
+def opened(cluster: Cluster | None, models: Mapping[str, Any]) -> Generator[Cluster]:
+    """Yield an open cluster, which stays open, or else one that `engine.open` opens meanwhile."""
     if cluster is not None:
         if models:
             raise UsageError(f"a cluster and {', '.join(models)} were given; leave one of them out")
-        return nullcontext(cluster)
+        yield cluster
+        return
     virtual = {"runtime": "virtual"} if models.get("profile") else {}
-    return engine.open(**{**virtual, **models})
+    with DownloadBar() as line:
+        place = engine.open(**{"progress": line.show, **virtual, **models})
+    with place:
+        yield place
 
 
 def texts(prompts: str | Any) -> list[Any]:
@@ -33,10 +38,5 @@ def texts(prompts: str | Any) -> list[Any]:
 @contextmanager
 def bar(total: int, unit: str, shown: bool) -> Generator[Callable[[], None]]:
     """Show a progress bar, a notebook's or a terminal's; yield what counts a step."""
-    from tqdm.std import TqdmWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TqdmWarning)  # without ipywidgets a bar of text will do
-        from tqdm.auto import tqdm
-    with tqdm(total=total, unit=unit, leave=False, disable=None if shown else True) as line:
+    with new_bar(total=total, unit=unit, leave=False, disable=not (shown and is_watched())) as line:
         yield lambda: line.update() and None
