@@ -5,7 +5,6 @@ Its texts are the cells of this file. Progress bars and times of execution are n
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,9 +61,9 @@ from traces.export.report import render_report
 
 size = Path("report.html").write_text(render_report([runs["speculative"][0], runs["pearl"][0]]), encoding="utf-8")
 cluster.close()
-f"{size / 1e6:.1f} MB" """,
+size""",
 )
-"""Texts and code in turn; a text begins with `#`, except `import`."""
+"""Texts begin with `#`; the other cells are code."""
 
 
 def notebook() -> Any:
@@ -78,16 +77,9 @@ def notebook() -> Any:
 
 def executed(given: Any) -> Any:
     """Execute a notebook's cells in a folder of its own; return it with its outputs."""
-    before = os.environ.get("PYTHONPATH", "")
-    root = str(FILE.parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
-    try:
-        with TemporaryDirectory() as folder:
-            NotebookClient(
-                given, timeout=TIMEOUT_S, record_timing=False, resources={"metadata": {"path": folder}}
-            ).execute()
-    finally:
-        os.environ["PYTHONPATH"] = before
+    with TemporaryDirectory() as folder:
+        place = {"metadata": {"path": folder}}
+        NotebookClient(given, timeout=TIMEOUT_S, record_timing=False, resources=place).execute()
     for cell in given.cells:
         kept = ("execute_result", "error")
         if cell.cell_type == "code":
