@@ -17,7 +17,6 @@ import pytest
 import engine
 from app.notebook.shown import MOST_BYTES, script_bytes, viewer
 from engine.errors import UsageError
-from engine.trace.events import Commit, Span
 from tests.app.commands import VIRTUAL, answer
 from tests.traces.samples import sample_trace
 from traces.export.tables import rows_of
@@ -144,11 +143,11 @@ def test_a_difference_has_the_devices_steps(comparison):
 
 def test_data_frames_have_the_columns_of_the_csv_export(comparison):
     trace = comparison.traces["pearl"][0]
-    for name, kind, rows in (("tokens", Commit, trace.commits), ("spans", Span, trace.spans)):
+    for name, rows in (("tokens", trace.commits), ("spans", trace.spans)):
         table = trace.frame(name)
         assert list(table.columns) == next(iter(rows_of(trace, name)))
         assert len(table) == len(rows)
-        assert table["step"].tolist() == [row.step for row in rows], kind
+        assert table["step"].tolist() == [row.step for row in rows]
     with pytest.raises(UsageError, match="there is no table 'words'; choose one of tokens, decisions"):
         trace.frame("words")
     assert comparison.frame()["method"].tolist() == ["autoregressive", "speculative", "pearl"]
@@ -156,10 +155,10 @@ def test_data_frames_have_the_columns_of_the_csv_export(comparison):
 
 def test_without_pandas_a_frame_is_one_line_of_advice(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(
-        UsageError, match="^a frame needs pandas, which is not installed; install it: pip install pandas$"
-    ):
+    with pytest.raises(UsageError) as raised:
         sample_trace("pearl").frame()
+    advice = "a frame needs pandas, which is not installed; install it: pip install pandas"
+    assert str(raised.value) == advice
 
 
 def test_everything_works_inside_a_running_event_loop():
