@@ -42,7 +42,7 @@ def output(line: str, figures: str, *parts: str) -> str:
 def figures_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of texts: the first column names its row, the others are figures."""
     top = _row("th", head)
-    return f"<table><thead>{top}</thead><tbody>{''.join(_row('td', row) for row in rows)}</tbody></table>"
+    return f'<table style="margin-bottom: 10px"><thead>{top}</thead><tbody>{"".join(_row("td", row) for row in rows)}</tbody></table>'
 
 
 def _row(cell: str, texts: Sequence[str]) -> str:

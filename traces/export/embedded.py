@@ -25,7 +25,7 @@ def embedded(page: str, label: str, *, without: str, height: int) -> str:
     """
     packed = b64encode(gzip.compress(page.encode("utf-8", "replace"), mtime=0)).decode()
     source = _PAGE.replace("{{without}}", without).replace("{{packed}}", packed)
-    style = f"width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 6px; resize: vertical"
+    style = f"box-sizing: border-box; width: 100%; height: {height}px; border: 1px solid #8884; border-radius: 6px; resize: vertical"
     return (
         f'<iframe sandbox="allow-scripts" title="{escape(label)}" style="{style}" '
         f'srcdoc="{escape(source)}"></iframe>'
