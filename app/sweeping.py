@@ -24,7 +24,7 @@ from traces.view.settings import models_text
 if TYPE_CHECKING:
     import pandas
 
-BASE, ROW, LINE = 190, 46, 24
+BASE, ROW, LINE = 165, 46, 17
 """Pixels of a heat map's page without rows, of a row, and of a paper's point below it."""
 Decode: TypeAlias = Callable[[Any, str, list[Any], dict[str, Any]], Trace]
 """Takes a cluster, a method's key, prompts, and arguments of `Cluster.run`."""
