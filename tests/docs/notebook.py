@@ -59,7 +59,8 @@ One HTML file with text, figures and timeline, for people without SpecScope.""",
 
 from traces.export.report import render_report
 
-size = Path("report.html").write_text(render_report([runs["speculative"][0], runs["pearl"][0]]), encoding="utf-8")
+page = render_report([runs["speculative"][0], runs["pearl"][0]])
+size = Path("report.html").write_text(page, encoding="utf-8")
 cluster.close()
 size""",
 )
