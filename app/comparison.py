@@ -177,13 +177,14 @@ def _cells(key: str, figures: Mapping[str, Any]) -> list[str]:
 def compare(race: Race, run: Runner, **more: Any) -> Comparison:
     """Decode all prompts with all methods; `more` are facts of the comparison."""
     entries = race.entries
+    parts = {name: race.parts(key) for name, (key, _) in entries.items()}
     passes: list[Traces] = [{name: {} for name in entries} for _ in range(race.passes)]
     finished = [{name: Finished() for name in entries} for _ in range(race.passes)]
     for i in range(len(race.rows)):
         sampling, group = seeded(race.sampling, i), uuid.uuid4().hex[:12]
         for turn, name in alternating(list(entries), race.passes):
             key, config = entries[name]
-            if part := race.parts(key).get(i):
+            if part := parts[name].get(i):
                 given = {"sampling": sampling, "limits": race.limits, "group": group}
                 given |= {"config": config, "finished": finished[turn][name]}
                 passes[turn][name][i] = run(key, [race.prompts[k] for k in part], given)
