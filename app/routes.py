@@ -93,10 +93,6 @@ def scripts() -> str:
     )
 
 
-def run_address(runs: Sequence[str]) -> str:
-    return f"/?run={','.join(map(quote, runs))}"
-
-
 def follow_address(names: Sequence[str]) -> str:
     """Return the address of files that are followed; a comma in a name is encoded twice."""
     return f"/?follow={quote(names_of(names), safe=',')}"

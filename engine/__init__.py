@@ -31,9 +31,13 @@ _HOME = {
     "Sampling": "engine.types",
     "SpecScopeError": "engine.errors",
     "UsageError": "engine.errors",
+    "compare": "app.notebook.compare",
+    "diff": "app.notebook.diff",
     "open": "engine.cluster.open",
     "record": "engine.trace.record",
+    "sweep": "app.notebook.sweep",
 }
+"""Name -> module; `compare`, `sweep` and `diff` are doors to the app, see docs/decisions.md."""
 
 
 def __getattr__(name: str) -> Any:
@@ -41,3 +45,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

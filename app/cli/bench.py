@@ -19,7 +19,8 @@ from typing import Any
 
 from app.bench.figures import BARS, Bar, Figure, Plan, judged
 from app.cli import common, options
-from app.cli.inputs import PromptRow, prompts_of
+from app.cli.inputs import prompts_of
+from app.named import PromptRow
 from engine.errors import UsageError
 
 
@@ -159,7 +160,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
     import engine
     from app.bench import methods
-    from app.cli.inputs import able, method_keys
+    from app.named import able, method_keys
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
@@ -183,9 +184,9 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
 def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
     import engine
+    from app.bars import DownloadBar
     from app.bench import methods, peers
-    from app.cli.common import DownloadBar
-    from app.cli.inputs import able
+    from app.named import able
 
     peers.llama_cpp()
     rows = _rows(args, methods.PROMPTS, plan.prompts)
@@ -204,8 +205,8 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
 
 
 def _drafters(args: argparse.Namespace) -> int:
+    from app.bars import DownloadBar
     from app.bench import drafters
-    from app.cli.common import DownloadBar
     from engine.checkpoints.pair import Pair
     from engine.checkpoints.sources import resolve
     from engine.environment import environment

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.bars import DownloadBar
 from app.cli import common, options
 from engine.errors import UsageError
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
     from engine.simulate.profile import Profile, parse
 
-    with common.DownloadBar() as bar:
+    with DownloadBar() as bar:
         if args.target:
             pair = Pair.of(args.target, args.drafter, resolve=partial(resolve, progress=bar.show))
         else:

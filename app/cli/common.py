@@ -8,13 +8,13 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.bars import DownloadBar
 from app.cli.options import is_measured
-from engine.checkpoints.progress import Progress
 from engine.errors import StoreMissing, UsageError, shown
 from engine.files import replacing
 from engine.trace.events import Commit
@@ -67,43 +67,6 @@ class Status:
         if shown:
             sys.stderr.write(ERASE)
             sys.stderr.flush()
-
-
-class DownloadBar:
-    """A progress bar per model if stderr is a terminal, else one line when the download begins."""
-
-    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
-        self._before = before
-        self._bar: Any = None
-        self._model = ""
-
-    def __enter__(self) -> DownloadBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, progress: Progress) -> None:
-        if self._model != progress.model:
-            self._model = progress.model
-            self._before()
-            sys.stderr.write(f"{progress.work.lower()} {progress.model}; Ctrl-C stops it\n")
-            sys.stderr.flush()
-            self.__exit__()
-            self._bar = None
-        if not progress.file or not sys.stderr.isatty():
-            return
-        if self._bar is None:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=progress.total, unit="B", unit_scale=True)
-        self._bar.set_description(progress.file, refresh=False)
-        self._bar.update(progress.done - self._bar.n)
-
-
-SHORT = 32
-"""Tokens of an answer below which a speed-up says little about longer ones."""
 
 
 def open_store(args: argparse.Namespace) -> Store:
@@ -220,20 +183,6 @@ def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
     warning = busy_since(before) if is_measured(args) and not elsewhere else ""
     if warning:
         note(warning)
-    return warning
-
-
-def short_warning(answers: Sequence[int]) -> str:
-    """Return the warning of short answers (in tokens), else nothing; print it on stderr."""
-    mean = sum(answers) / len(answers)
-    if mean >= SHORT:
-        return ""
-    tokens = f"The answer has {answers[0]}" if len(answers) == 1 else f"The answers have {mean:.0f}"
-    warning = (
-        f"{tokens} tokens, and a speed-up over fewer than {SHORT} depends on the first rounds; give a prompt with a "
-        "longer answer, or raise --max-new-tokens"
-    )
-    note(warning)
     return warning
 
 

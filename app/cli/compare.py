@@ -11,24 +11,18 @@ the speed of two passes is their mean.
 from __future__ import annotations
 
 import argparse
-import itertools
-import statistics
-import uuid
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
 
 from app.cli import common, options
-from app.cli.inputs import PromptRow, able, equipped, method_keys, prompt_for, prompts_of
+from app.cli.inputs import equipped, prompt_for, prompts_of
+from app.named import MAX_PASSES, PromptRow, able, method_keys
 from engine.bounds import check_prompt
-from engine.drafting.suffix import Finished
 from engine.errors import UsageError
-from engine.methods import BASELINE, find
 from engine.trace.trace import Trace
 
-Traces: TypeAlias = dict[str, dict[int, Trace]]
-"""The runs by name and by number of the first prompt."""
-MAX_PASSES = 9
 REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median (of two: mean), spread (1)")
 
 
@@ -40,10 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.busy import read_load
-    from traces.race import alternating
-    from traces.view.settings import models_text
-
     keys = method_keys(args.methods)
     configs = options.parse_settings(args.fields, keys)
     _check_repeat(args)
@@ -51,49 +41,25 @@ def run(args: argparse.Namespace) -> int:
     limits, rows = options.limits_of(args), prompts_of(args)
     sampling = options.sampling_of(args, len(rows))
     with common.open_store(args) as store, common.open_cluster(args) as cluster:
+        from app.busy import read_load
+        from app.comparison import Race, compare
+
         if args.methods == "all":
             keys, unable = able(keys, cluster)
             left_out |= unable
         rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
-        entries = _entries(keys, configs, rows)
         prompts = [prompt_for(args, row) for row in rows]
-        passes: list[Traces] = [{name: {} for name in entries} for _ in range(args.repeat)]
-        finished = [{name: Finished() for name in entries} for _ in range(args.repeat)]
-        total = args.repeat * sum(len(_parts(key, rows)) for key, _ in entries.values())
-        before, done = read_load(), 0
-        for i in range(len(rows)):
-            shared = {
-                "sampling": options.seeded(sampling, i),
-                "limits": limits,
-                "group": uuid.uuid4().hex[:12],
-            }
-            for number, name in alternating(list(entries), args.repeat):
-                key, config = entries[name]
-                if part := _parts(key, rows).get(i):
-                    done += 1
-                    mine, which = [prompts[k] for k in part], f"({done} of {total})"
-                    given = {**shared, "config": config, "finished": finished[number][name]}
-                    passes[number][name][i] = common.recorded(store, cluster, key, mine, given, which)
-        warning = common.busy_warning(args, before)
-    traces, speeds = _median(passes)
-    answers = _texts(list(traces[BASELINE].values()))
-    first = traces[BASELINE][0].header
-    result = {
-        "prompts": len(rows),
-        "skipped": skipped,
-        "models": models_text(first),
-        "runtime": first.runtime,
-        "profile": first.profile or None,
-        "clock": first.clock,
-        "passes": args.repeat,
-        "warning": warning or None,
-        "short_answers": common.short_warning(list(map(len, answers))) or None,
-        "methods": {
-            k: {**m, "spread": [min(speeds[k]), max(speeds[k])] if args.repeat > 1 else None}
-            for k, m in _summaries(traces, rows, passes).items()
-        },
-        "left_out": left_out,
-    }
+        race = Race(rows, prompts, {key: configs[key] for key in keys}, sampling, limits, args.repeat)
+        before, numbers = read_load(), count(1)
+
+        def decode(key: str, mine: list[Any], given: dict[str, Any]) -> Trace:
+            return common.recorded(store, cluster, key, mine, given, f"({next(numbers)} of {race.runs})")
+
+        found = compare(race, decode, skipped=skipped, left_out=left_out)
+        found = replace(found, warning=common.busy_warning(args, before))
+    if found.short_answers:
+        common.note(found.short_answers)
+    result = found.to_dict()
     return common.answer(args, result, _lines(result))
 
 
@@ -102,23 +68,6 @@ def _check_repeat(args: argparse.Namespace) -> None:
         raise UsageError(f"--repeat is {args.repeat}; it must be at least 1 and at most {MAX_PASSES}")
     if args.profile and args.repeat > 1:
         raise UsageError(f"--repeat is {args.repeat}; with --profile it must be 1: virtual times do not vary")
-
-
-def _median(passes: list[Traces]) -> tuple[Traces, dict[str, list[float]]]:
-    """Return the median pass of each method (of two the slower one), and all speeds."""
-    found = _speeds(passes, passes[0][BASELINE])
-    median: Traces = {}
-    for name, speeds in found.items():
-        order = sorted(range(len(passes)), key=speeds.__getitem__)
-        median[name] = passes[order[(len(order) - 1) // 2]][name]
-    return median, found
-
-
-def _speeds(passes: list[Traces], prompts: Collection[int]) -> dict[str, list[float]]:
-    def speed(runs: dict[int, Trace]) -> float:
-        return _figures([trace for i, trace in runs.items() if i in prompts])["tokens_per_second"] or 0.0
-
-    return {name: [speed(one[name]) for one in passes] for name in passes[0]}
 
 
 def _fitting(
@@ -146,122 +95,6 @@ def _fitting(
             "or lower --max-new-tokens"
         )
     return fitting, skipped
-
-
-def _entries(
-    keys: list[str], configs: dict[str, dict[str, Any]], rows: list[PromptRow]
-) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return name -> (method, config) of each row; `KEY plain` decodes a method's batch plainly."""
-    entries = dict[str, tuple[str, dict[str, Any]]]()
-    for key in keys:
-        config, plain = configs[key], {**configs[key], **find(key).plain}
-        if plain != config and any(len(part) > 1 for part in _parts(key, rows).values()):
-            entries[f"{key} plain"] = (key, plain)
-        entries[key] = (key, config)
-    return entries
-
-
-def _parts(method: str, rows: list[PromptRow]) -> dict[int, list[int]]:
-    """Return the prompts of each run by the first one; a batch has the rows of one category."""
-    numbers = range(len(rows))
-    if not find(method).batched:
-        return {i: [i] for i in numbers}
-    blocks = [list(block) for _, block in itertools.groupby(numbers, key=lambda i: rows[i].category)]
-    return {block[0]: block for block in blocks}
-
-
-def _summaries(traces: Traces, rows: list[PromptRow], passes: list[Traces]) -> dict[str, Any]:
-    runs_of = {key: list(runs.values()) for key, runs in traces.items()}
-    figures = _compared(runs_of, _speeds(passes, range(len(rows))))
-    summaries = {
-        key: {**figures[key], **_facts(list(runs.values()), figures[key])} for key, runs in traces.items()
-    }
-    for category in dict.fromkeys(r.category for r in rows if r.category):
-        mine = [i for i, row in enumerate(rows) if row.category == category]
-        some = {key: [t for i, t in runs.items() if i in mine] for key, runs in traces.items()}
-        part = _compared(some, _speeds(passes, mine))
-        for key, summary in summaries.items():
-            summary.setdefault("categories", {})[category] = part[key]
-    return summaries
-
-
-def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
-    from traces.health import health
-
-    header = runs[0].header
-    return {
-        "runs": [t.header.run_id for t in runs],
-        "config": header.config,
-        "planned": header.environment.get("planned"),
-        "lossless": header.lossless,
-        "advice": advice_on(runs, figures["draft_forwards"]),
-        "health": {t.header.run_id: note for t in runs if (note := health(t))},
-    }
-
-
-def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each method, with its speed-up or the reason why it has none."""
-    from traces.comparable import comparisons
-
-    figures = {key: _figures(runs) for key, runs in groups.items()}
-    for key, passes in speeds.items():
-        if len(passes) == 2:
-            figures[key]["tokens_per_second"] = statistics.fmean(passes)
-    keys, texts = list(groups), _texts(groups[BASELINE])
-    for key, (baseline, reason) in zip(keys, comparisons([*groups.values()]), strict=True):
-        theirs = None if baseline is None else figures[keys[baseline]]["tokens_per_second"]
-        figures[key] |= {
-            "equal_to_autoregressive": _texts(groups[key]) == texts,
-            "speedup": _ratio(figures[key]["tokens_per_second"], theirs),
-            "not_comparable": reason or None,
-        }
-    return figures
-
-
-def _figures(runs: list[Trace]) -> dict[str, Any]:
-    from traces.comparable import batch_size
-    from traces.forks import lookups
-    from traces.metrics import measure
-    from traces.places import per_level_of
-    from traces.view.tokens import has_trees
-
-    mine = [measure(t).to_dict() for t in runs]
-    forwards = sum(m["target_forwards"] for m in mine)
-    tokens = sum(m["tokens"] for m in mine)
-    drafted, accepted = sum(m["drafted"] for m in mine), sum(m["accepted"] for m in mine)
-    judging = [r.accepted for t in runs for r in t.rounds if r.drafted]
-    hits = [bool(one.taken) for t in runs for one in lookups(t)]
-    return {
-        "tokens_per_second": _speed(mine, "tokens_per_second"),
-        "tokens_per_second_per_sequence": _speed(mine, "tokens_per_second_per_sequence"),
-        "batch": max(map(batch_size, runs)),
-        "tokens_per_target_forward": _ratio(tokens, forwards),
-        "acceptance_rate": _ratio(accepted, drafted),
-        "acceptance_rate_tested": _ratio(accepted, accepted + sum(m["rejected"] for m in mine)),
-        "rollback_rate": _ratio(drafted - accepted, drafted),
-        "accepted_per_round": _ratio(sum(judging), len(judging)),
-        "hit_rate": _ratio(sum(hits), len(hits)),
-        "per_level": [asdict(level) for level in per_level_of(runs)],
-        "trees": any(has_trees(t.decisions) for t in runs),
-        "tokens": tokens,
-        "target_forwards": forwards,
-        "draft_forwards": sum(m["draft_forwards"] for m in mine),
-        "drafted": drafted,
-        "both_busy": statistics.fmean(m["waiting"]["both"] for m in mine),
-    }
-
-
-def _texts(runs: list[Trace]) -> list[list[int]]:
-    return [t.token_ids(i) for t in runs for i in range(len(t.header.prompt_ids))]
-
-
-def _speed(metrics: list[dict[str, Any]], name: str) -> float | None:
-    """Return all tokens divided by all seconds of one of the speeds in the metrics."""
-    return _ratio(sum(m["tokens"] for m in metrics), sum(m["tokens"] / m[name] for m in metrics if m[name]))
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
@@ -294,15 +127,6 @@ def _health(notes: dict[str, str]) -> str:
     run, note = next(iter(notes.items()))
     more = f" Notes on {len(notes) - 1} more runs: --json." if len(notes) > 1 else ""
     return f"run {run}: {note}{more}"
-
-
-def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
-    """Return that a method's drafter is often wrong, and which one is wrong less often."""
-    from traces.places import per_level_of
-    from traces.verdict import wrong_drafter
-
-    text = wrong_drafter(runs[0].header, draft_forwards, per_level_of(runs))
-    return f"{text} The option is --drafter int4." if text else None
 
 
 def _notes(figures: dict[str, Any]) -> list[str]:

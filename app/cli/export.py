@@ -13,7 +13,7 @@ from engine.trace.jsonl import write_jsonl
 from engine.trace.trace import Trace
 
 FORMATS = ("jsonl", "csv", "perfetto", "modelopt")
-TABLES = ("tokens", "decisions", "copies", "spans")
+TABLES = ("tokens", "decisions", "rounds", "copies", "spans", "figures")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

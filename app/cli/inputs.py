@@ -1,43 +1,22 @@
-"""The methods and the prompts that a command names, and those that its models can run."""
+"""The prompts that a command names, and the methods whose models are named with it."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.cli.common import note
 from app.loaded import bench_prompts
+from app.named import PromptRow
 from app.pairs import NAMES
 from engine.bounds import check_prompt
 from engine.checkpoints.catalog import CATALOG, opening, stored_heads
 from engine.errors import UsageError, shown
 from engine.files import parse_json, read_text
-from engine.methods import BASELINE, METHODS, find
+from engine.methods import BASELINE, find
 from engine.types import check_range, check_text
-
-
-def method_keys(text: str) -> list[str]:
-    """Return the keys in a comma-separated text, with the baseline first."""
-    keys = list(METHODS) if text == "all" else [k.strip() for k in text.split(",") if k.strip()]
-    if not keys:
-        raise UsageError("--methods is empty; name methods separated by commas, or all")
-    for key in keys:
-        find(key)
-    return list(dict.fromkeys([BASELINE, *keys]))
-
-
-def able(keys: list[str], cluster: Any, load: Any = None) -> tuple[list[str], dict[str, str]]:
-    """Return the methods that the open models can run (under a load), and why not the others."""
-    left_out = dict[str, str]()
-    for key in keys:
-        try:
-            cluster.check(key, load)
-        except UsageError as error:
-            left_out[key] = str(error)
-    return [key for key in keys if key not in left_out], left_out
 
 
 def equipped(
@@ -75,16 +54,6 @@ def lacking(args: argparse.Namespace, key: str, config: Mapping[str, Any]) -> st
 
 
 MAX_PROMPT_FILE = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """A prompt with its category in the prompt file."""
-
-    text: str
-    category: str = ""
-    line: int = 1
-    """Line in the file, from 1."""
 
 
 def prompts_of(args: argparse.Namespace) -> list[PromptRow]:

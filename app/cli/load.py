@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from app.cli import common, options
-from app.cli.inputs import MAX_PROMPT_FILE, PromptRow, able, equipped, method_keys, prompt_for, prompts_of
+from app.cli.inputs import MAX_PROMPT_FILE, equipped, prompt_for, prompts_of
 from app.loaded import (
     COLUMNS,
     TITLES,
@@ -28,6 +28,7 @@ from app.loaded import (
     served_lines,
     verdicts,
 )
+from app.named import PromptRow, able, method_keys
 from engine.bounds import MOST_PROMPTS, check_prompt
 from engine.errors import UsageError
 from engine.run.policies import FIXED

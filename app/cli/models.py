@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.cli.common import DownloadBar, answer
+from app.bars import DownloadBar
+from app.cli.common import answer
 from app.cli.options import JSON, Options, add_options
 from engine.checkpoints.progress import Progress
 from engine.errors import ModelError, RunCancelled

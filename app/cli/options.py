@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from app.named import seeded
 from engine.errors import UsageError, shown
 from engine.types import Limits, Sampling
 
@@ -120,11 +120,6 @@ def sampling_of(args: argparse.Namespace, prompts: int) -> Sampling:
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     seeded(sampling, prompts - 1)
     return sampling
-
-
-def seeded(sampling: Sampling, prompt: int) -> Sampling:
-    """Return the sampling of prompt i: seed + i, as for sequence i of a batch."""
-    return replace(sampling, seed=sampling.seed + prompt)
 
 
 def limits_of(args: argparse.Namespace) -> Limits:

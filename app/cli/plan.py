@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.bars import DownloadBar
 from app.cli import common, options
 from engine.types import check_range
 
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.cluster.open import find_pair, local_pool
     from engine.cluster.options import Options
 
-    with common.DownloadBar() as bar:
+    with DownloadBar() as bar:
         pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show)
     tokens = min(KV_TOKENS, pair.context) if args.context is None else args.context
     check_range("--context", tokens, 1, pair.context)

@@ -13,6 +13,7 @@ from typing import Any
 
 from app.cli import common, options
 from app.cli.inputs import checked_prompts, lacking
+from app.named import seeded
 from engine.drafting.suffix import Finished
 from engine.errors import UsageError
 from engine.methods import find
@@ -51,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
         before = read_load()
         for i, part in enumerate(batches):
             which = f"({i + 1} of {len(batches)})" if len(batches) > 1 else ""
-            seeded = {**shared, "sampling": options.seeded(sampling, i)}
+            given = {**shared, "sampling": seeded(sampling, i)}
             one = streams and len(part) == 1
-            traces.append(common.recorded(store, cluster, args.method, part, seeded, which, stream=one))
+            traces.append(common.recorded(store, cluster, args.method, part, given, which, stream=one))
         warning = common.busy_warning(args, before)
     results = [result_of(t) for t in traces]
     lines = list[str]()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.cli import common, options
@@ -22,10 +23,10 @@ from engine.methods import find
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from app.sweeping import Swept
     from engine.methods import Method
     from traces.lab.axes import Axis
-    from traces.lab.points import Point
-    from traces.lab.sweep import Cell, Job, Runner, Sweep
+    from traces.lab.sweep import Cell, Runner, Sweep
     from traces.store import Store
 
 OVER = (
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from app.busy import read_load
+    from app.sweeping import Swept
     from traces.lab.points import points_of
     from traces.lab.sweep import Sweep, sweep
 
@@ -85,20 +87,18 @@ def run(args: argparse.Namespace) -> int:
         warning = common.busy_warning(args, before)
     if not any(cell.speedups for cell in cells):
         raise UsageError(f"no cell has a speed-up: {cells[0].error}")
-    if not scripted:
-        plain = [run for cell in cells for _, run in cell.traces]
-        common.short_warning(
-            [len(run.token_ids(i)) for run in plain for i in range(len(run.header.prompt_ids))]
-        )
+    found = Swept(plan, cells, points, warning)
+    if found.short_answers:
+        common.note(found.short_answers)
     if args.output:
         from app.render.lab import page
 
         common.write_output(args.output, page(plan, cells, points))
-    return common.answer(args, _result(plan, cells, points, warning), _lines(plan, cells, points))
+    return common.answer(args, found.to_dict(), _lines(found))
 
 
 def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
-    """Return the columns and the rows; rates and drafters are the rows of a field."""
+    from app.sweeping import in_order
     from traces.lab.axes import axis
 
     if len(texts) > 2:
@@ -109,8 +109,7 @@ def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
         if not equals or not name:
             raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
         found.append(axis(method, name, values))
-    columns, *more = sorted(found, key=lambda one: one.scripted or one.drafters)
-    return columns, more[0] if more else None
+    return in_order(found)
 
 
 def _check(args: argparse.Namespace, *, scripted: bool) -> None:
@@ -142,30 +141,15 @@ def _scripted(args: argparse.Namespace) -> Runner:
 def _decoder(
     args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
 ) -> Runner:
-    """Return a runner whose models are open with one drafter at a time."""
+    from app.sweeping import decoder
     from traces.lab.axes import USUAL
 
+    def opened(drafter: str) -> Any:
+        named = {} if drafter == USUAL else {"drafter": [drafter]}
+        return common.open_cluster(argparse.Namespace(**{**vars(args), **named}))
+
     limits, sampling = options.limits_of(args), options.sampling_of(args, len(prompts))
-    models, opened = stack.enter_context(contextlib.ExitStack()), dict[str, Any]()
-    batched = find(plan.method).batched
-
-    def cluster(drafter: str) -> Any:
-        if drafter not in opened:
-            models.close()
-            opened.clear()
-            named = {} if drafter == USUAL else {"drafter": [drafter]}
-            given = argparse.Namespace(**{**vars(args), **named})
-            opened[drafter] = models.enter_context(common.open_cluster(given))
-        return opened[drafter]
-
-    def decode(job: Job) -> Any:
-        mine = prompts if batched else [prompts[job.sample]]
-        seeded = options.seeded(sampling, job.sample)
-        given = {"config": job.config, "sampling": seeded, "limits": limits, "group": job.group}
-        return common.recorded(store, cluster(job.drafter), job.method, mine, given)
-
-    cluster(plan.job(*plan.places[0]).drafter)
-    return decode
+    return decoder(plan, prompts, sampling, limits, opened, partial(common.recorded, store), stack)
 
 
 def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
@@ -180,57 +164,13 @@ def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
         store.insert(*(trace for trace in traces if trace.header.run_id not in stored))
 
 
-def _result(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], warning: str) -> dict[str, Any]:
-    return {
-        "method": plan.method,
-        "columns": {"field": plan.columns.name, "values": plan.columns.values},
-        "rows": {"field": plan.rows.name, "values": plan.rows.values} if plan.rows else None,
-        "config": plan.config,
-        "models": _models(plan, cells) or None,
-        "clock": _clock(cells),
-        "samples": plan.samples,
-        "passes": plan.passes,
-        "warning": warning or None,
-        "cells": [_cell(cell) for cell in cells],
-        "points": [
-            {"value": p.value, "acceptance_rate": p.rate, "speedup": p.speedup, "source": p.label}
-            for p in points
-        ],
-    }
-
-
-def _cell(cell: Cell) -> dict[str, Any]:
-    known = bool(cell.speedups)
-    return {
-        "column": cell.column,
-        "row": cell.row,
-        "speedup": cell.mean if known else None,
-        "low": cell.low if known else None,
-        "high": cell.high if known else None,
-        "speedups": cell.speedups,
-        "runs": [name.split("~") for name in cell.runs],
-        "error": cell.error or None,
-    }
-
-
-def _clock(cells: Sequence[Cell]) -> str | None:
-    return next((cell.clock for cell in cells if cell.clock), None)
-
-
-def _models(plan: Sweep, cells: Sequence[Cell]) -> str:
-    """Return the names of the models that decoded; of a sweep over drafters the first one's."""
-    from traces.view.settings import models_text
-
-    headers = [run.header for cell in cells for run, _ in cell.traces]
-    return models_text(headers[0]) if headers and not plan.scripted else ""
-
-
-def _lines(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> Iterator[str]:
+def _lines(found: Swept) -> Iterator[str]:
     from traces.lab.axes import value_text
 
+    plan, cells = found.plan, found.cells
     rows = plan.rows.values if plan.rows else (None,)
     corner = " / ".join(one.title for one in (plan.rows, plan.columns) if one)
-    where = filter(None, [_models(plan, cells), _clock(cells) or "no run"])
+    where = filter(None, [found.models, found.clock or "no run"])
     yield f"{plan.method} · {' · '.join(where)} · samples {plan.samples} · passes {plan.passes}"
     yield f"{corner:24}" + "".join(f"{value_text(column):>20}" for column in plan.columns.values)
     for row in rows:
@@ -239,4 +179,4 @@ def _lines(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> Itera
     for cell in (cell for cell in cells if cell.error):
         at = "" if cell.row is None or plan.rows is None else f", {plan.rows.title} {value_text(cell.row)}"
         yield f"{plan.columns.title} {value_text(cell.column)}{at}: {cell.error}"
-    yield from (f"paper: {point.label}" for point in points)
+    yield from (f"paper: {point.label}" for point in found.points)

@@ -76,7 +76,8 @@ def what_if_result(result: WhatIf) -> str:
     )
 
 
-def difference(found: Diff, names: Sequence[str]) -> str:
+def difference(found: Diff, names: Sequence[str], *, drawn: bool = True) -> str:
+    """Return the difference of two runs; `drawn` with a chart, for a page that has its script."""
     worse, size = found.difference > 0, abs(found.difference) / 1e6
     verdict = (
         f"{names[1]} decoded {size:,.1f} ms {'longer' if worse else 'shorter'} than {names[0]}."
@@ -89,9 +90,10 @@ def difference(found: Diff, names: Sequence[str]) -> str:
         else ""
     )
     falls = "".join(_waterfall(w, found.difference) for w in found.waterfalls)
+    over_time = _tokens_over_time(found, names) if drawn else ""
     key = '<p class="app-note">Green: time won by the second run. Hatched: time lost. The changes of a device sum to the difference.</p>'
     return (
-        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{_tokens_over_time(found, names)}<h3>Waterfalls</h3>{key}{falls}'
+        f'<div class="app-diff"><p><b>{text(verdict)}</b></p>{reason}{over_time}<h3>Waterfalls</h3>{key}{falls}'
         f"{_first_token(found.first_difference, names)}</div>"
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from app.render.html import badge, drafter, lossy, text
-from app.routes import EXPORTS, export_address, report_address, run_address
+from app.render.html import badge, drafter, lossy, run_address, text
+from app.routes import EXPORTS, export_address, report_address
 from engine.checkpoints.forms import model_name
 from engine.trace.events import Header
 from traces.imported import origin

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 from engine.trace.events import Header
 from traces.export.assets import file_page, page_asset, plotly_script
@@ -15,6 +16,11 @@ from traces.view.settings import drafter_text
 def text(value: Any) -> str:
     """Return a value as HTML text; lone surrogates become question marks."""
     return escape(str(value).encode("utf-8", "replace").decode("utf-8"))
+
+
+def run_address(runs: Sequence[str]) -> str:
+    """Return the address of stored runs in the playground."""
+    return f"/?run={','.join(map(quote, runs))}"
 
 
 def badge(value: Any, kind: str = "", title: str = "") -> str:

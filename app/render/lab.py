@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.loaded import COLUMNS, TITLES, Line, line_of, verdicts
-from app.render.html import app_page, badge, figure, line, scrolling, table, text
-from app.routes import run_address
-from app.runs import LiveRun
-from app.tabs.experiments import LoadCell, LoadPlan
+from app.render.html import app_page, badge, figure, line, run_address, scrolling, table, text
 from engine.methods import METHODS
 from traces.lab.axes import Value, value_text
 from traces.lab.points import Point
 from traces.lab.sweep import Cell, Sweep, best
 from traces.requests import requests
+
+if TYPE_CHECKING:
+    from app.runs import LiveRun
+    from app.tabs.experiments import LoadCell, LoadPlan
 
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""
@@ -118,10 +119,10 @@ def spread_chart(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) ->
     return figure(lines, label, 300, showlegend=True, **axes)
 
 
-def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point]) -> str:
-    """Return heat map and chart as a page of its own, which names the runs and needs no server."""
+def page(plan: Sweep, cells: Sequence[Cell], points: Sequence[Point], *, drawn: bool = True) -> str:
+    """Return heat map and (if `drawn`) chart as a page; it names the runs and needs no server."""
     axes = " and ".join(one.title for one in (plan.columns, plan.rows) if one)
-    body = sweep_result(plan, cells, points, drawn=True, links=False)
+    body = sweep_result(plan, cells, points, drawn=drawn, links=False)
     return app_page(f"{METHODS[plan.method].title}: {axes}", body, drawn="data-figure" in body)
 
 

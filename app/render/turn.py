@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from app import pairs
-from app.render.html import clock, text
-from app.routes import report_address, run_address
+from app.render.html import clock, run_address, text
+from app.routes import report_address
 from app.runs import Lane, LiveRun
 from engine.methods import METHODS
 from traces.view.settings import config_text

@@ -79,7 +79,7 @@ class Viewer {
     this.replay.update(model);
     this.refreshTables(model);
     this.search.look();
-    this.link.hidden = model.state !== "ready" || this.fit.hidden;
+    this.link.hidden = model.state !== "ready" || this.fit.hidden || location.protocol === "about:"; // a frame has no address
     if (this.panel.range) this.panel.set(this.panel.range);
     this.empty.hidden = model.runs.length > 0;
     this.root.dataset.state = model.state;

@@ -62,6 +62,10 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        place = self.placement
+        return f"Cluster({' · '.join(filter(None, (self.pair.name, place.runtime, place.profile)))})"
+
     def close(self) -> None:
         self.placement.close()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
 
 from engine.trace.events import (
     Chain,
@@ -40,9 +42,11 @@ _LISTS: dict[type[Row], str] = {
     Chain: "chains",
     Occupancy: "occupancy",
 }
+_NOTEBOOK = "app.notebook.run"
+"""Imported when a notebook asks for a picture or a data frame; see docs/decisions.md."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """The header of a run, its rows by kind, and its footer once it has ended."""
 
@@ -126,3 +130,18 @@ class Trace:
 
     def token_ids(self, sequence: int = 0) -> list[int]:
         return [c.token for c in self.commits if c.sequence == sequence]
+
+    def __repr__(self) -> str:
+        header, tokens = self.header, len(self.commits)
+        return f"Trace({header.method}, {tokens} tokens, {self.status}, {header.clock}, run {header.run_id})"
+
+    def _repr_html_(self) -> str:
+        return import_module(_NOTEBOOK).html(self)
+
+    def frame(self, table: str = "tokens") -> Any:
+        """Return one table as a pandas data frame, with the columns of the CSV export.
+
+        The table is `tokens`, `decisions`, `rounds`, `copies`, `spans`, or `figures` (one row).
+        UsageError: there is no such table, or no pandas.
+        """
+        return import_module(_NOTEBOOK).data_frame(self, table)

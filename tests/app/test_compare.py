@@ -8,7 +8,7 @@ import re
 import pytest
 
 import engine
-from app.cli.inputs import able
+from app.named import able
 from engine.checkpoints.catalog import PAIRS
 from engine.methods import METHODS
 from tests.app.commands import VIRTUAL, answer, call

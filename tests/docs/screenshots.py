@@ -1,9 +1,9 @@
 """Take the pictures of the documents from real runs: `python -m tests.docs.screenshots [NAME ...]`.
 
-Without names, all pictures are taken. A playground with a temporary database runs meanwhile, and
-Chromium visits it. `playground` is the race that `python -m app.demo` recorded. The
-other pictures show the runs of docs/tutorial.md, whose virtual times are always the same; `cluster`
-measures the bundled pair on two nodes of Ray.
+Without names, all pictures are taken. `notebook` shows the stored outputs of docs/notebook.ipynb.
+For the others, a playground with a temporary database runs, and Chromium visits it. `playground` is
+the race that `python -m app.demo` recorded. The other pictures show the runs of docs/tutorial.md,
+whose virtual times are always the same; `cluster` measures the bundled pair on two nodes of Ray.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from app.pairs import TOY
 from tests.browser.conftest import launched
 from tests.browser.playground.conftest import PATIENCE, playing
 from tests.browser.playground.steps import answer, choose, viewer, wait_for
+from tests.docs.notebook_page import notebook_page
 from tests.engine.runtimes.ray_nodes import two_nodes
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -196,9 +197,27 @@ def load(page: Page) -> None:
     save("load-tab", page, card)
 
 
+def notebook(browser: Browser) -> None:
+    """Methods side by side and a sweep in docs/notebook.ipynb, in both themes."""
+    for theme in ("light", "dark"):
+        page = browser.new_page(viewport={"width": NARROW, "height": 6 * HEIGHT}, color_scheme=theme)
+        page.set_content(notebook_page())
+        frames = page.locator("iframe")
+        frames.nth(1).content_frame.locator(".ss-gantt canvas").first.wait_for()
+        frames.nth(2).content_frame.locator(".app-heat").wait_for()
+        shown = [page.locator(".cell:has(iframe)").nth(i) for i in (1, 2)]
+        save(f"notebook-{theme}", page, *shown)
+        page.close()
+
+
 PICTURES = (panes, timeline, tokens, whatif, diff, lab, load)
 """The pictures of the tutorial's runs, in the order in which they are taken."""
-NAMES = (playground.__name__, cluster.__name__, *(picture.__name__ for picture in PICTURES))
+NAMES = (
+    notebook.__name__,
+    playground.__name__,
+    cluster.__name__,
+    *(picture.__name__ for picture in PICTURES),
+)
 
 
 def take(names: list[str], browser: Browser, url: str) -> None:
@@ -230,7 +249,9 @@ def main(names: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         toy, browser = ("--pair", TOY, "--db", f"{folder}/traces.db"), launched(playwright)
-        if names != [cluster.__name__]:
+        if notebook.__name__ in names:
+            notebook(browser)
+        if set(names) - {notebook.__name__, cluster.__name__}:
             with playing(*toy) as server:
                 take(names, browser, server.url)
         if cluster.__name__ in names:

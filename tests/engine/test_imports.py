@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,20 @@ assert trace.status == "done" and 1 <= len(trace.token_ids()) <= 8, trace.footer
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_engines_only_doors_to_the_app_are_modules_for_notebooks():
+    texts = [(f, f.read_text(encoding="utf-8")) for f in (ROOT / "engine").rglob("*.py")]
+    doors = {
+        (f.relative_to(ROOT).as_posix(), d)
+        for f, t in texts
+        for d in re.findall(r'"(?:app|traces)\.[\w.]+"', t)
+    }
+    assert doors == {
+        ("engine/trace/trace.py", '"app.notebook.run"'),
+        *(("engine/__init__.py", f'"app.notebook.{name}"') for name in ("compare", "diff", "sweep")),
+    }
+    assert all((ROOT / f"{door[1:-1].replace('.', '/')}.py").is_file() for _, door in doors)
 
 
 def test_methods_are_listed_without_torch():

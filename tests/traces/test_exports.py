@@ -16,6 +16,7 @@ from tests.traces import strategies
 from tests.traces.samples import KINDS, read_file, sample_trace
 from traces.export.perfetto import to_perfetto, write_perfetto
 from traces.export.tables import write_csv
+from traces.metrics import measure
 
 
 def write_file(trace, path):
@@ -201,12 +202,23 @@ def test_the_table_of_copies_has_the_accepted_tokens_of_each():
     assert rows[0]["text"] == "".join(trace.pieces[d.token] for d in first)
 
 
+def test_rounds_have_a_row_each_and_the_figures_of_a_run_are_one_row():
+    trace = sample_trace("pearl")
+    rounds, (figures,) = table(trace, "rounds"), table(trace, "figures")
+    assert [int(r["accepted"]) for r in rounds] == [r.accepted for r in trace.rounds]
+    assert [r["mode"] for r in rounds] == [r.mode for r in trace.rounds]
+    found = measure(trace)
+    assert int(figures["accepted"]) == found.accepted
+    assert float(figures["tokens_per_second"]) == found.tokens_per_second
+    assert not {"waiting", "per_position", "occupancy"} & figures.keys()
+
+
 def test_an_empty_table_has_its_header_line():
     text = io.StringIO()
     write_csv(Trace(sample_trace().header), "tokens", text)
     assert text.getvalue().startswith("step,sequence,position,token,origin,text,time,p,q,u,rule\n")
     with pytest.raises(
-        UsageError, match="there is no table 'pets'; choose one of tokens, decisions, copies, spans"
+        UsageError, match="there is no table 'pets'; choose one of tokens, decisions, rounds, copies, "
     ):
         write_csv(sample_trace(), "pets", text)
 

@@ -16,6 +16,7 @@ from engine.checkpoints.forms import model_name
 from engine.errors import UsageError
 from traces.comparable import other_load
 from traces.export.assets import report_template, viewer_script, viewer_style
+from traces.view.beginning import end_of, of_beginning
 from traces.view.document import Document, RunView, view_model
 from traces.view.figures import acceptance
 from traces.view.packed import packed
@@ -39,15 +40,19 @@ def render_report(
     *,
     earlier: Sequence[Turn] = (),
     redact_prompt: bool = False,
+    spans: int | None = None,
 ) -> str:
     """Return the report as the text of one HTML file (UTF-8), of at least one run.
 
     `passes` and `redact_prompt` are those of `view_model`; the viewer can show the turns of
-    `earlier`. Redacted, the answers stay; they may repeat a prompt.
+    `earlier`. Redacted, the answers stay; they may repeat a prompt. With `spans` the viewer draws
+    only the beginning of the runs, of about so many spans.
     """
     if not traces:
         raise UsageError("a report needs at least one run; 0 were given")
     model = view_model(traces, passes, redact_prompt=redact_prompt)
+    if spans is not None:
+        model = of_beginning(model, traces, end_of(traces, spans), redact_prompt=redact_prompt)
     before = [view_model(*turn, redact_prompt=redact_prompt) for turn in earlier]
     summaries = [
         f"<h2>Turn {number}</h2>{_summary(turn[0], document)}"

@@ -1,4 +1,4 @@
-"""The rows of a trace as CSV, for a spreadsheet: tokens, decisions, copies or spans."""
+"""The tables of a trace: as CSV for a spreadsheet, and as data frames."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from engine.errors import UsageError
-from engine.trace.events import Commit, Copied, Decision, Span, Top
+from engine.trace.events import Commit, Copied, Decision, Round, Span, Top
 from traces.imported import NO_TOKEN, origin
+from traces.metrics import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.trace.trace import Trace
 
-Table = Literal["tokens", "decisions", "copies", "spans"]
+Table = Literal["tokens", "decisions", "rounds", "copies", "spans", "figures"]
 _DECISION = ("p", "q", "u", "rule")
 """Fields of the decision that are added to each token."""
 
@@ -26,12 +27,24 @@ def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
     A time or a token id that the file of an imported run did not hold is an empty cell. A text that
     a spreadsheet would run as a formula gets an apostrophe in front. UsageError: no such table.
     """
-    makers = {"tokens": _tokens, "decisions": _decisions, "copies": _copies, "spans": _spans}
-    if table not in makers:
-        raise UsageError(f"there is no table {table!r}; choose one of {', '.join(get_args(Table))}")
-    rows = makers[table](trace)
+    rows = rows_of(trace, table)
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows([_harmless(v) for v in row] for row in rows)
+
+
+def rows_of(trace: Trace, table: Table) -> Iterator[list[Any]]:
+    """Return the names of a table's columns, then its rows; UsageError: no such table."""
+    makers = {
+        "tokens": _tokens,
+        "decisions": _decisions,
+        "rounds": _rounds,
+        "copies": _copies,
+        "spans": _spans,
+        "figures": _figures,
+    }
+    if table not in makers:
+        raise UsageError(f"there is no table {table!r}; choose one of {', '.join(get_args(Table))}")
+    return makers[table](trace)
 
 
 def _names(kind: type[Any]) -> list[str]:
@@ -42,12 +55,12 @@ def _values(row: Any) -> list[Any]:
     return [getattr(row, name) for name in _names(type(row))]
 
 
-def _known(trace: Trace, row: Commit | Decision) -> list[Any]:
+def _known(trace: Trace, row: Commit | Decision | Round) -> list[Any]:
     """Return the values of a row, None for a time or a token id that is unknown."""
     names, imported = _names(type(row)), origin(trace.header)
     if imported is None:
         return _values(row)
-    lost = {"token"} if row.token == NO_TOKEN else set[str]()
+    lost = {"token"} if getattr(row, "token", None) == NO_TOKEN else set[str]()
     lost |= set() if imported.timed else {"time"}
     return [None if name in lost else getattr(row, name) for name in names]
 
@@ -72,6 +85,20 @@ def _decisions(trace: Trace) -> Iterator[list[Any]]:
     for decision in trace.decisions:
         *values, top_p, top_q = _known(trace, decision)
         yield [*values, _top(top_p), _top(top_q), trace.pieces.get(decision.token, "")]
+
+
+def _rounds(trace: Trace) -> Iterator[list[Any]]:
+    yield _names(Round)
+    for row in trace.rounds:
+        yield _known(trace, row)
+
+
+def _figures(trace: Trace) -> Iterator[list[Any]]:
+    """Yield one row: the metrics that are numbers, without lists and shares of devices."""
+    known = measure(trace).to_dict()
+    numbers = {name: value for name, value in known.items() if not isinstance(value, dict | tuple | list)}
+    yield [*numbers]
+    yield [*numbers.values()]
 
 
 def _copies(trace: Trace) -> Iterator[list[Any]]:

@@ -1,0 +1,133 @@
+"""The figures of a comparison, by method and category, with the speed-up over plain decoding."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from app.named import PromptRow
+from engine.methods import BASELINE
+from engine.trace.trace import Trace
+from traces.comparable import batch_size, comparisons
+from traces.forks import lookups
+from traces.health import health
+from traces.metrics import measure
+from traces.places import per_level_of
+from traces.verdict import wrong_drafter
+from traces.view.tokens import has_trees
+
+Traces: TypeAlias = dict[str, dict[int, Trace]]
+"""The runs by name and by number of the first prompt."""
+
+
+def median_pass(passes: Sequence[Traces]) -> tuple[Traces, dict[str, list[float]]]:
+    """Return the median pass of each method (of two the slower one), and all speeds."""
+    found = speeds_of(passes, passes[0][BASELINE])
+    median: Traces = {}
+    for name, speeds in found.items():
+        order = sorted(range(len(passes)), key=speeds.__getitem__)
+        median[name] = passes[order[(len(order) - 1) // 2]][name]
+    return median, found
+
+
+def speeds_of(passes: Sequence[Traces], prompts: Collection[int]) -> dict[str, list[float]]:
+    """Return the tokens per second of each pass of a method, over these prompts."""
+
+    def speed(runs: dict[int, Trace]) -> float:
+        return _figures([trace for i, trace in runs.items() if i in prompts])["tokens_per_second"] or 0.0
+
+    return {name: [speed(one[name]) for one in passes] for name in passes[0]}
+
+
+def summaries_of(traces: Traces, rows: Sequence[PromptRow], passes: Sequence[Traces]) -> dict[str, Any]:
+    """Return the figures of each method's median pass, also by category of the prompts."""
+    runs_of = {key: list(runs.values()) for key, runs in traces.items()}
+    figures = _compared(runs_of, speeds_of(passes, range(len(rows))))
+    summaries = {
+        key: {**figures[key], **_facts(list(runs.values()), figures[key])} for key, runs in traces.items()
+    }
+    for category in dict.fromkeys(r.category for r in rows if r.category):
+        mine = [i for i, row in enumerate(rows) if row.category == category]
+        some = {key: [t for i, t in runs.items() if i in mine] for key, runs in traces.items()}
+        part = _compared(some, speeds_of(passes, mine))
+        for key, summary in summaries.items():
+            summary.setdefault("categories", {})[category] = part[key]
+    return summaries
+
+
+def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
+    header = runs[0].header
+    return {
+        "runs": [t.header.run_id for t in runs],
+        "config": header.config,
+        "planned": header.environment.get("planned"),
+        "lossless": header.lossless,
+        "advice": advice_on(runs, figures["draft_forwards"]),
+        "health": {t.header.run_id: note for t in runs if (note := health(t))},
+    }
+
+
+def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each method, with its speed-up or the reason why it has none."""
+    figures = {key: _figures(runs) for key, runs in groups.items()}
+    for key, passes in speeds.items():
+        if len(passes) == 2:
+            figures[key]["tokens_per_second"] = statistics.fmean(passes)
+    keys, texts = list(groups), texts_of(groups[BASELINE])
+    for key, (baseline, reason) in zip(keys, comparisons([*groups.values()]), strict=True):
+        theirs = None if baseline is None else figures[keys[baseline]]["tokens_per_second"]
+        figures[key] |= {
+            "equal_to_autoregressive": texts_of(groups[key]) == texts,
+            "speedup": _ratio(figures[key]["tokens_per_second"], theirs),
+            "not_comparable": reason or None,
+        }
+    return figures
+
+
+def _figures(runs: list[Trace]) -> dict[str, Any]:
+    mine = [measure(t).to_dict() for t in runs]
+    forwards = sum(m["target_forwards"] for m in mine)
+    tokens = sum(m["tokens"] for m in mine)
+    drafted, accepted = sum(m["drafted"] for m in mine), sum(m["accepted"] for m in mine)
+    judging = [r.accepted for t in runs for r in t.rounds if r.drafted]
+    hits = [bool(one.taken) for t in runs for one in lookups(t)]
+    return {
+        "tokens_per_second": _speed(mine, "tokens_per_second"),
+        "tokens_per_second_per_sequence": _speed(mine, "tokens_per_second_per_sequence"),
+        "batch": max(map(batch_size, runs)),
+        "tokens_per_target_forward": _ratio(tokens, forwards),
+        "acceptance_rate": _ratio(accepted, drafted),
+        "acceptance_rate_tested": _ratio(accepted, accepted + sum(m["rejected"] for m in mine)),
+        "rollback_rate": _ratio(drafted - accepted, drafted),
+        "accepted_per_round": _ratio(sum(judging), len(judging)),
+        "hit_rate": _ratio(sum(hits), len(hits)),
+        "per_level": [asdict(level) for level in per_level_of(runs)],
+        "trees": any(has_trees(t.decisions) for t in runs),
+        "tokens": tokens,
+        "target_forwards": forwards,
+        "draft_forwards": sum(m["draft_forwards"] for m in mine),
+        "drafted": drafted,
+        "both_busy": statistics.fmean(m["waiting"]["both"] for m in mine),
+    }
+
+
+def texts_of(runs: list[Trace]) -> list[list[int]]:
+    """Return the token ids of all outputs."""
+    return [t.token_ids(i) for t in runs for i in range(len(t.header.prompt_ids))]
+
+
+def _speed(metrics: list[dict[str, Any]], name: str) -> float | None:
+    """Return all tokens divided by all seconds of one of the speeds in the metrics."""
+    return _ratio(sum(m["tokens"] for m in metrics), sum(m["tokens"] / m[name] for m in metrics if m[name]))
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def advice_on(runs: Sequence[Trace], draft_forwards: int) -> str | None:
+    """Return that a method's drafter is often wrong, and which one is wrong less often."""
+    text = wrong_drafter(runs[0].header, draft_forwards, per_level_of(runs))
+    return f"{text} The option is --drafter int4." if text else None

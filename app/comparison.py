@@ -1,0 +1,204 @@
+"""Decode the same prompts with several methods: the comparison behind `specscope compare`.
+
+A method for batches decodes all prompts in one run, or one run per block of rows of a category, and
+brings batched plain decoding, its baseline; other methods have one run per prompt. Passes over the
+methods alternate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from app.compared import Traces, median_pass, summaries_of, texts_of
+from app.named import MAX_PASSES, PromptRow, seeded
+from app.notebook.frames import frame
+from app.notebook.shown import figures_table, number, output, viewer
+from app.render.html import text
+from engine.drafting.suffix import Finished
+from engine.errors import UsageError
+from engine.methods import BASELINE, find
+from engine.trace.trace import Trace
+from engine.types import Limits, Sampling, check_range
+from traces.race import alternating
+from traces.view.settings import models_text
+
+if TYPE_CHECKING:
+    import pandas
+
+SHORT = 32
+"""Tokens of an answer below which a speed-up says little about longer ones."""
+HEAD = ("method", "tokens/s", "speed-up", "tokens", "tokens / forward", "accepted", "output")
+COLUMNS = (
+    "method",
+    "speedup",
+    "tokens_per_second",
+    "tokens_per_second_per_sequence",
+    "batch",
+    "tokens",
+    "target_forwards",
+    "draft_forwards",
+    "tokens_per_target_forward",
+    "drafted",
+    "acceptance_rate",
+    "acceptance_rate_tested",
+    "rollback_rate",
+    "accepted_per_round",
+    "hit_rate",
+    "both_busy",
+    "lossless",
+    "equal_to_autoregressive",
+    "not_comparable",
+    "runs",
+)
+"""Columns of a comparison's data frame: the figures of its JSON object."""
+Runner: TypeAlias = Callable[[str, list[Any], dict[str, Any]], Trace]
+"""Decodes prompts with a method; takes its key, the prompts, and arguments of `Cluster.run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What to compare: prompts with their rows, and the settings of each method, baseline first."""
+
+    rows: Sequence[PromptRow]
+    prompts: Sequence[Any]
+    configs: Mapping[str, Mapping[str, Any]]
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    passes: int = 1
+
+    @property
+    def entries(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Name -> (method, config) of each row; `KEY plain` decodes a method's batch plainly."""
+        entries = dict[str, tuple[str, dict[str, Any]]]()
+        for key, given in self.configs.items():
+            config, plain = dict(given), {**given, **find(key).plain}
+            if plain != config and any(len(part) > 1 for part in self.parts(key).values()):
+                entries[f"{key} plain"] = (key, plain)
+            entries[key] = (key, config)
+        return entries
+
+    @property
+    def runs(self) -> int:
+        return self.passes * sum(len(self.parts(key)) for key, _ in self.entries.values())
+
+    def check(self, *, measured: bool) -> None:
+        check_range("the number of passes", self.passes, 1, MAX_PASSES)
+        if not measured and self.passes > 1:
+            raise UsageError(f"passes is {self.passes}; virtual times do not vary, so it must be 1")
+
+    def parts(self, method: str) -> dict[int, list[int]]:
+        """Return the prompts of each run by the first one; a batch has the rows of one category."""
+        numbers = range(len(self.rows))
+        if not find(method).batched:
+            return {i: [i] for i in numbers}
+        blocks = [list(b) for _, b in itertools.groupby(numbers, key=lambda i: self.rows[i].category)]
+        return {block[0]: block for block in blocks}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """Runs of the same prompts with several methods, and their figures."""
+
+    race: Race
+    passes: Sequence[Traces]
+    skipped: Sequence[Mapping[str, Any]] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    warning: str = ""
+
+    @property
+    def traces(self) -> Traces:
+        """The runs of each method's median pass, by name and by number of the first prompt."""
+        return median_pass(self.passes)[0]
+
+    @property
+    def short_answers(self) -> str:
+        return short_answers([len(ids) for ids in texts_of([*self.passes[0][BASELINE].values()])])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of `specscope compare`."""
+        traces, speeds = median_pass(self.passes)
+        first, passes = traces[BASELINE][0].header, len(self.passes)
+        found = summaries_of(traces, self.race.rows, self.passes)
+        spreads = {key: [min(speed), max(speed)] if passes > 1 else None for key, speed in speeds.items()}
+        return {
+            "prompts": len(self.race.rows),
+            "skipped": [*self.skipped],
+            "models": models_text(first),
+            "runtime": first.runtime,
+            "profile": first.profile or None,
+            "clock": first.clock,
+            "passes": passes,
+            "warning": self.warning or None,
+            "short_answers": self.short_answers or None,
+            "methods": {key: {**figures, "spread": spreads[key]} for key, figures in found.items()},
+            "left_out": dict(self.left_out),
+        }
+
+    def frame(self) -> pandas.DataFrame:
+        """Return a row per method; docs/notebook.md has the columns."""
+        names = [name for name in COLUMNS if name != "method"]
+        methods = self.to_dict()["methods"].items()
+        return frame(COLUMNS, [[key, *(figures[name] for name in names)] for key, figures in methods])
+
+    def __repr__(self) -> str:
+        found = self.to_dict()
+        speeds = [f"{key} {number(m['speedup'], '.2f', '×')}" for key, m in found["methods"].items()]
+        return f"Comparison({', '.join(speeds)}; {found['prompts']} prompts, {found['clock']})"
+
+    def _repr_html_(self) -> str:
+        found, runs = self.to_dict(), [mine[0] for mine in self.traces.values() if 0 in mine]
+        prompts = found["prompts"]
+        line = f"{found['models']} · {prompts} prompt{'' if prompts == 1 else 's'} · {found['clock']}"
+        rows = [_cells(key, figures) for key, figures in found["methods"].items()]
+        left_out = [f"{key} is left out: {reason}" for key, reason in self.left_out.items()]
+        notes = [*filter(None, (self.warning, self.short_answers)), *left_out]
+        if prompts > 1:
+            notes.append(f"The timeline has the first of {prompts} prompts; the figures are those of all.")
+        html = [f"<p>{text(note)}</p>" for note in notes]
+        return output(line, figures_table(HEAD, rows), *html, viewer(runs))
+
+
+def _cells(key: str, figures: Mapping[str, Any]) -> list[str]:
+    same = "identical" if figures["equal_to_autoregressive"] else "differs"
+    return [
+        key,
+        number(figures["tokens_per_second"], ".1f"),
+        number(figures["speedup"], ".2f", "×"),
+        number(figures["tokens"], ",d"),
+        number(figures["tokens_per_target_forward"], ".2f"),
+        number(figures["acceptance_rate"], ".0%"),
+        same if figures["lossless"] else f"{same} (lossy)",
+    ]
+
+
+def compare(race: Race, run: Runner, **more: Any) -> Comparison:
+    """Decode all prompts with all methods; `more` are facts of the comparison."""
+    entries = race.entries
+    parts = {name: race.parts(key) for name, (key, _) in entries.items()}
+    passes: list[Traces] = [{name: {} for name in entries} for _ in range(race.passes)]
+    finished = [{name: Finished() for name in entries} for _ in range(race.passes)]
+    for i in range(len(race.rows)):
+        sampling, group = seeded(race.sampling, i), uuid.uuid4().hex[:12]
+        for turn, name in alternating(list(entries), race.passes):
+            key, config = entries[name]
+            if part := parts[name].get(i):
+                given = {"sampling": sampling, "limits": race.limits, "group": group}
+                given |= {"config": config, "finished": finished[turn][name]}
+                passes[turn][name][i] = run(key, [race.prompts[k] for k in part], given)
+    return Comparison(race, passes, **more)
+
+
+def short_answers(answers: Sequence[int]) -> str:
+    """Return the warning of short answers (in tokens), else nothing."""
+    mean = sum(answers) / len(answers)
+    if mean >= SHORT:
+        return ""
+    tokens = f"The answer has {answers[0]}" if len(answers) == 1 else f"The answers have {mean:.0f}"
+    return (
+        f"{tokens} tokens, and a speed-up over fewer than {SHORT} depends on the first rounds; give a prompt with a "
+        "longer answer, or raise --max-new-tokens"
+    )

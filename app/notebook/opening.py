@@ -1,0 +1,42 @@
+"""The cluster and the progress bar of a function that a notebook calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import engine
+from app.bars import DownloadBar, is_watched, new_bar
+from engine.cluster.session import Cluster
+from engine.errors import UsageError
+
+
+@contextmanager
+def opened(cluster: Cluster | None, models: Mapping[str, Any]) -> Generator[Cluster]:
+    """Yield an open cluster, which stays open, or else one that `engine.open` opens meanwhile."""
+    if cluster is not None:
+        if models:
+            raise UsageError(f"a cluster and {', '.join(models)} were given; leave one of them out")
+        yield cluster
+        return
+    virtual = {"runtime": "virtual"} if models.get("profile") else {}
+    with DownloadBar() as line:
+        place = engine.open(**{"progress": line.show, **virtual, **models})
+    with place:
+        yield place
+
+
+def texts(prompts: str | Any) -> list[Any]:
+    """Return the prompts as a list; UsageError if there is none."""
+    several = [prompts] if isinstance(prompts, str) else [*prompts]
+    if not several:
+        raise UsageError("no prompt was given; give a text or a list of texts")
+    return several
+
+
+@contextmanager
+def bar(total: int, unit: str, shown: bool) -> Generator[Callable[[], None]]:
+    """Show a progress bar, a notebook's or a terminal's; yield what counts a step."""
+    with new_bar(total=total, unit=unit, leave=False, disable=not (shown and is_watched())) as line:
+        yield lambda: line.update() and None
