@@ -73,8 +73,9 @@ def run_output(trace: Trace) -> str:
 
 def line_of(trace: Trace) -> str:
     header = trace.header
-    facts = [header.title, f"{len(trace.commits)} tokens", trace.status, header.clock]
-    return " · ".join([*facts, f"run {header.run_id}"])
+    tokens = f"{len(trace.commits)} tokens" if trace.commits else ""
+    facts = (header.title, tokens, trace.status, header.clock, f"run {header.run_id}")
+    return " · ".join(filter(None, facts))
 
 
 def viewer(traces: Sequence[Trace]) -> str:

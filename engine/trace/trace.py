@@ -132,8 +132,9 @@ class Trace:
         return [c.token for c in self.commits if c.sequence == sequence]
 
     def __repr__(self) -> str:
-        header, tokens = self.header, len(self.commits)
-        return f"Trace({header.method}, {tokens} tokens, {self.status}, {header.clock}, run {header.run_id})"
+        header = self.header
+        tokens = f"{len(self.commits)} tokens, " if self.commits else ""
+        return f"Trace({header.method}, {tokens}{self.status}, {header.clock}, run {header.run_id})"
 
     def _repr_html_(self) -> str:
         return import_module(_NOTEBOOK).html(self)

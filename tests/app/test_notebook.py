@@ -11,6 +11,7 @@ from base64 import b64decode
 from dataclasses import replace
 from gzip import decompress
 from html import unescape
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +19,12 @@ import engine
 from app.notebook.shown import MOST_BYTES, script_bytes, viewer
 from engine.errors import UsageError
 from tests.app.commands import VIRTUAL, answer
-from tests.traces.samples import sample_trace
+from tests.traces.samples import read_file, sample_trace
 from traces.export.tables import rows_of
 from traces.view.beginning import beginning, end_of
 
 PROMPTS = ["Tell me a story.", "How can I sleep better at night?"]
+IMPORTED = Path(__file__).parents[1] / "traces" / "imported"
 PLACE = {"profile": "pearl-4xA100"}
 SHORT = engine.Limits(8)
 
@@ -78,6 +80,12 @@ def test_the_frame_of_a_long_run_is_small_and_draws_its_beginning():
     assert len(html) <= MOST_BYTES + script_bytes()
     assert re.search(r"first [\d,]+ of [\d,]+ spans", html)
     assert "12,000" in page_of(html), "the figures are those of the whole run"
+
+
+def test_a_run_whose_tokens_are_unknown_has_no_number_of_them():
+    trace = read_file(IMPORTED / "sglang-profile.json")
+    assert repr(trace).startswith("Trace(imported, done, imported · SGLang, run ")
+    assert trace._repr_html_().startswith("<p>SGLang · profile · done · imported")
 
 
 def test_a_beginning_has_the_rows_until_a_time():
