@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from engine.errors import SpecScopeError, UsageError
     from engine.run.serving import Load
     from engine.trace.record import record
+    from engine.trace.watch import watch
     from engine.types import Limits, Sampling
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "UsageError",
     "open",
     "record",
+    "watch",
 ]
 _HOME = {
     "Cluster": "engine.cluster.session",
@@ -33,6 +35,7 @@ _HOME = {
     "UsageError": "engine.errors",
     "open": "engine.cluster.open",
     "record": "engine.trace.record",
+    "watch": "engine.trace.watch",
 }
 
 
