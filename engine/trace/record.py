@@ -73,8 +73,8 @@ def record(
         clocks: Of a device on another machine `node`, `offset_ns` and `uncertainty_ns`, see
             docs/traces.md; the offset is subtracted from the times of its spans.
         events: What makes a CUDA event, `lambda: torch.cuda.Event(enable_timing=True)`: then it
-            times the spans of all devices whose names begin with `cuda` or `gpu`. Or one of them for
-            each device, by name.
+            times the spans of all devices whose names begin with `cuda` or `gpu`. Or name -> what
+            makes it, for each device.
         join: Add the spans of a further process to the file of a running recording.
         enabled: False records nothing.
 

@@ -10,7 +10,7 @@ after the context nothing is left in the models. docs/transformers.md describes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ def watch(
     *,
     tokenizer: Any = None,
     path: str | os.PathLike[str] | None = None,
-) -> Iterator[Trace]:
+) -> Generator[Trace]:
     """Record the one call of `model.generate` that is made in this context.
 
     Args:
@@ -67,9 +67,11 @@ def watch(
     try:
         with _attached(call):
             yield trace
+    except KeyboardInterrupt:
+        call.close("cancelled")
+        raise
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        call.close(*(("cancelled",) if stopped else ("failed", one_line(f"{type(error).__name__}: {error}"))))
+        call.close("failed", one_line(f"{type(error).__name__}: {error}"))
         raise
     else:
         call.close()
@@ -96,7 +98,7 @@ def _check(model: Any) -> None:
 
 
 @contextmanager
-def _attached(call: Call) -> Iterator[None]:
+def _attached(call: Call) -> Generator[None]:
     """Observe the models; leave nothing behind."""
     model = call.model
     with ExitStack() as undo:
@@ -113,7 +115,7 @@ def _attached(call: Call) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
+def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Generator[None]:
     """Call `wrapper(original, ...)` in place of a method of one object."""
     names: dict[str, Any] = vars(owner)
     before, absent = names.get(name), name not in names
@@ -129,7 +131,7 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 def _plain(
     call: Call, original: Any, input_ids: torch.Tensor, settings: Any, kwargs: Any, *args: Any, **more: Any
 ) -> Any:
-    """Begin with plain generation, whose prompt is read first; a model that drafts for itself nests."""
+    """Begin with plain generation; a model that drafts for itself calls it within assisted one."""
     if not call.drafting:
         call.begin(input_ids, settings, kwargs)
     return original(input_ids, settings, kwargs, *args, **more)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from engine.errors import UsageError, shown
+from engine.errors import UsageError
 from engine.trace.appended import Lines, Memory
 from engine.trace.events import Status
 from engine.trace.record import record
@@ -39,7 +39,7 @@ class Draft(NamedTuple):
     spans: list[int]
     """The span that drafted each token."""
     logits: torch.Tensor | None
-    """The drafter's (tokens, vocabulary), as drawn from; None if the drafts have no distribution."""
+    """The drafter's (tokens, vocabulary), as drawn from; None without a distribution."""
 
 
 NO_DRAFT = Draft([], [], None)
@@ -106,7 +106,9 @@ class Call:
             runtime=RUNTIME,
             events={name: partial(_Mark, name) for name in devices},
         )
-        masks = kwargs.get("decoder_attention_mask" if self.model.config.is_encoder_decoder else "attention_mask")
+        masks = kwargs.get(
+            "decoder_attention_mask" if self.model.config.is_encoder_decoder else "attention_mask"
+        )
         for i, row in enumerate(ids):
             self._rec.prompt(ids=row if masks is None else row[masks[i].bool()])
         self._ended = [False] * len(ids)
@@ -117,20 +119,22 @@ class Call:
         if settings.num_beams > 1:
             raise UsageError(f"num_beams is {settings.num_beams}; watch records greedy decoding and sampling")
         if self.model._valid_auto_compile_criteria(kwargs, settings):
-            raise UsageError("the forward is compiled, which hides it; call generate with disable_compile=True")
+            raise UsageError(
+                "the forward is compiled, which hides it; call generate with disable_compile=True"
+            )
         drafter = getattr(generator, "assistant_model", None)
         if drafter is not None and not any(drafter is one for one in (self.model, self.assistant)):
             raise UsageError("the call's assistant_model is not watched; give engine.watch(model, assistant)")
 
     def _devices(self, generator: Any) -> dict[str, str]:
-        """Return name -> role; drafts are made where the assistant is, without one at the target."""
+        """Return name -> role; without an assistant, drafts are made on the target's device."""
         target = str(self.model.device)
         if generator is None:
             return {target: "target"}
         drafter = str((self.model if self.assistant is None else self.assistant).device)
         return {drafter: "drafter", target: "drafter+target" if drafter == target else "target"}
 
-    def forward_begins(self, model: Any, args: Any, kwargs: Any) -> None:
+    def forward_begins(self, _: Any, args: Any, kwargs: Any) -> None:
         if not self._running:
             return
         given = [kwargs[name] for name in INPUTS if kwargs.get(name) is not None] or args
@@ -159,7 +163,7 @@ class Call:
         )
 
     def candidates(self, original: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        """Draft by `get_candidates`; its forwards, or else all of it, are the spans of the draft."""
+        """Draft by `get_candidates`; its forwards are the spans, without forwards all of it."""
         self.drafting, self._forwards = True, []
         whole = self._span("draft", "drafter", self._rows, self._rows)
         ids, logits = original(input_ids, **kwargs)
@@ -169,8 +173,7 @@ class Call:
             self._rec.end(whole)
             spans = [whole.id]
         shares = [spans[i * len(spans) // len(tokens)] for i in range(len(tokens))]
-        known = logits is not None and logits.shape[1] == len(tokens)
-        self._draft = Draft(tokens, shares, logits[0] if known else None)
+        self._draft = Draft(tokens, shares, None if logits is None else logits[0])
         return ids, logits
 
     def judged(self, original: Any, input_ids: Any, scores: torch.Tensor, num_matches: Any) -> Any:
