@@ -27,6 +27,9 @@ TITLES = {
 INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 CACHES = ("cache", "past_key_values")
 """Arguments of a forward, in the versions of transformers."""
+SETTINGS = {"num_assistant_tokens": "gamma", "num_output_tokens": "gamma", "max_matching_ngram_size": "ngram"}
+SCHEDULE = {"num_assistant_tokens_schedule": "schedule", "assistant_confidence_threshold": "threshold"}
+"""Settings of a candidate generator, and of its assistant -> names in the trace."""
 WORK = {"drafter": "draft", "target": "verify"}
 TOP = 5
 """Most probable tokens recorded of each judged token."""
@@ -292,9 +295,8 @@ def _sampling(settings: Any) -> dict[str, Any]:
 
 
 def _config(generator: Any) -> dict[str, Any]:
-    """Return the settings of the drafts."""
-    names = ("num_assistant_tokens", "num_output_tokens", "max_matching_ngram_size")
-    drafts = {name: getattr(generator, name) for name in names if hasattr(generator, name)}
+    """Return the settings of the drafts at the call's start, for the title."""
     given = getattr(generator, "assistant_generation_config", None)
-    schedule = ("num_assistant_tokens_schedule", "assistant_confidence_threshold")
-    return drafts | {name: getattr(given, name) for name in schedule if given is not None}
+    names = ((generator, SETTINGS), (given, SCHEDULE))
+    found = [(ours, getattr(owner, theirs, None)) for owner, pairs in names for theirs, ours in pairs.items()]
+    return {name: value for name, value in found if value}

@@ -95,7 +95,7 @@ def test_assisted_generation_is_recorded_as_it_was(call):
     sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0}
     trace, _ = watched(target, drafter, assistant_model=drafter, **sampling)
     lengths = [r.drafted for r in trace.rounds]
-    assert trace.header.config["num_assistant_tokens_schedule"] == settings["num_assistant_tokens_schedule"]
+    assert trace.header.config["schedule"] == settings["num_assistant_tokens_schedule"]
     assert lengths[0] <= settings["num_assistant_tokens"]
     if settings["num_assistant_tokens_schedule"] == "heuristic":
         asked = settings["num_assistant_tokens"]
@@ -124,7 +124,7 @@ def test_a_confident_drafter_ends_its_drafts_early():
     _, settings = CALLS["threshold"]
     target, drafter = pair_of("GPTNeoX", **settings)
     trace, _ = watched(target, drafter, assistant_model=drafter)
-    assert trace.header.config["assistant_confidence_threshold"] == settings["assistant_confidence_threshold"]
+    assert trace.header.config["threshold"] == settings["assistant_confidence_threshold"]
     lengths = [r.drafted for r in trace.rounds[:-2]]
     assert min(lengths) < max(lengths) <= settings["num_assistant_tokens"]
 
