@@ -1,6 +1,6 @@
 """transformers' own assisted generation, with the bundled pair.
 
-The four lines with a comment record it. `python docs/examples/assisted.py [file]`, then
+The two numbered lines record it. `python docs/examples/assisted.py [file]`, then
 `specscope import assisted.jsonl` and `specscope play`.
 """
 
@@ -27,13 +27,11 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=48):
     inputs = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    with engine.watch(target, drafter, tokenizer=tokenizer, path=path) as trace:  # 2
+    with engine.watch(target, drafter, tokenizer=tokenizer, path=path):  # 2
         output = target.generate(
             **inputs, assistant_model=drafter, do_sample=False, max_new_tokens=new_tokens
         )
-    tokens = output[0, inputs["input_ids"].shape[1] :].tolist()
-    print(f"{len(trace.rounds)} rounds, {len(tokens)} tokens")  # 3
-    return tokens
+    return output[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 if __name__ == "__main__":
