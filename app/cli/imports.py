@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from traces.imports.reading import Imports
 
 SOURCES = (
-    "a trace of `specscope export`, or a file of vLLM, SGLang, AIPerf, Model Optimizer or torch's profiler"
+    "a trace of `specscope export` or `engine.record`, or a file of vLLM, SGLang, AIPerf, Model Optimizer or "
+    "torch's profiler"
 )
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 BEYOND = 100
 """Runs before the listed ones among which baselines are searched."""
 
+NAME = 20
+"""Most characters of a name in the list; a run of another program has its title."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "part of an id, method, prompt or output (all)"
@@ -37,13 +40,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:
-    yield f"{'run':14}{'UTC':18}{'method':21}{'tokens':>7}{'tokens/s':>10}{'speed-up':>10}  models and clock"
+    yield f"{'run':14}{'UTC':18}{'method':{NAME + 1}}{'tokens':>7}{'tokens/s':>10}{'speed-up':>10}  models and clock"
     for row in rows:
         speed = f"{row['tokens_per_second']:.1f}" if row["tokens_per_second"] else "-"
         ratio = f"{row['speedup']:.2f}×" if row["speedup"] else "-"
         where = " · ".join(filter(None, [row["models"], row["clock"], row["status"].replace("done", "")]))
         when = row["created"][:16].replace("T", " ")
-        yield f"{row['run_id']:14}{when:18}{row['method']:21}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
+        name = row["method"] if row["method"] in METHODS else row["title"][:NAME]
+        yield f"{row['run_id']:14}{when:18}{name:{NAME + 1}}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
     yield f"{len(rows)} of {total} runs"
 
 
@@ -55,6 +59,7 @@ def _row(one: Summary, others: Sequence[Summary]) -> dict[str, Any]:
         "run_id": header.run_id,
         "created": header.created,
         "method": header.method,
+        "title": header.title,
         "models": models_text(header),
         "clock": header.clock,
         "group": header.group,

@@ -24,9 +24,7 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
     chat = [{"role": "user", "content": prompt}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
-    with engine.record(
-        path, method="my loop", decode=tokenizer.decode, sampling={"temperature": 0}
-    ) as rec:  # 2
+    with engine.record(path, "my loop", decode=tokenizer.decode, sampling={"temperature": 0}) as rec:  # 2
         rec.prompt(prompt, ids=ids[0])  # 3
         while ids.shape[1] < start + new_tokens:
             draft, q = ids, []

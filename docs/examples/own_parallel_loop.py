@@ -16,7 +16,6 @@ from engine.checkpoints.loader import load_reference  # transformers' model; the
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
 PROMPT = "How can I sleep better at night?"
-DEVICES = {"drafter": "drafter", "target": "target"}
 
 
 @torch.inference_mode()
@@ -29,13 +28,13 @@ def draft(model, ids, gamma, rec):
 
 @torch.inference_mode()
 def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
-    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target")
+    tok = AutoTokenizer.from_pretrained(PAIR / "target")
     target, drafter = load_reference(PAIR / "target"), load_reference(PAIR / "drafter")
     chat = [{"role": "user", "content": prompt}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    ids = tok.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
-    settings = {"method": "my parallel loop", "devices": DEVICES, "decode": tokenizer.decode}
-    with engine.record(path, **settings) as rec, ThreadPoolExecutor(1) as thread:  # 2
+    thread = ThreadPoolExecutor(1)
+    with engine.record(path, "my parallel", devices=["drafter", "target"], decode=tok.decode) as rec:  # 2
         rec.prompt(prompt, ids=ids[0])  # 3
         ahead = draft(drafter, ids, gamma, rec)
         while ids.shape[1] < start + new_tokens:

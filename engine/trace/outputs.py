@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from engine.trace.texts import Texts
     from engine.trace.work import Claims
 
+AHEAD = ("pre-verify", "post-verify")
+"""Modes in which a token may be judged that was drafted during the verification."""
 REASONS = ("", "eos", "stop", "length")
 Spans: TypeAlias = "Work | int | Sequence[Work | int] | None"
 
@@ -137,8 +139,10 @@ class Outputs:
     ) -> list[int]:
         """Return the id of the span that drafted each token; -1 for an unknown one."""
         if draft is None:
-            early = work is not None and work.start >= 0 and mode != "pre-verify"
-            return self._claims.drafting(at.sequence, levels, work.start if early and work else at.time)
+            ahead = mode in AHEAD
+            early = work is not None and work.start >= 0 and not ahead
+            before = work.start if early and work else at.time
+            return self._claims.drafting(at.sequence, levels, before, ahead=ahead)
         given = [draft] if isinstance(draft, Work | int) else [*draft]
         ids = [one.id if isinstance(one, Work) else one for one in given]
         if len(ids) not in (1, len(levels)):

@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -32,16 +32,16 @@ from engine.trace.texts import Texts
 from engine.trace.work import NO_TRACK, Work, devices_of
 
 RUNTIME = "own code"
-BOTH = {"drafter+target": "drafter+target"}
+BOTH = ("drafter+target",)
 RULES = ("", "ratio", "match", "typical")
 PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
 
 
 def record(
     path: str | os.PathLike[str] | Lines | Memory | None,
-    *,
     method: str = "own loop",
-    devices: Mapping[str, str] | None = None,
+    *,
+    devices: Mapping[str, str] | Iterable[str] = BOTH,
     target: str = "",
     drafter: str = "",
     decode: Callable[[list[int]], str] | None = None,
@@ -60,7 +60,8 @@ def record(
     Args:
         path: The file. None records nothing; open `Lines` or a `Memory` are written to as they are.
         method: The method's name for people.
-        devices: Name -> role: `drafter`, `target` or `drafter+target`. By default one has both.
+        devices: Name -> role: `drafter`, `target` or `drafter+target`; or the roles alone, which
+            are then the names. By default one device has both.
         target: The target's name or folder.
         drafter: The drafter's.
         decode: Token ids -> text, as a tokenizer has it.
@@ -101,7 +102,7 @@ def record(
         limits={},
         runtime=runtime,
         profile="",
-        devices=devices_of(devices or BOTH),
+        devices=devices_of(devices),
         target_path=target,
         drafter_path=drafter,
         environment=_environment() | ({"clocks": {n: dict(c) for n, c in clocks.items()}} if clocks else {}),

@@ -11,8 +11,8 @@ from engine.errors import UsageError, one_line, shown
 from engine.trace.events import Event, Footer, Header, Status
 from engine.trace.jsonl import check_types, to_json
 from engine.trace.outputs import Given, Outputs, Spans
+from engine.trace.pending import Pending
 from engine.trace.rounds import ids_of
-from engine.trace.stream import Pending
 from engine.trace.work import Claims, Devices, Numbers, Work
 
 if TYPE_CHECKING:

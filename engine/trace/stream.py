@@ -11,9 +11,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from engine.trace.work import Work
+    from collections.abc import Callable
 
 RENEWED_NS = 5_000_000_000
 """Age at which the anchor is replaced: times since an event are float32 milliseconds."""
@@ -90,31 +88,3 @@ class Stream:
         event.synchronize()
         ended = perf_counter_ns()
         return Anchor(event, (begun + ended) // 2, (ended - begun + 1) // 2)
-
-
-class Pending:
-    """Ended spans whose events may not have passed, and the streams of their devices."""
-
-    def __init__(self, streams: Mapping[str, Stream]) -> None:
-        self.streams = streams
-        self._waiting: list[tuple[Work, Marks]] = []
-
-    def align(self) -> dict[str, dict[str, int]]:
-        """Compare all streams with the host's clock; return the errors as the header has them."""
-        return {name: {"uncertainty_ns": stream.align()} for name, stream in self.streams.items()}
-
-    def add(self, work: Work, marks: Marks) -> None:
-        self._waiting.append((work, marks))
-
-    def passed(self, *, wait: bool) -> Iterator[Work]:
-        """Yield the spans whose events have passed, or all of them; each then has its times."""
-        for item in [*self._waiting]:
-            work, marks = item
-            if wait or marks.passed():
-                self._waiting.remove(item)
-                start, end = marks.times()
-                work.start, work.end = start - work.track.base, end - work.track.base
-                yield work
-        if not self._waiting:
-            for stream in self.streams.values():
-                stream.renew()

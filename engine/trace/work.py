@@ -126,8 +126,9 @@ class Work:
         ).encode()
 
 
-def devices_of(roles: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the devices of name -> role; UsageError for another role, or without a target."""
+def devices_of(devices: Mapping[str, str] | Iterable[str]) -> tuple[Device, ...]:
+    """Return the devices of name -> role, or of roles; UsageError without a target."""
+    roles = devices if isinstance(devices, Mapping) else {role: role for role in devices}
     for name, role in roles.items():
         if role not in ROLES:
             raise UsageError(f"the role of device {shown(name)} is {shown(role)}; give {', '.join(ROLES)}")
@@ -252,16 +253,23 @@ class Claims:
         """Take spans that a round names itself."""
         self._take(sequence, lambda work: work.id not in ids)
 
-    def drafting(self, sequence: int, levels: Sequence[int], before: int) -> list[int]:
+    def drafting(
+        self, sequence: int, levels: Sequence[int], before: int, *, ahead: bool = False
+    ) -> list[int]:
         """Return the span id of each drafted token, and forget the spans; -1 for an unknown one.
 
         The spans are those of the sequence that ended by `before` and began after its last token
         of the target's own. As many spans as tokens, or as levels of a tree, are one each;
-        otherwise the tokens are split evenly. `levels` are those of the tokens, from 0.
+        otherwise the tokens are split evenly. `levels` are those of the tokens, from 0. With
+        `ahead` the first tokens of a draft are judged while it grows: they are one span each, and
+        later spans stay for the next round.
         """
         void = self._void.get(sequence, -1)
         taken = self._take(sequence, lambda work: work.start >= void and work.end > before)
         ready = [work for work in taken if work.start >= void]
+        if ahead:
+            self._drafts[sequence].extendleft(reversed(ready[len(levels) :]))
+            del ready[len(levels) :]
         ids, depth = [work.id for work in ready], max(levels, default=-1) + 1
         if not ids:
             return [-1] * len(levels)

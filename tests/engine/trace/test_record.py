@@ -59,6 +59,18 @@ def test_a_loop_in_five_lines(path):
     assert (trace.status, trace.text) == ("done", "abc")
 
 
+def test_roles_alone_name_the_devices(path):
+    with engine.record(path, "mine", devices=["drafter", "target"]) as rec:
+        rec.start()
+    with engine.record(path.with_name("default"), "mine") as rec:
+        rec.start()
+    devices = [read(p).header.devices for p in (path, path.with_name("default"))]
+    assert [[(d.name, d.role, d.label, d.kind) for d in found] for found in devices] == [
+        [("drafter", "drafter", "drafter", "cpu"), ("target", "target", "target", "cpu")],
+        [("drafter+target", "drafter+target", "drafter+target", "cpu")],
+    ]
+
+
 def test_the_same_trace_is_read_again(path):
     with engine.record(path) as rec:
         with rec.span("verify"):
@@ -176,6 +188,27 @@ def test_drafts_of_a_wrong_text_are_no_rounds_drafts(path):
     spans = [d.draft_span for d in read(path).decisions if d.node >= 0]
     assert spans == [first.id] * 2 + [again.id] * 2 + [ahead.id] * 2
     assert wrong.id not in spans
+
+
+def test_a_draft_that_grows_while_it_is_judged(path):
+    """PEARL with gamma 2: its first token is judged first, then one more than the forward had."""
+    with engine.record(path, devices=DEVICES) as rec:
+        rec.start(0)
+        drafts = []
+        for step, (mode, drafted, accepted, emitted) in enumerate(
+            [
+                ("pre-verify", [10], 1, [10]),
+                ("post-verify", [11, 12], 2, [11, 12]),
+                ("post-verify", [13, 14], 0, [19]),
+                ("pre-verify", [16], 1, [16]),
+            ]
+        ):
+            now = 100 * step
+            drafts += [rec.add("draft", now + 10 * i, now + 10 * i + 10, "d").id for i in range(2)]
+            rec.add("pre-verify" if mode == "pre-verify" else "verify", now, now + 50, "t")
+            rec.round(drafted, accepted, emitted, mode=mode, time=now + 60)
+    spans = [d.draft_span for d in read(path).decisions if d.node >= 0]
+    assert spans == [drafts[i] for i in (0, 1, 2, 3, 4, 6)]
 
 
 def test_drafts_that_are_thrown_away_unjudged(path):

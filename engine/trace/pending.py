@@ -1,0 +1,39 @@
+"""Spans of a recording that wait for their CUDA events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from engine.trace.stream import Marks, Stream
+    from engine.trace.work import Work
+
+
+class Pending:
+    """Ended spans whose events may not have passed, and the streams of their devices."""
+
+    def __init__(self, streams: Mapping[str, Stream]) -> None:
+        self.streams = streams
+        self._waiting: list[tuple[Work, Marks]] = []
+
+    def align(self) -> dict[str, dict[str, int]]:
+        """Compare all streams with the host's clock; return the errors as the header has them."""
+        return {name: {"uncertainty_ns": stream.align()} for name, stream in self.streams.items()}
+
+    def add(self, work: Work, marks: Marks) -> None:
+        self._waiting.append((work, marks))
+
+    def passed(self, *, wait: bool) -> Iterator[Work]:
+        """Yield the spans whose events have passed, or all of them; each then has its times."""
+        for item in [*self._waiting]:
+            work, marks = item
+            if wait or marks.passed():
+                self._waiting.remove(item)
+                start, end = marks.times()
+                work.start, work.end = start - work.track.base, end - work.track.base
+                yield work
+        if not self._waiting:
+            for stream in self.streams.values():
+                stream.renew()
