@@ -70,6 +70,8 @@ class Call:
         self._open: Work | None = None
         self._forwards: list[int] = []
         """Spans of the forwards since the last round, of the side that is at work."""
+        self._drafter: Any = None
+        """The model that drafts; None without one."""
         self._draft, self._scores = NO_DRAFT, None
 
     @property
@@ -78,6 +80,7 @@ class Call:
 
     @property
     def _running(self) -> bool:
+        """Whether the output still grows."""
         return self._rec is not None and not all(self._ended)
 
     def begin(self, ids: torch.Tensor, settings: Any, kwargs: Any, generator: Any = None) -> None:
@@ -89,7 +92,8 @@ class Call:
             kwargs: The arguments of the model's forwards.
             generator: The candidate generator; None for plain generation.
         """
-        self._check(settings, kwargs, generator)
+        self._check(settings, kwargs)
+        self._drafter = self._drafter_of(generator)
         looks_up = isinstance(generator, PromptLookupCandidateGenerator)
         self._settings, self._length, self._rows = settings, ids.shape[1], 0 if looks_up else -1
         weight = settings.assistant_ensemble_weight
@@ -100,7 +104,7 @@ class Call:
             method=_title(generator),
             devices=devices,
             target=_name(self.model),
-            drafter=_name(self.assistant) if self.assistant is not None else "",
+            drafter="" if self._drafter is None else _name(self._drafter),
             decode=self._decode,
             sampling=_sampling(settings),
             config=_config(generator),
@@ -116,7 +120,7 @@ class Call:
             self._rec.prompt(ids=row if masks is None else row[masks[i].bool()])
         self._ended = [False] * len(ids)
 
-    def _check(self, settings: Any, kwargs: Any, generator: Any) -> None:
+    def _check(self, settings: Any, kwargs: Any) -> None:
         if self._rec is not None:
             raise UsageError("a second call of generate in one watch; open a watch for each call")
         if settings.num_beams > 1:
@@ -125,17 +129,22 @@ class Call:
             raise UsageError(
                 "the forward is compiled, which hides it; call generate with disable_compile=True"
             )
+
+    def _drafter_of(self, generator: Any) -> Any:
         drafter = getattr(generator, "assistant_model", None)
         if drafter is not None and not any(drafter is one for one in (self.model, self.assistant)):
             raise UsageError("the call's assistant_model is not watched; give engine.watch(model, assistant)")
+        return drafter
 
     def _devices(self, generator: Any) -> dict[str, str]:
-        """Return name -> role; without an assistant, drafts are made on the target's device."""
-        target = str(self.model.device)
+        """Return name -> role; without a drafter, drafts are made on the target's device."""
+        target, drafter = _place(self.model), _place(self._owner("drafter"))
         if generator is None:
             return {target: "target"}
-        drafter = str((self.model if self.assistant is None else self.assistant).device)
         return {drafter: "drafter", target: "drafter+target" if drafter == target else "target"}
+
+    def _owner(self, side: str) -> Any:
+        return self.model if side == "target" or self._drafter is None else self._drafter
 
     def forward_begins(self, _: Any, args: Any, kwargs: Any) -> None:
         if not self._running:
@@ -159,11 +168,8 @@ class Call:
 
     def _span(self, kind: str, side: str, rows: int, context: int) -> Work:
         assert self._rec is not None, "the call has begun"
-        owner = self.assistant if side == "drafter" and self.assistant is not None else self.model
-        sequence = 0 if len(self._ended) == 1 else -1
-        return self._rec.span(
-            kind, str(owner.device), model=side, rows=rows, context=context, sequence=sequence
-        )
+        work = {"rows": rows, "context": context, "sequence": 0 if len(self._ended) == 1 else -1}
+        return self._rec.span(kind, _place(self._owner(side)), model=side, **work)
 
     def candidates(self, original: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """Draft by `get_candidates`; its forwards are the spans, without forwards all of it."""
@@ -276,6 +282,10 @@ def _chances(
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
     return {name: chosen.tolist(), f"top_{name}": tops}
+
+
+def _place(model: Any) -> str:
+    return str(model.device)
 
 
 def _name(model: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import engine
 from engine.errors import UsageError
 from engine.model.families import FAMILIES
+from engine.trace import watched as call_module
 from tests.engine.trace.watched import (
     ARCHITECTURES,
     CALLS,
@@ -263,3 +265,50 @@ def test_the_tokens_are_texts_with_a_tokenizer():
         tokens = generated(target)
     assert trace.text == tokenizer.decode([*PROMPT, *tokens])[len(tokenizer.decode(PROMPT)) :]
     assert trace.header.prompts == (tokenizer.decode(PROMPT),)
+
+
+class Event:
+    """In place of a CUDA event; keeps the stream that it is recorded on."""
+
+    streams: set[str] = set()  # noqa: RUF012 - of all events
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        Event.streams.add(stream)
+        self.time = time.perf_counter_ns()
+
+    def query(self):
+        return False
+
+    def synchronize(self):
+        """Nothing to wait for."""
+
+    def elapsed_time(self, other):
+        return (other.time - self.time) / 1e6
+
+
+def test_on_gpus_the_times_are_of_events_on_each_models_stream(monkeypatch):
+    """With events in place of CUDA's: no GPU is needed."""
+    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(call_module, "_place", lambda model: "cuda:1" if model is target else "cuda:0")
+    trace, tokens = watched(target, drafter, assistant_model=drafter)
+    assert tokens == trace.token_ids() == generated(target)
+    assert Event.streams == {"stream of cuda:0", "stream of cuda:1"}
+    assert {(d.name, d.role, d.kind) for d in trace.header.devices} == {
+        ("cuda:0", "drafter", "cuda"),
+        ("cuda:1", "target", "cuda"),
+    }
+    assert {(s.device, s.model) for s in trace.spans} == {("cuda:0", "drafter"), ("cuda:1", "target")}
+    assert set(trace.header.environment["clocks"]) == {"cuda:0", "cuda:1"}
+
+
+def test_an_assistant_that_the_call_does_not_use_is_not_in_the_trace():
+    target, drafter = pair_of("Mixtral")
+    trace, _ = watched(target, drafter, prompt_lookup_num_tokens=3)
+    assert trace.header.drafter_path == ""
+    assert [d.role for d in trace.header.devices] == ["drafter+target"]
+    assert {s.rows for s in trace.spans if s.model == "drafter"} == {0}
