@@ -11,6 +11,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from engine.errors import UsageError
 from engine.trace.appended import Lines, Memory
+from engine.trace.chances import chances, common
 from engine.trace.events import Status
 from engine.trace.record import record
 from engine.trace.recorder import Recorder
@@ -31,8 +32,6 @@ SETTINGS = {"num_assistant_tokens": "gamma", "num_output_tokens": "gamma", "max_
 SCHEDULE = {"num_assistant_tokens_schedule": "schedule", "assistant_confidence_threshold": "threshold"}
 """Settings of a candidate generator, and of its assistant -> names in the trace."""
 WORK = {"drafter": "draft", "target": "verify"}
-TOP = 5
-"""Most probable tokens recorded of each judged token."""
 
 
 class Draft(NamedTuple):
@@ -199,7 +198,7 @@ class Call:
         for i, (emitted, end) in enumerate(zip(outputs, ends, strict=True)):
             if self._ended[i]:
                 continue
-            accepted = _common(drafted, emitted)
+            accepted = common(drafted, emitted)
             self._rec.round(
                 drafted,
                 accepted,
@@ -208,8 +207,8 @@ class Call:
                 draft=spans or None,
                 verify=self._forwards[-1] if drafted and "target" not in self._prompted else None,
                 reason=self._reason(emitted) if end else "",
-                **_chances("q", logits, drafted),
-                **_chances("p", scores, drafted, emitted[accepted:], accepted),
+                **chances("q", logits, drafted),
+                **chances("p", scores, drafted, emitted[accepted:], accepted),
             )
             self._ended[i] = end
         self._prompted.add("target")
@@ -242,46 +241,6 @@ class _Mark:
 
     def elapsed_time(self, other: _Mark) -> float:
         return self._event.elapsed_time(other._event)
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """Return the number of first tokens that are equal.
-
-    A draft's accepted tokens are those that it shares with the output: the target's own token is
-    another one than the rejected one.
-    """
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _chances(
-    name: str,
-    logits: torch.Tensor | None,
-    drafted: list[int],
-    own: list[int] | tuple[()] = (),
-    place: int = 0,
-) -> dict[str, Any]:
-    """Return the arguments `name` and `top_name` of a round; nothing without logits.
-
-    Args:
-        name: `p` or `q`.
-        logits: (rows, vocabulary).
-        drafted: Tokens of the first rows.
-        own: The token that the target drew at row `place`, or nothing.
-        place: Its row.
-    """
-    tokens = [*drafted, *own]
-    if logits is None or not tokens:
-        return {}
-    rows = logits[[*range(len(drafted)), *([place] if own else [])]]
-    chances = rows.float().softmax(-1)
-    best = chances.topk(min(TOP, chances.shape[-1]))
-    chosen = chances.gather(1, torch.tensor(tokens, device=rows.device)[:, None])[:, 0]
-    tops = [
-        list(zip(ids, values, strict=True))
-        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    return {name: chosen.tolist(), f"top_{name}": tops}
 
 
 def _place(model: Any) -> str:
