@@ -117,8 +117,10 @@ def record(
 def _streams(
     header: Header, events: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None
 ) -> dict[str, Stream]:
-    names = [d.name for d in header.devices if events and d.kind == "cuda"]
-    return {name: Stream(events[name] if isinstance(events, Mapping) else events) for name in names if events}
+    if not events:
+        return {}
+    makes = events if isinstance(events, Mapping) else {device.name: events for device in header.devices}
+    return {d.name: Stream(makes[d.name]) for d in header.devices if d.kind == "cuda"}
 
 
 def _environment() -> dict[str, Any]:
