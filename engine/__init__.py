@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from engine.errors import SpecScopeError, UsageError
     from engine.run.serving import Load
     from engine.trace.record import record
+    from engine.trace.watch import watch
     from engine.types import Limits, Sampling
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "UsageError",
     "open",
     "record",
+    "watch",
 ]
 _HOME = {
     "Cluster": "engine.cluster.session",
@@ -36,6 +38,7 @@ _HOME = {
     "open": "engine.cluster.open",
     "record": "engine.trace.record",
     "sweep": "app.notebook.sweep",
+    "watch": "engine.trace.watch",
 }
 """Name -> module; `compare`, `sweep` and `diff` are doors to the app, see docs/decisions.md."""
 

@@ -14,7 +14,7 @@ from engine.trace.events import OTHERS
 from traces import padding, waiting
 from traces.calibration import calibration, trials
 from traces.forks import lookups, untaken
-from traces.imported import origin
+from traces.imported import origin, with_unknown
 from traces.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Metrics:
 def measure(trace: Trace, timeline: waiting.Timeline | None = None) -> Metrics:
     """Return the metrics of a run, which may be in progress, stopped, failed or imported."""
     known = waiting.timeline(trace) if timeline is None else timeline
-    metrics, imported = _of_rows(trace, known), origin(trace.header)
+    metrics, imported = _of_rows(trace, known), origin(with_unknown(trace).header)
     if imported is None:
         return metrics
     if imported.counts is not None:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 
+import engine
 from app.bench.figures import Plan
 from engine import Cluster
 from engine.checkpoints.loader import load_reference
@@ -132,6 +133,15 @@ class Transformers:
             return self.generate(ids, assistant_model=drafter)
 
         return generate
+
+    def watched(self, generate: Generate) -> Generate:
+        """Return the same contestant, recorded by `engine.watch`."""
+
+        def recorded(ids: Sequence[int]) -> Sequence[int]:
+            with engine.watch(self._target, self._drafter):
+                return generate(ids)
+
+        return recorded
 
     @cached_property
     def _drafter(self) -> Any:

@@ -91,6 +91,7 @@ def over_transformers(
             "speculative": decode(ours, plan, "speculative", traces, gamma=gamma),
             "assisted, defaults": theirs.assisted(),
             "assisted, our gamma": theirs.assisted(gamma),
+            "assisted, watched": theirs.watched(theirs.assisted(gamma)),
         }
         assisted = Race(drafting, prompts).run(plan.rounds, plan.seconds, step)
     shared = {"conditions": f"{conditions}; prefill included on both sides"}
@@ -99,6 +100,7 @@ def over_transformers(
     return {
         "autoregressive_over_generate": ratio(plain, "autoregressive", "generate", **shared),
         "speculative_over_assisted": ratio(assisted, "speculative", best, **facts, **shared),
+        "watched_over_assisted": ratio(assisted, "assisted, watched", "assisted, our gamma", **shared),
         "acceptance_rate": _acceptance(traces[-len(prompts) :], gamma),
     }
 

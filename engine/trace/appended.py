@@ -41,6 +41,19 @@ class Lines:
             self._file = -1
 
 
+class Memory:
+    """Lines that are kept in memory, in place of a file."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+
+    def write(self, lines: bytes) -> None:
+        self.content += lines
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def header_of(path: Path) -> Header:
     """Return the header of a recording that another process has begun; UsageError without one."""
     try:

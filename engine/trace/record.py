@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from engine.environment import processor
 from engine.errors import UsageError, shown
-from engine.trace.appended import Lines, header_of
+from engine.trace.appended import Lines, Memory, header_of
 from engine.trace.events import Header
 from engine.trace.recorder import RECORDED, Recorder
 from engine.trace.stream import Stream
@@ -38,7 +38,7 @@ PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
 
 
 def record(
-    path: str | os.PathLike[str] | None,
+    path: str | os.PathLike[str] | Lines | Memory | None,
     method: str = "own loop",
     *,
     devices: Mapping[str, str] | Iterable[str] = BOTH,
@@ -49,15 +49,16 @@ def record(
     config: Mapping[str, Any] | None = None,
     rule: str = "",
     lossless: bool = True,
+    runtime: str = RUNTIME,
     clocks: Mapping[str, Mapping[str, Any]] | None = None,
-    events: Callable[[], Any] | None = None,
+    events: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None = None,
     join: bool = False,
     enabled: bool = True,
 ) -> Recorder:
     """Open a file to record a run in; an older file of this name is replaced.
 
     Args:
-        path: The file. None records nothing.
+        path: The file. None records nothing; open `Lines` or a `Memory` are written to as they are.
         method: The method's name for people.
         devices: Name -> role: `drafter`, `target` or `drafter+target`; or the roles alone, which
             are then the names. By default one device has both.
@@ -69,10 +70,12 @@ def record(
         rule: The rule of acceptance: `ratio`, `match`, `typical`; at temperature 0 all are `match`.
             Empty if it is another one.
         lossless: Whether the output has the target's distribution.
+        runtime: The program whose loop it is, for the badge of the figures.
         clocks: Of a device on another machine `node`, `offset_ns` and `uncertainty_ns`, see
             docs/traces.md; the offset is subtracted from the times of its spans.
         events: What makes a CUDA event, `lambda: torch.cuda.Event(enable_timing=True)`: then it
-            times the spans of all devices whose names begin with `cuda` or `gpu`.
+            times the spans of all devices whose names begin with `cuda` or `gpu`. Or name -> what
+            makes it, for each device.
         join: Add the spans of a further process to the file of a running recording.
         enabled: False records nothing.
 
@@ -81,8 +84,8 @@ def record(
     """
     if path is None or not enabled:
         return cast("Recorder", Off())
-    file = Path(path)
-    if join:
+    file = path if isinstance(path, Lines | Memory) else Path(path)
+    if join and isinstance(file, Path):
         header = header_of(file)
         return Recorder(Lines(file, replace=False), header, streams=_streams(header, events))
     if rule not in RULES:
@@ -97,7 +100,7 @@ def record(
         prompt_ids=(),
         sampling=dict(sampling or {}),
         limits={},
-        runtime=RUNTIME,
+        runtime=runtime,
         profile="",
         devices=devices_of(devices),
         target_path=target,
@@ -107,11 +110,17 @@ def record(
     )
     if (sampling or {}).get("temperature") == 0:
         rule = rule or "match"
-    return Recorder(Lines(file, replace=True), header, Texts(decode), rule, _streams(header, events))
+    lines = Lines(file, replace=True) if isinstance(file, Path) else file
+    return Recorder(lines, header, Texts(decode), rule, _streams(header, events))
 
 
-def _streams(header: Header, events: Callable[[], Any] | None) -> dict[str, Stream]:
-    return {d.name: Stream(events) for d in header.devices if events and d.kind == "cuda"}
+def _streams(
+    header: Header, events: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None
+) -> dict[str, Stream]:
+    if not events:
+        return {}
+    makes = events if isinstance(events, Mapping) else {device.name: events for device in header.devices}
+    return {d.name: Stream(makes[d.name]) for d in header.devices if d.kind == "cuda"}
 
 
 def _environment() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from engine.trace.work import Claims, Devices, Numbers, Work
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine.trace.appended import Lines
+    from engine.trace.appended import Lines, Memory
     from engine.trace.stream import Stream
     from engine.trace.texts import Texts
 
@@ -35,7 +35,7 @@ class Recorder:
 
     def __init__(
         self,
-        lines: Lines,
+        lines: Lines | Memory,
         header: Header,
         texts: Texts | None = None,
         rule: str = "",

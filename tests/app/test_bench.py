@@ -154,6 +154,7 @@ def test_transformers_and_ours_write_the_same(cluster):
         theirs = Transformers(pair, new)
         assert theirs.generate(ids) == expected
         assert theirs.assisted()(ids) == expected
+        assert theirs.watched(theirs.assisted())(ids) == expected
         calls: list[str] = []
         theirs._drafter.register_forward_hook(lambda *_: calls.append("d"))
         theirs._target.register_forward_hook(lambda *_: calls.append("t"))

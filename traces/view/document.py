@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from engine.errors import SpecScopeError
 from engine.methods import METHODS
 from traces.comparable import batch_size, drafts, other_load
-from traces.imported import is_timed, origin
+from traces.imported import is_timed, origin, with_unknown
 from traces.metrics import Metrics, measure, speedup
 from traces.race import Racer, Spread, race_line, racers_of, spread
 from traces.verdict import Verdict, verdict
@@ -171,6 +171,7 @@ def view_model(
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
     """
+    traces = [with_unknown(trace) for trace in traces]
     timelines = [timeline(t) for t in traces]
     measured = [measure(t, known) for t, known in zip(traces, timelines, strict=True)]
     racers = racers_of(traces, measured, passes)

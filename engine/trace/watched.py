@@ -1,0 +1,271 @@
+"""The recording of one call of transformers' `generate`: what its hooks see, as rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from engine.errors import UsageError
+from engine.trace.appended import Lines, Memory
+from engine.trace.chances import chances, common
+from engine.trace.events import Status
+from engine.trace.record import record
+from engine.trace.recorder import Recorder
+from engine.trace.work import Work
+
+RUNTIME = "transformers"
+TITLES = {
+    "AssistedCandidateGenerator": "assisted generation",
+    "AssistedCandidateGeneratorDifferentTokenizers": "universal assisted generation",
+    "UniversalSpeculativeDecodingGenerator": "universal speculative decoding",
+    "PromptLookupCandidateGenerator": "prompt lookup",
+}
+"""Class of a candidate generator -> the name of its decoding; of others the class is shown."""
+INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+CACHES = ("cache", "past_key_values")
+"""Arguments of a forward, in the versions of transformers."""
+SETTINGS = {"num_assistant_tokens": "gamma", "num_output_tokens": "gamma", "max_matching_ngram_size": "ngram"}
+SCHEDULE = {"num_assistant_tokens_schedule": "schedule", "assistant_confidence_threshold": "threshold"}
+"""Settings of a candidate generator, and of its assistant -> names in the trace."""
+WORK = {"drafter": "draft", "target": "verify"}
+
+
+class Draft(NamedTuple):
+    """The tokens of a round that are to be judged; empty in plain generation."""
+
+    tokens: list[int]
+    spans: list[int]
+    """The span that drafted each token."""
+    logits: torch.Tensor | None
+    """The drafter's (tokens, vocabulary), as drawn from; None without a distribution."""
+
+
+NO_DRAFT = Draft([], [], None)
+
+
+class Call:
+    """One call of `generate` of a target, with its assistant if there is one."""
+
+    def __init__(
+        self,
+        model: Any,
+        assistant: Any,
+        decode: Callable[[list[int]], str] | None,
+        lines: Lines | Memory,
+    ) -> None:
+        self.model, self.assistant = model, assistant
+        self.drafting = False
+        """Whether a candidate generator is at work; forwards are then the drafter's."""
+        self._decode, self._lines = decode, lines
+        self._rec: Recorder | None = None
+        self._ended: list[bool] = []
+        """Whether each sequence has ended."""
+        self._prompted: set[str] = set()
+        """Sides that have read the prompt."""
+        self._open: Work | None = None
+        self._forwards: list[int] = []
+        """Spans of the forwards since the last round, of the side that is at work."""
+        self._drafter: Any = None
+        """The model that drafts; None without one."""
+        self._draft, self._scores = NO_DRAFT, None
+
+    @property
+    def begun(self) -> bool:
+        return self._rec is not None
+
+    @property
+    def _running(self) -> bool:
+        """Whether the output still grows."""
+        return self._rec is not None and not all(self._ended)
+
+    def begin(self, ids: torch.Tensor, settings: Any, kwargs: Any, generator: Any = None) -> None:
+        """Open the recording.
+
+        Args:
+            ids: The prompts (sequences, tokens).
+            settings: The call's generation config.
+            kwargs: The arguments of the model's forwards.
+            generator: The candidate generator; None for plain generation.
+        """
+        self._check(settings, kwargs)
+        self._drafter = self._drafter_of(generator)
+        looks_up = isinstance(generator, PromptLookupCandidateGenerator)
+        self._settings, self._length, self._rows = settings, ids.shape[1], 0 if looks_up else -1
+        weight = settings.assistant_ensemble_weight
+        rule = "ratio" if settings.do_sample and not looks_up else "match"
+        devices = self._devices(generator)
+        self._rec = record(
+            self._lines,
+            method=_title(generator),
+            devices=devices,
+            target=_name(self.model),
+            drafter="" if self._drafter is None else _name(self._drafter),
+            decode=self._decode,
+            sampling=_sampling(settings),
+            config=_config(generator),
+            rule="" if weight is not None else rule,
+            lossless=weight is None,
+            runtime=RUNTIME,
+            events={name: partial(_Mark, name) for name in devices},
+        )
+        masks = kwargs.get(
+            "decoder_attention_mask" if self.model.config.is_encoder_decoder else "attention_mask"
+        )
+        for i, row in enumerate(ids):
+            self._rec.prompt(ids=row if masks is None else row[masks[i].bool()])
+        self._ended = [False] * len(ids)
+
+    def _check(self, settings: Any, kwargs: Any) -> None:
+        if self._rec is not None:
+            raise UsageError("a second call of generate in one watch; open a watch for each call")
+        if settings.num_beams > 1:
+            raise UsageError(f"num_beams is {settings.num_beams}; watch records greedy decoding and sampling")
+        if self.model._valid_auto_compile_criteria(kwargs, settings):
+            raise UsageError(
+                "the forward is compiled, which hides it; call generate with disable_compile=True"
+            )
+
+    def _drafter_of(self, generator: Any) -> Any:
+        drafter = getattr(generator, "assistant_model", None)
+        if drafter is not None and not any(drafter is one for one in (self.model, self.assistant)):
+            raise UsageError("the call's assistant_model is not watched; give engine.watch(model, assistant)")
+        return drafter
+
+    def _devices(self, generator: Any) -> dict[str, str]:
+        """Return name -> role; without a drafter, drafts are made on the target's device."""
+        target, drafter = _place(self.model), _place(self._owner("drafter"))
+        if generator is None:
+            return {target: "target"}
+        return {drafter: "drafter", target: "drafter+target" if drafter == target else "target"}
+
+    def _owner(self, side: str) -> Any:
+        return self.model if side == "target" or self._drafter is None else self._drafter
+
+    def forward_begins(self, _: Any, args: Any, kwargs: Any) -> None:
+        if not self._running:
+            return
+        given = [kwargs[name] for name in INPUTS if kwargs.get(name) is not None] or args
+        cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
+        batch, rows = given[0].shape[:2]
+        context = int(cache.get_seq_length()) if cache is not None else 0
+        side = "drafter" if self.drafting else "target"
+        kind = WORK[side] if side in self._prompted else "prefill"
+        self._open = self._span(kind, side, batch * rows, batch * context)
+
+    def forward_ends(self, *_: Any) -> None:
+        if self._open is None or self._rec is None:
+            return
+        self._rec.end(self._open)
+        self._forwards.append(self._open.id)
+        self._open = None
+        if self.drafting:
+            self._prompted.add("drafter")
+
+    def _span(self, kind: str, side: str, rows: int, context: int) -> Work:
+        assert self._rec is not None, "the call has begun"
+        work = {"rows": rows, "context": context, "sequence": 0 if len(self._ended) == 1 else -1}
+        return self._rec.span(kind, _place(self._owner(side)), model=side, **work)
+
+    def candidates(self, original: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        """Draft by `get_candidates`; its forwards are the spans, without forwards all of it."""
+        self.drafting, self._forwards = True, []
+        whole = self._span("draft", "drafter", self._rows, self._rows)
+        ids, logits = original(input_ids, **kwargs)
+        self.drafting, spans, self._forwards = False, self._forwards, []
+        tokens: list[int] = ids[0, input_ids.shape[1] :].tolist()
+        if tokens and not spans and self._rec:
+            self._rec.end(whole)
+            spans = [whole.id]
+        shares = [spans[i * len(spans) // len(tokens)] for i in range(len(tokens))]
+        self._draft = Draft(tokens, shares, None if logits is None else logits[0])
+        return ids, logits
+
+    def judged(self, original: Any, input_ids: Any, scores: torch.Tensor, num_matches: Any) -> Any:
+        """Keep the target's logits (1, drafted + 1, vocabulary), after the call's processors."""
+        self._scores = scores[0]
+        return original(input_ids, scores, num_matches)
+
+    def round(self, input_ids: torch.Tensor, done: torch.Tensor) -> None:
+        """Record what the output grew by, after each check of the stopping criteria."""
+        assert self._rec is not None, "the call has begun"
+        ends, outputs = done.tolist(), input_ids[:, self._length :].tolist()
+        self._length = input_ids.shape[1]
+        (drafted, spans, logits), scores = self._draft, self._scores
+        for i, (emitted, end) in enumerate(zip(outputs, ends, strict=True)):
+            if self._ended[i]:
+                continue
+            accepted = common(drafted, emitted)
+            self._rec.round(
+                drafted,
+                accepted,
+                emitted,
+                sequence=i,
+                draft=spans or None,
+                verify=self._forwards[-1] if drafted and "target" not in self._prompted else None,
+                reason=self._reason(emitted) if end else "",
+                **chances("q", logits, drafted),
+                **chances("p", scores, drafted, emitted[accepted:], accepted),
+            )
+            self._ended[i] = end
+        self._prompted.add("target")
+        self._draft, self._scores, self._forwards = NO_DRAFT, None, []
+
+    def _reason(self, emitted: list[int]) -> str:
+        eos = self._settings._eos_token_tensor
+        if eos is not None and emitted[-1] in eos.flatten().tolist():
+            return "eos"
+        return "length" if self._length >= self._settings.max_length else "stop"
+
+    def close(self, status: Status = "done", error: str = "") -> None:
+        if self._rec is None:
+            return
+        if self._open is not None:
+            self._rec.end(self._open, "cancelled")
+        self._rec.close(status, error)
+
+
+class _Mark:
+    """A CUDA event on the current stream of one GPU, whichever GPU is current."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._event: Any = torch.cuda.Event(enable_timing=True)
+        self.query, self.synchronize = self._event.query, self._event.synchronize
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def elapsed_time(self, other: _Mark) -> float:
+        return self._event.elapsed_time(other._event)
+
+
+def _place(model: Any) -> str:
+    return str(model.device)
+
+
+def _name(model: Any) -> str:
+    return model.name_or_path or type(model).__name__
+
+
+def _title(generator: Any) -> str:
+    name = type(generator).__name__
+    return "generate" if generator is None else TITLES.get(name, name)
+
+
+def _sampling(settings: Any) -> dict[str, Any]:
+    if not settings.do_sample:
+        return {"temperature": 0}
+    names = ("temperature", "top_k", "top_p")
+    return {name: getattr(settings, name) for name in names if getattr(settings, name, None) is not None}
+
+
+def _config(generator: Any) -> dict[str, Any]:
+    """Return the settings of the drafts at the call's start, for the title."""
+    given = getattr(generator, "assistant_generation_config", None)
+    names = ((generator, SETTINGS), (given, SCHEDULE))
+    found = [(ours, getattr(owner, theirs, None)) for owner, pairs in names for theirs, ours in pairs.items()]
+    return {name: value for name, value in found if value}

@@ -1,0 +1,95 @@
+"""docs/transformers.md: its code runs, its table is complete, and its example is recorded."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import engine
+from engine.checkpoints.loader import load_reference
+from engine.checkpoints.pair import Pair
+from engine.trace.watched import TITLES
+from engine.types import Limits
+from tests.docs.test_docs import blocks, first_cells, section
+from tests.docs.test_instrument import MOST_LINES, load_example
+from traces.diff import diff
+from traces.export.report import render_report
+from traces.imports.reading import read_traces
+from traces.view.document import view_model
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
+NEW_TOKENS = 48
+
+
+def test_the_code_runs_and_its_file_is_read(tmp_path, monkeypatch, capsys):
+    (tmp_path / "assets").symlink_to(ROOT / "assets")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(TEXT, "python")[0], "docs/transformers.md", "exec"), {})
+    (trace,) = read_traces("mine.jsonl").traces
+    assert capsys.readouterr().out.strip() == f"{trace.text} {len(trace.rounds)}".strip()
+    assert trace.header.title == "prompt lookup"
+    assert (trace.status, len(trace.token_ids())) == ("done", 32)
+
+
+def test_every_argument_and_every_title_is_in_a_table():
+    assert set(inspect.signature(engine.watch).parameters) == set(first_cells(section(TEXT, "Use")))
+    recorded = section(TEXT, "What is recorded")
+    assert all(f"| {title} |" in recorded for title in TITLES.values())
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The trace of the example, and the tokens that it returned."""
+    path = tmp_path_factory.mktemp("example") / "assisted.jsonl"
+    tokens = load_example("assisted").generate(path)
+    (trace,) = read_traces(path).traces
+    return trace, tokens
+
+
+def test_the_example_is_instrumented_in_six_lines_at_most():
+    lines = (ROOT / "docs" / "examples" / "assisted.py").read_text().split('"""', 2)[2].splitlines()
+    numbered = [line for line in lines if re.search(r"  # \d$", line)]
+    assert 0 < len(numbered) <= MOST_LINES
+    others = [line for line in lines if line not in numbered]
+    assert not [line for line in others if re.search(r"engine\.watch|^import engine$", line)]
+
+
+def test_the_example_writes_the_targets_text_and_all_views_show_it(recorded):
+    trace, tokens = recorded
+    example = load_example("assisted")
+    chat = [{"role": "user", "content": example.PROMPT}]
+    tokenizer = AutoTokenizer.from_pretrained(example.PAIR / "target")
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "attention_mask": torch.ones_like(ids)}
+    greedy = load_reference(example.PAIR / "target").generate(ids, **settings)[0, ids.shape[1] :].tolist()
+    assert tokens == trace.token_ids() == greedy
+    assert any(d.outcome == "rejected" for d in trace.decisions)
+    assert all(None not in (d.p, d.q) and d.draft_span >= 0 for d in trace.decisions if d.node >= 0)
+    (run,) = view_model([trace])["runs"]
+    assert run["note"] == ""
+    assert run["badge"] == "measured · transformers"
+    page = render_report([trace])
+    assert "assisted generation" in page
+    assert "There are many ways to sleep" in page
+
+
+def test_the_difference_to_speculative_decoding_is_time_only(recorded):
+    """The recipe beside SpecScope's methods: same prompt, models and gamma, the same rounds."""
+    trace, tokens = recorded
+    with engine.open(Pair.find("bundled"), runtime="local-thread", device="cpu") as cluster:
+        prompt = load_example("assisted").PROMPT
+        ours = cluster.run("speculative", prompt, config={"gamma": 4}, limits=Limits(NEW_TOKENS))
+    assert ours.header.prompt_ids == trace.header.prompt_ids
+    assert ours.token_ids() == tokens
+    before, after = ([r.accepted for r in run.rounds] for run in (ours, trace))
+    assert before[:-1] == after[:-1]  # at the end transformers drafts one token less
+    found = diff(trace, ours)
+    assert found.first_difference is None or found.first_difference.index == NEW_TOKENS
+    labels = {step.label for waterfall in found.waterfalls for step in waterfall.steps}
+    assert {"draft", "verify"} <= labels

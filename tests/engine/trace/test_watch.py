@@ -1,0 +1,314 @@
+"""`engine.watch` with architectures that SpecScope's own decoder does not have."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+
+import engine
+from engine.errors import UsageError
+from engine.model.families import FAMILIES
+from engine.trace import watched as call_module
+from tests.engine.trace.watched import (
+    ARCHITECTURES,
+    CALLS,
+    PROMPT,
+    characters,
+    generated,
+    hooks,
+    letters,
+    pair_of,
+    read,
+    set_up,
+    words,
+)
+from traces.checks import check
+from traces.diff import diff
+from traces.export.report import render_report
+from traces.metrics import measure
+
+
+def watched(target, drafter, **call):
+    with engine.watch(target, drafter) as trace:
+        tokens = generated(target, **call)
+    check(trace)
+    return trace, tokens
+
+
+def check_rounds(trace):
+    """The output is the accepted tokens and the target's own ones, round by round."""
+    start = len(trace.header.prompt_ids[0])
+    assert [c.position for c in trace.commits] == [start + i for i in range(len(trace.commits))]
+    for r in trace.rounds:
+        commits = [c for c in trace.commits if c.step == r.step]
+        decided = [d for d in trace.decisions if d.step == r.step]
+        accepted = [d.token for d in decided if d.outcome == "accepted"]
+        own = [d.token for d in decided if d.node < 0]
+        assert (len(accepted), len(commits)) == (r.accepted, r.emitted)
+        assert [c.token for c in commits] == accepted + own
+        assert len([d for d in decided if d.node >= 0]) == r.drafted
+    ends = sorted((s.start, s.end) for s in trace.spans)
+    assert all(before[1] <= after[0] for before, after in pairwise(ends))
+    times = {s.id: s for s in trace.spans}
+    assert all(d.draft_span in times for d in trace.decisions if d.node >= 0)
+    assert all(times[r.span].end <= r.time for r in trace.rounds)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_specscope_has_no_decoder_for(name):
+    assert pair_of(name)[0].__class__.__name__ not in FAMILIES
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_text_is_that_of_the_call_that_is_not_watched(name, call):
+    """Greedy and sampled; a watched call draws the same random numbers."""
+    arguments, settings = CALLS[call]
+    target, drafter = pair_of(name, **settings)
+    more = {"assistant_model": drafter} if settings else {}
+    for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 0}):
+        set_up(drafter, **settings)  # the heuristic schedule would go on in the next call
+        alone = generated(target, **arguments, **more, **sampling)
+        set_up(drafter, **settings)
+        trace, tokens = watched(target, drafter, **arguments, **more, **sampling)
+        assert tokens == alone == trace.token_ids()
+        assert trace.status == "done"
+        assert trace.footer.reasons == ("length",)
+        check_rounds(trace)
+        assert any(r.drafted for r in trace.rounds) == bool(arguments or settings)
+
+
+@pytest.mark.parametrize("call", [name for name in CALLS if name != "plain"])
+def test_drafts_are_accepted_and_rejected(call):
+    arguments, settings = CALLS[call]
+    target, drafter = pair_of("GPTNeoX", **settings)
+    trace, _ = watched(target, drafter, **arguments, **({"assistant_model": drafter} if settings else {}))
+    assert {"accepted", "rejected"} <= {d.outcome for d in trace.decisions}
+
+
+@pytest.mark.parametrize("call", [name for name, (_, settings) in CALLS.items() if settings])
+def test_assisted_generation_is_recorded_as_it_was(call):
+    """Draft lengths, p, q, the forwards of both models, and the first ones as prefill."""
+    _, settings = CALLS[call]
+    target, drafter = pair_of("GPTNeoX", **settings)
+    sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0}
+    trace, _ = watched(target, drafter, assistant_model=drafter, **sampling)
+    lengths = [r.drafted for r in trace.rounds]
+    assert trace.header.config["schedule"] == settings["num_assistant_tokens_schedule"]
+    assert lengths[0] <= settings["num_assistant_tokens"]
+    if settings["num_assistant_tokens_schedule"] == "heuristic":
+        asked = settings["num_assistant_tokens"]
+        for r in trace.rounds[:-2]:
+            assert r.drafted == asked
+            asked = asked + 2 if r.accepted == r.drafted else max(1, asked - 1)
+    drafts = [d for d in trace.decisions if d.node >= 0]
+    assert len({d.draft_span for d in drafts}) == len(drafts)
+    assert len([s for s in trace.spans if s.model == "target"]) == len(trace.rounds)
+    first = {s.model: s for s in trace.spans if s.kind == "prefill"}
+    assert first["drafter"].rows == len(PROMPT)
+    assert (first["target"].rows, first["target"].context) == (len(PROMPT) + lengths[0], 0)
+    for d in drafts:
+        assert dict(d.top_q).get(d.token, d.q) == d.q
+        assert 0 <= d.p <= 1
+        if d.outcome == "accepted":
+            assert d.rule == "ratio"
+    logits = target(torch.tensor([[*PROMPT, *trace.token_ids()]])).logits[0, len(PROMPT) - 1 : -1]
+    chances = (logits / 0.7).softmax(-1)
+    for d in trace.decisions:
+        if d.outcome in ("accepted", "corrected", "bonus", "plain"):
+            assert d.p == pytest.approx(chances[d.position - len(PROMPT), d.token].item(), abs=1e-4)
+
+
+def test_a_confident_drafter_ends_its_drafts_early():
+    _, settings = CALLS["threshold"]
+    target, drafter = pair_of("GPTNeoX", **settings)
+    trace, _ = watched(target, drafter, assistant_model=drafter)
+    assert trace.header.config["threshold"] == settings["assistant_confidence_threshold"]
+    lengths = [r.drafted for r in trace.rounds[:-2]]
+    assert min(lengths) < max(lengths) <= settings["num_assistant_tokens"]
+
+
+@pytest.mark.parametrize("name", ["eos", "stop"])
+def test_an_output_that_ends_within_a_draft(name):
+    """The accepted EOS is an accepted token, and nothing follows it."""
+    target, drafter = pair_of("GPTNeoX", num_assistant_tokens=6, num_assistant_tokens_schedule="constant")
+    tokens = generated(target)
+    last = tokens.index(tokens[9])
+    end = {"eos_token_id": tokens[9]} if name == "eos" else {"stopping_criteria": [stop_at(tokens[9])]}
+    trace, watched_tokens = watched(target, drafter, assistant_model=drafter, **end)
+    assert watched_tokens[: last + 1] == tokens[: last + 1]
+    assert watched_tokens == trace.token_ids()
+    assert trace.footer.reasons == (name,)
+    check_rounds(trace)
+
+
+def stop_at(token):
+    return lambda ids, scores, **_: torch.tensor([token in ids[0, len(PROMPT) :]])
+
+
+def test_plain_decoding_of_several_sequences():
+    target, _ = pair_of("Mixtral")
+    prompts = torch.tensor([[0, 0, *PROMPT[:-2]], PROMPT])
+    mask = torch.tensor([[0, 0, *[1] * (len(PROMPT) - 2)], [1] * len(PROMPT)])
+    call = {"attention_mask": mask, "max_new_tokens": 12, "pad_token_id": 0}
+    ended = target.generate(prompts, **call)[0, len(PROMPT) + 5].item()
+    alone = target.generate(prompts, **call, eos_token_id=ended)
+    with engine.watch(target) as trace:
+        output = target.generate(prompts, **call, eos_token_id=ended)
+    check(trace)
+    assert output.tolist() == alone.tolist()
+    assert [len(ids) for ids in trace.header.prompt_ids] == [len(PROMPT) - 2, len(PROMPT)]
+    for i, row in enumerate(output[:, len(PROMPT) :].tolist()):
+        end = row.index(ended) + 1 if ended in row else len(row)
+        assert trace.token_ids(i) == row[:end]
+    assert trace.footer.reasons[0] == "eos"
+    assert all(s.sequence == -1 and s.rows % 2 == 0 for s in trace.spans)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_two_tokenizers(do_sample):
+    """Universal assisted generation, and with sampling universal speculative decoding."""
+    theirs, ours = letters(), characters()
+    settings = {"num_assistant_tokens": 5, "num_assistant_tokens_schedule": "constant"}
+    prompt = theirs("the cat sat on the mat and the cat sat", return_tensors="pt")["input_ids"]
+
+    target, _ = pair_of("GPTNeoX", vocab=len(theirs), seed=1)
+    _, drafter = pair_of("GPTNeoX", vocab=len(ours), seed=2, **settings)
+    tokenizers = {"tokenizer": theirs, "assistant_tokenizer": ours}
+    arguments = {"assistant_model": drafter, "do_sample": do_sample, **tokenizers}
+    generated(target, prompt, **arguments)  # the first call changes the drafter's head, and draws for it
+    alone = generated(target, prompt, **arguments)
+    with engine.watch(target, drafter, tokenizer=theirs) as trace:
+        tokens = generated(target, prompt, **arguments)
+    check(trace)
+    assert tokens == alone == trace.token_ids()
+    assert trace.text == theirs.decode(tokens)
+    assert sum(r.drafted for r in trace.rounds) > 0
+    assert trace.header.title == f"universal {'speculative decoding' if do_sample else 'assisted generation'}"
+    drafted = [d for d in trace.decisions if d.node >= 0]
+    assert all((d.q is not None) == do_sample for d in drafted)
+    assert all(d.draft_span >= 0 and d.p is not None for d in drafted)
+
+
+def test_a_trace_in_memory_is_that_of_the_file_and_all_tools_read_it(tmp_path):
+    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="heuristic")
+    path = tmp_path / "mine.jsonl"
+    with engine.watch(target, drafter, path=path) as trace:
+        generated(target, assistant_model=drafter)
+    assert read(path) == trace
+    plain, _ = watched(target, None)
+    assert trace.header.clock == plain.header.clock == "measured · transformers"
+    metrics = measure(trace)
+    assert metrics.target_forwards == len(trace.rounds) - 1
+    assert metrics.acceptance_rate > 0
+    assert diff(plain, trace).first_difference is None
+    page = render_report([plain, trace])
+    assert "assisted generation" in page
+    assert "texts of the tokens" in page  # not recorded without a tokenizer
+
+
+def test_nothing_is_left_behind():
+    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
+    before = [(hooks(one), set(vars(one))) for one in (target, drafter)]
+    watched(target, drafter, assistant_model=drafter)
+    assert [(hooks(one), set(vars(one))) for one in (target, drafter)] == before
+
+
+def test_nothing_is_left_behind_by_an_exception_and_the_rows_so_far_are_kept(tmp_path):
+    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
+    before = [(hooks(one), set(vars(one))) for one in (target, drafter)]
+    path, calls = tmp_path / "mine.jsonl", []
+
+    def broken(module, args):
+        calls.append(1)
+        if len(calls) == 4:
+            raise RuntimeError("out of memory")
+
+    handle = target.model.register_forward_pre_hook(broken)
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        engine.watch(target, drafter, path=path) as trace,
+    ):
+        generated(target, assistant_model=drafter)
+    handle.remove()
+    assert [(hooks(one), set(vars(one))) for one in (target, drafter)] == before
+    assert (trace.status, trace.footer.error) == ("failed", "RuntimeError: out of memory")
+    assert len(trace.rounds) == 3
+    assert [s.outcome for s in trace.spans].count("cancelled") == 1
+    assert read(path) == trace
+    assert generated(target) == watched(target, drafter, assistant_model=drafter)[1]
+
+
+def test_a_call_that_cannot_be_recorded_is_refused():
+    target, drafter = pair_of("Mixtral")
+    with pytest.raises(UsageError, match="num_beams is 2"), engine.watch(target):
+        generated(target, num_beams=2)
+    with pytest.raises(UsageError, match="assistant_model is not watched"), engine.watch(target):
+        generated(target, assistant_model=drafter)
+    with engine.watch(target):
+        generated(target)
+        with pytest.raises(UsageError, match="a second call"):
+            generated(target)
+    with pytest.raises(UsageError, match="nothing was recorded"), engine.watch(target):
+        generated(drafter)
+    with pytest.raises(UsageError, match="Linear has no _prefill"), engine.watch(torch.nn.Linear(1, 1)):
+        pass
+
+
+def test_the_tokens_are_texts_with_a_tokenizer():
+    tokenizer = words()
+    target, _ = pair_of("GPTNeoX", vocab=len(tokenizer))
+    with engine.watch(target, tokenizer=tokenizer) as trace:
+        tokens = generated(target)
+    assert trace.text == tokenizer.decode([*PROMPT, *tokens])[len(tokenizer.decode(PROMPT)) :]
+    assert trace.header.prompts == (tokenizer.decode(PROMPT),)
+
+
+class Event:
+    """In place of a CUDA event; keeps the stream that it is recorded on."""
+
+    streams: set[str] = set()  # noqa: RUF012 - of all events
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self, stream):
+        Event.streams.add(stream)
+        self.time = time.perf_counter_ns()
+
+    def query(self):
+        return False
+
+    def synchronize(self):
+        """Nothing to wait for."""
+
+    def elapsed_time(self, other):
+        return (other.time - self.time) / 1e6
+
+
+def test_on_gpus_the_times_are_of_events_on_each_models_stream(monkeypatch):
+    """With events in place of CUDA's: no GPU is needed."""
+    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(call_module, "_place", lambda model: "cuda:1" if model is target else "cuda:0")
+    trace, tokens = watched(target, drafter, assistant_model=drafter)
+    assert tokens == trace.token_ids() == generated(target)
+    assert Event.streams == {"stream of cuda:0", "stream of cuda:1"}
+    assert {(d.name, d.role, d.kind) for d in trace.header.devices} == {
+        ("cuda:0", "drafter", "cuda"),
+        ("cuda:1", "target", "cuda"),
+    }
+    assert {(s.device, s.model) for s in trace.spans} == {("cuda:0", "drafter"), ("cuda:1", "target")}
+    assert set(trace.header.environment["clocks"]) == {"cuda:0", "cuda:1"}
+
+
+def test_an_assistant_that_the_call_does_not_use_is_not_in_the_trace():
+    target, drafter = pair_of("Mixtral")
+    trace, _ = watched(target, drafter, prompt_lookup_num_tokens=3)
+    assert trace.header.drafter_path == ""
+    assert [d.role for d in trace.header.devices] == ["drafter+target"]
+    assert {s.rows for s in trace.spans if s.model == "drafter"} == {0}
