@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.looks import assert_looks
@@ -22,7 +24,8 @@ def test_a_place_of_the_map_is_raced_and_opens_its_traces(page: Page, window) ->
     )
     expect(picture.locator("g.c")).to_have_count(4 * 48)
     choose(card, "Compare by", "per device")
-    expect(picture).to_contain_text("SD 1.84×")
+    expect(picture.locator("svg")).to_have_attribute("aria-label", re.compile("per device$"))
+    expect(picture.locator("g.c .n").first).to_contain_text("SD")
     choose(card, "Acceptance rate", "0.6")
     page.locator("#map-start").click()
     results = page.locator("#map-result td a")

@@ -15,6 +15,7 @@ from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 BAR = ".ss-pool-bar"
+POOL = '.ss-pool[aria-label^="Pool"]'
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +50,14 @@ def span_of(node):
 
 
 def test_only_a_run_with_a_pool_has_the_view_under_any_title(page, opened, trace):
-    assert page.locator(".ss-pool").count() == 1
-    assert page.locator(".ss-pool h3").inner_text() == "Pool and preemptions · DSI · lookahead 2 · sp 3"
+    assert page.locator(POOL).count() == 1
+    assert page.locator(f"{POOL} h3").inner_text() == "Pool and preemptions · DSI · lookahead 2 · sp 3"
     model = view_model([trace])
     model["runs"][0]["title"] = "Something else"
     assert (
-        opened.show(model).locator(".ss-pool h3").inner_text().endswith("Something else · lookahead 2 · sp 3")
+        opened.show(model).locator(f"{POOL} h3").inner_text().endswith("Something else · lookahead 2 · sp 3")
     )
-    assert opened.show(view_model([sample_trace("speculative")])).locator(".ss-pool").count() == 0
+    assert opened.show(view_model([sample_trace("speculative")])).locator(POOL).count() == 0
 
 
 def test_a_bar_spans_its_time_and_its_positions(page, trace):
@@ -98,7 +99,7 @@ def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trac
     legend = page.get_by_label("Legend of the pool").locator("li").all_inner_texts()
     assert legend[:3] == [s["label"].split(" · ")[0] for s in pool["servers"]]
     assert {"preempted", "drafted", "committed text"} <= set(legend)
-    assert f"{f['outcome'].count('preempted')} preempted" in page.locator(".ss-pool .ss-note").inner_text()
+    assert f"{f['outcome'].count('preempted')} preempted" in page.locator(f"{POOL} .ss-note").inner_text()
 
 
 def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened, trace):
@@ -172,8 +173,8 @@ def test_the_staircase_is_the_committed_text(page, trace):
 
 def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):
     before, times = page.locator(BAR).count(), server_pool(trace)["forwards"]
-    page.locator(".ss-pool svg").scroll_into_view_if_needed()
-    frame = page.locator(".ss-pool svg").bounding_box()
+    page.locator(f"{POOL} svg").scroll_into_view_if_needed()
+    frame = page.locator(f"{POOL} svg").bounding_box()
     page.mouse.move(frame["x"] + 0.3 * frame["width"], frame["y"] + 5)
     page.mouse.down()
     page.mouse.move(frame["x"] + 0.5 * frame["width"], frame["y"] + 9, steps=3)
@@ -199,10 +200,10 @@ def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):
 def test_replay_veils_the_future(page, trace):
     f = server_pool(trace)["forwards"]
     page.evaluate("(t) => view.seek(t)", f["start"][5])
-    veil = page.locator(".ss-pool .ss-veil").bounding_box()
+    veil = page.locator(f"{POOL} .ss-veil").bounding_box()
     assert veil["x"] == pytest.approx(own(page, 5)["x"], abs=2)
     page.evaluate("view.seek(1e9)")
-    assert page.locator(".ss-pool .ss-veil").is_hidden()
+    assert page.locator(f"{POOL} .ss-veil").is_hidden()
 
 
 def test_a_growing_run_keeps_the_focus_on_its_bar(page, trace):
@@ -238,7 +239,7 @@ def test_bars_have_contrast_and_fit_their_card(opened, trace, theme, width):
         opened.show(view_model([trace]))
         page = opened.ready()
         page.wait_for_selector(BAR)
-        card, svg = page.locator(".ss-pool").bounding_box(), page.locator(".ss-pool svg").bounding_box()
+        card, svg = page.locator(POOL).bounding_box(), page.locator(f"{POOL} svg").bounding_box()
         assert card["x"] < svg["x"]
         assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
         ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
@@ -246,7 +247,7 @@ def test_bars_have_contrast_and_fit_their_card(opened, trace, theme, width):
             """() => [...Array(8).keys()].map((i) => {
                 const probe = document.createElement("i");
                 probe.className = `ss-s${i} ss-pool-key`;
-                document.querySelector(".ss-pool").append(probe);
+                document.querySelector('.ss-pool').append(probe);
                 return getComputedStyle(probe).backgroundColor; })"""
         )
         assert len(set(colours)) == 8

@@ -125,13 +125,13 @@ def test_too_many_bars_become_shares_with_a_note(opened):
     trace = sample_trace("speculative", tokens=2400)
     page = opened.show(view_model([trace]))
     page.wait_for_selector("#viewer[data-drawn]")
-    assert "too many for one view" in page.locator(".ss-detail").inner_text()
+    assert "too many for one view" in page.locator(".ss-gantt ~ .ss-detail").inner_text()
     page.locator(".ss-gantt").focus()
     for _ in range(8):
         page.keyboard.press("w")
     # A slow machine may draw between two presses: wait for the drawing after the last one.
     # (`wait_for_function` polls with eval, which the report's content security policy forbids.)
-    expect(page.locator(".ss-detail")).to_have_text("")
+    expect(page.locator(".ss-gantt ~ .ss-detail")).to_have_text("")
 
 
 def test_shares_add_up_to_the_work(opened):

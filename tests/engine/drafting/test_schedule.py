@@ -96,21 +96,24 @@ def test_a_verdict_without_a_draft_says_nothing():
 
 
 @pytest.mark.parametrize(
-    ("ask", "probabilities", "room", "stop"),
+    ("ask", "probabilities", "room", "allowed", "stop"),
     [
-        (Ask(2, 0.5), (0.9, 0.1), 9, "full"),
-        (Ask(3, 0.5), (0.9, 0.1), 9, "uncertain"),
-        (Ask(3, 0.5), (0.9, 0.1), 2, "uncertain"),
-        (Ask(3, 0.5), (0.9, 0.5), 2, "end"),
-        (Ask(3), (), 0, "end"),
-        (Ask(3), (0.9,), 2, "cancelled"),
-        (Ask(3), (), 2, "cancelled"),
-        (Ask(0), (), 9, "off"),
+        (Ask(2, 0.5), (0.9, 0.1), 9, 9, "full"),
+        (Ask(3, 0.5), (0.9, 0.1), 9, 9, "uncertain"),
+        (Ask(3, 0.5), (0.9, 0.1), 2, 9, "uncertain"),
+        (Ask(3, 0.5), (0.9, 0.5), 2, 9, "end"),
+        (Ask(3), (), 0, 9, "end"),
+        (Ask(3), (0.9,), 2, 9, "cancelled"),
+        (Ask(3), (), 2, 9, "cancelled"),
+        (Ask(0), (), 9, 9, "off"),
+        (Ask(3), (0.9,), 2, 1, "load"),
+        (Ask(3), (), 2, 0, "load"),
+        (Ask(3, 0.5), (0.1,), 9, 1, "uncertain"),
     ],
     ids=str,
 )
-def test_a_draft_has_the_reason_of_its_end(ask, probabilities, room, stop):
-    assert ask.stop(drafted(*probabilities), room) == stop
+def test_a_draft_has_the_reason_of_its_end(ask, probabilities, room, allowed, stop):
+    assert ask.stop(drafted(*probabilities), room, allowed) == stop
 
 
 @pytest.mark.parametrize(
