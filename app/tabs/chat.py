@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -132,8 +131,6 @@ MOST_PAGES = 1000
 """Open pages that are remembered."""
 END_S = 5.0
 """Most seconds that a stream waits for the end of the one before: its page may be gone."""
-REPEAT_S = 0.2
-"""Seconds from a stream's end to the repetition of its last update."""
 
 
 def running(service: Service, chat: Chat) -> tuple[Chat, list[Lane]]:
@@ -182,20 +179,13 @@ class _Stream:
     def __init__(self) -> None:
         self.replaced = asyncio.Event()
         self.ended = asyncio.Event()
-        self.end = 0.0
-
-    async def repeated(self) -> None:
-        """Wait until Gradio has repeated the stream's last update, or its page is gone."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.ended.wait(), END_S)
-            await asyncio.sleep(self.end + REPEAT_S - time.monotonic())
 
 
 class Streams:
     """The stream of updates that each page reads: a new one ends the one before.
 
-    Gradio sends a stream's last update once more after its end. So a new stream waits for that, and
-    a replaced one ends with an update that changes nothing.
+    Gradio sends a stream's last update once more, at any time after its end. So each stream ends
+    with an update that changes nothing, and a new one waits for the end of the one before.
     """
 
     def __init__(self) -> None:
@@ -209,14 +199,14 @@ class Streams:
         shown = dict[Any, Any]()
         try:
             if before is not None:
-                await before.repeated()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(before.ended.wait(), END_S)
             while (update := await _next(updates, mine.replaced)) is not None:
                 shown = update
                 yield update
-            if mine.replaced.is_set() and shown:
+            if shown:
                 yield dict.fromkeys(shown, gr.skip())
         finally:
-            mine.end = time.monotonic()
             mine.ended.set()
 
     def _replace(self, page: str) -> tuple[_Stream | None, _Stream]:

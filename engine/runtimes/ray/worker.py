@@ -50,8 +50,10 @@ LATE = 2
 """Checks without an answer after which a node is called."""
 SILENT = 7
 """Checks without an answer after which a worker is given up."""
+SLOW = Load | Connect | Link
+"""Jobs that may take long."""
 SILENT_LONG = 60
-"""The same while it loads a model."""
+"""The same while it has one of these."""
 TRIPS = 16
 """Round trips of one comparison of clocks."""
 
@@ -174,8 +176,6 @@ class RayWorker:
         self._ping: Future[int] | None = None
         self._late = 0
         self._closed = False
-        self._patient = False
-        """Whether it loads a model, which may take long."""
         self._actor = actor
         self._started: Future[tuple[int, str]] = self.ask(_introduce)
 
@@ -189,15 +189,11 @@ class RayWorker:
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
         if isinstance(job, Link):  # its path is one of this machine
             job = replace(job, path=f"{self._references.session} {job.group}")
-        self._patient = isinstance(job, Load | Connect | Link)
         number, _ = self._send(job)
 
         def wait() -> Reply:
             self._wait_for_start()
-            try:
-                return self._take(number)
-            finally:
-                self._patient = False
+            return self._take(number)
 
         return wait
 
@@ -314,8 +310,8 @@ class RayWorker:
 
         It counts calls and compares no clocks: a laptop that slept raises no alarm.
         """
-        owes = any(not answer.done() for _, answer in list(self._owed.values()))
-        if not self.pid or not owes or self._ended is not None:
+        owed = [job for job, answer in list(self._owed.values()) if not answer.done()]
+        if not self.pid or not owed or self._ended is not None:
             self._ping, self._late = None, 0
         elif self._ping is None or self._ping.done():
             self._ping, self._late = self.ask(os.getpid), 0
@@ -323,7 +319,7 @@ class RayWorker:
             self._late += 1
             if self._late >= LATE and not self.node.answers():
                 self._end("")
-            elif self._late >= (SILENT_LONG if self._patient else SILENT):
+            elif self._late >= (SILENT_LONG if any(isinstance(job, SLOW) for job in owed) else SILENT):
                 self.kill(f"did not answer for {self._late} s")
 
     def kill(self, why: str) -> None:

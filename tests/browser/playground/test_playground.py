@@ -245,7 +245,6 @@ def test_the_address_is_what_one_sees_back_works_and_a_reload_returns_to_the_run
     expect(page).to_have_url(re.compile(r"[?&]tab=history$"))
     page.go_back()
     expect(tab).to_have_text("Lab")
-    window.settle()  # the Lab's own events end first: an update on its way would select it again
     page.go_back()
     expect(tab).to_have_text("Playground")
     expect(prompt).to_have_text("Second question")
