@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import psutil
@@ -231,3 +232,24 @@ class OtherPrograms:
         if used is None:
             return None
         return Occupancy(OTHERS, at, min(1.0, used / (psutil.cpu_count() or 1)), 0)
+
+
+def read_own(kind: str) -> Reading | None:
+    """Return a reading of the device of this process, a worker on a Ray node; since the last call.
+
+    Workers import this module at their first reading, during a run: it imports no model's code.
+    """
+    meter = _own_meter(kind)
+    if isinstance(meter, psutil.Process):
+        load: float = meter.cpu_percent()
+        return Reading("", load / 100, meter.memory_info().rss, None)
+    reading = next(meter.read(), None)
+    if reading is None:  # NVML lost the card; the next reading looks for it again
+        _own_meter.cache_clear()
+    return reading
+
+
+@cache
+def _own_meter(kind: str) -> Meter | psutil.Process:
+    own = Device("cuda:0", "", "", "cuda")  # Ray shows a worker only its own GPU
+    return METERS["cuda"]([own], {}) if kind == "cuda" else psutil.Process()

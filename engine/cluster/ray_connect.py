@@ -40,6 +40,8 @@ def import_ray(*, starts: bool) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends nothing to its makers
     # Ray's own handler would abort this process at SIGTERM instead of closing what is open.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    if starts:  # by default a worker has niceness 15: other programs would take its processor
+        os.environ.setdefault("RAY_worker_niceness", "0")
     if starts and os.environ.get("RAY_AUTH_MODE") != "token":
         if "ray" in sys.modules:
             raise UsageError(

@@ -11,16 +11,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from itertools import zip_longest
 from typing import Any
-
-import psutil
 
 from engine.checkpoints.pair import Pair
 from engine.cluster.local_devices import LocalDevices, loader_of, ranks_of
 from engine.cluster.memory import MACHINE, Memory, Part, measured
-from engine.cluster.occupancy import METERS, Meter, Reading
+from engine.cluster.occupancy import Reading, read_own
 from engine.cluster.options import Options
 from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, parts_of
 from engine.cluster.ray_cluster import Bundle, RayCluster, state
@@ -310,7 +308,7 @@ class NodeMeter:
 
     def _ask(self) -> list[tuple[str, Future[Reading | None]]]:
         devices = [(worker, worker.devices[0]) for worker in self._workers]
-        return [(device.name, worker.ask(partial(_read_device, device.kind))) for worker, device in devices]
+        return [(device.name, worker.ask(partial(read_own, device.kind))) for worker, device in devices]
 
     def read(self) -> Iterator[Reading]:
         """Yield a reading of each worker that answers in a second."""
@@ -320,21 +318,3 @@ class NodeMeter:
                     yield reading._replace(device=name)
 
     def close(self) -> None: ...
-
-
-def _read_device(kind: str) -> Reading | None:
-    """Return a reading of the device of this process, a worker; since the last call."""
-    meter = _meter_of(kind)
-    if isinstance(meter, psutil.Process):
-        load: float = meter.cpu_percent()
-        return Reading("", load / 100, meter.memory_info().rss, None)
-    reading = next(meter.read(), None)
-    if reading is None:  # NVML lost the card; the next reading looks for it again
-        _meter_of.cache_clear()
-    return reading
-
-
-@cache
-def _meter_of(kind: str) -> Meter | psutil.Process:
-    own = Device("cuda:0", "", "", "cuda")  # Ray shows a worker only its own GPU
-    return METERS["cuda"]([own], {}) if kind == "cuda" else psutil.Process()

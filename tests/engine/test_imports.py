@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from engine.cluster.ray_devices import NodeMeter
+from engine.trace.events import Device
 
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {
@@ -50,6 +56,19 @@ import engine
 with engine.open(runtime="local-thread") as cluster:
     trace = cluster.run("speculative", "Hello", limits=engine.Limits(8))
 assert trace.status == "done" and 1 <= len(trace.token_ids()) <= 8, trace.footer
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reading_of_a_worker_on_ray_imports_no_models_code_during_the_run():
+    asked = list[Any]()
+    worker = SimpleNamespace(devices=[Device("cpu:0", "", "", "cpu")], ask=asked.append)
+    NodeMeter([worker])
+    code = f"""
+import pickle, sys
+reading = pickle.loads({pickle.dumps(asked[0])!r})()
+assert reading.memory > 0 and not {{"torch", "transformers"}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

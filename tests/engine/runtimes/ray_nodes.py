@@ -22,6 +22,7 @@ def two_nodes() -> Iterator[Any]:
     """Start a cluster of two nodes on this machine, with a new token in the environment."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # 15 by default: a loaded machine's other tests would starve them
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
