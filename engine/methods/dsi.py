@@ -22,8 +22,9 @@ from engine.errors import UsageError
 from engine.layout import Layout, Separate
 from engine.methods.common import planned
 from engine.methods.registry import Situation, method, setting
-from engine.run.models import Model, Scores
+from engine.run.models import Model
 from engine.run.run import Run
+from engine.run.scores import Scores
 from engine.types import MOST_DRAFTERS, Draft, DraftToken, Prefix, Verdict
 
 MOST_LOOKAHEAD = 64

@@ -9,7 +9,7 @@ their next drafts, and its logits are judged together, once, when all of these d
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import numpy as np
 from engine.drafting.schedule import Ask
 from engine.drafting.tree import TreeShape, Wide
 from engine.run.fan import Fan
+from engine.run.scores import Scores, chunk_spans, judge_job, mode_of, new_verdict, record, rows_of
 from engine.trace.events import Chain
 from engine.types import (
     NO_TREE,
@@ -33,7 +34,7 @@ from engine.types import (
     Verdict,
 )
 from engine.worker import jobs
-from engine.worker.jobs import PREFILL_ROWS, Export, Import, Judge, JudgeAll, Prefill, Propose, Retire, Score
+from engine.worker.jobs import PREFILL_ROWS, Export, Import, JudgeAll, Prefill, Propose, Retire, Score
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Dispatcher, Submission
@@ -301,9 +302,9 @@ class Model:
     ) -> list[Verdict]:
         spans = self._dispatcher.span_ids((3 + len(chunks)) * self.lanes)
         judgements = await self._judgements(spans, prefixes, drafts, windows, typicals, chunks)
-        ends = _chunk_spans(chunks, spans, self.lanes)
+        ends = chunk_spans(chunks, spans, self.lanes)
         return [
-            _new_verdict(j, x, draft, _mode_of(len(draft), len(draft)), ends.get(x.sequence, spans[0]))
+            new_verdict(j, x, draft, mode_of(len(draft), len(draft)), ends.get(x.sequence, spans[0]))
             for j, x, draft in zip(judgements, prefixes, drafts, strict=True)
         ]
 
@@ -319,8 +320,8 @@ class Model:
         greedy: bool = False,
     ) -> Sequence[Judgement]:
         rules = zip(drafts, typicals, strict=True)
-        judges = tuple(_judge_job(spans[0], draft, typical=typical) for draft, typical in rules)
-        rows = tuple(_rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
+        judges = tuple(judge_job(spans[0], draft, typical=typical) for draft, typical in rules)
+        rows = tuple(rows_of(draft, w or NO_TREE) for draft, w in zip(drafts, windows, strict=True))
         best = any(window is not None for window in windows)
         job = Score(self.name, tuple(prefixes), rows, spans[0], judges, best, greedy, chunks=chunks)
         return (await self._call(job, spans)).value
@@ -351,7 +352,7 @@ class Model:
         job = Score(self.name, tuple(part.prefix for part in parts), rows, spans[0], chunks=chunks)
         forward = self._dispatcher.keep(self._dispatcher.submit(self.worker, self.role, job, spans))
         forward.kind = "verify"
-        ends = _chunk_spans(chunks, spans, self.lanes)
+        ends = chunk_spans(chunks, spans, self.lanes)
         for part, number in zip(parts, spans, strict=False):
             part.forward, part.number = forward, number
             part.span = ends.get(part.prefix.sequence, spans[0])
@@ -370,21 +371,21 @@ class Model:
         skips: Sequence[int],
         modes: Sequence[str],
     ) -> list[Verdict]:
-        jobs = tuple(map(_judge_job, (part.number for part in parts), drafts, bonuses, skips))
-        usual = [_mode_of(d.depth, p.rows - skip) for p, d, skip in zip(parts, drafts, skips, strict=True)]
+        jobs = tuple(map(judge_job, (part.number for part in parts), drafts, bonuses, skips))
+        usual = [mode_of(d.depth, p.rows - skip) for p, d, skip in zip(parts, drafts, skips, strict=True)]
         if self._gathering is None:
             judging = self._dispatcher.submit(self.worker, self.role, jobs[0])
             await parts[0]
-            _record(parts, usual)
+            record(parts, usual)
         else:
-            _record(parts, usual)
+            record(parts, usual)
             judging = self._dispatcher.submit(self.worker, self.role, JudgeAll(jobs))
         judging.spans = self._dispatcher.span_ids(2 * self.lanes)
         judging.sequence = parts[0].prefix.sequence if len(parts) == 1 else -1
         value = (await judging.result()).value
         judgements: Sequence[Judgement] = [value] if self._gathering is None else value
         return [
-            _new_verdict(judgement, part.prefix, draft, mode or own, part.span)
+            new_verdict(judgement, part.prefix, draft, mode or own, part.span)
             for judgement, part, draft, mode, own in zip(judgements, parts, drafts, modes, usual, strict=True)
         ]
 
@@ -437,81 +438,3 @@ class Model:
 
     async def _call(self, job: Job, spans: range) -> Reply:
         return await self._dispatcher.submit(self.worker, self.role, job, spans).result()
-
-
-class Scores:
-    """Logits after a prefix and each of `rows` drafted tokens; `Model.score` makes them.
-
-    Await them to wait for the forward. The device forgets the logits when this object is deleted,
-    or under load when they were judged.
-    """
-
-    def __init__(self, model: Model, prefix: Prefix, rows: int) -> None:
-        self.prefix, self.rows, self._model = prefix, rows, model
-        self.number = -1
-        """The worker's number for its logits."""
-        self.forward: Submission | None = None
-        self.span = -1
-        """The span that scored it: the forward's, or that of its prompt's last part."""
-
-    @property
-    def sequence(self) -> int:
-        return self.prefix.sequence
-
-    def __await__(self) -> Generator[None, None, Scores]:
-        assert self.forward is not None, "the forward has started"
-        yield from self.forward.wait().__await__()
-        return self
-
-    async def judge(self, draft: Draft, *, bonus: bool = True, skip: int = 0, mode: str = "") -> Verdict:
-        """Judge a draft with these scores, as soon as the forward is over.
-
-        Args:
-            draft: Starts `skip` tokens after the scored prefix; may reach one token beyond the
-                scored ones. Without `bonus`, leaves may follow the scored tokens in the draft.
-            bonus: Draw a token of the target's own after a fully accepted draft.
-            skip: Scored draft tokens that were judged before.
-            mode: The round's mode for the trace; default: from the judged and the scored tokens.
-        """
-        return await self._model.judge(self, draft, bonus, skip, mode)
-
-
-def _record(parts: Sequence[Scores], modes: Sequence[str]) -> None:
-    """Emit the spans of the parts' forwards, once."""
-    for part in parts:
-        assert part.forward is not None, "the forward is over"
-        own = {mode for other, mode in zip(parts, modes, strict=True) if other.forward is part.forward}
-        part.forward.kind = "pre-verify" if own - {"plain"} == {"pre-verify"} else "verify"
-        part.forward.record()
-
-
-def _chunk_spans(chunks: Sequence[Chunk], spans: Sequence[int], lanes: int) -> dict[int, int]:
-    own = spans[-lanes * len(chunks) :: lanes] if chunks else ()
-    return {chunk.prefix.sequence: span for chunk, span in zip(chunks, own, strict=True)}
-
-
-def _judge_job(
-    scores: int, draft: Draft, bonus: bool = True, skip: int = 0, typical: Typical | None = None
-) -> Judge:
-    """Return the job, without the draft's fields that only the trace needs."""
-    tokens = tuple(replace(token, top=()) for token in draft.tokens)
-    return Judge(scores, Draft(tokens), bonus, skip, typical)
-
-
-def _rows_of(draft: Draft, window: Tree) -> Tree:
-    """Return (ids, parents) of a draft's rows, then of a look-ahead window's."""
-    parents = (parent if parent < 0 else parent + len(draft) for parent in window[1])
-    return (*draft.ids, *window[0]), (*draft.parents, *parents)
-
-
-def _mode_of(judged: int, scored: int) -> str:
-    if judged == 0:
-        return "plain"
-    if judged <= scored:
-        return "verify"
-    return "post-verify" if scored else "pre-verify"
-
-
-def _new_verdict(judgement: Judgement, prefix: Prefix, draft: Draft, mode: str, span: int) -> Verdict:
-    facts = vars(judgement)
-    return Verdict(**facts, sequence=prefix.sequence, draft=draft, mode=mode, span=span)
