@@ -20,9 +20,7 @@ def pack(trace: Trace, group: str, run_id: str = "") -> bytes:
     header = trace.header
     environment = {k: v for k, v in header.environment.items() if not _is_local(v)}
     paths = {name: _short(getattr(header, name)) for name in ("target_path", "drafter_path")}
-    named = replace(
-        header, run_id=run_id or header.run_id, group=group, environment=environment, **paths
-    )
+    named = replace(header, run_id=run_id or header.run_id, group=group, environment=environment, **paths)
     text = io.StringIO()
     write_jsonl(replace(trace, header=named), text)
     return gzip.compress(text.getvalue().encode(), mtime=0)

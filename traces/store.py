@@ -110,7 +110,6 @@ class Store:
 
         A stored run is never replaced.
         """
-
         self._writing().call(lambda connection: _insert(connection, traces))
 
     def insert_missing(self, *traces: Trace) -> None:
