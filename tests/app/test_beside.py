@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import gradio as gr
 import pytest
@@ -13,12 +14,14 @@ from app.service import Service
 from app.shipped import pack, unpack
 from app.tabs.history import EXAMPLE, History
 from engine.methods import METHODS
+from tests.app.commands import call
 from tests.docs.test_instrument import load_example
 from traces.checks import check
 from traces.comparable import other_load
 from traces.diff import diff
 from traces.export.report import render_report
 from traces.imported import origin
+from traces.store import Store
 from traces.view.document import view_model
 
 
@@ -62,6 +65,7 @@ def test_three_ways_write_the_same_tokens_with_the_same_models_prompt_and_draft_
     found = origin(traces[0].header)
     assert found is not None
     assert (found.recorded, found.unknown) == (True, ())
+    assert traces[0].header.environment["threads"] == 1
 
 
 def test_no_speed_up_is_claimed_between_the_clocks_and_the_difference_says_why(traces) -> None:
@@ -94,6 +98,15 @@ def test_a_press_stores_the_runs_once_and_opens_them_with_difference_and_what_if
     replay = analysis.show_replay(ids[0], "", "pearl-4xA100", "", 0, "")
     assert replay[analysis.message] == ""
     assert f"what-if of {ids[0]}" in replay[analysis.result]
+
+
+def test_the_command_names_the_clock_and_the_prefill_too(capsys, db) -> None:
+    with Store(Path(db[1])) as store:
+        ids = keep(store)
+    code, out, _ = call(capsys, "diff", *ids[:2], *db)
+    assert code == 0
+    assert "speeds cannot be compared: different clock\n" in out
+    assert "Not in the difference: the prefill of the first run, which decided 1 token.\n" in out
 
 
 def test_a_deleted_run_of_the_example_is_stored_again(service) -> None:
