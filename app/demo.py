@@ -6,18 +6,14 @@ the sentence under each. Each run is a file of the format of docs/traces.md, pac
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import engine
-from engine.trace.jsonl import read_jsonl, write_jsonl
-from engine.trace.trace import Trace
+from app.shipped import pack, unpack
 from engine.types import Limits
 from traces.view.document import view_model
 from traces.view.packed import packed
@@ -39,7 +35,7 @@ def files() -> list[Path]:
 def demo_document() -> str:
     """Return the race as JSON: prompt, `looks` (a sentence per pane), and the viewer's `model`."""
     found = plan()
-    traces = [read_jsonl(gzip.decompress(file.read_bytes()).decode().splitlines()) for file in files()]
+    traces = [unpack(file) for file in files()]
     looks = [run["look"] for run in found["runs"]]
     return json.dumps(
         {"prompt": found["prompt"], "looks": looks, "model": packed(view_model(traces))}, allow_nan=False
@@ -47,30 +43,16 @@ def demo_document() -> str:
 
 
 def record() -> None:
-    """Run the methods and write their traces, without facts about this machine's folders."""
+    """Run the methods and write their traces."""
     wanted = plan()
     limits = Limits(max_new_tokens=wanted["max_new_tokens"])
     with engine.open(**wanted["open"]) as cluster:
         for i, (run, file) in enumerate(zip(wanted["runs"], files(), strict=True)):
             trace = cluster.run(run["method"], wanted["prompt"], config=run["config"], limits=limits)
-            file.write_bytes(_packed(trace, f"demo-{i}-{run['method']}"))
+            file.write_bytes(pack(trace, "demo", f"demo-{i}-{run['method']}"))
             sys.stdout.write(
                 f"{file.name}: {trace.footer.status if trace.footer else '?'}, {file.stat().st_size:,} bytes\n"
             )
-
-
-def _packed(trace: Trace, run_id: str) -> bytes:
-    header = trace.header
-    environment = {k: v for k, v in header.environment.items() if not _is_local(v)}
-    paths = {name: Path(getattr(header, name)).name for name in ("target_path", "drafter_path")}
-    trace.header = replace(header, run_id=run_id, environment=environment, group="demo", **paths)
-    text = io.StringIO()
-    write_jsonl(trace, text)
-    return gzip.compress(text.getvalue().encode(), mtime=0)
-
-
-def _is_local(value: Any) -> bool:
-    return isinstance(value, str) and Path(value).is_absolute()
 
 
 if __name__ == "__main__":

@@ -59,9 +59,10 @@ def differences(mine: Conditions, theirs: Conditions) -> list[str]:
 def conditions(group: Group) -> Conditions:
     """Return the conditions of a group by name; a condition that does not apply is left out.
 
-    `drafter` is left out for a run without one, because plain decoding needs none. Virtual times
-    depend on profile, modelled pair and token source, measured times on machine, threads and the
-    numbers of devices that a target is split over by tensors and of nodes.
+    `drafter` is left out for a run without one, because plain decoding needs none, and `threads`
+    for a recording that does not know them. Virtual times depend on profile, modelled pair and
+    token source, measured times on machine, threads and the numbers of devices that a target is
+    split over by tensors and of nodes.
     """
     headers = [trace.header for trace in group]
     if any(header.virtual for header in headers):
@@ -73,7 +74,7 @@ def conditions(group: Group) -> Conditions:
     else:
         timing = {
             "machine": _distinct(map(_machine, headers)),
-            "threads": _distinct(h.environment.get("threads") for h in headers),
+            **({"threads": threads} if (threads := _known(headers, "threads")) else {}),
             "ranks of the target (tp)": _distinct(h.environment.get("tp", 1) for h in headers),
             "nodes": _distinct(h.environment.get("nodes", 1) for h in headers),
             "layers of the target per device": _distinct(h.environment.get("stages") for h in headers),
@@ -141,8 +142,13 @@ def _prompts(header: Header) -> list[Any]:
 
 
 def _machine(header: Header) -> list[Any]:
-    facts = [header.environment.get(name) for name in ("processor", "gpus")]
+    facts = header.environment.get("processor"), header.environment.get("gpus") or []
     return [*facts, sorted({d.kind for d in header.devices if "target" in d.role})]
+
+
+def _known(headers: Sequence[Header], name: str) -> list[Any]:
+    """Return the different values of a fact; a header without it has none."""
+    return _distinct(h.environment[name] for h in headers if name in h.environment)
 
 
 def _rule(header: Header) -> dict[str, Any]:

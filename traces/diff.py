@@ -100,6 +100,17 @@ class Diff:
     """(nanoseconds of decoding, tokens of the first run until then, of the second)."""
     first_difference: FirstDifference | None
     """None if the texts are the same, or their ids are unknown."""
+    prefilled: tuple[int, int]
+    """Tokens that a forward of the prefill decided: its time is not in the difference."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about work that the difference leaves out."""
+        return [
+            f"Not in the difference: the prefill of the {order} run, which decided {n} token{'s' if n > 1 else ''}."
+            for order, n in zip(("first", "second"), self.prefilled, strict=True)
+            if n
+        ]
 
     @property
     def difference(self) -> int:
@@ -166,7 +177,13 @@ def diff(first: Trace, second: Trace) -> Diff:
         tuple(zip(*own, strict=False)),
         tuple((t, bisect_right(sorted(until[0]), t), bisect_right(sorted(until[1]), t)) for t in moments),
         _first_difference(first, second),
+        (_prefilled(first), _prefilled(second)),
     )
+
+
+def _prefilled(trace: Trace) -> int:
+    spans = {span.id for span in trace.spans if span.kind == "prefill"}
+    return sum(r.emitted for r in trace.rounds if r.span in spans)
 
 
 def _not_comparable(first: Trace, second: Trace) -> list[str]:

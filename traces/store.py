@@ -110,11 +110,15 @@ class Store:
 
         A stored run is never replaced.
         """
+        self._writing().call(lambda connection: _insert(connection, traces))
+
+    def insert_missing(self, *traces: Trace) -> None:
+        """Store the traces whose ids are not stored, in one transaction."""
 
         def work(connection: Connection) -> None:
-            for trace in traces:
-                rows = [*trace.rows(), *([trace.footer] if trace.footer else [])]
-                insert_rows(connection, insert_run(connection, trace.header), rows, {})
+            ids = [trace.header.run_id for trace in traces]
+            stored = set(connection.scalars(select(RUN.c.run_id).where(RUN.c.run_id.in_(ids))))
+            _insert(connection, [trace for trace in traces if trace.header.run_id not in stored])
 
         self._writing().call(work)
 
@@ -214,6 +218,12 @@ class Store:
         with database.explained(self.path), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")
             yield connection
+
+
+def _insert(connection: Connection, traces: Iterable[Trace]) -> None:
+    for trace in traces:
+        rows = [*trace.rows(), *([trace.footer] if trace.footer else [])]
+        insert_rows(connection, insert_run(connection, trace.header), rows, {})
 
 
 def _page(

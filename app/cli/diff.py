@@ -44,6 +44,7 @@ def _about(trace: Trace) -> tuple[str, str, str]:
 def _lines(found: Diff) -> Iterator[str]:
     if found.not_comparable:
         yield f"speeds cannot be compared: different {', '.join(found.not_comparable)}"
+    yield from found.notes
     for waterfall in found.waterfalls:
         yield from _waterfall(waterfall, found.difference)
     yield from _token(found.first_difference)

@@ -84,11 +84,10 @@ def difference(found: Diff, names: Sequence[str], *, drawn: bool = True) -> str:
         if found.difference
         else "Both runs decoded equally long."
     )
-    reason = (
-        f'<p class="app-note">Their speeds cannot be compared: different {text(", ".join(found.not_comparable))}.</p>'
-        if found.not_comparable
-        else ""
-    )
+    notes = [*found.notes]
+    if found.not_comparable:
+        notes.insert(0, f"Their speeds cannot be compared: different {', '.join(found.not_comparable)}.")
+    reason = "".join(f'<p class="app-note">{text(one)}</p>' for one in notes)
     falls = "".join(_waterfall(w, found.difference) for w in found.waterfalls)
     over_time = _tokens_over_time(found, names) if drawn else ""
     key = '<p class="app-note">Green: time won by the second run. Hatched: time lost. The changes of a device sum to the difference.</p>'

@@ -1,4 +1,7 @@
-"""The analysis below open runs: what-if of one run, difference of two, acceptance of all."""
+"""The analysis below open runs: difference of two runs, what-if of one, acceptance of all.
+
+Of several open runs, the page offers a choice of the runs of a difference and of a what-if.
+"""
 
 from __future__ import annotations
 
@@ -35,29 +38,36 @@ class Analysis:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.run = gr.Textbox("", visible=False)
+        with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
+            gr.HTML("<h2>Difference</h2>")
+            with gr.Row(elem_classes="app-whatif", visible=False) as self.chosen:
+                self.pair_of_runs = [gr.Dropdown([], label=label) for label in ("First run", "Second run")]
+            self.diff = plain_html(js_on_load=CHARTS)
         with gr.Column(elem_id="whatif", elem_classes="app-card", visible=False) as self.card:
             gr.HTML("<h2>What-if</h2>")
             self._build_replay()
             self._build_chart()
-        with gr.Column(elem_id="difference", elem_classes="app-card", visible=False) as self.second:
-            gr.HTML("<h2>Difference</h2>")
-            self.diff = plain_html(js_on_load=CHARTS)
         with gr.Column(elem_id="acceptance", elem_classes="app-card") as self.third:
             gr.HTML("<h2>Acceptance by definition</h2>")
             self.acceptance = plain_html()
         self.cards = [self.card, self.second, self.third]
         self.sliders = [self.rate, self.gamma, self.c]
-        self.shown = [
-            *(self.run, self.card, self.method, self.profile, self.pair, self.settings, self.devices),
+        self.controls = [
+            *(self.method, self.profile, self.pair, self.settings, self.devices),
             *(self.message, self.result, self.viewer, self.keep, self.kept),
-            *(self.chart, *self.sliders, self.second, self.diff, self.third, self.acceptance),
+            *(self.chart, *self.sliders),
+        ]
+        """What belongs to the run of the what-if."""
+        self.shown = [
+            *(self.run, *self.controls, *self.cards, self.chosen, *self.pair_of_runs),
+            *(self.diff, self.acceptance),
         ]
         self._connect()
 
     def _build_replay(self) -> None:
         gr.HTML(note("The recorded drafts and decisions, replayed on a virtual cluster."))
         with gr.Row(elem_classes="app-whatif", equal_height=True):
+            self.run = gr.Dropdown([], label="Run", visible=False)
             titles = [(method.title, key) for key, method in METHODS.items()]
             self.method = gr.Dropdown([(OWN, ""), *titles], value="", label="Method")
             self.profile = gr.Dropdown(profiles(), label="Cluster", value=profiles()[0])
@@ -99,18 +109,53 @@ class Analysis:
         shown = [self.message, self.result, self.viewer, self.keep, self.kept]
         seen: dict[str, Any] = {**QUIET, "show_progress": "minimal"}
         gr.on([self.replay.click, self.settings.submit], self.show_replay, wanted, shown, **seen)
+        self.run.input(self.choose, self.run, self.controls, **QUIET)
+        for run in self.pair_of_runs:
+            run.input(self.compare, self.pair_of_runs, self.diff, **QUIET)
         self.keep.click(self.store_replay, self.kept, [self.message, self.keep], **QUIET)
 
     def show(self, traces: Sequence[Trace]) -> Update:
-        names = [name_of(trace.header) for trace in traces]
-        if len(set(names)) < len(names):
-            names = [f"{name} · {t.header.run_id}" for name, t in zip(names, traces, strict=True)]
+        names = _names(traces)
+        ended = [(name, t) for name, t in zip(names, traces, strict=True) if t.footer is not None]
+        timed = [(name, t) for name, t in ended if is_timed(t.header)]
+        several = {"choices": _choices(ended), "visible": len(ended) > 1}
         return {
-            **(self._start(traces[0]) if len(traces) == 1 else {self.card: gr.update(visible=False)}),
-            **self._difference(traces, names),
+            **(self._start(ended[0][1]) if ended else {}),
+            self.card: gr.update(visible=bool(ended)),
+            self.run: gr.update(value=ended[0][1].header.run_id if ended else None, **several),
+            **self._difference(timed),
             self.third: gr.update(visible=True),
             self.acceptance: acceptance_table(traces, names),
         }
+
+    def _difference(self, timed: Sequence[tuple[str, Trace]]) -> Update:
+        """Show the difference of the first two runs; the choice of others if there are more."""
+        shown = timed[:2] if len(timed) > 1 else []
+        names, traces = [name for name, _ in shown], [trace for _, trace in shown]
+        return {
+            self.second: gr.update(visible=bool(shown)),
+            self.chosen: gr.update(visible=len(timed) > 2),
+            **{
+                run: gr.update(choices=_choices(timed), value=trace.header.run_id)
+                for run, trace in zip(self.pair_of_runs, traces, strict=False)
+            },
+            self.diff: difference(diff(*traces), names) if shown else "",
+        }
+
+    def compare(self, first: str, second: str) -> str:
+        try:
+            traces = find_traces(self.service, f"{first},{second}")
+            return difference(diff(*traces), _names(traces))
+        except SpecScopeError as error:
+            return alert(str(error))
+
+    def choose(self, run: str) -> Update:
+        """Show the what-if of another of the open runs."""
+        try:
+            (trace,) = find_traces(self.service, str(run))
+        except SpecScopeError as error:
+            return {self.message: alert(str(error))}
+        return self._start(trace)
 
     def _start(self, trace: Trace) -> Update:
         """Return the controls of a what-if as the run was recorded."""
@@ -126,8 +171,6 @@ class Analysis:
             min(MOST_C, max(1.0, round(metrics.c or latency.c, 2))),
         )
         return {
-            self.run: header.run_id,
-            self.card: gr.update(visible=trace.footer is not None),
             **dict.fromkeys((self.method, self.settings, self.message, self.result, self.kept), ""),
             self.profile: profile,
             self.pair: gr.update(choices=_pairs(profile), value=pair or ""),
@@ -138,13 +181,6 @@ class Analysis:
             self.gamma: values[1],
             self.c: gr.update(value=values[2], maximum=max(USUAL_C, math.ceil(values[2]))),
             self.chart: chart(*values),
-        }
-
-    def _difference(self, traces: Sequence[Trace], names: Sequence[str]) -> Update:
-        timed = len(traces) == 2 and all(t.footer is not None and is_timed(t.header) for t in traces)
-        return {
-            self.second: gr.update(visible=timed),
-            self.diff: difference(diff(*traces), names) if timed else "",
         }
 
     def show_replay(
@@ -182,6 +218,18 @@ class Analysis:
             return {self.message: alert(str(error))}
         stored = f"Stored as {' and '.join(t.header.run_id for t in traces)}."
         return {self.message: note(stored), self.keep: gr.update(interactive=False)}
+
+
+def _names(traces: Sequence[Trace]) -> list[str]:
+    """Return a name for each run; with its id if several have the same name."""
+    names = [name_of(trace.header) for trace in traces]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name} · {trace.header.run_id}" for name, trace in zip(names, traces, strict=True)]
+
+
+def _choices(runs: Sequence[tuple[str, Trace]]) -> list[tuple[str, str]]:
+    return [(name, trace.header.run_id) for name, trace in runs]
 
 
 def draw(rate: float | None, gamma: float | None, c: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.beside import keep
 from app.render.history import opened, runs_table
 from app.render.html import alert, note
 from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
@@ -24,6 +25,7 @@ from traces.race import grouped
 from traces.store import Store
 
 PAGE_SIZE = 20
+EXAMPLE = "Example: transformers' own assisted generation beside speculative decoding and PEARL"
 Place = dict[str, Any]
 """State of the list: its `query`, the `offset` of the page, the `selected` run ids."""
 
@@ -71,6 +73,7 @@ class History:
             self.really = gr.Button("Delete for good", variant="stop", elem_id="delete-yes", **SMALL)
             self.keep = gr.Button("Keep", elem_id="delete-no", **SMALL)
         self.message = gr.HTML(elem_id="history-message")
+        self.example = gr.Button(EXAMPLE, elem_id="history-example", **SMALL)
         events = "['picked', 'opened', 'compared', 'paged', 'imported']"
         script = f"SpecScopeApp.history(element, trigger, watch, {events});"
         self.table = plain_html(js_on_load=script, elem_id="history-table")
@@ -87,6 +90,7 @@ class History:
             self.table.opened(self.open_one, None, shown, **QUIET),
             self.table.compared(self.open_group, None, shown, **QUIET),
             self.open.click(self.open_selected, self.place, shown, **QUIET),
+            self.example.click(self.open_example, None, shown, **QUIET),
         ):
             opening.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
         self.delete.click(self.ask_delete, self.place, [self.confirm, self.question], **QUIET)
@@ -172,6 +176,13 @@ class History:
 
     def open_selected(self, place: Place) -> Update:
         return self.show(_read(place)[1])
+
+    def open_example(self) -> Update:
+        """Store the runs of the example that are not stored, and open all."""
+        try:
+            return self.show(keep(self._store()))
+        except SpecScopeError as error:
+            return {self.message: alert(str(error))}
 
     def show(self, runs: Sequence[str]) -> Update:
         """Open runs in the viewer; of long runs `analyse` shows the analysis later."""

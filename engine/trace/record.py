@@ -124,7 +124,7 @@ def _streams(
 
 
 def _environment() -> dict[str, Any]:
-    """Return the machine, and the versions of the packages that the program has imported."""
+    """Return the machine, torch's threads, and the versions of the imported packages."""
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -132,8 +132,10 @@ def _environment() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
     }
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if torch is not None:
+        facts["threads"] = torch.get_num_threads()
+        if torch.cuda.is_initialized():
+            facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     versions = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
     return facts | {name: str(version) for name, version in versions.items() if version}
 

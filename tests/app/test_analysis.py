@@ -31,7 +31,7 @@ def built():
 def test_one_run_has_a_what_if_with_its_own_settings_and_no_difference(page):
     trace = sample_trace("speculative", tokens=24)
     state = page.show([trace])
-    assert state[page.run] == trace.header.run_id
+    assert (state[page.run]["value"], state[page.run]["visible"]) == (trace.header.run_id, False)
     assert state[page.card]["visible"] is True
     assert state[page.second]["visible"] is False
     assert state[page.gamma] == trace.header.config["gamma"]
@@ -39,13 +39,35 @@ def test_one_run_has_a_what_if_with_its_own_settings_and_no_difference(page):
     assert set(state) <= set(page.shown)
 
 
-def test_two_runs_have_a_difference_and_no_what_if(page):
-    state = page.show([sample_trace("speculative", tokens=24), sample_trace("pearl", tokens=24)])
-    assert state[page.card]["visible"] is False
+def test_two_runs_have_a_difference_and_a_choice_for_the_what_if(page, service):
+    runs = [sample_trace(kind, tokens=24) for kind in ("speculative", "pearl")]
+    state = page.show(runs)
     assert state[page.second]["visible"] is True
+    assert state[page.chosen]["visible"] is False
     assert "decoded" in state[page.diff]
+    assert state[page.run]["visible"] is True
+    assert [run for _, run in state[page.run]["choices"]] == [run.header.run_id for run in runs]
     (untimed, *_) = read_traces("tests/traces/imported/vllm.jsonl").traces
     assert page.show([sample_trace("pearl"), untimed])[page.second]["visible"] is False
+    service.store.insert(*runs)
+    other = page.choose(runs[1].header.run_id)
+    assert other[page.gamma] == runs[1].header.config["gamma"]
+    assert set(other) <= set(page.controls)
+    assert "there is no run" in page.choose("nowhere")[page.message]
+
+
+def test_of_three_runs_any_two_have_a_difference(page, service):
+    runs = [sample_trace(kind, tokens=24) for kind in ("autoregressive", "speculative", "pearl")]
+    state = page.show(runs)
+    ids = [run.header.run_id for run in runs]
+    assert state[page.chosen]["visible"] is True
+    assert [state[run]["value"] for run in page.pair_of_runs] == ids[:2]
+    assert [[i for _, i in state[run]["choices"]] for run in page.pair_of_runs] == [ids, ids]
+    service.store.insert(*runs)
+    assert page.compare(*ids[:2]) == state[page.diff]
+    assert "<b>PEARL · γ 4 decoded" in page.compare(ids[0], ids[2])
+    assert "Both runs decoded equally long." in page.compare(ids[0], ids[0])
+    assert 'role="alert"' in page.compare(ids[0], "nowhere")
 
 
 def test_a_replay_is_shown_held_in_memory_and_stored_on_request(page, service):

@@ -141,7 +141,7 @@ def test_a_long_run_opens_without_its_rows_and_is_analysed_later(page, run, serv
     assert opened.run_id in state[page.heading]
     assert not any(state[card]["visible"] for card in page.analysis.cards)
     later = page.analyse(state[page.viewer])
-    assert later[page.analysis.run] == opened.run_id
+    assert later[page.analysis.run]["value"] == opened.run_id
     assert later[page.analysis.third]["visible"] is True
     monkeypatch.setattr(history, "MOST_ANALYSED", 1)
     assert page.analyse(state[page.viewer]) == gr.skip()

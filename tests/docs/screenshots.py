@@ -2,8 +2,9 @@
 
 Without names, all pictures are taken. `notebook` shows the stored outputs of docs/notebook.ipynb.
 For the others, a playground with a temporary database runs, and Chromium visits it. `playground` is
-the race that `python -m app.demo` recorded. The other pictures show the runs of docs/tutorial.md,
-whose virtual times are always the same; `cluster` measures the bundled pair on two nodes of Ray.
+the race that `python -m app.demo` recorded, `beside` the runs of `python -m app.beside`. The other
+pictures show the runs of docs/tutorial.md, whose virtual times are always the same; `cluster`
+measures the bundled pair on two nodes of Ray.
 """
 
 from __future__ import annotations
@@ -67,6 +68,15 @@ def playground(page: Page) -> None:
     for theme in ("light", "dark"):
         save(f"playground-{theme}", page, race)
         page.get_by_role("button", name="Light or dark").click()
+
+
+def beside(page: Page) -> None:
+    """The History's example: texts, clocks and timelines of three runs."""
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history-example").click()
+    viewer(page, "#history-viewer").wait_for()
+    opened = page.locator("#history-viewer")
+    save("beside", page, opened.locator(".ss-panes"), opened.locator(".ss-gantt"))
 
 
 def cluster(page: Page) -> None:
@@ -215,6 +225,7 @@ PICTURES = (panes, timeline, tokens, whatif, diff, lab, load)
 NAMES = (
     notebook.__name__,
     playground.__name__,
+    beside.__name__,
     cluster.__name__,
     *(picture.__name__ for picture in PICTURES),
 )
@@ -224,6 +235,8 @@ def take(names: list[str], browser: Browser, url: str) -> None:
     """Take pictures of a running playground."""
     if playground.__name__ in names:
         playground(visit(browser, url, WIDE))
+    if beside.__name__ in names:
+        beside(visit(browser, url, WIDE))
     if wanted := [picture for picture in PICTURES if picture.__name__ in names]:
         run_tutorial(page := visit(browser, url, NARROW))
         for picture in wanted:

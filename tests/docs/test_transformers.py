@@ -35,6 +35,7 @@ def test_the_code_runs_and_its_file_is_read(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == f"{trace.text} {len(trace.rounds)}".strip()
     assert trace.header.title == "prompt lookup"
     assert (trace.status, len(trace.token_ids())) == ("done", 32)
+    assert trace.header.environment["threads"] == torch.get_num_threads()
 
 
 def test_every_argument_and_every_title_is_in_a_table():

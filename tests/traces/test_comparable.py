@@ -99,6 +99,13 @@ def test_every_condition_of_a_comparison_is_named(mine, theirs, names):
     assert changes(mine, theirs) == names
 
 
+def test_what_a_recording_does_not_know_is_no_difference():
+    bare = {"environment": {"processor": "A"}, **MEASURED}
+    assert changes({"environment": CPU, **MEASURED}, bare) == []
+    gpu = {"environment": {**CPU, "gpus": ["G"]}, **MEASURED}
+    assert changes(gpu, bare) == ["machine"]
+
+
 def test_the_kind_of_the_targets_device_is_part_of_the_machine():
     gpu = (Device("cuda:0", "target", "GPU", "cuda"),)
     assert changes({**MEASURED, "devices": gpu}, MEASURED) == ["machine"]

@@ -383,6 +383,31 @@ def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked
     the_picker_searches_presets_and_runs_a_method_twice(page)
 
 
+def test_the_example_of_the_history_opens_with_a_choice_for_difference_and_what_if(open_page) -> None:
+    page = open_page("?tab=history")
+    page.locator("#history-example").click()
+    viewer(page, "#history-viewer").wait_for()
+    difference = page.locator("#difference")
+    expect(page.locator("#history-viewer h3")).to_contain_text(["assisted generation", *METHODS[1:]])
+    expect(page.locator("#history-viewer")).to_contain_text("different clocks: do not compare speeds")
+    expect(difference).to_contain_text("different clock.")
+    pick(page, difference, "First run", METHODS[2])
+    expect(difference).to_contain_text(re.compile(r"Speculative decoding.* decoded .* than PEARL"))
+    expect(difference).not_to_contain_text("cannot be compared")
+    whatif = page.locator("#whatif")
+    pick(page, whatif, "Run", METHODS[2])
+    page.locator("#whatif-replay").click()
+    expect(page.locator("#whatif-viewer h3").first).to_contain_text(METHODS[2])
+    page.get_by_role("button", name="All runs").click()
+    expect(page.locator(".app-runs [data-group]", has_text="example")).to_have_count(3)
+    assert_looks(page, "#history-list")
+
+
+def pick(page: Page, card: Locator, name: str, choice: str) -> None:
+    card.get_by_role("combobox", name=name, exact=True).click()
+    page.get_by_role("option", name=choice).click()
+
+
 def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
     methods = page.locator("#methods").get_by_role("checkbox")
     pearl = page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)
