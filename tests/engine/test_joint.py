@@ -51,7 +51,8 @@ Smaller chains of the same methods have 4 tokens, trees with more siblings are i
 LARGE = (
     *("tree-2x2", "tree-2x3", "ems-tree-2x2", "ems-tree-3x2", "easyspec-2x2", "eagle", "parallelspec_eagle"),
     *("speculative-3", "pearl-3", "pearl-3-guesses", "pearl-3-pipeline", "pearl-2-no-pre", "dsi-rejection"),
-    *("easyspec-3", "easyspec-3-no-calibration", "tree-1x3"),
+    *("easyspec-3", "easyspec-3-no-calibration", "tree-1x3", "dsi-sampled", "specbranch-3"),
+    *("ssd-2", "ssd-2-geometric", "ssd-2-average", "ssd-2-threshold", "ssd-2-threshold-saguaro"),
 )
 
 

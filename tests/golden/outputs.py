@@ -73,8 +73,8 @@ PASSING = {"run_id", "created", "group", "environment", "version", "versions", "
 """Fields that differ between two equal runs, or with the version of a package."""
 
 
-FULL = ("8xA100", "A100-40G", "A100-OPT", "pearl-3xA100")
-"""Profiles on which methods run with `VARIANTS` and sampled, too."""
+FULL = ("8xA100", "A100-40G")
+"""Profiles, of eight devices and of one, on which methods run with `VARIANTS` and sampled, too."""
 
 
 def _scripted() -> Iterator[tuple[str, str]]:
@@ -85,7 +85,7 @@ def _scripted() -> Iterator[tuple[str, str]]:
                     if profile in FULL or not (config or sampling.temperature):
                         trace = _run(cluster, method, config, sampling)
                         title = f"{profile} {_title(method, config)} {name}"
-                        yield from _of_trace(title, trace) if trace else ()
+                        yield from _of_trace(title, trace, whole=profile in FULL) if trace else ()
 
 
 def _cases(cluster: Cluster) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -108,10 +108,12 @@ def _title(method: str, config: dict[str, Any]) -> str:
     return " ".join([method, *(f"{name}={value}" for name, value in config.items())])
 
 
-def _of_trace(name: str, trace: Trace) -> Iterator[tuple[str, str]]:
-    """Yield the rows, the viewer's document and the exports of a trace."""
+def _of_trace(name: str, trace: Trace, *, whole: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a trace; with `whole` also the viewer's document and the exports."""
     lines = [json.loads(to_json(event)) for event in trace.events()]
     yield f"{name} · trace", "\n".join(map(_json, lines))
+    if not whole:
+        return
     document = {("shown" if key == "runs" else key): value for key, value in view_model([trace]).items()}
     yield f"{name} · view", _json(document).replace(trace.header.run_id, "")
     file = io.StringIO()
