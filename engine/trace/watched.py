@@ -180,6 +180,8 @@ class Call:
         if tokens and not spans and self._rec:
             self._rec.end(whole)
             spans = [whole.id]
+        elif self._rec:
+            self._rec.drop(whole)
         shares = [spans[i * len(spans) // len(tokens)] for i in range(len(tokens))]
         self._draft = Draft(tokens, shares, None if logits is None else logits[0])
         return ids, logits
