@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 
+import numpy as np
 import pytest
 
 import engine
@@ -32,6 +33,7 @@ from tests.engine.trace.recordings import DEVICES, TREE, read
             {"drafted": [[1, 2]], "accepted": 0, "emitted": [1]},
             "is [[1, 2]]; give a flat list of whole numbers",
         ),
+        ({"drafted": np.ones((2, 1)), "emitted": [1]}, "is array([[1.],        [1.]]); give a flat list"),
         ({"drafted": [1, -2], "accepted": 0, "emitted": [1]}, "has -2 at place 1; a token id is 0 or more"),
         (
             {"drafted": [1, 2], "parents": [-1], "accepted": 0, "emitted": [3]},
