@@ -92,7 +92,8 @@ def load_reference(directory: str | Path, dtype: torch.dtype = torch.float32) ->
     """Return a transformers model of local files; it would read int8 without the scales."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # takes a second
 
-    checkpoint = Checkpoint(Path(directory))
+    directory = Path(directory)
+    checkpoint = Checkpoint(directory)
     if not checkpoint.is_scaled:
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
         return model.eval()
