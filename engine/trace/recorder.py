@@ -166,7 +166,7 @@ class Recorder:
         work = self._work(kind, device, model, sequence, rows, context)
         work.start, work.end = start - work.track.base, end - work.track.base
         work.outcome = outcome
-        self._check_past(f"a {kind} on {work.track.device} ends", work.end, work.track.base)
+        self._check_past(f"a {kind} on {work.track.device} ends", work.end)
         self._ended(work)
         return work
 
@@ -212,10 +212,9 @@ class Recorder:
                 "once for each sequence before the first span"
             )
 
-    @staticmethod
-    def _check_past(what: str, time: int, base: int) -> None:
+    def _check_past(self, what: str, time: int) -> None:
         """Raise UsageError for a time in the future: of another clock, such as `time.time_ns`."""
-        if (ahead := time + base - perf_counter_ns()) > MOST_AHEAD_NS:
+        if (ahead := time + self._begin - perf_counter_ns()) > MOST_AHEAD_NS:
             raise UsageError(f"{what} {ahead / 1e9:.0f} s from now; give times of time.perf_counter_ns()")
 
     def _read_events(self, *, wait: bool = False) -> None:
@@ -270,7 +269,7 @@ class Recorder:
                 raise UsageError(
                     f"a round is {-at} ns before the recording's start; give a time of time.perf_counter_ns()"
                 )
-            self._check_past("a round is", at, self._begin)
+            self._check_past("a round is", at)
             choices = (texts, mode or "", draft, verify, reason or "")
             given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
             self._emit(*outputs.round(sequence, at, given))
