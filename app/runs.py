@@ -111,11 +111,9 @@ class LiveRun:
         if not events:
             return None
         trace = Trace.of(events)
-        if trace.commits or self.ended:  # before that, what is missing may come
-            trace = with_unknown(trace)
         if self.ended:
             trace.footer = self._footer(trace)
-        return trace
+        return with_unknown(trace)
 
     def result(self) -> Trace:
         """Return the trace of a run that has ended; raise the error of a failed or stopped one."""

@@ -58,9 +58,9 @@ class StoreMissing(StoreError):  # noqa: N818
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: its `repr`, shortened if over 60 characters."""
+    """Return a value as a message shows it: its `repr` in one line, cut if over 60 characters."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         return "a number of over 4,300 digits"
     except RecursionError:

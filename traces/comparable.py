@@ -127,8 +127,8 @@ def _comparison(i: int, plain: list[int], known: list[Conditions]) -> Comparison
 
 
 def _is_plain(group: Group) -> bool:
-    """Return whether the runs have decoded tokens, all of them without drafts."""
-    return bool(group) and all(trace.commits and not drafts(trace) for trace in group)
+    """Return whether the runs have decoded tokens, all of them without drafts or a failure."""
+    return bool(group) and all(t.commits and t.status != "failed" and not drafts(t) for t in group)
 
 
 def _is_registered(method: str) -> bool:

@@ -255,13 +255,18 @@ def _first_difference(first: Trace, second: Trace) -> FirstDifference | None:
 def _side(trace: Trace, commit: Commit | None) -> Side:
     if commit is None:
         return Side(None, "", "", (), ())
-    place = (commit.sequence, commit.position)
-    decisions = [d for d in trace.decisions if (d.sequence, d.position) == place]
+    place = (commit.step, commit.sequence, commit.position)
+    decisions = [d for d in trace.decisions if (d.step, d.sequence, d.position) == place]
     kept = next((d for d in decisions if d.outcome not in ("rejected", "discarded")), None)
-    p = kept.top_p if kept else ()
-    q = next((d.top_q for d in decisions if d.top_q), ())
+    p = _known(kept.top_p, kept.token, kept.p) if kept else ()
+    q = next((known for d in decisions if (known := _known(d.top_q, d.token, d.q))), ())
     text = trace.pieces.get(commit.token, commit.text)
     return Side(commit.token, text, commit.origin, _named(p, trace.pieces), _named(q, trace.pieces))
+
+
+def _known(top: Top, token: int, probability: float | None) -> Top:
+    """Return the most probable tokens; without them the decided one, if its chance is known."""
+    return top or (() if probability is None else ((token, probability),))
 
 
 def _named(top: Top, pieces: Mapping[int, str]) -> list[tuple[str, float]]:

@@ -159,20 +159,22 @@ def with_unknown(trace: Trace) -> Trace:
 
 
 def _known_facts(trace: Trace) -> dict[str, bool]:
-    """Return fact -> whether the rows of a recording hold it."""
+    """Return fact -> whether the rows of a recording hold it, or may hold it while it runs."""
     drafted = [d for d in trace.decisions if d.node >= 0]
     tested = [d for d in drafted if d.outcome != "discarded"]
     drafting = [s for s in trace.spans if s.kind in DRAFTS]
     decoded = bool(trace.commits)
+    running = trace.status == "running"
+    begun = decoded or running
     return {
-        "times": bool(trace.spans),
-        "number of tokens": decoded,
-        "origin of each token": decoded,
-        "accepted and rejected drafts": decoded,
-        "order of the steps": decoded,
-        "draft length of each step": decoded,
+        "times": bool(trace.spans) or running,
+        "number of tokens": begun,
+        "origin of each token": begun,
+        "accepted and rejected drafts": begun,
+        "order of the steps": begun,
+        "draft length of each step": begun,
         "forwards of the drafter": bool(drafting) or not drafted,
-        SPANS_OF_DRAFTS: not drafting or (decoded and all(d.draft_span >= 0 for d in drafted)),
+        SPANS_OF_DRAFTS: not drafting or (begun and all(d.draft_span >= 0 for d in drafted)),
         CACHED: all(min(s.rows, s.context) >= 0 for s in trace.spans),
         "prompt": all(trace.header.prompt_ids),
         TEXTS: bool(trace.pieces) or not decoded,

@@ -88,10 +88,11 @@ def _load_shard(
     return Decoder(shape, take, name, bits=bits, shard=shard, ranks=ranks)
 
 
-def load_reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+def load_reference(directory: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """Return a transformers model of local files; it would read int8 without the scales."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig  # takes a second
 
+    directory = Path(directory)
     checkpoint = Checkpoint(directory)
     if not checkpoint.is_scaled:
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)

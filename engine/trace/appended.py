@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from engine.errors import UsageError
 from engine.trace.events import Header
 from engine.trace.jsonl import from_json
 
+if sys.platform != "win32":
+    import fcntl
+
 MOST_HEADER_BYTES = 64 * 2**20
 
 
 class Lines:
-    """A file opened for appending. Each write is one call of the system: whole lines never mix."""
+    """A file opened for appending. Each write is one call of the system: whole lines never mix.
+
+    With `replace` the file is emptied, unless another one of `replace` is open: UsageError.
+    """
 
     def __init__(self, path: Path, *, replace: bool) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if replace else 0)
         self.path = path
         try:
-            self._file = os.open(path, flags, 0o666)
+            self._file = path.open("ab", buffering=0)
+            if replace:
+                self._empty()
+        except BlockingIOError:
+            raise UsageError(
+                f"another recording writes to {path}; close it, give another file, or join it with join=True"
+            ) from None
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"cannot record to {path}: {getattr(error, 'strerror', None) or error}"
             ) from None
 
+    def _empty(self) -> None:
+        if sys.platform != "win32":
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(self._file.fileno()).st_size:  # a device has none
+            self._file.truncate(0)
+
     def write(self, lines: bytes) -> None:
-        if self._file < 0:
+        if self._file.closed:
             raise UsageError(f"the recording {self.path} is closed; end all work before close()")
         try:
-            written = os.write(self._file, lines)
+            written = self._file.write(lines)
         except OSError as error:
             raise UsageError(f"cannot record to {self.path}: {error.strerror}") from None
         if written < len(lines):
             raise UsageError(f"cannot record to {self.path}: the disk is full")
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if sys.platform != "win32" and not self._file.closed:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # forked children keep the file open
+        self._file.close()
 
 
 class Memory:

@@ -90,6 +90,10 @@ class Outputs:
         what = checked(name, given.drafted, given.accepted, given.emitted, given.parents)
         extras = extras_of(name, len(what.drafted), given.p, given.q, given.top_p, given.top_q)
         _check_choices(at, given.mode, given.reason)
+        if not what.emitted and not given.reason:
+            raise UsageError(
+                f"{at} emitted no token; give emitted=, the accepted tokens and then the target's own"
+            )
         if not what.drafted and at.verify < 0 and not output.steps:
             at = at._replace(step=0)  # the prompt's forward made the token
         spans = self._spans(at, what.levels, given.draft, work, given.mode)
@@ -106,6 +110,10 @@ class Outputs:
 
     def discard(self, sequence: int, time: int, drafted: Any, ahead: int, q: Any, draft: Spans) -> list[Row]:
         """Return the rows of drafted tokens that no round judges; see `Recorder.discard`."""
+        if ahead < 0:
+            raise UsageError(
+                f"discarded tokens begin {-ahead} before the output's end; give ahead= of 0 or more"
+            )
         at = Place(self.step, sequence, self._outputs[sequence].length + ahead, time, -1)
         ids = ids_of(f"drafted tokens discarded after {at}", drafted)
         spans = self._spans(at, range(len(ids)), draft, None, "")

@@ -1,21 +1,23 @@
-"""Spans of a recording that wait for their CUDA events."""
+"""Spans of a recording that wait for their end, or for their CUDA events."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.trace.work import Work
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from engine.trace.stream import Marks, Stream
-    from engine.trace.work import Work
 
 
 class Pending:
-    """Ended spans whose events may not have passed, and the streams of their devices."""
+    """Open spans, ended ones whose events may not have passed, and the streams of their devices."""
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
         self.streams = streams
+        self.open = set[Work]()
         self._waiting: list[tuple[Work, Marks]] = []
 
     def align(self) -> dict[str, dict[str, int]]:
@@ -37,3 +39,13 @@ class Pending:
         if not self._waiting:
             for stream in self.streams.values():
                 stream.renew()
+
+    def left(self) -> str:
+        """Return a message about the open spans; empty without one."""
+        if not self.open:
+            return ""
+        first, others = min(self.open, key=lambda work: work.start), len(self.open) - 1
+        return (
+            f"the {first.track.kind} on {first.track.device} at {first.start / 1e6:.3f} ms has not ended"
+            f"{f', nor have {others} others' if others else ''}; use `with rec.span(...)`, or rec.end(span)"
+        )

@@ -157,7 +157,7 @@ class Off:
     def start(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    end = round = discard = close = start
+    end = drop = round = discard = close = start
 
     def __enter__(self) -> Off:
         return self

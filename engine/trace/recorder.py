@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from threading import RLock
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from engine.errors import UsageError, one_line, shown
 from engine.trace.events import Event, Footer, Header, Status
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""
 OUTCOMES = ("done", "cancelled")
+STATUSES: tuple[Status, ...] = get_args(Status)
+MOST_AHEAD_NS = 10**9
 
 
 class Recorder:
@@ -68,6 +71,8 @@ class Recorder:
                     f"prompt {len(self._prompts) + 1} was given after the first span; give all prompts before, "
                     "or record each request in a file of its own"
                 )
+            if not isinstance(cast("object", text), str):
+                raise UsageError(f"the text of a prompt is {shown(text)}; give a text, and token ids as ids=")
             tokens = ids_of("ids of a prompt", ids)
             self._prompts.append((text or self._texts.all(tokens), tuple(tokens)))
             return len(self._prompts) - 1
@@ -88,14 +93,14 @@ class Recorder:
             try:
                 check_types([header])
             except ValueError as error:
-                raise UsageError(f"{error}; give plain values: texts, numbers, lists") from None
+                raise UsageError(f"{error}; give Python's own values: texts, numbers, lists") from None
+            if self._texts is not None:
+                self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
             self._emit(header)
             self._run(header)
 
     def _run(self, header: Header) -> None:
         clocks, begin = header.environment.get("clocks", {}), header.environment[RECORDED]["start_ns"]
-        if self._texts is not None:
-            self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
         bases = {d.name: begin + clocks.get(d.name, {}).get("offset_ns", 0) for d in header.devices}
         self._begin, self._devices = begin, Devices(header.devices, bases, self._pending.streams)
 
@@ -122,12 +127,14 @@ class Recorder:
         work = self._work(kind, device, model, sequence, rows, context)
         if work.track.stream is not None:
             work.marks = work.track.stream.begin()
+        self._pending.open.add(work)
         work.start = perf_counter_ns() - work.track.base
         return work
 
     def end(self, work: Work, outcome: str = "done") -> None:
         """End a span; its outcome is `done` or `cancelled`."""
         work.end = perf_counter_ns() - work.track.base
+        self._pending.open.discard(work)
         work.outcome = outcome
         if work.track.stream is None or work.marks is None:
             self._ended(work)
@@ -135,6 +142,10 @@ class Recorder:
             self._pending.add(work, work.track.stream.finish(work.marks))
             with self._lock:
                 self._read_events()
+
+    def drop(self, work: Work) -> None:
+        """Forget a span that has begun, such as a search that found nothing; no row is written."""
+        self._pending.open.discard(work)
 
     def add(
         self,
@@ -155,6 +166,7 @@ class Recorder:
         work = self._work(kind, device, model, sequence, rows, context)
         work.start, work.end = start - work.track.base, end - work.track.base
         work.outcome = outcome
+        self._check_past(f"a {kind} on {work.track.device} ends", work.end)
         self._ended(work)
         return work
 
@@ -181,7 +193,8 @@ class Recorder:
         except (ValueError, TypeError):
             numbers = (work.start, work.end, work.rows, work.context)
             raise UsageError(
-                f"start, end, rows and context of a {work.track.kind} are {shown(numbers)}; give whole numbers"
+                f"start, end, rows and context of a {work.track.kind} are {shown(numbers)}; give whole numbers, "
+                "times in nanoseconds"
             ) from None
         if work.outcome not in OUTCOMES:
             raise UsageError(f"the outcome of a span is {shown(work.outcome)}; give {' or '.join(OUTCOMES)}")
@@ -198,6 +211,11 @@ class Recorder:
                 f"sequence {shown(sequence)} has no prompt; give 0 to {len(self._prompts) - 1}, or call prompt() "
                 "once for each sequence before the first span"
             )
+
+    def _check_past(self, what: str, time: int) -> None:
+        """Raise UsageError for a time in the future: of another clock, such as `time.time_ns`."""
+        if (ahead := time + self._begin - perf_counter_ns()) > MOST_AHEAD_NS:
+            raise UsageError(f"{what} {ahead / 1e9:.0f} s from now; give times of time.perf_counter_ns()")
 
     def _read_events(self, *, wait: bool = False) -> None:
         """Record the spans whose events have passed, or all of them."""
@@ -217,11 +235,11 @@ class Recorder:
         top_q: Any = None,
         top_p: Any = None,
         texts: Sequence[str] | None = None,
-        mode: str = "",
+        mode: str | None = None,
         draft: Spans = None,
         verify: Work | int | None = None,
         time: int | None = None,
-        reason: str = "",
+        reason: str | None = None,
     ) -> None:
         """Record a verification and what it added to the output.
 
@@ -251,7 +269,8 @@ class Recorder:
                 raise UsageError(
                     f"a round is {-at} ns before the recording's start; give a time of time.perf_counter_ns()"
                 )
-            choices = (texts, mode, draft, verify, reason)
+            self._check_past("a round is", at)
+            choices = (texts, mode or "", draft, verify, reason or "")
             given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
             self._emit(*outputs.round(sequence, at, given))
             self._time = max(self._time, at)
@@ -280,16 +299,26 @@ class Recorder:
             self._emit(*outputs.discard(sequence, now - self._begin, drafted, ahead, q, draft))
 
     def close(self, status: Status = "done", error: str = "") -> None:
-        """End the recording; without it, a reader shows the run as incomplete."""
+        """End the recording; without it, a reader shows the run as incomplete.
+
+        It ends as failed, with UsageError, if a span is open at its end.
+        """
+        if status not in STATUSES:
+            raise UsageError(f"the status of a recording is {shown(status)}; give {', '.join(STATUSES)}")
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._read_events(wait=True)
-            if self._texts is not None:
-                outputs = self._rounds(0, perf_counter_ns())
-                self._emit(Footer(status, outputs.reasons, outputs.texts, self._time, error))
-            self._lines.close()
+            left = self._pending.left() if status == "done" else ""
+            try:
+                self._read_events(wait=True)
+                if self._texts is not None:
+                    outputs, ended = self._rounds(0, perf_counter_ns()), "failed" if left else status
+                    self._emit(Footer(ended, outputs.reasons, outputs.texts, self._time, error or left))
+            finally:
+                self._lines.close()
+            if left:
+                raise UsageError(left)
 
     def __enter__(self) -> Recorder:
         return self
@@ -297,10 +326,11 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is None or error is None:
             self.close()
-        elif issubclass(kind, KeyboardInterrupt):
-            self.close("cancelled")
         else:
-            self.close("failed", one_line(f"{kind.__name__}: {error}"))
+            status = "cancelled" if issubclass(kind, KeyboardInterrupt) else "failed"
+            why = "" if status == "cancelled" else one_line(f"{kind.__name__}: {error}")
+            with suppress(Exception):  # the block's own error is the one to see
+                self.close(status, why)
 
     def _rounds(self, sequence: int, now: int) -> Outputs:
         if self._texts is None:

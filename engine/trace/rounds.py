@@ -128,7 +128,7 @@ def _parents(name: str, values: Any, size: int) -> list[int]:
     for i, parent in enumerate(parents):
         if parent >= i:
             raise UsageError(
-                f"the parent of drafted token {i} of {name} is {parent}; parents come before children: give -1 to {i - 1}"
+                f"the parent of drafted token {i} of {name} is {parent}; parents come before children: give -1{f' to {i - 1}' if i else ', the text'}"
             )
     return parents
 
@@ -139,7 +139,10 @@ def _path(name: str, tokens: list[int], parents: list[int], accepted: Any, outpu
         path = ids_of(f"accepted of {name}", accepted)
         for before, node in zip([-1, *path], path, strict=False):
             if not 0 <= node < len(tokens) or parents[node] != before:
-                raise UsageError(f"accepted of {name} has {node} after {before}, which is not its parent")
+                raise UsageError(
+                    f"accepted of {name} has {node} after {before}, which is not its parent; give the number "
+                    "of accepted tokens, or their indices from the root on"
+                )
         return path
     try:
         number = index(cast("Any", accepted))
@@ -208,7 +211,11 @@ def _probabilities(name: str, values: Any, least: int, most: int) -> list[float 
 
 def _tops(name: str, values: Any, least: int, most: int) -> list[Top]:
     rows: list[Any] = _rows(name, values, least, most)
-    return [tuple((index(token), _probability(name, value) or 0.0) for token, value in top) for top in rows]
+    try:
+        tops = [[(index(token), value) for token, value in top] for top in rows]
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {shown(values)}; give pairs (id, probability) for each token") from None
+    return [tuple((token, _probability(name, value) or 0.0) for token, value in top) for top in tops]
 
 
 def _rows(name: str, values: Any, least: int, most: int) -> list[Any]:
@@ -224,7 +231,10 @@ def _rows(name: str, values: Any, least: int, most: int) -> list[Any]:
 
 def _probability(name: str, value: Any) -> float | None:
     """Return a probability, None for not-a-number; a rounding error above 1 is cut."""
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} has {shown(value)}; a probability is 0 to 1") from None
     if math.isnan(number):
         return None
     if not 0 <= number <= 1 + 1e-3:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
+
+from engine.errors import UsageError, shown
 
 _INCOMPLETE = "\ufffd"
 _LONGEST, _KEPT = 16, 4
@@ -24,11 +27,19 @@ class Texts:
         self._windows: dict[int, _Window] = {}
 
     def all(self, tokens: Sequence[int]) -> str:
-        return self._decode([*tokens]) if self._decode and tokens else ""
+        """Return the text of tokens; UsageError if `decode` returns none."""
+        if self._decode is None or not tokens:
+            return ""
+        text = cast("object", self._decode([*tokens]))
+        if not isinstance(text, str):
+            raise UsageError(
+                f"decode of {shown([*tokens])} is {shown(text)}; give what makes a text of a list of ids"
+            )
+        return text
 
     def piece(self, token: int) -> str:
         """Return the text of one token alone."""
-        return self._decode([token]) if self._decode else ""
+        return self.all([token])
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
         """Set the tokens before the output: a space between words may depend on them."""
@@ -41,11 +52,11 @@ class Texts:
             return ""
         window = self._windows[sequence]
         window.ids.append(token)
-        text = self._decode(window.ids)
+        text = self.all(window.ids)
         if text.endswith(_INCOMPLETE):
             return ""
         added, window.text = text[len(window.text) :], text
         if len(window.ids) > _LONGEST:
             del window.ids[:-_KEPT]
-            window.text = self._decode(window.ids)
+            window.text = self.all(window.ids)
         return added

@@ -59,8 +59,9 @@ def watch(
     Raises:
         UsageError: The call cannot be recorded, or there was none.
     """
-    for one in filter(None, (model, assistant)):
-        _check(one)
+    _check(model)
+    if assistant is not None:
+        _check(assistant)
     trace = Trace(Header("", "", RECORDED, "", {}, (), (), {}, {}, RUNTIME, "", (), "", ""))
     lines = Memory() if path is None else Lines(Path(path), replace=True)
     call = Call(model, assistant, tokenizer.decode if tokenizer else None, lines)

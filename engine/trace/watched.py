@@ -151,10 +151,9 @@ class Call:
         given = [kwargs[name] for name in INPUTS if kwargs.get(name) is not None] or args
         cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
         batch, rows = given[0].shape[:2]
-        context = int(cache.get_seq_length()) if cache is not None else 0
         side = "drafter" if self.drafting else "target"
         kind = WORK[side] if side in self._prompted else "prefill"
-        self._open = self._span(kind, side, batch * rows, batch * context)
+        self._open = self._span(kind, side, batch * rows, max(-1, batch * _cached(self._owner(side), cache)))
 
     def forward_ends(self, *_: Any) -> None:
         if self._open is None or self._rec is None:
@@ -180,6 +179,8 @@ class Call:
         if tokens and not spans and self._rec:
             self._rec.end(whole)
             spans = [whole.id]
+        elif self._rec:
+            self._rec.drop(whole)
         shares = [spans[i * len(spans) // len(tokens)] for i in range(len(tokens))]
         self._draft = Draft(tokens, shares, None if logits is None else logits[0])
         return ids, logits
@@ -241,6 +242,13 @@ class _Mark:
 
     def elapsed_time(self, other: _Mark) -> float:
         return self._event.elapsed_time(other._event)
+
+
+def _cached(model: Any, cache: Any) -> int:
+    """Return the rows that a sequence has cached; -1 where layers keep a state in place of rows."""
+    if model._is_stateful:
+        return -1
+    return 0 if cache is None else int(cache.get_seq_length())
 
 
 def _place(model: Any) -> str:

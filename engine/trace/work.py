@@ -128,6 +128,10 @@ class Work:
 
 def devices_of(devices: Mapping[str, str] | Iterable[str]) -> tuple[Device, ...]:
     """Return the devices of name -> role, or of roles; UsageError without a target."""
+    if isinstance(devices, str):
+        raise UsageError(
+            f"devices is {shown(devices)}; give name -> role, such as {{{devices!r}: 'drafter+target'}}"
+        )
     roles = devices if isinstance(devices, Mapping) else {role: role for role in devices}
     for name, role in roles.items():
         if role not in ROLES:
@@ -179,18 +183,17 @@ class Devices:
         side = model or _SIDES.get(kind)
         if device is None:
             fits = [name for name, role in self._roles.items() if (side or "target") in role]
-            if len(fits) != 1:
-                raise UsageError(
-                    f"a {kind} may be on {len(fits)} devices; give device=, one of {self._names}"
-                )
-            device = fits[0]
+            if len(fits) > 1:
+                raise UsageError(f"a {kind} may be on {', '.join(fits)}; give device=, one of these")
+            device = fits[0] if fits else next(iter(self._roles))
         if device not in self._roles:
             raise UsageError(f"device {shown(device)} is not among {self._names}; name it in devices=")
         role = self._roles[device]
         side = side or ("drafter" if role == "drafter" else "target")
         if side not in role:
             raise UsageError(
-                f"a {kind} is work of the {side}, but device {shown(device)} has the role {role}"
+                f"a {kind} is work of the {side}, but device {shown(device)} has the role {role}; "
+                "give it drafter+target in devices=, or name another device"
             )
         text = json.dumps({"device": device, "kind": kind, "model": side}, separators=(",", ":"))[1:-1]
         kinds = kind in DRAFTS, kind in SCORES

@@ -14,7 +14,9 @@ TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 
 def test_every_test_in_the_document_exists() -> None:
-    files = (ROOT / "tests" / "security").glob("test_*.py")
+    tests = ROOT / "tests"
+    notebooks = [tests / name / "test_notebook.py" for name in ("app", "browser/report")]
+    files = [*(tests / "security").glob("test_*.py"), *notebooks]
     known = {
         name
         for file in files

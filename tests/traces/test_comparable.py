@@ -143,6 +143,12 @@ def test_a_run_that_has_decoded_nothing_is_no_baseline():
     assert comparisons([[sample_trace("pearl")], [starting]])[0].baseline is None
 
 
+def test_a_run_that_failed_is_no_baseline():
+    failed = sample_trace("autoregressive")
+    failed.footer = replace(failed.footer, status="failed")
+    assert comparisons([[sample_trace("pearl")], [failed]])[0].baseline is None
+
+
 def test_a_batch_is_compared_with_batched_plain_decoding_only():
     batch, plain = batched("pearl", 2), batched("autoregressive", 2)
     assert (batch_size(batch), batch_size(sample_trace("pearl"))) == (2, 1)

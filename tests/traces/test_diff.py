@@ -95,6 +95,28 @@ def test_the_first_differing_token_has_both_distributions():
     assert (ended.index, ended.sides[1].token) == (len(trace.commits) - 1, None)
 
 
+def test_the_first_differing_token_has_its_probabilities_where_no_others_are_known():
+    trace = sample_trace("speculative", tokens=20)
+    bare = [replace(d, top_p=(), top_q=(), p=0.5, q=0.25) for d in trace.decisions]
+    place = next(i for i, c in enumerate(trace.commits) if c.origin == "accepted")
+    commits = [replace(c, token=-7) if i == place else c for i, c in enumerate(trace.commits)]
+    one, other = (
+        Trace(
+            trace.header,
+            spans=trace.spans,
+            commits=c,
+            decisions=bare,
+            pieces=trace.pieces,
+            footer=trace.footer,
+        )
+        for c in (trace.commits, commits)
+    )
+    found = diff(one, other).first_difference
+    assert found is not None
+    text = trace.pieces[trace.commits[place].token]
+    assert (found.sides[0].p, found.sides[0].q) == ([(text, 0.5)], [(text, 0.25)])
+
+
 def test_tokens_by_time_and_times_by_token_agree():
     found = diff(sample_trace("pearl", tokens=30), sample_trace("autoregressive", tokens=30))
     assert len(found.by_token) == 30

@@ -15,6 +15,7 @@ from traces.export.perfetto import to_perfetto
 from traces.export.report import render_report
 from traces.imported import origin
 from traces.imports.reading import read_traces
+from traces.metrics import measure
 from traces.view.document import view_model
 from traces.whatif.replay import Change, what_if
 
@@ -89,6 +90,15 @@ def test_what_is_left_out_is_unknown(record, left_out, unknown):
     assert (run["figures"]["c"] == "unknown") == (unknown == "forwards of the drafter")
     assert "w15" in render_report([trace]) or not left_out.get("texts", True)
     assert to_perfetto(trace)["traceEvents"]
+
+
+def test_nothing_is_missing_from_a_recording_that_has_just_begun(record):
+    trace = record(2)
+    trace.footer = None
+    for rows in (trace.commits, trace.decisions, trace.rounds):
+        rows.clear()
+    measure(trace)
+    assert origin(trace.header).unknown == ()
 
 
 def test_without_texts_tokens_and_lost_drafts_are_ids(record):

@@ -48,6 +48,9 @@ def test_a_trace_is_drawn_in_a_frame_that_asks_for_nothing_and_sees_nothing_of_t
     assert frame.locator("body").evaluate(blocked) == "SecurityError"
     assert page.evaluate("window.seen") is None
     assert asked == []
+    frame.locator("body").evaluate("() => fetch('https://example.com/sent').catch(() => {})")
+    assert "Content Security Policy" in " ".join(asked)
+    assert "https://example.com/sent" not in asked
 
 
 def test_without_scripts_the_figures_are_shown(visited):

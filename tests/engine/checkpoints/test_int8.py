@@ -77,7 +77,7 @@ def test_transformers_classes_hold_the_matrices_that_int8_represents(family: str
     before = load_reference(tmp_path)(input_ids=ids).logits
     packed = pack(load_file(file))
     save_file(packed, file, {"format": "pt"})
-    model, decoder = load_reference(tmp_path), load(tmp_path)
+    model, decoder = load_reference(str(tmp_path)), load(tmp_path)
     rows = Rows.chain(0, ids[0].tolist(), 0)
     expected = decoder.forward(decoder.new_cache(1, 4), rows, np.arange(4)).logits
     torch.testing.assert_close(model(input_ids=ids).logits[0], expected, rtol=0, atol=1e-4)

@@ -238,6 +238,13 @@ def test_a_decoder_gives_the_texts(path):
     assert trace.text == "é there"
 
 
+def test_a_mode_and_a_reason_may_be_none(path):
+    with engine.record(path) as rec:
+        rec.round(emitted=[1], mode=None, reason=None)
+        rec.round(emitted=[2], reason="eos")
+    assert read(path).footer.reasons == ("eos",)
+
+
 def test_tensors_and_arrays_are_token_ids(path):
     import numpy as np
     import torch

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
+
+import numpy as np
 import pytest
 
 import engine
@@ -29,6 +33,7 @@ from tests.engine.trace.recordings import DEVICES, TREE, read
             {"drafted": [[1, 2]], "accepted": 0, "emitted": [1]},
             "is [[1, 2]]; give a flat list of whole numbers",
         ),
+        ({"drafted": np.ones((2, 1)), "emitted": [1]}, "is array([[1.],        [1.]]); give a flat list"),
         ({"drafted": [1, -2], "accepted": 0, "emitted": [1]}, "has -2 at place 1; a token id is 0 or more"),
         (
             {"drafted": [1, 2], "parents": [-1], "accepted": 0, "emitted": [3]},
@@ -48,6 +53,14 @@ from tests.engine.trace.recordings import DEVICES, TREE, read
             "q of round 1 of sequence 0 has 1 values",
         ),
         ({"drafted": [1], "accepted": 0, "emitted": [3], "p": [1.5]}, "has 1.5; a probability is 0 to 1"),
+        ({"drafted": [1], "accepted": 1, "emitted": []}, "emitted no token; give emitted="),
+        (
+            {"drafted": [1, 2], "accepted": [True, False], "emitted": [1, 3]},
+            "give the number of accepted tok",
+        ),
+        ({"drafted": [1], "emitted": [3], "q": [[0.5, 0.5]]}, "has [0.5, 0.5]; a probability is 0 to 1"),
+        ({"drafted": [1], "emitted": [3], "top_q": [[1, 2]]}, "is [[1, 2]]; give pairs (id, probability)"),
+        ({"drafted": [1], "emitted": [3], "top_p": [[(1, 1.5)]]}, "has 1.5; a probability is 0 to 1"),
         ({"drafted": [1], "accepted": 0, "emitted": [3], "texts": []}, "0 texts of 1 emitted tokens"),
         (
             {"drafted": [1], "accepted": 0, "emitted": [3], "mode": "fast"},
@@ -119,15 +132,16 @@ def test_a_span_that_cannot_be_is_refused(path, span, message):
 
 def test_a_device_is_named_where_several_fit(path):
     with engine.record(path, devices={"t0": "target", "t1": "target"}) as rec:
-        with pytest.raises(UsageError, match="a verify may be on 2 devices; give device=, one of t0, t1"):
+        with pytest.raises(UsageError, match="a verify may be on t0, t1; give device=, one of these"):
             rec.span("verify")
-        with pytest.raises(UsageError, match="a draft may be on 0 devices"):
+        with pytest.raises(UsageError, match="device 't0' has the role target; give it drafter\\+target"):
             rec.span("draft")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"devices": "cuda:0"}, "devices is 'cuda:0'; give name -> role, such as {'cuda:0': 'drafter"),
         ({"devices": {"a": "boss"}}, "the role of device 'a' is 'boss'"),
         ({"devices": {"a": "drafter"}}, "has the role target"),
         ({"rule": "luck"}, "rule is 'luck'; give one of ratio, match, typical"),
@@ -172,16 +186,95 @@ def test_a_span_of_strange_values_writes_no_line(path, given, message):
 
 def test_settings_that_json_cannot_hold_are_refused(path):
     rec = engine.record(path, config={"gamma": {1, 2}})
-    with pytest.raises(UsageError, match=r"config of a header is .*; give plain values"):
+    with pytest.raises(UsageError, match=r"config of a header is .*; give Python's own values"):
         rec.start()
 
 
 def test_nothing_is_recorded_after_the_end(path):
     with engine.record(path) as rec:
-        work = rec.span("verify")
-    with pytest.raises(UsageError, match="is closed; end all work before close"):
-        rec.end(work)
+        rec.start()
+    with pytest.raises(UsageError, match="is closed; end all work before close"), rec.span("verify"):
+        pass
     rec.close()
+    assert read(path).status == "done"
+
+
+def test_a_span_that_never_ended_fails_the_recording(path):
+    rec = engine.record(path, devices=DEVICES)
+    for _ in range(2):
+        rec.span("draft")
+    rec.drop(rec.span("verify"))
+    with pytest.raises(
+        UsageError, match=r"the draft on d at 0.\d+ ms has not ended, nor have 1 others; use `with"
+    ):
+        rec.close()
+    assert read(path).status == "failed"
+    assert "has not ended" in read(path).footer.error
+
+
+def test_the_blocks_own_error_is_the_one_to_see(path):
+    rec = engine.record(path, decode=lambda _: 1 / 0)
+    rec.prompt("Hello", ids=[1])
+    with pytest.raises(ZeroDivisionError), rec:
+        rec.start()
+    assert path.read_bytes() == b""
+
+
+def test_times_of_another_clock_are_refused(path):
+    with engine.record(path) as rec:
+        rec.start()
+        with pytest.raises(
+            UsageError, match=r"a verify on .* ends \d+ s from now; give times of time.perf_co"
+        ):
+            rec.add("verify", time.perf_counter_ns(), time.perf_counter_ns() + 2 * 10**9)
+        with pytest.raises(UsageError, match=r"a round is \d+ s from now"):
+            rec.round(emitted=[1], time=time.perf_counter_ns() + 2 * 10**9)
+    assert not read(path).spans + read(path).rounds
+
+
+def test_a_second_recording_does_not_write_to_the_same_file(path):
+    with engine.record(path, method="one") as rec:
+        rec.start()
+        with pytest.raises(
+            UsageError, match=r"another recording writes to .*; close it, give another file, or j"
+        ):
+            engine.record(path, method="two")
+    assert read(path).header.title == "one"
+    engine.record(path, method="two").close()
+    assert read(path).header.title == "two"
+
+
+def test_a_forked_child_does_not_keep_the_file(path):
+    rec = engine.record(path)
+    rec.start()
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    rec.close()
+    engine.record(path).close()
+    child.kill()
+    child.join()
+
+
+def test_a_decoder_makes_texts(path):
+    with engine.record(path, decode=lambda ids: ids) as rec:
+        with pytest.raises(UsageError, match=r"decode of \[1\] is \[1\]; give what makes a text"):
+            rec.round(emitted=[1])
+
+
+@pytest.mark.parametrize("text", [[1, 2], None])
+def test_a_prompt_is_a_text(path, text):
+    with engine.record(path) as rec, pytest.raises(UsageError, match="give a text, and token ids as ids="):
+        rec.prompt(text)
+
+
+def test_no_draft_is_discarded_before_the_outputs_end(path):
+    with engine.record(path) as rec, pytest.raises(UsageError, match="begin 1 before the output's end"):
+        rec.discard([1], ahead=-1)
+
+
+def test_the_status_of_a_recording_is_a_known_one(path):
+    with engine.record(path) as rec, pytest.raises(UsageError, match="is 'success'; give running, done"):
+        rec.close("success")
     assert read(path).status == "done"
 
 

@@ -106,11 +106,12 @@ def test_a_forked_child_records_with_its_parents_recorder(path):
     assert 2**30 <= child < 2**53
 
 
-def test_the_clock_of_another_machine_is_shifted_and_its_error_kept(path):
-    clocks = {"d": {"node": "10.0.0.2", "offset_ns": 1000, "uncertainty_ns": 40}}
+@pytest.mark.parametrize("offset", [1000, 10**18])
+def test_the_clock_of_another_machine_is_shifted_and_its_error_kept(path, offset):
+    clocks = {"d": {"node": "10.0.0.2", "offset_ns": offset, "uncertainty_ns": 40}}
     with engine.record(path, devices=DEVICES, clocks=clocks) as rec:
         rec.start(5000)
-        rec.add("draft", 6100, 6200, "d")
+        rec.add("draft", 5100 + offset, 5200 + offset, "d")
         rec.add("verify", 5200, 5300, "t")
     trace = read(path)
     assert [(s.start, s.end) for s in trace.spans] == [(100, 200), (200, 300)]

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM
 
 import engine
 from engine.errors import UsageError
@@ -15,6 +16,7 @@ from engine.trace import watched as call_module
 from tests.engine.trace.watched import (
     ARCHITECTURES,
     CALLS,
+    ENDS,
     PROMPT,
     characters,
     generated,
@@ -168,6 +170,16 @@ def test_plain_decoding_of_several_sequences():
     assert all(s.sequence == -1 and s.rows % 2 == 0 for s in trace.spans)
 
 
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_model_that_keeps_a_state_has_no_rows_cached(sequences):
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8, **ENDS)
+    target, ids = MambaForCausalLM(config).eval(), torch.tensor([PROMPT] * sequences)
+    trace, tokens = watched(target, None, ids=ids)
+    assert trace.token_ids() == tokens == generated(target, ids)
+    assert {(s.rows, s.context) for s in trace.spans} == {(8 * sequences, -1), (sequences, -1)}
+    assert measure(trace).tokens == 24 * sequences
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_two_tokenizers(do_sample):
     """Universal assisted generation, and with sampling universal speculative decoding."""
@@ -254,8 +266,9 @@ def test_a_call_that_cannot_be_recorded_is_refused():
             generated(target)
     with pytest.raises(UsageError, match="nothing was recorded"), engine.watch(target):
         generated(drafter)
-    with pytest.raises(UsageError, match="Linear has no _prefill"), engine.watch(torch.nn.Linear(1, 1)):
-        pass
+    for wrong, name in ((torch.nn.Linear(1, 1), "Linear"), (None, "NoneType")):
+        with pytest.raises(UsageError, match=f"{name} has no _prefill"), engine.watch(wrong):
+            pass
 
 
 def test_the_tokens_are_texts_with_a_tokenizer():
