@@ -328,7 +328,7 @@ class Model:
 
     def score(self, prefix: Prefix, draft: Draft) -> Scores:
         """Start one forward over prefix and draft; under load, with the sequences' next drafts."""
-        scores = Scores(self, prefix, len(draft))
+        scores = Scores(self.judge, prefix, len(draft))
         if self._gathering is not None:
             self._gathering.begin("scores", self._score, ((scores,), (draft,)))
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ from engine.worker.jobs import Judge
 
 if TYPE_CHECKING:
     from engine.run.dispatch import Submission
-    from engine.run.models import Model
     from engine.worker.jobs import Chunk
 
 
@@ -22,8 +21,8 @@ class Scores:
     or under load when they were judged.
     """
 
-    def __init__(self, model: Model, prefix: Prefix, rows: int) -> None:
-        self.prefix, self.rows, self._model = prefix, rows, model
+    def __init__(self, judge: Callable[..., Awaitable[Verdict]], prefix: Prefix, rows: int) -> None:
+        self.prefix, self.rows, self._judge = prefix, rows, judge
         self.number = -1
         """The worker's number for its logits."""
         self.forward: Submission | None = None
@@ -49,7 +48,7 @@ class Scores:
             skip: Scored draft tokens that were judged before.
             mode: The round's mode for the trace; default: from the judged and the scored tokens.
         """
-        return await self._model.judge(self, draft, bonus, skip, mode)
+        return await self._judge(self, draft, bonus, skip, mode)
 
 
 def record(parts: Sequence[Scores], modes: Sequence[str]) -> None:

@@ -399,6 +399,7 @@ def test_the_example_of_the_history_opens_with_a_choice_for_difference_and_what_
     page.locator("#whatif-replay").click()
     expect(page.locator("#whatif-viewer h3").first).to_contain_text(METHODS[2])
     page.get_by_role("button", name="All runs").click()
+    page.get_by_role("textbox", name="Search").fill("race:example")
     expect(page.locator(".app-runs [data-group]", has_text="example")).to_have_count(3)
     assert_looks(page, "#history-list")
 
