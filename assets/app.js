@@ -327,9 +327,19 @@ window.SpecScopeApp = (() => {
     look();
   }
 
-  /** Follow the files that the address names. */
+  /** Follow the files that the address names. Gradio can lose an event that begins as another ends: ask until there is an answer. */
   function wanted(props, watch, trigger, followed) {
-    const refresh = () => props.value && trigger(followed, JSON.parse(props.value));
+    let again;
+    const ask = () => trigger(followed, JSON.parse(props.value));
+    const refresh = () => {
+      clearInterval(again);
+      if (!props.value) return;
+      ask();
+      again = setInterval(() => {
+        if (props.value && !document.querySelector("#follow-line .app-follow, #follow-line [role=alert]")) ask();
+        else clearInterval(again);
+      }, 5000);
+    };
     watch("value", refresh);
     refresh(); // the tab may be mounted after the value came
   }
