@@ -35,7 +35,7 @@ LOOP_TOKENS = 48
 LOOP_TIMES = 4
 """Least length of a loop, and least number of times that its tokens occur in a row."""
 PERIOD = 128
-"""Most tokens of what a loop repeats."""
+"""Most tokens in one repetition of a loop."""
 _GRAM = 16
 """Tokens by which a repetition is found; fewer than a loop repeats at least."""
 
