@@ -127,8 +127,8 @@ class Window:
     def settle(self) -> None:
         """Wait until the calls are answered: leaving an open one is an error in Gradio's log.
 
-        A call joins the queue, pauses, and then asks for its results. Gradio sometimes never answers
-        one; that one is left open.
+        A call joins the queue, pauses, and then asks for its results. Gradio sometimes never
+        answers one; it is left open.
         """
         assert self.page is not None
         quiet, deadline = 0, time.monotonic() + SETTLE_S
