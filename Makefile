@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := engine traces app tests
 
-.PHONY: play test lint style types format unit model package browser bench clean
+.PHONY: play test thorough lint style types format unit model package browser bench clean
 .DEFAULT_GOAL := play
 
 # The first start downloads a chat model (93 MB; Ctrl-C skips it). Later starts do not try again.
@@ -12,7 +12,7 @@ play: $(VENV)/.app  ## set up and open the playground (ARGS="--port 8000")
 	@first=$$(test -e $(VENV)/.played || echo --get-model); touch $(VENV)/.played; exec $(BIN)/specscope play $$first $(ARGS)
 
 # Debian's browser is installed beside Python's packages. The type checker has one thread: it runs beside the tests.
-test:  ## set up (browser included), lint, type-check, run all tests
+test:  ## set up (browser included), lint, type-check, run all tests but the long ones
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/.dev package
 	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory -j 2 types unit
@@ -33,8 +33,13 @@ format: $(VENV)/.dev
 # Three files at a time, in order: the browser's, which take longest, are among the first. Two left over a quarter
 # of two cores idle: many tests wait for processes and pages. Bytecode is kept: the tests start some hundred
 # processes.
-unit: $(VENV)/.dev browser model
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+unit: $(VENV)/.dev browser
+	$(PYTEST) -m "not gpu and not thorough"
+
+thorough: $(VENV)/.dev browser model  ## the tests that `make test` leaves out (THOROUGH in tests/conftest.py)
+	$(PYTEST) -m "thorough and not gpu"
 
 # Without it, the tests on a real model are skipped and say so.
 model: $(VENV)/.dev

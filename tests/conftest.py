@@ -44,6 +44,38 @@ SHARING = {
 """Files whose tests share a costly fixture, such as a server: one process of xdist runs them."""
 
 
+THOROUGH = (
+    # documents that are executed: other tests run the same commands and calls
+    *("tests/docs/test_readme.py", "tests/docs/test_notebook.py", "tests/docs/test_tutorial.py"),
+    # a real model, published tables and the files that were computed from them
+    *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),
+    *("tests/golden/test_golden.py::test_outputs_are_as_recorded[bundled]", "tests/bench/"),
+    "tests/golden/test_golden.py::test_outputs_are_as_recorded[commands]",
+    # exactness beyond each method's joint distribution and greedy text
+    *("tests/engine/test_reference.py", "tests/engine/methods/test_lossless_bundled.py"),
+    *("tests/engine/methods/test_specbranch_exact.py", "tests/engine/methods/test_ems_trees.py"),
+    "tests/engine/test_joint.py::test_drafts_that_survive_a_round",
+    # clusters of several nodes, and servers that hang
+    *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),
+    *("tests/security/test_hub.py", "tests/security/test_page_files.py"),
+    # the app's looks in both themes and all widths; tabs whose results other tests check without a browser
+    *("tests/browser/report/test_looks.py", "tests/browser/playground/test_load.py"),
+    *("tests/browser/playground/test_lab.py", "tests/browser/playground/test_papers.py"),
+    "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
+    # replays of what-if and loaded parts of traces, over all methods
+    *("tests/traces/test_whatif.py::TestAboveTemperatureZero", "tests/traces/test_windows.py"),
+)
+"""Beginnings of the names of the tests that `make thorough` runs. They are the longest, a third of the
+time, and repeat for more cases what the tests of `make test` show for some. CI runs both."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(THOROUGH):
+            item.add_marker(pytest.mark.thorough)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Return a scheduler by files, which keeps files of `SHARING` together."""
