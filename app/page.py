@@ -79,6 +79,30 @@ class Page(gr.Blocks):
             if state := more.get("state"):
                 state.config_values.clear()
 
+    def handle_streaming_diffs(
+        self,
+        block_fn: Any,
+        data: list[Any],
+        session_hash: str | None,
+        run: str | None,
+        *args: Any,
+        **more: Any,
+    ) -> list[Any]:
+        """Return whole values in place of differences to the values before.
+
+        The browser applies a difference to an update that it has perhaps not shown yet; what the
+        new update leaves out is then lost.
+        """
+        before = list(self._sent(session_hash, run))
+        sent = super().handle_streaming_diffs(block_fn, data, session_hash, run, *args, **more)
+        after = self._sent(session_hash, run)
+        if not before or not after:  # the first values, and the last ones, are whole
+            return sent
+        return [[] if old == new else [["replace", [], new]] for old, new in zip(before, after, strict=True)]
+
+    def _sent(self, session_hash: str | None, run: str | None) -> list[Any]:
+        return self.pending_diff_streams.get(session_hash, {}).get(run, [])
+
     def _check_answers_read(self, session: str | None) -> None:
         """Raise gr.Error if a session has too many unread answers, which the server must keep."""
         if len(self._queue.pending_event_ids_session.get(session or "", ())) > MAX_UNREAD:

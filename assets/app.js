@@ -327,19 +327,9 @@ window.SpecScopeApp = (() => {
     look();
   }
 
-  /** Follow the files that the address names. Gradio can lose an event that begins as another ends: ask until there is an answer. */
+  /** Follow the files that the address names. */
   function wanted(props, watch, trigger, followed) {
-    let again;
-    const ask = () => trigger(followed, JSON.parse(props.value));
-    const refresh = () => {
-      clearInterval(again);
-      if (!props.value) return;
-      ask();
-      again = setInterval(() => {
-        if (props.value && !document.querySelector("#follow-line .app-follow, #follow-line [role=alert]")) ask();
-        else clearInterval(again);
-      }, 5000);
-    };
+    const refresh = () => props.value && trigger(followed, JSON.parse(props.value));
     watch("value", refresh);
     refresh(); // the tab may be mounted after the value came
   }

@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from app.page import Page
 from app.render.turn import turn_line
 from app.runs import Lane, LiveRun, RunRequest, lanes_of
 from app.tabs import streaming
@@ -233,3 +235,22 @@ def test_the_passes_of_a_pane_are_shown_one_after_the_other(service) -> None:
         assert "done · pass 3 of 3" in pane.html
         assert pane.html.count(WORDS[-2].strip()) == 1, "the text of one pass"
     assert lanes[0].name.count("~") == 2
+
+
+def test_an_update_that_the_browser_has_not_shown_yet_is_not_changed_by_the_next_one() -> None:
+    """The browser applies each difference in place to the values before."""
+    shown, empty = {"__type__": "update", "visible": True}, {"__type__": "update"}
+    with Page(analytics_enabled=False) as page:
+        outputs = SimpleNamespace(outputs=[0, 1])
+        sent = [
+            page.handle_streaming_diffs(outputs, [*values], "session", "run", final)
+            for values, final in (
+                ((shown, "a"), False),
+                ((empty, "ab"), False),
+                ((empty, "ab"), False),
+                ((), True),
+            )
+        ]
+    whole = [[["replace", [], empty]], [["replace", [], "ab"]]]
+    assert sent == [[shown, "a"], whole, [[], []], [empty, "ab"]]
+    assert not page.pending_diff_streams, "nothing is kept"

@@ -230,24 +230,6 @@ def test_files_are_followed_beside_each_other_and_a_wrong_line_ends_one(files, f
     expect(line(page, "running").first).to_be_visible()
 
 
-def test_files_are_asked_for_again_if_the_event_is_lost(files, followed, window) -> None:
-    (files.folder / "again.jsonl").touch()
-    page, lost = followed("/?tab=about"), list[Route]()
-
-    def lose(route: Route) -> None:
-        if "again.jsonl" in (route.request.post_data or "") and not lost:
-            lost.append(route)
-            route.fulfill(json={"event_id": "lost"})
-        else:
-            route.continue_()
-
-    window.settle()
-    page.route("**/queue/join*", lose)
-    page.goto(f"{files.server.url.partition('/?')[0]}/?follow=again.jsonl")
-    expect(line(page, "running")).to_contain_text("the header of again.jsonl is not written yet")
-    assert lost
-
-
 def test_a_file_that_may_not_be_followed_is_refused(files, followed) -> None:
     page = followed("/?follow=..%252Fsecret.jsonl")
     expect(page.locator("#follow-line .app-alert")).to_contain_text(
