@@ -58,15 +58,15 @@ THOROUGH = (
     # clusters of several nodes, and servers that hang
     *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),
     *("tests/security/test_hub.py", "tests/security/test_page_files.py"),
-    # the app's looks in both themes and all widths; tabs whose results other tests check without a browser
+    # looks in both themes and all widths; tabs whose results are also checked without a browser
     *("tests/browser/report/test_looks.py", "tests/browser/playground/test_load.py"),
     *("tests/browser/playground/test_lab.py", "tests/browser/playground/test_papers.py"),
     "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
     # replays of what-if and loaded parts of traces, over all methods
     *("tests/traces/test_whatif.py::TestAboveTemperatureZero", "tests/traces/test_windows.py"),
 )
-"""Beginnings of the names of the tests that `make thorough` runs. They are the longest, a third of the
-time, and repeat for more cases what the tests of `make test` show for some. CI runs both."""
+"""Beginnings of the names of the tests that `make thorough` runs: the longest, a third of the time.
+They repeat for more cases what the tests of `make test` show for some. CI runs both."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -248,7 +248,7 @@ def test_an_update_that_the_browser_has_not_shown_yet_is_not_changed_by_the_next
                 ((shown, "a"), False),
                 ((empty, "ab"), False),
                 ((empty, "ab"), False),
-                ((), True),
+                ((None, None), True),
             )
         ]
     whole = [[["replace", [], empty]], [["replace", [], "ab"]]]
