@@ -187,30 +187,28 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         router = build_hidden("router", "SpecScopeAddress.follow(trigger, 'moved');")
 
         async def move(event: gr.EventData) -> AsyncIterator[Update]:
-            """Show what the page showed at an earlier address."""
-            tab = TABS.get(str(event.tab), "playground")
-            if runs := wanted_runs(str(event.run)):
-                yield {tabs: gr.update(selected="history"), **history.show(runs)}
-            elif files := wanted_files(str(event.follow)):
-                yield {tabs: gr.update(selected="history"), history.wanted: wanted(files)}
-            elif tab == "history":
-                yield {tabs: gr.update(selected=tab), **history.list_again("", {})}
-            elif tab != "playground":
-                yield {tabs: gr.update(selected=tab)}
-            else:
-                yield {tabs: gr.update(selected=tab)}
+            """Select the tab of an earlier address; in the Playground, show its race."""
+            opens = event.run or event.follow
+            tab = TABS["history"] if opens else TABS.get(str(event.tab), "playground")
+            yield {tabs: gr.update(selected=tab)}
+            if tab == "playground":
                 async for update in playground.restore(event.chat, moved=True):
                     yield update
 
-        async def leave(event: gr.EventData) -> AsyncIterator[Update]:
-            """End the updates of followed files; their place follows them anew."""
-            del event
-            yield {history.wanted: gr.skip()}
+        async def place(event: gr.EventData) -> AsyncIterator[Update]:
+            """Show in the History what it showed at an earlier address; files are followed anew."""
+            if runs := wanted_runs(str(event.run)):
+                yield history.show(runs)
+            elif files := wanted_files(str(event.follow)):
+                yield {history.wanted: wanted(files)}
+            else:
+                at_list = TABS.get(str(event.tab)) == "history"
+                yield history.list_again("", {}) if at_list else {history.wanted: gr.skip()}
 
-        places = list(dict.fromkeys([*opened, *history.left, *playground.changed]))
         every: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "multiple", **QUIET}
-        moved = router.moved(playground.streams.pointed(move), None, places, **every)
-        router.moved(history.streams.pointed(leave), None, history.wanted, **every)
-        moved.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
+        router.moved(playground.streams.pointed(move), None, [tabs, *playground.changed], **every)
+        places = list(dict.fromkeys([*history.opened, *history.left]))
+        placed = router.moved(history.streams.pointed(place), None, places, **every)
+        placed.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from urllib.parse import unquote
 
@@ -36,7 +37,8 @@ def wanted_files(query: str) -> list[str]:
 
 
 def wanted(files: Sequence[str]) -> str:
-    return json.dumps({"files": list(files)})
+    """Return the hidden JSON that asks the page to follow files, each time another one."""
+    return json.dumps({"files": list(files), "asked": time.monotonic_ns()})
 
 
 class Following:
