@@ -47,15 +47,16 @@ SHARING = {
 THOROUGH = (
     # documents that are executed: other tests run the same commands and calls
     *("tests/docs/test_readme.py", "tests/docs/test_notebook.py", "tests/docs/test_tutorial.py"),
-    # a real model, published tables and the files that were computed from them
+    # real models, published tables, recorded outputs, what bench and notebooks measure and show
     *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),
-    *("tests/golden/", "tests/bench/"),
+    *("tests/golden/", "tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),
     # exactness beyond each method's joint distribution and greedy text
     *("tests/engine/test_reference.py", "tests/engine/methods/test_lossless_bundled.py"),
     *("tests/engine/methods/test_specbranch_exact.py", "tests/engine/methods/test_ems_trees.py"),
     *("tests/engine/methods/test_ems.py", "tests/engine/methods/test_dsi_drafters.py"),
-    "tests/engine/test_joint.py::test_drafts_that_survive_a_round",
-    # clusters of several nodes, and servers that hang
+    *("tests/engine/methods/test_lossless.py::test_eos", "tests/engine/methods/test_lossless.py::test_a_stop"),
+    *("tests/engine/test_joint.py::test_drafts_that_survive_a_round", "tests/engine/trace/test_watch.py"),
+    # clusters of several nodes and devices, and servers that hang
     *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),
     *("tests/security/test_hub.py", "tests/security/test_page_files.py", "tests/security/test_requests.py"),
     *("tests/engine/checkpoints/test_catalog.py", "tests/engine/cluster/test_splitting.py"),
@@ -64,8 +65,8 @@ THOROUGH = (
     *("tests/browser/report/test_looks.py", "tests/browser/playground/test_load.py"),
     *("tests/browser/playground/test_lab.py", "tests/browser/playground/test_papers.py"),
     "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
-    # replays of what-if and loaded parts of traces, over all methods
-    *("tests/traces/test_whatif.py::TestAboveTemperatureZero", "tests/traces/test_windows.py"),
+    # replays, loaded parts of traces and notes, over all methods
+    *("tests/traces/test_whatif.py", "tests/traces/test_windows.py", "tests/traces/test_health.py"),
 )
 """Beginnings of the names of the tests that `make thorough` runs: the longest, half of the time.
 They repeat for more cases what the tests of `make test` show for some. CI runs both."""
