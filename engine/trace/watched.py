@@ -191,8 +191,13 @@ class Call:
         return original(input_ids, scores, num_matches)
 
     def round(self, input_ids: torch.Tensor, done: torch.Tensor) -> None:
-        """Record what the output grew by, after each check of the stopping criteria."""
+        """Record what the output grew by, after each check of the stopping criteria.
+
+        Older transformers check the drafts, too, before the target's forward: nothing is recorded then.
+        """
         assert self._rec is not None, "the call has begun"
+        if not self._forwards:
+            return
         ends, outputs = done.tolist(), input_ids[:, self._length :].tolist()
         self._length = input_ids.shape[1]
         (drafted, spans, logits), scores = self._draft, self._scores
