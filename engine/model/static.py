@@ -7,6 +7,7 @@ On a CPU the same operations run one by one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -29,6 +30,9 @@ SHORTEST = 64
 
 MOST_STEPS = 256
 """Steps kept for a cache; the one made first gives way."""
+
+CAPTURE = threading.Lock()
+"""One graph of this process is captured at a time."""
 
 Key = TypeVar("Key")
 Step = TypeVar("Step")
@@ -228,7 +232,8 @@ def captured(compute: Callable[[], None], pool: Any) -> Callable[[], None]:
         compute()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    # Other workers of this process may use CUDA meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    # Other workers of this process may use CUDA meanwhile, but `torch.cuda.graph` first waits for
+    # the device, which is an error while another thread captures.
+    with CAPTURE, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()
     return graph.replay

@@ -34,7 +34,11 @@ class ThreadWorker:
         self._thread.start()
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        return finished(partial(self._host.handle, job)).result  # in the calling thread
+        """Do a job in the calling thread, and wait for its stream: the worker has another one."""
+        done = finished(partial(self._host.handle, job))
+        if self.devices[0].kind == "cuda":
+            torch.cuda.current_stream(self.devices[0].name.split("/")[0]).synchronize()
+        return done.result
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         return 1

@@ -20,6 +20,7 @@ from app.bench.cuda import CPU, GPU
 from engine.checkpoints.loader import load
 from engine.checkpoints.pair import Pair
 from engine.errors import OutOfMemory, WorkerDied
+from engine.model.int4 import GROUP, int4_product, quantised
 from engine.model.slots import Rows
 from engine.types import Limits, Sampling
 from tests.bench.attention import CASES, Ragged
@@ -29,11 +30,16 @@ from tests.engine.model.tiny import CONFIGS as FAMILIES
 from tests.engine.model.tiny import reference, save
 from tests.engine.runtimes.processes import at_span, servers
 from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
+from tests.engine.trace.watched import CALLS, generated, pair_of, set_up
+from tests.engine.trace.watched import PROMPT as WATCHED
 from tests.engine.worker.test_shortage import limited
+from traces.checks import check
+from traces.metrics import measure
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("SPECSCOPE_GPU_TESTS", "cuda")
 LIMITS = Limits(24)
+ALL = CONFIGS | {"dsi": {}, "ems": {"base": "speculative", "batch": 2}}
 GREEDY = Sampling()
 MODES = {
     "threads": {"runtime": "local-thread"},
@@ -84,7 +90,7 @@ def test_this_machine_has_a_gpu():
 @pytest.mark.parametrize("mode", MODES)
 def test_every_method_writes_the_text_of_plain_decoding(mode, plain, opened):
     expected = plain(GREEDY)
-    for name, config in CONFIGS.items():
+    for name, config in ALL.items():
         if config.get("acceptance") == "typical" or config.get("placement") == "pipeline":
             continue
         run = opened(mode).run(name.split()[0], PROMPT, config=config, limits=LIMITS)
@@ -129,6 +135,49 @@ def test_logits_on_the_gpu_equal_the_cpu_s(pair):
         model.forward(model.new_cache(1, 64), rows, np.arange(len(rows))).logits.cpu() for model in models
     ]
     torch.testing.assert_close(logits[1], logits[0], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(256, 512), (128, 96)], ids=str)
+def test_int4_products_are_those_of_the_rounded_weights(size):
+    """(128, 96) has tiles of a smaller number of columns."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(size), torch.randn(5, size[1])
+    q, scale, zero = quantised(weight.bfloat16())
+    rounded = ((q - 8).unflatten(1, (-1, GROUP)) * scale[..., None] + zero[..., None]).flatten(1)
+    product = int4_product(weight.bfloat16().to(DEVICE) if DEVICE == "cuda" else weight.bfloat16().float())
+    found = product(x.bfloat16().to(DEVICE)).float().cpu()
+    expected = x.bfloat16().double() @ rounded.double().t()
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("forward", ["eager", "static"])
+def test_drafts_of_int4_weights(forward, pair):
+    """In bf16, where a row's logits depend on the rows beside it: texts part at near ties only."""
+    with engine.open(pair, drafter="int4", device=DEVICE, dtype="bfloat16", forward=forward) as cluster:
+        runs = [cluster.run(key, PROMPT, limits=Limits(64)) for key in ("autoregressive", "speculative")]
+        assert measure(runs[1]).acceptance_rate > 0.5
+    texts = [run.token_ids() for run in runs]
+    if texts[0] != texts[1]:
+        first = next(i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b)
+        pinned = next(d for d in runs[0].decisions if d.position == len(runs[0].header.prompt_ids[0]) + first)
+        best, second = (p for _, p in pinned.top_p[:2])
+        assert second > 0.9 * best, (first, pinned.top_p)
+
+
+@pytest.mark.parametrize("call", ["plain", "constant", "lookup"])
+def test_watch_times_transformers_by_events(call):
+    arguments, settings = CALLS[call]
+    target, drafter = (model.to(DEVICE) for model in pair_of("GPTNeoX", **settings))
+    more = arguments | ({"assistant_model": drafter} if settings else {})
+    ids = torch.tensor([WATCHED], device=DEVICE)
+    alone = generated(target, ids, **more)
+    set_up(drafter, **settings)
+    with engine.watch(target, drafter) as trace:
+        tokens = generated(target, ids, **more)
+    check(trace)
+    assert tokens == alone == trace.token_ids()
+    assert {d.kind for d in trace.header.devices} == {DEVICE}
+    assert all(span.end > span.start for span in trace.spans)
 
 
 def test_occupancy_is_sampled(opened):
