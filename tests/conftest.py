@@ -54,7 +54,10 @@ THOROUGH = (
     *("tests/engine/test_reference.py", "tests/engine/methods/test_lossless_bundled.py"),
     *("tests/engine/methods/test_specbranch_exact.py", "tests/engine/methods/test_ems_trees.py"),
     *("tests/engine/methods/test_ems.py", "tests/engine/methods/test_dsi_drafters.py"),
-    *("tests/engine/methods/test_lossless.py::test_eos", "tests/engine/methods/test_lossless.py::test_a_stop"),
+    *(
+        "tests/engine/methods/test_lossless.py::test_eos",
+        "tests/engine/methods/test_lossless.py::test_a_stop",
+    ),
     *("tests/engine/test_joint.py::test_drafts_that_survive_a_round", "tests/engine/trace/test_watch.py"),
     # clusters of several nodes and devices, and servers that hang
     *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),

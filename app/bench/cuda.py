@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ import engine
 from app.bench.figures import Figure, Note
 from app.bench.speed import one_core
 from engine.drafting.tree import Wide
-from engine.model.cache import Cache
 from engine.model.clock import Clock
 from engine.model.decoder import Decoder
 from engine.model.fused import FusedDrafts, Given
@@ -90,6 +89,7 @@ def measure(repeats: int, note: Note) -> tuple[dict[str, Figure], dict[str, Any]
             models.append(Timed(size, device))
             figures |= models[-1].over_floor(speed, repeats)
             figures[f"chain_gain_{size.name}"] = models[-1].chain_gain(repeats)
+            figures[f"int4_gain_{size.name}"] = models[-1].int4_gain(repeats)
         note("drafts beside a verification")
         figures["colocated_gain"], round_s = colocated(models[0], models[1], repeats)
     note("a run's time outside models")
@@ -181,6 +181,43 @@ def _on_own_stream(work: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+class Cached:
+    """A decoder after CACHED rows."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.cache = decoder.new_cache(1, CACHED + 64)
+        self._steps = StaticSteps(decoder)
+        ids = np.ones(CACHED, dtype=np.int64)
+        decoder.forward(self.cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))
+
+    def back(self) -> None:
+        """Keep the first CACHED rows."""
+        self.cache.keep(0, np.arange(CACHED))
+
+    def logits(self, ids: Sequence[int], position: int = CACHED) -> torch.Tensor:
+        """Forward a chain of rows; return its logits, (T, V)."""
+        rows = Rows.chain(0, np.array(ids, dtype=np.int64), position)
+        return self.decoder.forward(self.cache, rows, np.arange(len(ids))).logits
+
+    def forward(self, rows: int) -> list[int]:
+        """Forward `rows` rows after the cached ones; return the most probable next tokens."""
+        self.back()
+        return self.logits([1] * rows).argmax(-1).tolist()
+
+    @contextlib.contextmanager
+    def in_steps(self) -> Generator[None]:
+        self.decoder.steps = self._steps
+        try:
+            yield
+        finally:
+            self.decoder.steps = None
+
+    def static(self, rows: int) -> list[int]:
+        with self.in_steps():
+            return self.forward(rows)
+
+
 class Timed:
     """A model of a shape with random weights, in the engine (bf16 on a GPU) and transformers."""
 
@@ -194,57 +231,37 @@ class Timed:
             sum(weight.nbytes for weight in weights.values()) - weights["model.embed_tokens.weight"].nbytes
         )
         """Bytes that a forward reads: all weights without the embeddings."""
-        self.decoder = Decoder(ModelShape.of(config, Path(size.name)), weights.__getitem__)
-        self._cache = self.decoder.new_cache(1, CACHED + 64)
-        self._static, self._fused = StaticSteps(self.decoder), FusedDrafts(self.decoder)
-        assert isinstance(self._cache, Cache)
+        shape = ModelShape.of(config, Path(size.name))
+        self._ours = Cached(Decoder(shape, weights.__getitem__))
+        self._in_int4 = Cached(Decoder(shape, weights.__getitem__, bits=4))
+        self.forward, self.static = self._ours.forward, self._ours.static
+        self._fused = FusedDrafts(self._ours.decoder)
         self._clock = Clock.of(device)
         self._prefill()
 
     @torch.inference_mode()
     def _prefill(self) -> None:
-        ids = np.ones(CACHED, dtype=np.int64)
-        self.decoder.forward(self._cache, Rows.chain(0, ids, 0), np.empty(0, dtype=np.int64))
         self._past = DynamicCache()
-        inputs = torch.ones((1, CACHED), dtype=torch.int64, device=self.decoder.device)
+        inputs = torch.ones((1, CACHED), dtype=torch.int64, device=self._ours.decoder.device)
         self._reference(inputs, None, None, self._past, use_cache=True, logits_to_keep=1)
-
-    def forward(self, rows: int) -> list[int]:
-        """Forward `rows` rows after the cached ones; return the most probable next tokens."""
-        self._cache.keep(0, np.arange(CACHED))
-        chain = Rows.chain(0, np.ones(rows, dtype=np.int64), CACHED)
-        return self.decoder.forward(self._cache, chain, np.arange(rows)).logits.argmax(-1).tolist()
-
-    @contextlib.contextmanager
-    def _static_steps(self) -> Generator[None]:
-        self.decoder.steps = self._static
-        try:
-            yield
-        finally:
-            self.decoder.steps = None
-
-    def static(self, rows: int) -> list[int]:
-        with self._static_steps():
-            return self.forward(rows)
 
     def drafts(self) -> list[int]:
         """Draft DRAFTS tokens by static forwards of one row; the host reads each token."""
         token, tokens = 1, list[int]()
-        self._cache.keep(0, np.arange(CACHED))
-        with self._static_steps():
+        self._ours.back()
+        with self._ours.in_steps():
             for step in range(DRAFTS):
-                row = Rows.chain(0, [token], CACHED + step)
-                token = int(self.decoder.forward(self._cache, row, np.arange(1)).logits.argmax(-1).item())
+                token = int(self._ours.logits([token], CACHED + step).argmax(-1).item())
                 tokens.append(token)
         return tokens
 
     def chain(self) -> list[int]:
         """Draft the same tokens in one step after the first forward (`engine.model.fused`)."""
-        self._cache.keep(0, np.arange(CACHED))
-        with self._static_steps():
-            first = self.decoder.forward(self._cache, Rows.chain(0, [1], CACHED), np.arange(1)).logits
+        self._ours.back()
+        with self._ours.in_steps():
+            first = self._ours.logits([1])
         plans, given = Wide(1, DRAFTS).plans(DRAFTS), Given([0], first, [])
-        found = self._fused.draft(self._cache, plans, given, Sampling(), self._clock, argmax=True)
+        found = self._fused.draft(self._ours.cache, plans, given, Sampling(), self._clock, argmax=True)
         self._clock.read()
         return [int(level.ids[0, 0, 0]) for level in found.levels]
 
@@ -255,9 +272,18 @@ class Timed:
         detail = {"drafter": self.name, "drafts": DRAFTS, "same_tokens": round(_agreement(same), 3)}
         return Figure(tuple(single / chain for single, chain in times), "x", detail=detail)
 
+    def int4_gain(self, repeats: int) -> Figure:
+        """Return the time of a static forward of one row over that of the same model in int4."""
+        kinds = (self._ours.static, self._in_int4.static)
+        for forward in kinds * 2:  # to warm up
+            forward(1)
+        times = [[seconds(partial(forward, 1)) for forward in kinds] for _ in range(repeats)]
+        detail = {"int4_ms": round(median(int4 for _, int4 in times) * 1e3, 3)}
+        return Figure(tuple(whole / int4 for whole, int4 in times), "x", detail=detail)
+
     @torch.inference_mode()
     def reference(self, rows: int) -> list[int]:
-        inputs = torch.ones((1, rows), dtype=torch.int64, device=self.decoder.device)
+        inputs = torch.ones((1, rows), dtype=torch.int64, device=self._ours.decoder.device)
         logits = self._reference(inputs, None, None, self._past, use_cache=True).logits
         self._past.crop(-rows)
         return logits[0].argmax(-1).tolist()

@@ -6,9 +6,10 @@ time is read once, when the job's results are: no forward waits for its own end.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,14 +33,16 @@ class Clock:
     A mark is a time in nanoseconds, or a negative number until `read` returns its time.
     """
 
-    uncertainty = 0
-    """Most nanoseconds by which a time may be wrong."""
-
     @classmethod
     def of(cls, device: torch.device) -> Clock:
         if device.type != "cuda":
             return cls()
         return StreamClock(lambda: torch.cuda.Event(enable_timing=True, external=True))
+
+    @property
+    def uncertainty(self) -> int:
+        """Most nanoseconds by which a time may be wrong."""
+        return 0
 
     def event(self) -> Any:
         """Return an event that can be recorded again and again, also in a CUDA graph."""
@@ -53,22 +56,43 @@ class Clock:
         """Return the mark of a recorded event."""
         return event.ns
 
+    def wait(self) -> None:
+        """Wait for the work submitted so far by this thread."""
+
     def read(self) -> Callable[[int], int]:
         """Wait for the work that was marked; return a function mark -> time."""
         return int
 
 
+class Anchor(NamedTuple):
+    """An event, and its time on the host's clock."""
+
+    event: Any
+    ns: int
+    uncertainty: int
+
+
 class StreamClock(Clock):
     """Marks on CUDA's current stream.
+
+    The threads of a worker share it: one forwards, one judges. Each reads its own marks.
 
     Args:
         event: Makes an event; tests replace CUDA's.
     """
 
     def __init__(self, event: Callable[[], Any]) -> None:
-        self._event = event
-        self._held = list[Any]()
-        self._align()
+        self._event, self._own = event, threading.local()
+        self._anchor = self._aligned()
+
+    @property
+    def uncertainty(self) -> int:
+        return self._anchor.uncertainty
+
+    @property
+    def _held(self) -> list[Any]:
+        """Events that this thread recorded since it last read."""
+        return vars(self._own).setdefault("held", [])
 
     def event(self) -> Any:
         return self._event()
@@ -82,21 +106,27 @@ class StreamClock(Clock):
         self._held.append(event)
         return -len(self._held)
 
+    def wait(self) -> None:
+        event = self._event()
+        event.record()
+        event.synchronize()
+
     def read(self) -> Callable[[int], int]:
         if not self._held:
             return int
         self._held[-1].synchronize()
-        times = [self._at + round(1e6 * self._anchor.elapsed_time(event)) for event in self._held]
+        anchor = self._anchor
+        times = [anchor.ns + round(1e6 * anchor.event.elapsed_time(event)) for event in self._held]
         self._held.clear()
-        if times[-1] - self._at > RENEWED_NS:
-            self._align()
+        if times[-1] - anchor.ns > RENEWED_NS:
+            self._anchor = self._aligned()
         return lambda mark: times[-mark - 1] if mark < 0 else mark
 
-    def _align(self) -> None:
+    def _aligned(self) -> Anchor:
         """Compare the stream with the host's clock: the shortest of five brackets of an event."""
         brackets = [self._bracket() for _ in range(5)]
-        begun, ended, self._anchor = min(brackets, key=lambda bracket: bracket[1] - bracket[0])
-        self._at, self.uncertainty = (begun + ended) // 2, (ended - begun + 1) // 2
+        begun, ended, event = min(brackets, key=lambda bracket: bracket[1] - bracket[0])
+        return Anchor(event, (begun + ended) // 2, (ended - begun + 1) // 2)
 
     def _bracket(self) -> tuple[int, int, Any]:
         event, begun = self._event(), time.perf_counter_ns()

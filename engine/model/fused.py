@@ -25,7 +25,7 @@ from engine.model.static import PerCache, captured, graph_pool, read_length
 from engine.sampling.draws import TOP, pick_rows, process_logits, softmax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from engine.drafting.tree import LevelPlan
     from engine.model.cache import Buffers, Cache
@@ -227,12 +227,11 @@ class FusedDraft:
         logits, states = self._logits[:, None], self._states[:, None]
         paths = logits.new_ones((slots, 1), dtype=torch.float64)
         alive = (lengths >= 0)[:, None]
-        facts, self._q = list[Tensor](), []
+        drafted = list[_Chosen]()
         self._forwards.begin(lengths)
         for level, choice in enumerate(self._levels):
             chosen = choice.choose(logits, paths, alive, self._numbers[level])
-            facts.append(chosen.facts)
-            self._q += [] if chosen.q is None else [chosen.q]
+            drafted.append(chosen)
             if level == len(self._events):
                 break
             start, end = self._events[level]
@@ -244,7 +243,8 @@ class FusedDraft:
             tokens = columns if self._tokens is None else self._tokens[columns]
             logits, states = self._forwards.run(level, tokens, parents, states)
             end.record()
-        self._facts = torch.cat(facts, 1)
+        self._q = [chosen.q for chosen in drafted] if self._kind.sampling else []
+        self._facts = torch.cat([part.double() for part in _facts(drafted, self._levels)], 1)
 
 
 class _Chosen(NamedTuple):
@@ -253,9 +253,30 @@ class _Chosen(NamedTuple):
     columns: Tensor
     paths: Tensor
     exists: Tensor
-    facts: Tensor
-    """The numbers that travel to the host, (S, width)."""
-    q: Tensor | None
+    q: Tensor
+    """The probabilities that they were chosen by, (S, K, N)."""
+    alive: Tensor
+    ids: Tensor
+    counts: Tensor
+    """As in `ChosenLevel`."""
+    top: tuple[Tensor, Tensor] | None
+    """Ids and probabilities, (S K, m), where the nodes are the most probable ones."""
+
+
+def _facts(drafted: Sequence[_Chosen], levels: Sequence[_Choice]) -> Iterator[Tensor]:
+    """Yield what travels to the host, level by level, (S, n) each.
+
+    The most probable columns that no choice needed are found here, for all levels at once.
+    """
+    later = [(chosen, choice) for chosen, choice in zip(drafted, levels, strict=True) if chosen.top is None]
+    rows = [chosen.q.flatten(0, 1) for chosen, _ in later]
+    found = _most_probable(torch.cat(rows), later[0][1].top) if later else ()
+    tops = zip(*(part.split([len(q) for q in rows]) for part in found), strict=True)
+    for chosen in drafted:
+        ids, top = chosen.top or next(tops)
+        slots = len(chosen.alive)
+        yield from (chosen.alive, ids.view(slots, -1), top.view(slots, -1))
+        yield from (chosen.ids.flatten(1), chosen.counts)
 
 
 class _Choice:
@@ -264,7 +285,7 @@ class _Choice:
     def __init__(self, plan: LevelPlan, kind: Kind, device: torch.device) -> None:
         self._plan, self._sampling, self._argmax = plan, kind.sampling, kind.argmax
         self._rows, self._children = len(plan.counts), max(plan.counts)
-        self._top = min(TOP if kind.sampling else max(TOP, self._children), kind.columns)
+        self.top = min(TOP if kind.sampling else max(TOP, self._children), kind.columns)
         pairs = [(row, child) for row, count in enumerate(plan.counts) for child in range(count)]
         self.parents, self._child = torch.tensor(pairs, device=device).unbind(1)
         """The row above and the number among its siblings of each node, (n,)."""
@@ -272,7 +293,7 @@ class _Choice:
         fixed = () if isinstance(plan.onward, int) else plan.onward
         self._fixed = torch.tensor(fixed, dtype=torch.int64, device=device)
         self._chosen = self._children if kind.sampling or kind.argmax else 0
-        rows, top = self._rows, self._rows * self._top
+        rows, top = self._rows, self._rows * self.top
         self._widths = [rows, top, top, rows * self._chosen, rows]
         self.width = sum(self._widths)
         """Numbers per slot that travel to the host."""
@@ -282,9 +303,8 @@ class _Choice:
         slots, flat = logits.shape[0], logits.flatten(0, 1)
         sampling = self._sampling
         q = process_logits(flat, sampling) if sampling else softmax(flat)
-        top_ids, top = _most_probable(q, self._top)
-        split = (slots, self._rows, -1)
-        top_ids, top, q = top_ids.view(split), top.double().view(split), q.view(split)
+        split, found = (slots, self._rows, -1), None
+        q = q.view(split)
         if sampling or self._argmax:
             counts = torch.minimum((q > 0).sum(-1), self._counts) * alive
             ids = self._draw(q, counts, numbers) if sampling else logits.argmax(-1, keepdim=True)
@@ -292,14 +312,14 @@ class _Choice:
             node_paths = paths[:, self.parents] - self._child
             columns = ids[:, self.parents, self._child]
         else:
+            found = _most_probable(q.flatten(0, 1), self.top)
+            top_ids, top = found[0].view(split), found[1].double().view(split)
             counts, ids = self._counts.expand(slots, -1), top_ids[:, :, :0]
             values = top[:, self.parents, self._child]
             exists = (values > 0) & alive[:, self.parents]
             node_paths = paths[:, self.parents] * values.clamp(max=1.0)
             columns = top_ids[:, self.parents, self._child]
-        parts = [alive, top_ids.flatten(1), top.flatten(1), ids.flatten(1), counts]
-        facts = torch.cat([part.double() for part in parts], 1)
-        return _Chosen(columns, node_paths, exists, facts, q if sampling else None)
+        return _Chosen(columns, node_paths, exists, q, alive, ids, counts, found)
 
     def _draw(self, q: Tensor, counts: Tensor, numbers: Tensor) -> Tensor:
         """Draw the children of each row without replacement, (S, K, C)."""

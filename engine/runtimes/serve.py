@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import traceback
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -22,6 +23,7 @@ import torch
 
 from engine.runtimes.forks import Fork, Status, end_with_parent
 from engine.runtimes.process import Setup, Wire
+from engine.runtimes.thread import stream
 from engine.worker.host import Host, outcome
 from engine.worker.jobs import CONTROL
 
@@ -47,6 +49,7 @@ class _Server:
         torch.set_num_threads(setup.threads)
         if setup.device.kind == "cuda":
             torch.cuda.set_device(setup.device.name.split("/")[0])
+        self._stream = partial(stream, setup.device)
         return Host(setup.name)
 
     def answer(self, host: Host, number: int, job: Any) -> None:
@@ -55,8 +58,9 @@ class _Server:
         self.send((number, value))
 
     def forward(self, host: Host) -> None:
-        while (item := self._forwards.get()) is not None:
-            self.answer(host, *item)
+        with self._stream():  # a judge does not wait for the next forward
+            while (item := self._forwards.get()) is not None:
+                self.answer(host, *item)
 
     def serve(self) -> None:
         host = self.prepare()

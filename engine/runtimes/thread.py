@@ -34,11 +34,7 @@ class ThreadWorker:
         self._thread.start()
 
     def prepare(self, job: Preparation) -> Callable[[], Reply]:
-        """Do a job in the calling thread, and wait for its stream: the worker has another one."""
-        done = finished(partial(self._host.handle, job))
-        if self.devices[0].kind == "cuda":
-            torch.cuda.current_stream(self.devices[0].name.split("/")[0]).synchronize()
-        return done.result
+        return finished(partial(self._host.handle, job)).result  # in the calling thread
 
     def lanes(self, model: str) -> int:  # noqa: ARG002 - it has one device
         return 1
@@ -70,7 +66,7 @@ class ThreadWorker:
 
     def _serve(self) -> None:
         torch.set_num_threads(self._threads)
-        with _stream(self.devices[0]):
+        with stream(self.devices[0]):
             while (item := self._jobs.get()) is not None:
                 job, reply, stop = item
                 done = finished(partial(self._host.handle, job, stop.is_set))
@@ -79,7 +75,8 @@ class ThreadWorker:
 
 
 @contextlib.contextmanager
-def _stream(device: Device) -> Generator[None]:
+def stream(device: Device) -> Generator[None]:
+    """Submit this thread's work to a stream of its own, if the device is a GPU."""
     if device.kind != "cuda":
         yield
         return

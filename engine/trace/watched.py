@@ -193,7 +193,7 @@ class Call:
     def round(self, input_ids: torch.Tensor, done: torch.Tensor) -> None:
         """Record what the output grew by, after each check of the stopping criteria.
 
-        Older transformers check the drafts, too, before the target's forward: nothing is recorded then.
+        Older transformers check the drafts, too, before the target's forward: no round is recorded.
         """
         assert self._rec is not None, "the call has begun"
         if not self._forwards:

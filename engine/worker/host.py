@@ -123,6 +123,7 @@ class Host:
 
     def _handle(self, job: Job, stopped: Callable[[], bool]) -> Reply:
         stamps, value = list[Stamp](), cast("Any", None)
+        computed = dict[int, tuple[torch.Tensor, Prefix]]()
         ranks = self._ranks.get(getattr(job, "model", ""))
         agree: Callable[[bool], bool] = bool if ranks is None else ranks.agree
 
@@ -142,6 +143,7 @@ class Host:
                 self._groups[job.group] = ProcessRanks(job.path, job.rank, job.ways, job.backend)
             case Begin():
                 self._begin(job)
+                self.forwards.clock.wait()  # other threads and streams read the caches
             case AskCaches():
                 value = taken(self.forwards, job)
             case Retire():
@@ -157,7 +159,7 @@ class Host:
             case Import():
                 import_rows(self.forwards, job, stamps)
             case Score():
-                value = self._score(job, stamps)
+                value = self._score(job, stamps, computed)
             case Judge():
                 rows, prefix = self._scores[job.scores]
                 value = self._judge([job], [rows], [prefix], stamps)[0]
@@ -171,6 +173,7 @@ class Host:
                 model = job.model if job.stage is None else job.stage.of(job.model)
                 value = measure(self.forwards.models[model], job, stopped, agree)
         time_of = self.forwards.clock.read()
+        self._scores |= computed  # a judge on another stream may read them now
         return Reply(value, tuple(stamp.read(time_of) for stamp in stamps))
 
     def _load(self, job: Load) -> Facts:
@@ -195,6 +198,7 @@ class Host:
             if model.steps is not None and job.model not in self._ranks:
                 self._draft_statically(job.model, model)
         _return_freed_memory()
+        self.forwards.clock.wait()
         return Facts(model.vocab_size, model.context, model.depth, self.forwards.clock.uncertainty)
 
     def _draft_statically(self, name: str, decoder: Decoder) -> None:
@@ -237,7 +241,9 @@ class Host:
         write = self._write if leads else _discard
         return Drafting(run.sampling, self._draws, run.vocab_size, write, partners)
 
-    def _score(self, job: Score, stamps: list[Stamp]) -> tuple[Judgement, ...] | bytes | None:
+    def _score(
+        self, job: Score, stamps: list[Stamp], computed: dict[int, tuple[torch.Tensor, Prefix]]
+    ) -> tuple[Judgement, ...] | bytes | None:
         kind = "draft" if job.greedy else "verify"
         model, stage_io = _model_and_stage(job)
         decoding = {prefix.sequence for prefix in job.prefixes}  # or their prompts end here
@@ -250,7 +256,7 @@ class Host:
         if not job.prefixes:  # only parts of prompts
             return ()
         if not job.judges:
-            self._scores |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
+            computed |= enumerate(zip(logits, job.prefixes, strict=True), job.scores)
             return None
         if not job.greedy:
             return self._judge(job.judges, logits, job.prefixes, stamps, best=job.best)

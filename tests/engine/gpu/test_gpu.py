@@ -30,10 +30,9 @@ from tests.engine.model.tiny import CONFIGS as FAMILIES
 from tests.engine.model.tiny import reference, save
 from tests.engine.runtimes.processes import at_span, servers
 from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
-from tests.engine.trace.watched import CALLS, generated, pair_of, set_up
+from tests.engine.trace.watched import CALLS, check_rounds, generated, pair_of, set_up
 from tests.engine.trace.watched import PROMPT as WATCHED
 from tests.engine.worker.test_shortage import limited
-from traces.checks import check
 from traces.metrics import measure
 
 pytestmark = pytest.mark.gpu
@@ -166,6 +165,7 @@ def test_drafts_of_int4_weights(forward, pair):
 
 @pytest.mark.parametrize("call", ["plain", "constant", "lookup"])
 def test_watch_times_transformers_by_events(call):
+    """Without SQLModel, which a machine with a GPU need not have."""
     arguments, settings = CALLS[call]
     target, drafter = (model.to(DEVICE) for model in pair_of("GPTNeoX", **settings))
     more = arguments | ({"assistant_model": drafter} if settings else {})
@@ -174,7 +174,7 @@ def test_watch_times_transformers_by_events(call):
     set_up(drafter, **settings)
     with engine.watch(target, drafter) as trace:
         tokens = generated(target, ids, **more)
-    check(trace)
+    check_rounds(trace)
     assert tokens == alone == trace.token_ids()
     assert {d.kind for d in trace.header.devices} == {DEVICE}
     assert all(span.end > span.start for span in trace.spans)

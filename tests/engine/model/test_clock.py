@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -73,3 +74,16 @@ def test_the_anchor_is_renewed(monkeypatch):
     device.read()
     assert stream.waits == before + 1 + 5
     assert device.read()(-1) == -1  # nothing is held
+
+
+def test_each_thread_reads_its_own_marks():
+    """One thread of a worker forwards, another one judges."""
+    device = StreamClock(FakeStream().event)
+    first = device.mark()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: device.read()(device.mark())).result() < 0  # read before its mark
+        found = other.submit(lambda: (device.mark(), device.read())).result()
+    assert found[1](found[0]) > 0
+    second = device.mark()
+    times = device.read()
+    assert 0 < times(first) < times(second)

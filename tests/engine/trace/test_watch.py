@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from tests.engine.trace.watched import (
     ENDS,
     PROMPT,
     characters,
+    check_rounds,
     generated,
     hooks,
     letters,
@@ -38,25 +38,6 @@ def watched(target, drafter, **call):
         tokens = generated(target, **call)
     check(trace)
     return trace, tokens
-
-
-def check_rounds(trace):
-    """The output is the accepted tokens and the target's own ones, round by round."""
-    start = len(trace.header.prompt_ids[0])
-    assert [c.position for c in trace.commits] == [start + i for i in range(len(trace.commits))]
-    for r in trace.rounds:
-        commits = [c for c in trace.commits if c.step == r.step]
-        decided = [d for d in trace.decisions if d.step == r.step]
-        accepted = [d.token for d in decided if d.outcome == "accepted"]
-        own = [d.token for d in decided if d.node < 0]
-        assert (len(accepted), len(commits)) == (r.accepted, r.emitted)
-        assert [c.token for c in commits] == accepted + own
-        assert len([d for d in decided if d.node >= 0]) == r.drafted
-    ends = sorted((s.start, s.end) for s in trace.spans)
-    assert all(before[1] <= after[0] for before, after in pairwise(ends))
-    times = {s.id: s for s in trace.spans}
-    assert all(d.draft_span in times for d in trace.decisions if d.node >= 0)
-    assert all(times[r.span].end <= r.time for r in trace.rounds)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from itertools import pairwise
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -91,6 +92,25 @@ def generated(target, ids=None, seed=3, **call):
     output = target.generate(ids, **{**settings, **call})
     start = 1 if target.config.is_encoder_decoder else ids.shape[1]
     return output[0, start:].tolist()
+
+
+def check_rounds(trace):
+    """The output is the accepted tokens and the target's own ones, round by round."""
+    start = len(trace.header.prompt_ids[0])
+    assert [c.position for c in trace.commits] == [start + i for i in range(len(trace.commits))]
+    for r in trace.rounds:
+        commits = [c for c in trace.commits if c.step == r.step]
+        decided = [d for d in trace.decisions if d.step == r.step]
+        accepted = [d.token for d in decided if d.outcome == "accepted"]
+        own = [d.token for d in decided if d.node < 0]
+        assert (len(accepted), len(commits)) == (r.accepted, r.emitted)
+        assert [c.token for c in commits] == accepted + own
+        assert len([d for d in decided if d.node >= 0]) == r.drafted
+    ends = sorted((s.start, s.end) for s in trace.spans)
+    assert all(before[1] <= after[0] for before, after in pairwise(ends))
+    times = {s.id: s for s in trace.spans}
+    assert all(d.draft_span in times for d in trace.decisions if d.node >= 0)
+    assert all(times[r.span].end <= r.time for r in trace.rounds)
 
 
 def hooks(model):
