@@ -43,9 +43,9 @@ RUNTIME: Options = {
         "virtual: pair decodes, bernoulli:RATE[:doubt=D] accepts drafts at a rate (pair)",
     ),
     "--forward": (
-        "eager",
+        "auto",
         "NAME",
-        "static for fixed shapes, on CUDA as graphs; not run on a GPU yet (eager)",
+        "eager, static for fixed shapes, on CUDA as graphs, or auto: static on a GPU (auto)",
     ),
 }
 DEVICES: Options = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -52,7 +53,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
     tokens: str | Trace | Source = "pair",
     device: str = "auto",
     threads: int = 1,
-    forward: str = "eager",
+    forward: str = "auto",
     dtype: str = "auto",
     tp: int = 1,
     drafter_tp: int = 1,
@@ -83,7 +84,7 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
         forward: `eager`, or `static` for forwards of fixed shapes, which CUDA replays as graphs
-            (`engine.model.static`); not run on a GPU yet.
+            (`engine.model.static`); `auto` is static on a GPU unless models are split, else eager.
         dtype: Of the weights: `float32`, `bfloat16`, or `auto` for bfloat16 on GPUs and float32 on
             CPUs.
         tp: Devices that split the target by tensors, with `local-process` or on one node of `ray`:
@@ -165,7 +166,7 @@ def _place(pair: Pair, options: Options) -> Placement:
         case _:
             pool = local_pool(pair, options)
             stages = {"stages": [len(span) for span in pool.spans]} if pool.spans else {}
-            details = options.facts() | stages
+            details = pool.options.facts(pool.devices[0]) | stages
             return Placement(options.runtime, pool, base_layout(pair), details=details)
 
 
@@ -182,12 +183,12 @@ def local_pool(pair: Pair, options: Options, tokens: int = KV_TOKENS) -> LocalDe
     options.check_devices(len(devices), drafter=pair.drafter_path is not None)
     limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
     pool = split_by_memory(LocalDevices(pair, options, devices, memory=limits), tokens)
-    if pool.spans and options.static:
+    if pool.spans and options.forward == "static":
         raise UsageError(
             f"the target is split by layers over {len(pool.spans)} devices, and a split target has eager forwards "
             "only; leave forward static out"
         )
-    return pool
+    return replace(pool, options=replace(options, forward="eager")) if pool.spans else pool
 
 
 def _on_profile(pair: Pair, options: Options) -> Placement:
@@ -218,5 +219,5 @@ def _on_ray(pair: Pair, options: Options) -> Placement:
     except BaseException:
         cluster.close()
         raise
-    details = options.facts() | {"nodes": pool.nodes}
+    details = options.facts(pool.devices[0]) | {"nodes": pool.nodes}
     return Placement("ray", pool, base_layout(pair), details=details, finish=cluster.close)

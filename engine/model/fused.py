@@ -13,7 +13,7 @@ On a CPU the same operations run one by one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from engine.model.cache import Buffers, Cache
     from engine.model.clock import Clock
     from engine.model.decoder import Decoder
+    from engine.model.static import GraphPool
     from engine.types import Sampling
 
 MOST_NUMBERS = 1 << 26
@@ -166,7 +167,7 @@ class FusedDraft:
     """Drafts of one kind: inputs in fixed memory, the same operations at every call."""
 
     def __init__(
-        self, forwards: _Forwards, tokens: Tensor | None, kind: Kind, clock: Clock, pool: Any
+        self, forwards: _Forwards, tokens: Tensor | None, kind: Kind, clock: Clock, pool: GraphPool | None
     ) -> None:
         self._forwards, self._tokens, self._kind, self._pool = forwards, tokens, kind, pool
         decoder, device = forwards.decoder, forwards.device

@@ -109,7 +109,7 @@ class StaticSteps:
 class StaticStep:
     """A forward of one size: inputs in fixed memory, the same operations at every call."""
 
-    def __init__(self, decoder: Decoder, cache: Cache, size: Size, pool: Any = None) -> None:
+    def __init__(self, decoder: Decoder, cache: Cache, size: Size, pool: GraphPool | None = None) -> None:
         self.size, self._pool = size, pool
         self._decoder = decoder
         count = size.slots * size.rows
@@ -219,21 +219,39 @@ def read_length(needed: int, most: int) -> int:
     return min(length, most)
 
 
-def graph_pool(device: torch.device) -> Any:
-    """Return the memory that a model's graphs share, for they never run at once; None on a CPU."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+class GraphPool:
+    """The memory that a model's graphs share, for they never run at once.
+
+    torch cannot use a pool again whose graphs are all gone, as after a cache has grown: one stays.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.handle, self._first = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        number = torch.zeros(1, device=device)
+        with torch.cuda.device(device):
+            _capture(self._first, lambda: number.add_(1), self.handle)
 
 
-def captured(compute: Callable[[], None], pool: Any) -> Callable[[], None]:
+def graph_pool(device: torch.device) -> GraphPool | None:
+    """Return a pool for a model's graphs; None on a CPU."""
+    return GraphPool(device) if device.type == "cuda" else None
+
+
+def captured(compute: Callable[[], None], pool: GraphPool | None) -> Callable[[], None]:
     """Return the replay of a CUDA graph of `compute`; it runs once to warm up, once recorded."""
+    assert pool is not None, "a GPU has a pool"
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
         compute()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    _capture(graph, compute, pool.handle)
+    return graph.replay
+
+
+def _capture(graph: torch.cuda.CUDAGraph, compute: Callable[[], object], pool: Any) -> None:
     # Other workers of this process may use CUDA meanwhile, but `torch.cuda.graph` first waits for
     # the device, which is an error while another thread captures.
     with CAPTURE, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()
-    return graph.replay

@@ -119,7 +119,9 @@ def _asked(text: str) -> int:
 def _free() -> int:
     """Return the free bytes of this process's device, on a CPU within its own limit, too."""
     if torch.cuda.is_initialized():
-        return torch.cuda.mem_get_info()[0]
+        free, total = torch.cuda.mem_get_info()
+        share = round(total * torch.cuda.get_per_process_memory_fraction())
+        return min(free, max(0, share - torch.cuda.memory_reserved()))
     limits = [cpu_free()]
     if sys.platform != "win32":
         import resource

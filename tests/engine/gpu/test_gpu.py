@@ -1,6 +1,6 @@
 """All methods on a GPU: `pytest -m gpu`. Other tests need none, and `make test` leaves these out.
 
-They have not run on a GPU yet. `SPECSCOPE_GPU_TESTS=cpu` runs their logic on a CPU.
+`SPECSCOPE_GPU_TESTS=cpu` runs their logic on a CPU.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ LIMITS = Limits(24)
 ALL = CONFIGS | {"dsi": {}, "ems": {"base": "speculative", "batch": 2}}
 GREEDY = Sampling()
 MODES = {
-    "threads": {"runtime": "local-thread"},
+    "threads": {"runtime": "local-thread", "forward": "eager"},
     "threads, static": {"runtime": "local-thread", "forward": "static"},
-    "processes": {"runtime": "local-process"},
+    "processes": {"runtime": "local-process", "forward": "eager"},
     "processes, static": {"runtime": "local-process", "forward": "static"},
 }
 
@@ -160,7 +160,8 @@ def test_drafts_of_int4_weights(forward, pair):
         first = next(i for i, (a, b) in enumerate(zip(*texts, strict=True)) if a != b)
         pinned = next(d for d in runs[0].decisions if d.position == len(runs[0].header.prompt_ids[0]) + first)
         best, second = (p for _, p in pinned.top_p[:2])
-        assert second > 0.9 * best, (first, pinned.top_p)
+        # of two logits near 16, whose bf16 grid has steps of 1/8
+        assert second > np.exp(-2 / 8) * best, (first, pinned.top_p)
 
 
 @pytest.mark.parametrize("call", ["plain", "constant", "lookup"])
@@ -194,7 +195,9 @@ def test_a_killed_worker_ends_its_run_and_the_next_run_works(pair):
         with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
             cluster.run("speculative", PROMPT, limits=Limits(200), listener=kill)
     with engine.open(pair, device=DEVICE) as cluster:
-        assert cluster.run("speculative", PROMPT, limits=Limits(4)).status == "done"
+        trace = cluster.run("speculative", PROMPT, limits=Limits(4))
+        assert trace.status == "done"
+        assert trace.header.environment["forward"] == ("eager" if DEVICE == "cpu" else "static")
 
 
 @contextmanager
