@@ -171,6 +171,8 @@ class Execution:
             kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)],
         )
         self.device = self._accelerator.device
+        # cuDNN makes a plan for every shape, a second each on an H200, and a loss became nan with it.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         if self.device.type != device.type:
             raise UsageError(
                 f"device is {device.type}, but this process has trained on {self.device.type}; start another process"
