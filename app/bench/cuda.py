@@ -224,7 +224,7 @@ class Timed:
     def __init__(self, size: Size, device: torch.device) -> None:
         self.name = size.name
         config = size.config()
-        with _default(device, torch.bfloat16 if device.type == "cuda" else torch.float32):
+        with on_device(device, torch.bfloat16 if device.type == "cuda" else torch.float32):
             self._reference = LlamaForCausalLM(config).eval()
         weights = self._reference.state_dict()
         self.bytes = (
@@ -315,7 +315,7 @@ def _agreement(texts: list[list[int]]) -> float:
 
 
 @contextlib.contextmanager
-def _default(device: torch.device, dtype: torch.dtype) -> Generator[None]:
+def on_device(device: torch.device, dtype: torch.dtype) -> Generator[None]:
     """Make new tensors of this device and dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

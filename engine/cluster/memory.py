@@ -1,7 +1,6 @@
 """Memory of devices: what is free, what weights and KV caches take, and whether they fit.
 
-All CPU cores share one memory, unless the user limits each of them. Reading a GPU's free memory has
-never run on a GPU.
+All CPU cores share one memory, unless the user limits each of them.
 """
 
 from __future__ import annotations

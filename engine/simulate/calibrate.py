@@ -123,7 +123,11 @@ def calibrate(pair: Pair, plan: Plan, device: str = "auto", report: Report = pri
     with _one_thread(names):
         report(f"loading {pair.name} on {names[0]}")
         paths = {"target": pair.target_path, "drafter": pair.drafter_path}
-        models = {name: load(path, place, dtype, name) for name, path in paths.items() if path is not None}
+        models = {
+            name: load(path, place, dtype, name, static=place == "cuda")
+            for name, path in paths.items()
+            if path is not None
+        }
         plan = plan.within([*models.values()])
         forwards = _forwards(models, plan, report)
         report("timing a hop to a worker, judging and a copy")

@@ -171,7 +171,7 @@ class Execution:
             kwargs_handlers=[InitProcessGroupKwargs(timeout=_PATIENCE)],
         )
         self.device = self._accelerator.device
-        # cuDNN makes a plan for every shape, a second each on an H200, and a loss became nan with it.
+        # cuDNN plans every shape, for a second each on an H200, and with it a loss became nan.
         torch.backends.cuda.enable_cudnn_sdp(False)
         if self.device.type != device.type:
             raise UsageError(

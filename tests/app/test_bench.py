@@ -243,6 +243,7 @@ def test_all_kinds_of_forwards_give_the_same_tokens(monkeypatch, capsys):
     assert result["colocated_gain"]["target"] == "large"
     for size in sizes:
         assert result[f"chain_gain_{size.name}"]["same_tokens"] == 1
+        assert result[f"int4_gain_{size.name}"]["median"] > 0
     assert 0 < result["orchestration_toy"]["median"] < 1
     assert 0 < result["orchestration"]["median"] < 1
 

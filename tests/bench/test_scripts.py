@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +17,7 @@ from engine.checkpoints.pair import Pair
 from engine.errors import UsageError
 from engine.model.attention import attend
 from engine.types import Limits, Sampling
-from tests.bench import attention, groups, health, placements, schedules, tracing, viewer
+from tests.bench import attention, groups, health, placements, schedules, shapes, tracing, viewer
 from tests.engine.heads.random_heads import make_head
 from tests.traces.samples import sample_trace
 from traces.checks import check
@@ -131,3 +133,30 @@ def test_the_notes_of_a_pair_are_those_of_its_loops():
     assert len(rows) == 24
     assert all(note.startswith("The text repeats") for *_, note in rows if note)
     assert [(temperature, i) for _, temperature, i, note in rows if note] == [(0.0, 5)]
+
+
+def test_a_pair_of_a_real_shape_agrees_often_and_all_methods_decode_it(tmp_path: Path):
+    size = Size("small", 6, 64, 128, 4, 2)
+    agreement = shapes.write_pair(tmp_path, size, torch.device("cpu"))
+    assert abs(agreement - shapes.AGREEMENT) < 0.05
+    with engine.open(
+        target=tmp_path / "target", drafter=tmp_path / "drafter", runtime="local-thread"
+    ) as cluster:
+        figures = shapes.race(cluster, 1, 24, lambda _: None)
+    assert len(figures) == len(shapes.METHODS) - 1
+    assert all(figure.valid and figure.detail["parts_at"] is None for figure in figures.values())
+    assert figures["speculative_over_autoregressive"].detail["acceptance_rate"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [([5, 7, 8], None), ([5, 9, 8], (1, 0.5)), ([5, 6, 8], (1, math.inf))]
+)
+def test_texts_that_part_have_the_difference_of_the_two_logits(tokens, expected):
+    tops = [((5, 1.0),), ((7, math.exp(0.5) / 4), (9, 0.25)), ((8, 1.0),)]
+    plain = SimpleNamespace(
+        token_ids=lambda: [5, 7, 8],
+        header=SimpleNamespace(prompt_ids=[[1, 2]]),
+        decisions=[SimpleNamespace(position=2 + i, top_p=top) for i, top in enumerate(tops)],
+    )
+    found = shapes.parting(SimpleNamespace(token_ids=lambda: tokens), plain)
+    assert found == (expected if expected is None else pytest.approx(expected))
