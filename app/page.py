@@ -205,10 +205,11 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
                 at_list = TABS.get(str(event.tab)) == "history"
                 yield history.list_again("", {}) if at_list else {history.wanted: gr.skip()}
 
-        every: dict[str, Any] = {"concurrency_limit": None, "trigger_mode": "multiple", **QUIET}
-        router.moved(playground.streams.pointed(move), None, [tabs, *playground.changed], **every)
+        every: dict[str, Any] = {"trigger_mode": "multiple", **QUIET}
+        moved, placed = playground.streams, history.streams
+        router.moved(moved.pointed(move), None, [tabs, *playground.changed], **moved.in_order, **every)
         places = list(dict.fromkeys([*history.opened, *history.left]))
-        placed = router.moved(history.streams.pointed(place), None, places, **every)
-        placed.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
+        opened_again = router.moved(placed.pointed(place), None, places, **placed.in_order, **every)
+        opened_again.then(history.analyse, history.viewer, history.analysis.shown, **QUIET)
     page.queue(max_size=64)
     return page

@@ -186,9 +186,15 @@ class Streams:
 
     Gradio sends a stream's last update once more, at any time after its end. So each stream ends
     with an update that changes nothing, and a new one waits for the end of the one before.
+
+    Args:
+        name: Of these streams, on the page.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.in_order: dict[str, Any] = {"concurrency_id": name, "concurrency_limit": None}
+        """Settings of an event whose handler is one of these: Gradio starts events of different
+        queues in random order."""
         self._pages: OrderedDict[str, _Stream] = OrderedDict()
 
     async def only(

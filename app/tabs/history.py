@@ -54,7 +54,7 @@ class History:
         live = [self.wanted, *self.following.shown]
         self.opened = [*opened, *live, *self.analysis.shown]
         self.left = [*self.listed, self.listing, self.detail, self.viewer, self.heading, *live]
-        self.streams = Streams()
+        self.streams = Streams("history")
         """Of followed files."""
         self._connect()
 
@@ -97,8 +97,8 @@ class History:
         self.keep.click(lambda: gr.update(visible=False), None, self.confirm, **QUIET)
         self.really.click(self.delete_runs, view, listed, **QUIET)
         self.table.imported(self.show_imported, self.search, [*listed, self.search], **QUIET)
-        self.back.click(self.streams.handler(self.leave), view, self.left, **QUIET)
-        runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
+        self.back.click(self.streams.handler(self.leave), view, self.left, **self.streams.in_order, **QUIET)
+        runs: dict[str, Any] = {**QUIET, **self.streams.in_order, "trigger_mode": "multiple"}
         for part in (self.picker, self.wanted, self.following.line):
             followed = part.followed(self.streams.pointed(self.follow), None, shown, **runs)
             followed.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)

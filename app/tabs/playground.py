@@ -36,7 +36,7 @@ class Playground:
     def __init__(self, service: Service, pair: str | None = TOY, ray: Ray | None = None) -> None:
         self.service, self.pair, self.ray = service, pair, ray
         self.form = Form()
-        self.streams = Streams()
+        self.streams = Streams("playground")
         self.chat = gr.JSON(Chat().to_json(), visible=False)
         self.kept = build_hidden("kept", "SpecScopeAddress.keep(props, watch);")
         """The conversation as JSON: the page keeps it over a reload, and has the race's address."""
@@ -63,11 +63,11 @@ class Playground:
             *(form.controls[name] for name in ("seed", "methods", "drafting")),
             *form.alerts.values(),
         ]
-        runs: dict[str, Any] = {**QUIET, "concurrency_limit": None, "trigger_mode": "once"}
+        runs: dict[str, Any] = {**QUIET, **streams.in_order, "trigger_mode": "once"}
         composer.go.click(streams.handler(self.ask), given, changed, **runs)
         composer.again.click(streams.handler(self.regenerate), given, changed, **runs)
         self.viewer.advised(streams.pointed(self.follow_advice), given, changed, **runs)
-        composer.clear.click(streams.handler(self.forget), self.chat, changed, **QUIET)
+        composer.clear.click(streams.handler(self.forget), self.chat, changed, **streams.in_order, **QUIET)
         composer.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
         self.changed = changed
 
@@ -77,7 +77,7 @@ class Playground:
         page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
         page.load(self.reopen, None, [models, self.composer.notice], **QUIET)
         restore, kept = self.streams.handler(self.restore), "() => SpecScopeAddress.kept()"
-        page.load(restore, self.chat, self.changed, js=kept, concurrency_limit=None, **QUIET)
+        page.load(restore, self.chat, self.changed, js=kept, **self.streams.in_order, **QUIET)
         for shelf in self.library.shelves:
             page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
 

@@ -208,7 +208,7 @@ def test_an_unknown_race_changes_a_new_page_by_nothing_and_a_moved_one_to_the_fi
 
 def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
     """The first stream ends with an update that changes nothing, before the second one begins."""
-    streams, seen = Streams(), list[tuple[str, object]]()
+    streams, seen = Streams("here"), list[tuple[str, object]]()
 
     async def endless(name: str):
         while True:
@@ -239,7 +239,7 @@ def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
 
 def test_a_stream_that_nobody_reads_to_its_end_does_not_hold_up_the_next_one(monkeypatch) -> None:
     monkeypatch.setattr(conversations, "END_S", 0.05)
-    streams = Streams()
+    streams = Streams("here")
 
     async def once():
         yield {"part": "x"}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.page import Page
+from app.page import Page, build_page
 from app.render.turn import turn_line
 from app.runs import Lane, LiveRun, RunRequest, lanes_of
 from app.tabs import streaming
@@ -33,6 +33,20 @@ async def collect(runs, act=None):
         if act is not None:
             act(frame)
     return collected
+
+
+@pytest.mark.parametrize(
+    ("name", "events"),
+    [
+        ("history", {"leave", "follow", "place"}),
+        ("playground", {"ask", "regenerate", "follow_advice", "forget", "restore", "move"}),
+    ],
+)
+def test_events_of_one_stream_start_in_their_order(service, name, events) -> None:
+    """They share a queue; Gradio starts those of different queues in random order."""
+    page = build_page(service)
+    assert {fn.name for fn in page.fns.values() if fn.concurrency_id == name} == events
+    assert {fn.concurrency_limit for fn in page.fns.values() if fn.concurrency_id == name} == {None}
 
 
 def test_a_turn_streams_to_its_end(service) -> None:
