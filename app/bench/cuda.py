@@ -195,9 +195,9 @@ class Cached:
         """Keep the first CACHED rows."""
         self.cache.keep(0, np.arange(CACHED))
 
-    def logits(self, ids: Sequence[int], position: int = CACHED) -> torch.Tensor:
-        """Forward a chain of rows; return its logits, (T, V)."""
-        rows = Rows.chain(0, np.array(ids, dtype=np.int64), position)
+    def logits(self, ids: Sequence[int], after: int = 0) -> torch.Tensor:
+        """Forward a chain, `after` rows that follow the cached ones; return its logits, (T, V)."""
+        rows = Rows.chain(0, np.array(ids, dtype=np.int64), CACHED + after)
         return self.decoder.forward(self.cache, rows, np.arange(len(ids))).logits
 
     def forward(self, rows: int) -> list[int]:
@@ -251,7 +251,7 @@ class Timed:
         self._ours.back()
         with self._ours.in_steps():
             for step in range(DRAFTS):
-                token = int(self._ours.logits([token], CACHED + step).argmax(-1).item())
+                token = int(self._ours.logits([token], step).argmax(-1).item())
                 tokens.append(token)
         return tokens
 

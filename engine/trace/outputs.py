@@ -136,11 +136,12 @@ class Outputs:
                 f"sequence {sequence} has a round after its end at token {output.length}; a round with a "
                 "reason, with fewer tokens than it accepts, or with a rejection and no own token is the last one"
             )
+        _check_spans(f"sequence {sequence}", "verify", [] if verify is None else [verify])
         if isinstance(verify, int):
-            return Place(self.step + 1, sequence, output.length, time, verify), None
+            return Place(self.step + 1, int(sequence), output.length, time, verify), None
         work = verify or self._claims.scoring(sequence)
         step = work.step if work and work.step not in output.steps else self.step + 1
-        return Place(step, sequence, output.length, time, work.id if work else -1), work
+        return Place(step, int(sequence), output.length, time, work.id if work else -1), work
 
     def _spans(
         self, at: Place, levels: Sequence[int], draft: Spans, work: Work | None, mode: str
@@ -151,7 +152,8 @@ class Outputs:
             early = work is not None and work.start >= 0 and not ahead
             before = work.start if early and work else at.time
             return self._claims.drafting(at.sequence, levels, before, ahead=ahead)
-        given = [draft] if isinstance(draft, Work | int) else [*draft]
+        given = [draft] if isinstance(draft, Work | int | str) else [*draft]
+        _check_spans(str(at), "draft", given)
         ids = [one.id if isinstance(one, Work) else one for one in given]
         if len(ids) not in (1, len(levels)):
             raise UsageError(
@@ -160,9 +162,11 @@ class Outputs:
         self._claims.forget(at.sequence, ids)
         return ids * len(levels) if len(ids) == 1 else ids
 
-    def _added(self, at: Place, tokens: Sequence[int], texts: Sequence[str] | None) -> list[str]:
+    def _added(self, at: Place, tokens: Sequence[int], texts: Any) -> list[str]:
         if texts is None:
             return [self._texts.added(at.sequence, token) for token in tokens]
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise UsageError(f"texts of {at} is {shown(texts)}; give a text for each emitted token")
         if len(texts) != len(tokens):
             raise UsageError(
                 f"{at} has {len(texts)} texts of {len(tokens)} emitted tokens; give one for each"
@@ -190,6 +194,12 @@ class Outputs:
         self.step = max(self.step, at.step)
         if what.own:
             self._claims.restart(at.sequence, at.time)
+
+
+def _check_spans(where: str, name: str, spans: Sequence[object]) -> None:
+    for span in spans:
+        if not isinstance(span, Work) and not (isinstance(span, int) and span >= -1):
+            raise UsageError(f"{name}= of {where} has {shown(span)}; give what span() returns, or its id")
 
 
 def _check_choices(at: Place, mode: str, reason: str) -> None:

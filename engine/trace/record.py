@@ -34,6 +34,7 @@ from engine.trace.work import NO_TRACK, Work, devices_of
 RUNTIME = "own code"
 BOTH = ("drafter+target",)
 RULES = ("", "ratio", "match", "typical")
+SAMPLING = ("temperature", "top_k", "top_p", "seed")
 PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
 
 
@@ -90,6 +91,7 @@ def record(
         return Recorder(Lines(file, replace=False), header, streams=_streams(header, events))
     if rule not in RULES:
         raise UsageError(f"rule is {shown(rule)}; give one of {', '.join(RULES[1:])}, or leave it out")
+    _check_settings(sampling, config)
     header = Header(
         run_id=uuid.uuid4().hex[:12],
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -112,6 +114,16 @@ def record(
         rule = rule or "match"
     lines = Lines(file, replace=True) if isinstance(file, Path) else file
     return Recorder(lines, header, Texts(decode), rule, _streams(header, events))
+
+
+def _check_settings(sampling: Any, config: Any) -> None:
+    for name, settings in (("sampling", sampling), ("config", config)):
+        if not isinstance(settings, Mapping | None):
+            raise UsageError(f"{name} is {shown(settings)}; give name -> value")
+    for name in SAMPLING:
+        value = (sampling or {}).get(name, 0)
+        if not isinstance(value, int | float):
+            raise UsageError(f"{name} in sampling is {shown(value)}; give a number")
 
 
 def _streams(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from numbers import Integral
 from threading import RLock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -177,7 +178,7 @@ class Recorder:
             self.start()
         assert self._devices is not None, "the recording has started"
         track, step = self._devices.track(kind, device, model), self._outputs.step if self._outputs else 0
-        if not -1 <= sequence < len(self._prompts):
+        if type(sequence) is not int or not -1 <= sequence < len(self._prompts):
             self._check_sequence(sequence)
         if step or kind != "prefill":
             step += 1
@@ -190,12 +191,15 @@ class Recorder:
         assert self._devices is not None, "the span has begun"
         try:
             line = work.line
+            whole = work.rows >= -1 and work.context >= -1
         except (ValueError, TypeError):
+            whole, line = False, b""
+        if not whole:
             numbers = (work.start, work.end, work.rows, work.context)
             raise UsageError(
                 f"start, end, rows and context of a {work.track.kind} are {shown(numbers)}; give whole numbers, "
-                "times in nanoseconds"
-            ) from None
+                "times in nanoseconds, -1 for unknown rows"
+            )
         if work.outcome not in OUTCOMES:
             raise UsageError(f"the outcome of a span is {shown(work.outcome)}; give {' or '.join(OUTCOMES)}")
         self._devices.ended(work)
@@ -206,7 +210,7 @@ class Recorder:
         self._lines.write(line)
 
     def _check_sequence(self, sequence: int) -> None:
-        if not -1 <= sequence < len(self._prompts):
+        if not isinstance(sequence, Integral) or not -1 <= sequence < len(self._prompts):
             raise UsageError(
                 f"sequence {shown(sequence)} has no prompt; give 0 to {len(self._prompts) - 1}, or call prompt() "
                 "once for each sequence before the first span"
@@ -261,7 +265,9 @@ class Recorder:
             time: When the tokens were known, of `time.perf_counter_ns`; by default now.
             reason: Why the output ended with this round: `eos`, `stop` or `length`.
         """
-        now = perf_counter_ns() if time is None else time
+        now: Any = perf_counter_ns() if time is None else time
+        if not isinstance(now, int):
+            raise UsageError(f"the time of a round is {shown(now)}; give one of time.perf_counter_ns()")
         with self._lock:
             outputs = self._rounds(sequence, now)
             at = now - self._begin

@@ -122,12 +122,33 @@ def test_spans_that_overlap_on_a_device_are_refused(path):
         ),
         ({"kind": "sample", "model": "both"}, "the model of a span is 'both'"),
         ({"kind": "verify", "sequence": 4}, "sequence 4 has no prompt"),
+        ({"kind": "verify", "sequence": None}, "sequence None has no prompt"),
     ],
 )
 def test_a_span_that_cannot_be_is_refused(path, span, message):
     with engine.record(path, devices=DEVICES) as rec, pytest.raises(UsageError) as error:
         rec.span(**span)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sequence": "0"}, "sequence '0' has no prompt; give 0 to 0"),
+        ({"verify": "v"}, "verify= of sequence 0 has 'v'; give what span() returns, or its id"),
+        ({"draft": ["d"]}, "draft= of round 1 of sequence 0 has 'd'; give what span() returns, or its id"),
+        ({"draft": -2}, "has -2; give what span() returns"),
+        ({"time": 1.5}, "the time of a round is 1.5; give one of time.perf_counter_ns()"),
+        ({"texts": "a"}, "texts of round 1 of sequence 0 is 'a'; give a text for each emitted token"),
+    ],
+)
+def test_a_round_that_cannot_be_is_refused(path, given, message):
+    with engine.record(path) as rec:
+        with pytest.raises(UsageError) as error:
+            rec.round(drafted=[4], accepted=0, emitted=[5], **given)
+        rec.round(drafted=[4], accepted=0, emitted=[5])
+    assert message in str(error.value)
+    assert [r.emitted for r in read(path).rounds] == [1]
 
 
 def test_a_device_is_named_where_several_fit(path):
@@ -145,6 +166,9 @@ def test_a_device_is_named_where_several_fit(path):
         ({"devices": {"a": "boss"}}, "the role of device 'a' is 'boss'"),
         ({"devices": {"a": "drafter"}}, "has the role target"),
         ({"rule": "luck"}, "rule is 'luck'; give one of ratio, match, typical"),
+        ({"sampling": 3}, "sampling is 3; give name -> value"),
+        ({"sampling": {"temperature": "hot"}}, "temperature in sampling is 'hot'; give a number"),
+        ({"config": "gamma"}, "config is 'gamma'; give name -> value"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(path, given, message):
