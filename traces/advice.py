@@ -144,11 +144,15 @@ def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> I
                     method, {**used, name: length}, name, scale * predicted(kind, rates, length), kind
                 )
     if layout.needs_drafter and _apart(trace):
-        yield from _others(method, rates)
+        yield from _others(method, rates, at_once=not _share_a_card(trace))
 
 
-def _others(method: Method, rates: Rates) -> Iterable[Advice]:
-    """Yield other methods that draft chains of gamma tokens with the same drafter."""
+def _others(method: Method, rates: Rates, *, at_once: bool) -> Iterable[Advice]:
+    """Yield other methods that draft chains of gamma tokens with the same drafter.
+
+    Without `at_once` they draft and verify in turns: the measured times are those of models that
+    work alone, and on one card models at work at once slow each other down.
+    """
     for other in METHODS.values():
         cfg = {s.name: s.default for s in other.settings()}
         layout = other.layout(other.Config())
@@ -158,7 +162,7 @@ def _others(method: Method, rates: Rates) -> Iterable[Advice]:
             and "gamma" in cfg
             and (kind == "overlap" or set(cfg) <= {"gamma", "drafts", *SCHEDULE})
         )
-        if other.key == method.key or kind is None or not simple:
+        if other.key == method.key or kind is None or not simple or not (at_once or kind == "turns"):
             continue
         for gamma in range(1, 1 + max(4, LONGEST * len(rates.nodes))):
             yield _advice(
@@ -199,6 +203,12 @@ def _advice(method: Method, config: dict[str, Any], name: str, speedup: float, k
 def _apart(trace: Trace) -> bool:
     roles = [device.role for device in trace.header.devices]
     return "drafter" in roles and "target" in roles
+
+
+def _share_a_card(trace: Trace) -> bool:
+    """Return whether devices are streams of one GPU: `cuda:0/drafter` and `cuda:0/target`."""
+    cards = [device.name.partition("/")[0] for device in trace.header.devices]
+    return len({*cards}) < len(cards)
 
 
 @dataclass(frozen=True, slots=True)

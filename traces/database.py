@@ -130,7 +130,7 @@ def explain(error: BaseException, path: Path) -> StoreError:
         "SQLITE_NOTADB": f"{path} is not a SpecScope database; move it away, {elsewhere}",
         "SQLITE_CORRUPT": f"{path} is damaged; move it away or restore a copy, {elsewhere}",
         "SQLITE_IOERR": f"{path} cannot be read or written ({name}); check the disk and its free space, {elsewhere}",
-        "SQLITE_CONSTRAINT_UNIQUE": "a run with this id is already stored; delete it first",
+        "SQLITE_CONSTRAINT_UNIQUE": "a run with this id is already stored; delete it in the History first",
         "SQLITE_CONSTRAINT_FOREIGNKEY": "the run was deleted while it was recorded; run it again",
     }
     for code in (name, "_".join(name.split("_")[:2])):

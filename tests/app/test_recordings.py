@@ -147,7 +147,7 @@ def test_a_second_run_of_the_same_id_is_not_stored(service, folder) -> None:
         run = service.follower.start(name).run
         assert run.wait(20)
         assert run.state == "done"
-    assert run.note == "Not stored: a run with this id is already stored; delete it first."
+    assert run.note == "Not stored: a run with this id is already stored; delete it in the History first."
     assert service.find("sample-pearl") is run, "the newest run of an id is found"
 
 

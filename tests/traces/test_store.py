@@ -95,7 +95,7 @@ def test_an_id_is_never_replaced(store):
         lambda: store.insert(sample_trace("pearl", tokens=3)),
         lambda: store.record(sample_events("pearl")[0]),
     ):
-        with pytest.raises(StoreError, match="already stored; delete it first"):
+        with pytest.raises(StoreError, match="already stored; delete it in the History first"):
             attempt()
     assert store.load("sample-pearl") == sample_trace("pearl")
 

@@ -104,6 +104,16 @@ def test_another_method_is_advised_only_where_both_models_have_a_device() -> Non
     assert judged(sample_trace("shared"))["run"]["method"] == "speculative"
 
 
+def test_on_one_card_no_method_is_advised_whose_models_work_at_once() -> None:
+    """Both models are timed alone there, and wait for the same memory when they are not."""
+    trace = sample_trace("speculative")
+    names = {"gpu0": "cuda:0/drafter", "gpu1": "cuda:0/target"}
+    devices = tuple(replace(device, name=names[device.name]) for device in trace.header.devices)
+    spans = [replace(span, device=names[span.device]) for span in trace.spans]
+    on_one = replace(trace, header=replace(trace.header, devices=devices), spans=spans)
+    assert judged(on_one)["run"]["method"] == "speculative"
+
+
 def test_nothing_is_predicted_from_forwards_of_one_row() -> None:
     """What a second row costs is unknown then."""
     trace = sample_trace("pearl", gamma=1)
