@@ -71,7 +71,10 @@ def test_several_files_are_followed_to_their_footers(capsys, db, tmp_path) -> No
     assert [(row["file"], row["run_id"]) for row in ends] == [("a.jsonl", "run-a"), ("b.jsonl", "run-b")]
     code, out, _ = call(capsys, "follow", str(tmp_path / "a.jsonl"), "--json", *db)
     assert code == 0
-    assert rows(out)[-1]["message"] == "Not stored: a run with this id is already stored; delete it in the History first."
+    assert (
+        rows(out)[-1]["message"]
+        == "Not stored: a run with this id is already stored; delete it in the History first."
+    )
 
 
 def test_a_wrong_line_ends_the_command_with_its_number(capsys, db, tmp_path) -> None:
