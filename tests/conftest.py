@@ -7,6 +7,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +19,7 @@ from engine.files import cache_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """One thread per test process: two processes run at once, and a sum depends on how it is split."""
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
