@@ -121,8 +121,8 @@ def _check_settings(sampling: Any, config: Any) -> None:
         if not isinstance(settings, Mapping | None):
             raise UsageError(f"{name} is {shown(settings)}; give name -> value")
     for name in SAMPLING:
-        value = (sampling or {}).get(name, 0)
-        if not isinstance(value, int | float):
+        value = (sampling or {}).get(name)
+        if not isinstance(value, int | float | None):
             raise UsageError(f"{name} in sampling is {shown(value)}; give a number")
 
 

@@ -177,6 +177,12 @@ def test_settings_that_cannot_be_are_refused(path, given, message):
     assert not path.exists()
 
 
+def test_settings_of_sampling_may_be_none(path):
+    with engine.record(path, sampling={"temperature": 0.7, "top_k": None, "seed": None}) as rec:
+        rec.round(emitted=[1])
+    assert read(path).header.sampling == {"temperature": 0.7, "top_k": None, "seed": None}
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"cannot record to .*absent/x.jsonl: No such file"):
         engine.record(tmp_path / "absent" / "x.jsonl")
