@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := engine traces app tests
+SOURCES := src/specscope/__init__.py engine traces app tests
 
 .PHONY: play test thorough lint style types format unit model package browser bench clean
 .DEFAULT_GOAL := play

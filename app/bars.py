@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from engine.checkpoints.progress import Progress
+from specscope.engine.checkpoints.progress import Progress
 
 
 def is_watched() -> bool:

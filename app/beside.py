@@ -1,7 +1,8 @@
 """The History's example: transformers' own assisted generation beside SpecScope's methods.
 
-`python -m app.beside` records it again: the call of docs/examples/assisted.py, watched, and the
-methods of `assets/examples/beside/beside.json` with the same models, prompt and draft length.
+`python -m specscope.app.beside` records it again: the call of docs/examples/assisted.py, watched,
+and the methods of `assets/examples/beside/beside.json` with the same models, prompt and draft
+length.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.shipped import pack, unpack
+from specscope.app.shipped import pack, unpack
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
-    from traces.store import Store
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.store import Store
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "assets" / "examples" / "beside"
@@ -44,7 +45,7 @@ def keep(store: Store) -> list[str]:
 
 def record() -> None:
     """Record the three runs, whose tokens must be the same, and write their files."""
-    from traces.comparable import other_load
+    from specscope.traces.comparable import other_load
 
     traces = [_watched(), *_run_methods()]
     if any(trace.token_ids() != traces[0].token_ids() for trace in traces):
@@ -60,7 +61,7 @@ def _watched() -> Trace:
     """Return the trace of the second of two calls on one core: the first one warms torch up."""
     import torch
 
-    from traces.imports.reading import read_traces
+    from specscope.traces.imports.reading import read_traces
 
     wanted = plan()
     torch.set_num_threads(1)
@@ -72,12 +73,12 @@ def _watched() -> Trace:
 
 
 def _run_methods() -> list[Trace]:
-    import engine
-    from engine.types import Limits
+    import specscope
+    from specscope.engine.types import Limits
 
     wanted = plan()
     settings = {"config": wanted["config"], "limits": Limits(max_new_tokens=wanted["max_new_tokens"])}
-    with engine.open(**wanted["open"]) as cluster:
+    with specscope.open(**wanted["open"]) as cluster:
         return [cluster.run(method, wanted["prompt"], **settings) for method in wanted["methods"]]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psutil
 
-from engine.cluster.occupancy import ProcessorTime, processor_time, used_by_others
-from engine.trace.events import TOO_BUSY
-from traces.comparable import OtherLoad
+from specscope.engine.cluster.occupancy import ProcessorTime, processor_time, used_by_others
+from specscope.engine.trace.events import TOO_BUSY
+from specscope.traces.comparable import OtherLoad
 
 __all__ = ["ProcessorTime", "busy_since", "busy_warning", "read_load"]
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from app.cli import COMMANDS
-from engine.errors import SpecScopeError, UsageError, shown
-from engine.types import check_text
+from specscope.app.cli import COMMANDS
+from specscope.engine.errors import SpecScopeError, UsageError, shown
+from specscope.engine.types import check_text
 
 MAX_ERROR_CHARACTERS = 2000
 

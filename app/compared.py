@@ -7,16 +7,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from app.named import PromptRow
-from engine.methods import BASELINE
-from engine.trace.trace import Trace
-from traces.comparable import batch_size, comparisons
-from traces.forks import lookups
-from traces.health import health
-from traces.metrics import measure
-from traces.places import per_level_of
-from traces.verdict import wrong_drafter
-from traces.view.tokens import has_trees
+from specscope.app.named import PromptRow
+from specscope.engine.methods import BASELINE
+from specscope.engine.trace.trace import Trace
+from specscope.traces.comparable import batch_size, comparisons
+from specscope.traces.forks import lookups
+from specscope.traces.health import health
+from specscope.traces.metrics import measure
+from specscope.traces.places import per_level_of
+from specscope.traces.verdict import wrong_drafter
+from specscope.traces.view.tokens import has_trees
 
 Traces: TypeAlias = dict[str, dict[int, Trace]]
 """The runs by name and by number of the first prompt."""

@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.compared import Traces, median_pass, summaries_of, texts_of
-from app.named import MAX_PASSES, PromptRow, seeded
-from app.notebook.frames import frame
-from app.notebook.shown import figures_table, number, output, viewer
-from app.render.html import text
-from engine.drafting.suffix import Finished
-from engine.errors import UsageError
-from engine.methods import BASELINE, find
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling, check_range
-from traces.race import alternating
-from traces.view.settings import models_text
+from specscope.app.compared import Traces, median_pass, summaries_of, texts_of
+from specscope.app.named import MAX_PASSES, PromptRow, seeded
+from specscope.app.notebook.frames import frame
+from specscope.app.notebook.shown import figures_table, number, output, viewer
+from specscope.app.render.html import text
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import BASELINE, find
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling, check_range
+from specscope.traces.race import alternating
+from specscope.traces.view.settings import models_text
 
 if TYPE_CHECKING:
     import pandas

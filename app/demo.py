@@ -1,7 +1,7 @@
-"""The traces of the race on the first page: `python -m app.demo` records them again.
+"""The traces of the race on the first page: `python -m specscope.app.demo` records them again.
 
-`assets/demo/demo.json` names the models (arguments of `engine.open`), the prompt, the methods and
-the sentence under each. Each run is a file of the format of docs/traces.md, packed with gzip.
+`assets/demo/demo.json` names the models (arguments of `specscope.open`), the prompt, the methods
+and the sentence under each. Each run is a file of the format of docs/traces.md, packed with gzip.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import engine
-from app.shipped import pack, unpack
-from engine.types import Limits
-from traces.view.document import view_model
-from traces.view.packed import packed
+import specscope
+from specscope.app.shipped import pack, unpack
+from specscope.engine.types import Limits
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import packed
 
 FOLDER = Path(__file__).parents[1] / "assets" / "demo"
 MOST_BYTES = 300_000
@@ -46,7 +46,7 @@ def record() -> None:
     """Run the methods and write their traces."""
     wanted = plan()
     limits = Limits(max_new_tokens=wanted["max_new_tokens"])
-    with engine.open(**wanted["open"]) as cluster:
+    with specscope.open(**wanted["open"]) as cluster:
         for i, (run, file) in enumerate(zip(wanted["runs"], files(), strict=True)):
             trace = cluster.run(run["method"], wanted["prompt"], config=run["config"], limits=limits)
             file.write_bytes(pack(trace, "demo", f"demo-{i}-{run['method']}"))

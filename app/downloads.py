@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from app.runs import LiveRun
-from engine.checkpoints.progress import Progress, Report
-from engine.checkpoints.sources import is_slow, resolve
-from engine.errors import RunCancelled, UsageError
+from specscope.app.runs import LiveRun
+from specscope.engine.checkpoints.progress import Progress, Report
+from specscope.engine.checkpoints.sources import is_slow, resolve
+from specscope.engine.errors import RunCancelled, UsageError
 
 MAX_DOWNLOADS = 4
 """Most downloads at once; a download is a set of models."""
@@ -21,7 +21,7 @@ Models = tuple[str, ...]
 
 
 class Resolve(Protocol):
-    """Signature of `engine.checkpoints.sources.resolve`."""
+    """Signature of `specscope.engine.checkpoints.sources.resolve`."""
 
     def __call__(
         self, model: str, progress: Report | None = None, cancel: threading.Event | None = None

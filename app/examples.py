@@ -1,7 +1,8 @@
-"""The finished examples of the Lab and of the Load tab: `python -m app.examples` makes them again.
+"""The finished examples of the Lab and of the Load tab.
 
-`assets/examples/lab.json` and `load.json` have the settings with which the tabs open, and what a
-press of their button gives. Both are of virtual clusters, so every machine gets the same figures.
+`python -m specscope.app.examples` makes them again. `assets/examples/lab.json` and `load.json` have
+the settings with which the tabs open, and what a press of their button gives. Both are of virtual
+clusters, so every machine gets the same figures.
 They are files because making them takes a minute.
 """
 
@@ -13,14 +14,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from app.loaded import Line, result_of
-from app.render.html import badge, text
-from app.render.lab import load_result, sweep_result
-from app.tabs.experiments import LoadSettings, SweepSettings, load_plan, serve
-from engine.methods import METHODS
-from traces.lab.axes import axis
-from traces.lab.points import points_of
-from traces.lab.sweep import Cell, Scripted, Sweep, sweep
+from specscope.app.loaded import Line, result_of
+from specscope.app.render.html import badge, text
+from specscope.app.render.lab import load_result, sweep_result
+from specscope.app.tabs.experiments import LoadSettings, SweepSettings, load_plan, serve
+from specscope.engine.methods import METHODS
+from specscope.traces.lab.axes import axis
+from specscope.traces.lab.points import points_of
+from specscope.traces.lab.sweep import Cell, Scripted, Sweep, sweep
 
 FOLDER = Path(__file__).parents[1] / "assets" / "examples"
 
@@ -77,7 +78,7 @@ def _make_lab() -> dict[str, Any]:
 
 
 def _make_load() -> dict[str, Any]:
-    from app.service import Service
+    from specscope.app.service import Service
 
     given, service = load_settings(), Service(None)
     plan, cells = load_plan(given), dict[Line, dict[int, Any]]()

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.bounds import MOST_SEQUENCES
-from engine.errors import UsageError, shown
-from engine.files import parse_json, read_text
-from engine.methods import BASELINE, METHODS
-from engine.run.policies import FIXED, POLICIES
-from engine.trace.trace import Trace
-from engine.types import check_range
-from traces.requests import figures, load_of, stops_paying
-from traces.view.settings import models_text
+from specscope.engine.bounds import MOST_SEQUENCES
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.files import parse_json, read_text
+from specscope.engine.methods import BASELINE, METHODS
+from specscope.engine.run.policies import FIXED, POLICIES
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import check_range
+from specscope.traces.requests import figures, load_of, stops_paying
+from specscope.traces.view.settings import models_text
 
 COLUMNS = (
     ("tokens/s", "tokens_per_second", ".1f"),

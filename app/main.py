@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: 0 success, 1 failed run, 2 bad usage, 130 after SIGINT, 143 after SIGTERM.
     """
     with ended_at_once():
-        from app.command import carry_out
+        from specscope.app.command import carry_out
     with terminable() as signals:
         return carry_out(argv, signals)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.errors import UsageError
-from engine.methods import BASELINE, METHODS, find
-from engine.types import Sampling
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import BASELINE, METHODS, find
+from specscope.engine.types import Sampling
 
 MAX_PASSES = 9
 """Most passes of a comparison."""

@@ -8,19 +8,19 @@ from typing import Any
 
 import gradio as gr
 
-from app.guard import report_failure
-from app.pairs import TOY
-from app.papers import build_papers
-from app.ray import Ray
-from app.service import Service
-from app.tabs.about import build_about
-from app.tabs.follow import wanted, wanted_files
-from app.tabs.history import History, wanted_runs
-from app.tabs.lab import Lab, LoadTab
-from app.tabs.playground import Playground
-from app.tabs.winners import MapPart
-from app.tabs.wiring import QUIET, Update, build_hidden
-from engine.errors import UsageError
+from specscope.app.guard import report_failure
+from specscope.app.pairs import TOY
+from specscope.app.papers import build_papers
+from specscope.app.ray import Ray
+from specscope.app.service import Service
+from specscope.app.tabs.about import build_about
+from specscope.app.tabs.follow import wanted, wanted_files
+from specscope.app.tabs.history import History, wanted_runs
+from specscope.app.tabs.lab import Lab, LoadTab
+from specscope.app.tabs.playground import Playground
+from specscope.app.tabs.winners import MapPart
+from specscope.app.tabs.wiring import QUIET, Update, build_hidden
+from specscope.engine.errors import UsageError
 
 TITLE = """
 <header class="app-head">

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.checkpoints.catalog import CATALOG, PAIRS, TOY, Entry, opening, stored_heads
-from engine.checkpoints.config import read_object
-from engine.layout import Layout
-from engine.methods import BASELINE, METHODS
+from specscope.engine.checkpoints.catalog import CATALOG, PAIRS, TOY, Entry, opening, stored_heads
+from specscope.engine.checkpoints.config import read_object
+from specscope.engine.layout import Layout
+from specscope.engine.methods import BASELINE, METHODS
 
 NAMES = (*CATALOG, TOY)
 USUAL = (BASELINE, "speculative", "pearl", "llma", "prompt_lookup")

@@ -7,12 +7,12 @@ from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from app.render.html import note
+from specscope.app.render.html import note
 
 if TYPE_CHECKING:
     import gradio as gr
 
-    from traces.papers.rows import Paper, Row
+    from specscope.traces.papers.rows import Paper, Row
 
 ADDRESS = "/specscope/papers.html"
 _FILE = f'<p class="app-note"><a href="{ADDRESS}" target="_blank" rel="noopener">The same as one page</a></p>'
@@ -25,7 +25,7 @@ def build_papers(tab: gr.Tab) -> None:
     """Lay out the tab, which is filled when it is first opened."""
     import gradio as gr
 
-    from app.tabs.wiring import QUIET
+    from specscope.app.tabs.wiring import QUIET
 
     with gr.Column(elem_id="papers", elem_classes="app-plain"):
         shown = gr.Checkbox(False, visible=False)
@@ -38,7 +38,7 @@ def fill(shown: bool) -> Iterator[tuple[object, object, object]]:
     """Yield the progress, then the content; nothing if the page has it."""
     import gradio as gr
 
-    from traces.papers.page import render_body
+    from specscope.traces.papers.page import render_body
 
     if shown:
         yield gr.skip(), gr.skip(), gr.skip()
@@ -50,7 +50,7 @@ def fill(shown: bool) -> Iterator[tuple[object, object, object]]:
 
 def papers_page() -> bytes:
     """Return the HTML of `specscope papers -o`; the first call takes some seconds."""
-    from traces.papers.page import render_page
+    from specscope.traces.papers.page import render_page
 
     papers, rows = _all()
     return render_page(papers, rows).encode()
@@ -58,7 +58,7 @@ def papers_page() -> bytes:
 
 def computing() -> Iterator[str]:
     """Compute the papers' rows one paper after the other, and name each one before it."""
-    from traces.papers.summary import chosen
+    from specscope.traces.papers.summary import chosen
 
     papers = chosen(KEYS)
     for number, paper in enumerate(papers, 1):
@@ -67,7 +67,7 @@ def computing() -> Iterator[str]:
 
 
 def _all() -> tuple[list[Paper], list[Row]]:
-    from traces.papers.summary import chosen
+    from specscope.traces.papers.summary import chosen
 
     papers = chosen(KEYS)
     return papers, [row for paper in papers for row in _rows(paper.key)]
@@ -80,6 +80,6 @@ def _rows(key: str) -> tuple[Row, ...]:
 
 @cache
 def _computed(key: str) -> tuple[Row, ...]:
-    from traces.papers.summary import PAPERS
+    from specscope.traces.papers.summary import PAPERS
 
     return tuple(PAPERS[key].rows())

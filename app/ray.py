@@ -12,7 +12,7 @@ class Ray:
     """A Ray cluster for runs of the page."""
 
     address: str | None = None
-    """As for `engine.open`. None: the first run starts a cluster of this machine alone."""
+    """As for `specscope.open`. None: the first run starts a cluster of this machine alone."""
 
     @property
     def title(self) -> str:
@@ -20,8 +20,8 @@ class Ray:
 
     def check(self) -> None:
         """Import Ray and connect once, so that the page offers no cluster that refuses runs."""
-        from engine.cluster.ray_cluster import RayCluster
-        from engine.cluster.ray_connect import import_ray
+        from specscope.engine.cluster.ray_cluster import RayCluster
+        from specscope.engine.cluster.ray_connect import import_ray
 
         if self.address is None:
             import_ray(starts=True)

@@ -13,11 +13,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from app.runs import LiveRun, RunRequest
-from engine.errors import SpecScopeError, UsageError, shown
-from traces.database import data_folder
-from traces.follow import POLL, Tail, Tally
-from traces.store import Store
+from specscope.app.runs import LiveRun, RunRequest
+from specscope.engine.errors import SpecScopeError, UsageError, shown
+from specscope.traces.database import data_folder
+from specscope.traces.follow import POLL, Tail, Tally
+from specscope.traces.store import Store
 
 ENDING = ".jsonl"
 MOST_LISTED = 100

@@ -14,25 +14,25 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
-from app.demo import demo_document
-from app.guard import report_failure
-from app.limits import CLOSE
-from app.papers import papers_page
-from app.render.follow import names_of
-from app.service import Service
-from app.windows import Windows
-from engine.errors import SpecScopeError, StoreError, UsageError, shown
-from engine.trace.jsonl import write_jsonl
-from engine.trace.trace import Trace
-from traces.export.assets import page_asset, plotly_script, viewer_script, viewer_style
-from traces.export.perfetto import write_perfetto
-from traces.export.report import render_report
-from traces.export.tables import write_csv
-from traces.imports.reading import read_traces
-from traces.race import median_first
-from traces.store import Store
-from traces.view.document import view_model
-from traces.view.packed import delta, packed
+from specscope.app.demo import demo_document
+from specscope.app.guard import report_failure
+from specscope.app.limits import CLOSE
+from specscope.app.papers import papers_page
+from specscope.app.render.follow import names_of
+from specscope.app.service import Service
+from specscope.app.windows import Windows
+from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
+from specscope.engine.trace.jsonl import write_jsonl
+from specscope.engine.trace.trace import Trace
+from specscope.traces.export.assets import page_asset, plotly_script, viewer_script, viewer_style
+from specscope.traces.export.perfetto import write_perfetto
+from specscope.traces.export.report import render_report
+from specscope.traces.export.tables import write_csv
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.race import median_first
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import delta, packed
 
 PREFIX = "/specscope"
 IMPORT = f"{PREFIX}/import"

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine.checkpoints.progress import Progress
-from engine.errors import ModelError, PairError, RunCancelled, SpecScopeError, UsageError
-from engine.methods import METHODS
-from engine.trace.events import Event, Footer, Header
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from traces.imported import with_unknown
-from traces.live import LiveLog
-from traces.race import median_first
+from specscope.engine.checkpoints.progress import Progress
+from specscope.engine.errors import ModelError, PairError, RunCancelled, SpecScopeError, UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.trace.events import Event, Footer, Header
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.imported import with_unknown
+from specscope.traces.live import LiveLog
+from specscope.traces.race import median_first
 
 if TYPE_CHECKING:
-    from engine.cluster.prompts import Prompt
+    from specscope.engine.cluster.prompts import Prompt
 
 State = Literal["queued", "downloading", "loading", "running", "done", "cancelled", "failed"]
 
@@ -51,7 +51,7 @@ class RunRequest:
     """Directories of drafting heads; a method uses the first of its kind."""
     group: str = ""
     load: tuple[tuple[float, ...], int, int, str] | None = None
-    """Arguments of `engine.Load`; None if all prompts begin at once."""
+    """Arguments of `specscope.Load`; None if all prompts begin at once."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class RunRequest:
 
     @property
     def place(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
-        """The arguments of `engine.open`: requests with the same ones share a cluster."""
+        """The arguments of `specscope.open`: requests with the same ones share a cluster."""
         names = ("pair", "target", "drafter", "head", "runtime", "address", "profile", "profile_pair")
         return tuple((name, getattr(self, name)) for name in names)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app import gradio_import  # noqa: F401 - before Gradio: it imports Gradio in half the time
+from specscope.app import gradio_import  # noqa: F401 - before Gradio: it imports Gradio in half the time
 
 # isort: split
 import contextlib
@@ -24,20 +24,20 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.guard import Boundary, LateJoins, Login, Refusals
-from app.limits import BoundedConnection, SmallBodies
-from app.main import handling
-from app.page import build_page
-from app.pairs import TOY, opening
-from app.ray import Ray
-from app.recordings import Recordings
-from app.render.theme import build_theme
-from app.routes import IMPORT, build_router, head, scripts
-from app.runs import RunRequest
-from app.service import Service
-from engine.errors import UsageError
-from engine.types import check_range
-from traces.store import default_path
+from specscope.app.guard import Boundary, LateJoins, Login, Refusals
+from specscope.app.limits import BoundedConnection, SmallBodies
+from specscope.app.main import handling
+from specscope.app.page import build_page
+from specscope.app.pairs import TOY, opening
+from specscope.app.ray import Ray
+from specscope.app.recordings import Recordings
+from specscope.app.render.theme import build_theme
+from specscope.app.routes import IMPORT, build_router, head, scripts
+from specscope.app.runs import RunRequest
+from specscope.app.service import Service
+from specscope.engine.errors import UsageError
+from specscope.engine.types import check_range
+from specscope.traces.store import default_path
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})

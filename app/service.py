@@ -14,18 +14,18 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.downloads import Downloads, Resolve
-from app.recordings import Follower, Recordings
-from app.runs import LiveRun, RunRequest
-from engine.checkpoints import catalog
-from engine.checkpoints.sources import resolve
-from engine.errors import OutOfMemory, UsageError
-from engine.trace.events import Event
-from engine.trace.trace import Trace
-from traces.store import Store
+from specscope.app.downloads import Downloads, Resolve
+from specscope.app.recordings import Follower, Recordings
+from specscope.app.runs import LiveRun, RunRequest
+from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints.sources import resolve
+from specscope.engine.errors import OutOfMemory, UsageError
+from specscope.engine.trace.events import Event
+from specscope.engine.trace.trace import Trace
+from specscope.traces.store import Store
 
 if TYPE_CHECKING:
-    from engine.cluster.prompts import Prompt
+    from specscope.engine.cluster.prompts import Prompt
 
 KEPT_RUNS = 64
 """Ended runs that are kept in memory; older ones are read from the database."""
@@ -34,7 +34,7 @@ MOST_HELD = 128
 
 
 class Cluster(Protocol):
-    """An open cluster as the service uses it; `engine.open` returns one."""
+    """An open cluster as the service uses it; `specscope.open` returns one."""
 
     def run(self, method: str, *prompts: Prompt, **settings: Any) -> Trace: ...
 
@@ -45,16 +45,16 @@ OpenCluster = Callable[..., Cluster]
 
 
 def open_cluster(**place: Any) -> Cluster:
-    """Return `engine.open(**place)`; the first call imports torch, which takes seconds."""
-    import engine
+    """Return `specscope.open(**place)`; the first call imports torch, which takes seconds."""
+    import specscope
 
-    return engine.open(**place)
+    return specscope.open(**place)
 
 
 def load_of(arrivals: tuple[float, ...], batch: int, chunk: int, policy: str) -> Any:
-    import engine
+    import specscope
 
-    return engine.Load(arrivals, batch, chunk, policy)
+    return specscope.Load(arrivals, batch, chunk, policy)
 
 
 class Service:

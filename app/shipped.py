@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from engine.trace.jsonl import read_jsonl, write_jsonl
-from engine.trace.trace import Trace
+from specscope.engine.trace.jsonl import read_jsonl, write_jsonl
+from specscope.engine.trace.trace import Trace
 
 
 def pack(trace: Trace, group: str, run_id: str = "") -> bytes:

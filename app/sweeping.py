@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.comparison import short_answers
-from app.named import seeded
-from app.notebook.frames import frame
-from app.notebook.shown import figures_table, framed, output
-from app.render.html import text
-from app.render.lab import page
-from engine.methods import find
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from traces.lab.axes import Axis, Value, value_text
-from traces.lab.points import Point
-from traces.lab.sweep import Cell, Job, Runner, Sweep
-from traces.view.settings import models_text
+from specscope.app.comparison import short_answers
+from specscope.app.named import seeded
+from specscope.app.notebook.frames import frame
+from specscope.app.notebook.shown import figures_table, framed, output
+from specscope.app.render.html import text
+from specscope.app.render.lab import page
+from specscope.engine.methods import find
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.lab.axes import Axis, Value, value_text
+from specscope.traces.lab.points import Point
+from specscope.traces.lab.sweep import Cell, Job, Runner, Sweep
+from specscope.traces.view.settings import models_text
 
 if TYPE_CHECKING:
     import pandas
@@ -153,7 +153,7 @@ def decoder(
 ) -> Runner:
     """Return a runner whose models are open with one drafter at a time, until the stack ends.
 
-    `opened` opens a cluster with a drafter of `traces.lab.axes`.
+    `opened` opens a cluster with a drafter of `specscope.traces.lab.axes`.
     """
     models, clusters = stack.enter_context(contextlib.ExitStack()), dict[str, Any]()
     batched = find(plan.method).batched

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from app.service import Service
-from engine.errors import UsageError, shown
-from traces.store import Store
-from traces.view.aligned import AlignedPart, Output, PartRow, RowView, aligned_rows, aligned_tokens
-from traces.view.packed import packed, packed_run
-from traces.view.part import bins_view, part_document, part_sections
-from traces.windows import Extent, Line
+from specscope.app.service import Service
+from specscope.engine.errors import UsageError, shown
+from specscope.traces.store import Store
+from specscope.traces.view.aligned import AlignedPart, Output, PartRow, RowView, aligned_rows, aligned_tokens
+from specscope.traces.view.packed import packed, packed_run
+from specscope.traces.view.part import bins_view, part_document, part_sections
+from specscope.traces.windows import Extent, Line
 
 LONG = 1000
 """Most spans of runs whose whole document is made at once, in about 0.15 s."""

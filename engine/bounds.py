@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.errors import UsageError
+from specscope.engine.errors import UsageError
 
 PER_TOKEN = 16
 """Characters of a prompt per position of the context. Text has 3 to 5 characters per token; only

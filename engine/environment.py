@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
+"""The folder in which Python finds the package `specscope`."""
 PACKAGES = ("specscope", "torch", "transformers", "accelerate", "numpy")
 
 
@@ -36,6 +39,24 @@ def release(package: str) -> str:
 
 def environment() -> dict[str, Any]:
     return dict(_fixed())
+
+
+def command(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of the package in a process of its own.
+
+    `-P` keeps the working directory off its path: a `torch.py` there is no part of SpecScope.
+    """
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def variables(**more: str) -> dict[str, str]:
+    """Return the variables of such a process, which finds this very package first.
+
+    An empty or relative entry of PYTHONPATH, which would mean the working directory, is left out.
+    """
+    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(ROOT.absolute()), *(path for path in others if os.path.isabs(path))]
+    return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
-from engine.errors import UsageError
+from specscope.engine.errors import UsageError
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

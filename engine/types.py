@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from engine.bounds import check_stops
-from engine.errors import UsageError, shown
+from specscope.engine.bounds import check_stops
+from specscope.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -328,7 +328,7 @@ class Verdict(Judgement):
     sequence: int
     draft: Draft
     mode: str = "verify"
-    """plain, verify, pre-verify or post-verify: see `engine.run.models`."""
+    """plain, verify, pre-verify or post-verify: see `specscope.engine.run.models`."""
     span: int = -1
 
     @property

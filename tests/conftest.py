@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from engine.files import cache_folder
+from specscope.engine.files import cache_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """One thread per test process: two processes run at once, and a sum depends on how it is split."""

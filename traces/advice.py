@@ -13,21 +13,21 @@ from math import ceil
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from engine.drafting.pace import Probe, in_turns, overlapped, seconds_at, with_servers
-from engine.errors import UsageError
-from engine.layout import Layout, Separate
-from engine.methods import METHODS
-from traces import waiting
-from traces.comparable import batch_size
-from traces.imported import origin
+from specscope.engine.drafting.pace import Probe, in_turns, overlapped, seconds_at, with_servers
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.methods import METHODS
+from specscope.traces import waiting
+from specscope.traces.comparable import batch_size
+from specscope.traces.imported import origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.methods.registry import Method
-    from engine.trace.events import Header, Span
-    from engine.trace.trace import Trace
-    from traces.metrics import Metrics
+    from specscope.engine.methods.registry import Method
+    from specscope.engine.trace.events import Header, Span
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.metrics import Metrics
 
 Kind = Literal["turns", "overlap", "servers"]
 """How drafts and verifications follow each other: in turns, one of each at the same time, or one

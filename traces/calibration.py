@@ -11,13 +11,13 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from traces.places import rounds_of
+from specscope.traces.places import rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.trace.events import Decision
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Decision
+    from specscope.engine.trace.trace import Trace
 
 BINS = 10
 """Equal parts of [0, 1]; the last one contains 1."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, cast
 
-from engine.errors import shown
-from engine.trace.events import OTHERS, Header, Span
-from engine.trace.jsonl import check_types
-from traces.schema import ROWS, RUN, Code
+from specscope.engine.errors import shown
+from specscope.engine.trace.events import OTHERS, Header, Span
+from specscope.engine.trace.jsonl import check_types
+from specscope.traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from sqlalchemy import Table
 
-    from engine.trace.events import Event
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Event
+    from specscope.engine.trace.trace import Trace
 
 
 def check(trace: Trace) -> None:

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-from engine.drafting.pace import MISSES
-from engine.types import check_range
+from specscope.engine.drafting.pace import MISSES
+from specscope.engine.types import check_range
 
 
 def speculative_tokens(rate: float, gamma: int) -> float:

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from engine.methods import METHODS
-from engine.trace.events import OTHERS, TOO_BUSY
-from traces.imported import is_foreign
-from traces.requests import load_of
+from specscope.engine.methods import METHODS
+from specscope.engine.trace.events import OTHERS, TOO_BUSY
+from specscope.traces.imported import is_foreign
+from specscope.traces.requests import load_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.trace.events import Header
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Header
+    from specscope.engine.trace.trace import Trace
 
 Group: TypeAlias = "Sequence[Trace]"
 Conditions: TypeAlias = dict[str, Any]

@@ -15,8 +15,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.schema import CreateIndex
 
-from engine.errors import StoreError, StoreMissing, UsageError, shown
-from traces.schema import APPLICATION_ID, VERSION, Base, dump
+from specscope.engine.errors import StoreError, StoreMissing, UsageError, shown
+from specscope.traces.schema import APPLICATION_ID, VERSION, Base, dump
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import UsageError
-from traces import waiting
-from traces.comparable import conditions, differences
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT, is_foreign, is_timed
+from specscope.engine.errors import UsageError
+from specscope.traces import waiting
+from specscope.traces.comparable import conditions, differences
+from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT, is_foreign, is_timed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine.trace.events import Commit, Device, Top
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Commit, Device, Top
+    from specscope.engine.trace.trace import Trace
 
 MOMENTS = 10
 """Moments of the longer run at which both runs are compared."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import UsageError
-from engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
-from engine.trace.jsonl import from_json
-from engine.trace.trace import Trace
-from traces.checks import check_header, check_rows
-from traces.imports.reading import MOST_TRACE_BYTES, read_traces
-from traces.places import FATES
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
+from specscope.engine.trace.jsonl import from_json
+from specscope.engine.trace.trace import Trace
+from specscope.traces.checks import check_header, check_rows
+from specscope.traces.imports.reading import MOST_TRACE_BYTES, read_traces
+from specscope.traces.places import FATES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.trace.events import Event, Header
+    from specscope.engine.trace.events import Event, Header
 
 POLL = 0.1
 """Seconds between two reads of a file that has nothing new."""
@@ -172,7 +172,7 @@ class Tail:
 
 @dataclass(slots=True)
 class Tally:
-    """The figures of a run so far, as `traces.metrics` defines them."""
+    """The figures of a run so far, as `specscope.traces.metrics` defines them."""
 
     rounds: int = 0
     tokens: int = 0

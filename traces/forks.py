@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.trace.events import Forked, Round
+from specscope.engine.trace.events import Forked, Round
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.trace import Trace
 
 
 class Lookup(NamedTuple):

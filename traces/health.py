@@ -14,14 +14,14 @@ from math import lgamma, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
-from traces.comparable import drafts
-from traces.imported import NO_TOKEN
-from traces.places import decided_levels, rounds_of
+from specscope.traces.comparable import drafts
+from specscope.traces.imported import NO_TOKEN
+from specscope.traces.places import decided_levels, rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.trace import Trace
 
 ALPHA = 1e-4
 """Probability of a note about a sound run, per kind of note."""

@@ -1,8 +1,8 @@
 """Runs of other engines and programs: which facts their files hold, and which are unknown.
 
 The header of an imported run holds an entry `imported` in its environment:
-`{"source": ..., "unknown": [...], "counts": {...}}`; that of a run that `engine.record` recorded an
-entry `recorded`, whose `unknown` is found when its file is read. A run without either is
+`{"source": ..., "unknown": [...], "counts": {...}}`; that of a run that `specscope.record` recorded
+an entry `recorded`, whose `unknown` is found when its file is read. A run without either is
 SpecScope's own.
 """
 
@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from engine.trace.recorder import RECORDED
-from engine.trace.work import DRAFTS
-from traces.definitions import FACTS, FIGURES
+from specscope.engine.trace.recorder import RECORDED
+from specscope.engine.trace.work import DRAFTS
+from specscope.traces.definitions import FACTS, FIGURES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.trace.events import Commit, Header
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Commit, Header
+    from specscope.engine.trace.trace import Trace
 
 TEXTS = "texts of the tokens"
 """The fact without which ids or blocks are shown."""
@@ -59,7 +59,7 @@ class Imported:
     counts: Counts | None = None
     """Of a run without rounds."""
     recorded: bool = False
-    """Whether a program recorded it by `engine.record`."""
+    """Whether a program recorded it by `specscope.record`."""
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import String, case, func, or_, select, type_coerce
 from sqlalchemy.exc import DatabaseError
 
-from engine.checkpoints.forms import model_name
-from engine.trace.events import OTHERS, Commit, Header, Occupancy, Round, Span
-from engine.trace.trace import Trace
-from traces import schema
-from traces.comparable import comparisons, of_cores
-from traces.database import is_damage
-from traces.race import grouped
-from traces.schema import RUN
+from specscope.engine.checkpoints.forms import model_name
+from specscope.engine.trace.events import OTHERS, Commit, Header, Occupancy, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces import schema
+from specscope.traces.comparable import comparisons, of_cores
+from specscope.traces.database import is_damage
+from specscope.traces.race import grouped
+from specscope.traces.schema import RUN
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection
@@ -185,7 +185,7 @@ def _select(connection: Connection, column: Any, keys: Iterable[int], *more: Any
 
 
 def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
-    """Return tokens and decode seconds of runs, as `traces.metrics` defines them."""
+    """Return tokens and decode seconds of runs, as `specscope.traces.metrics` defines them."""
     token, span = schema.ROWS[Commit], schema.ROWS[Span]
     ended = {
         key: (count, last)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from engine.trace.events import Footer, Header
+from specscope.engine.trace.events import Footer, Header
 
 if TYPE_CHECKING:
-    from engine.trace.events import Event
+    from specscope.engine.trace.events import Event
 
 
 class LiveLog:

@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from engine.trace.events import OTHERS
-from traces import padding, waiting
-from traces.calibration import calibration, trials
-from traces.forks import lookups, untaken
-from traces.imported import origin, with_unknown
-from traces.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
+from specscope.engine.trace.events import OTHERS
+from specscope.traces import padding, waiting
+from specscope.traces.calibration import calibration, trials
+from specscope.traces.forks import lookups, untaken
+from specscope.traces.imported import origin, with_unknown
+from specscope.traces.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.trace.events import Decision, Span
-    from engine.trace.trace import Trace
-    from traces.imported import Counts
+    from specscope.engine.trace.events import Decision, Span
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.imported import Counts
 
 
 @dataclass(frozen=True, slots=True)

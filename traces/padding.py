@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.trace.events import Round
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Round
+    from specscope.engine.trace.trace import Trace
 
 
 def rounds_by_step(trace: Trace) -> dict[int, list[Round]]:

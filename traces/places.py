@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from engine.trace.events import Decision
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Decision
+    from specscope.engine.trace.trace import Trace
 
 FATES = frozenset({"accepted", "rejected", "discarded"})
 """Outcomes of draft tokens; the other outcomes are of the target's own tokens."""

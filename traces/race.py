@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
-from traces.comparable import comparisons, other_load
-from traces.metrics import measure
-from traces.view.settings import config_text, shown_config
+from specscope.traces.comparable import comparisons, other_load
+from specscope.traces.metrics import measure
+from specscope.traces.view.settings import config_text, shown_config
 
 if TYPE_CHECKING:
-    from engine.trace.events import Header
-    from engine.trace.trace import Trace
-    from traces.metrics import Metrics
+    from specscope.engine.trace.events import Header
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.metrics import Metrics
 
 T = TypeVar("T")
 ONE_PASS = 0.06
@@ -69,7 +69,8 @@ def speed_of(passes: Sequence[Trace], first: Metrics) -> Speed | None:
     """Return the speed of a run; None if no pass is done. `first` has the first pass's metrics.
 
     The value is the mean of two passes, and the median of more: that of the first pass (see
-    `traces.race.median_first`). The range holds all passes, of a single measured one `ONE_PASS`.
+    `specscope.traces.race.median_first`). The range holds all passes, of a single measured one
+    `ONE_PASS`.
     """
     found = [first.tokens_per_second or 0.0] if passes[0].status == "done" else []
     found = [speed for speed in (*found, *speeds(passes[1:])) if speed]
@@ -137,8 +138,8 @@ def alternating(items: Sequence[T], passes: int) -> list[tuple[int, T]]:
 def median_first(passes: Sequence[Trace]) -> list[Trace]:
     """Return the passes with the median one first: of an even number, the slower of the middle two.
 
-    Of two passes there is no median: their speed is the mean (`traces.race.speed_of`), and the
-    slower one is drawn. Passes that are not done are last.
+    Of two passes there is no median: their speed is the mean (`specscope.traces.race.speed_of`),
+    and the slower one is drawn. Passes that are not done are last.
     """
     if len(passes) < 2:
         return list(passes)  # nothing to measure

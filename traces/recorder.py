@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import psutil
 from sqlalchemy import Connection, insert, update
 
-from engine.errors import SpecScopeError, StoreError
-from engine.trace.events import Footer, Header, Row
-from traces import schema
-from traces.database import check_stays, explain, identity
+from specscope.engine.errors import SpecScopeError, StoreError
+from specscope.engine.trace.events import Footer, Header, Row
+from specscope.traces import schema
+from specscope.traces.database import check_stays, explain, identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,13 +11,13 @@ from itertools import pairwise
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
-from engine.run.policies import FIXED, POLICIES
+from specscope.engine.run.policies import FIXED, POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.trace.events import Header
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Header
+    from specscope.engine.trace.trace import Trace
 
 
 class LoadFacts(NamedTuple):

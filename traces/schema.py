@@ -17,7 +17,7 @@ from sqlalchemy import JSON, BigInteger, Column, Index, MetaData, SmallInteger, 
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
-from engine.trace import events
+from specscope.engine.trace import events
 
 APPLICATION_ID = 0x53505343
 """In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
-from engine.errors import SpecScopeError, StoreError, UsageError, shown
-from engine.trace.events import Device, Footer, Header, Status
-from engine.trace.jsonl import check_types
-from engine.trace.trace import Trace
-from traces import database, listing, recorder, schema, windows
-from traces.checks import check
-from traces.database import default_path, is_damage
-from traces.recorder import Recorder, Writer, insert_rows, insert_run
-from traces.schema import RUN
+from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
+from specscope.engine.trace.events import Device, Footer, Header, Status
+from specscope.engine.trace.jsonl import check_types
+from specscope.engine.trace.trace import Trace
+from specscope.traces import database, listing, recorder, schema, windows
+from specscope.traces.checks import check
+from specscope.traces.database import default_path, is_damage
+from specscope.traces.recorder import Recorder, Writer, insert_rows, insert_run
+from specscope.traces.schema import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from sqlalchemy import ColumnElement, Connection, Row
 
-    from engine.trace.events import Commit, Event
-    from traces.windows import Bins, Columns, Extent, Line, Window
+    from specscope.engine.trace.events import Commit, Event
+    from specscope.traces.windows import Bins, Columns, Extent, Line, Window
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
 KEPT = 8
@@ -142,7 +142,8 @@ class Store:
         """Return a page of the stored runs, newest first, and the number of all matching runs.
 
         All words of the query (in the id, the title, the method, a model's name, the race, a prompt
-        or the output) and all its terms (`tokens:>50`, see `traces.listing.parse`) must match.
+        or the output) and all its terms (`tokens:>50`, see `specscope.traces.listing.parse`) must
+        match.
         """
         with self._reading() as connection:
             return _page(connection, query, method, status, offset, limit)

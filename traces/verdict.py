@@ -5,23 +5,23 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from engine.checkpoints.forms import form_of
-from traces import waiting
-from traces.advice import GAIN, Advice, advise, longest_drafter, rates_of
-from traces.comparable import drafts
-from traces.health import health
-from traces.imported import origin
-from traces.race import Racer, Speed, speedup_of
-from traces.view.settings import predicted_speedup
-from traces.view.tokens import has_trees
+from specscope.engine.checkpoints.forms import form_of
+from specscope.traces import waiting
+from specscope.traces.advice import GAIN, Advice, advise, longest_drafter, rates_of
+from specscope.traces.comparable import drafts
+from specscope.traces.health import health
+from specscope.traces.imported import origin
+from specscope.traces.race import Racer, Speed, speedup_of
+from specscope.traces.view.settings import predicted_speedup
+from specscope.traces.view.tokens import has_trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.trace.events import Header
-    from engine.trace.trace import Trace
-    from traces.metrics import Metrics
-    from traces.places import Level
+    from specscope.engine.trace.events import Header
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.metrics import Metrics
+    from specscope.traces.places import Level
 
 OVERLAP = 0.05
 """Share of decoding from which on the sides are said to work at the same time."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from engine.trace.events import Device, Span
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Device, Span
+    from specscope.engine.trace.trace import Trace
 
 Reason = Literal["draft", "verify", "communication", "queue", "host"]
 """Why a device is idle; the first that fits:

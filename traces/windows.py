@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from sqlalchemy import Integer, case, func, or_, select, true, type_coerce
 
-from engine.trace.events import Commit, Decision, Document, Occupancy, Part, Piece, Round, Span
-from engine.trace.trace import Trace
-from traces import schema
-from traces.schema import RUN
-from traces.waiting import Around
+from specscope.engine.trace.events import Commit, Decision, Document, Occupancy, Part, Piece, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces import schema
+from specscope.traces.schema import RUN
+from specscope.traces.waiting import Around
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sqlalchemy import ColumnElement, Connection
 
-    from engine.trace.events import Footer, Header
+    from specscope.engine.trace.events import Footer, Header
 
     Numbers: TypeAlias = NDArray[np.int64]
 

@@ -21,18 +21,18 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
-import engine
-from app.bench.figures import Figure, Note
-from app.bench.speed import one_core
-from engine.drafting.tree import Wide
-from engine.model.clock import Clock
-from engine.model.decoder import Decoder
-from engine.model.fused import FusedDrafts, Given
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
-from engine.model.static import StaticSteps
-from engine.types import Limits, Sampling
-from traces import waiting
+import specscope
+from specscope.app.bench.figures import Figure, Note
+from specscope.app.bench.speed import one_core
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.model.clock import Clock
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.fused import FusedDrafts, Given
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
+from specscope.engine.model.static import StaticSteps
+from specscope.engine.types import Limits, Sampling
+from specscope.traces import waiting
 
 NOT_ON_A_GPU = "not run on a GPU: small shapes on one CPU core"
 PROMPT = "Tell me a story about a fox who lost its hat."
@@ -137,7 +137,7 @@ def orchestration(device: str, round_s: float) -> dict[str, Figure]:
     a GPU the toy's figure has the host's waits for the device per round, drafting and judging.
     """
     shares, hosts, waits = list[float](), list[float](), list[float]()
-    with engine.open("bundled", runtime="local-thread", device=device, forward="static") as cluster:
+    with specscope.open("bundled", runtime="local-thread", device=device, forward="static") as cluster:
         for _ in range(4):
             with _counted_waits(device) as counted:
                 trace = cluster.run("speculative", PROMPT, config={"gamma": DRAFTS}, limits=Limits(64))

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor, minimum
 
-from app.bench import speed
-from app.bench.figures import Note
-from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.config import read_config
-from engine.checkpoints.forms import FORMS, split_form
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.sizes import model_size
-from engine.drafting.pace import Curve, Probe
-from engine.drafting.planner import LONGEST, Plan, best_parallel, best_tree
-from engine.model.decoder import Decoder
-from engine.model.int4 import GROUP
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
-from engine.training.measure import timed_forward
+from specscope.app.bench import speed
+from specscope.app.bench.figures import Note
+from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.forms import FORMS, split_form
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.sizes import model_size
+from specscope.engine.drafting.pace import Curve, Probe
+from specscope.engine.drafting.planner import LONGEST, Plan, best_parallel, best_tree
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.int4 import GROUP
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
+from specscope.engine.training.measure import timed_forward
 
 
 class Answer(NamedTuple):

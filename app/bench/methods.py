@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from app.bench import speed
-from app.bench.figures import Figure, Note, Plan
-from app.bench.speed import Race, Transformers, quiet
-from engine import Cluster
-from engine.methods import BASELINE, find
-from engine.trace.trace import Trace
+from specscope import Cluster
+from specscope.app.bench import speed
+from specscope.app.bench.figures import Figure, Note, Plan
+from specscope.app.bench.speed import Race, Transformers, quiet
+from specscope.engine.methods import BASELINE, find
+from specscope.engine.trace.trace import Trace
 
 PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts" / "categories.jsonl"
 """Two prompts of each category."""
@@ -47,7 +47,7 @@ class Comparison:
 
     def overall(self, key: str) -> Figure:
         """Return a method's speed-up on all prompts, for each round of the shortest race."""
-        from traces.metrics import measure as metrics
+        from specscope.traces.metrics import measure as metrics
 
         traces = [trace for each in self.traces[key].values() for trace in each]
         rows = [metrics(trace) for trace in traces]
@@ -83,7 +83,7 @@ class Comparison:
         return tokens / sum(race.seconds[key][number] for race in races)
 
     def _decoding_speed(self, key: str, number: int) -> float:
-        from traces.metrics import measure as metrics
+        from specscope.traces.metrics import measure as metrics
 
         parts = [(self.traces[key][category], len(self.expected[category])) for category in self.races]
         rows = [metrics(trace) for each, prompts in parts for trace in each[number * prompts :][:prompts]]

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-from app.bench import speed
-from app.bench.figures import Figure, Note, Plan
-from app.bench.speed import Race
-from engine import Cluster
-from engine.checkpoints import catalog
-from engine.errors import ModelError, UsageError, one_line
-from engine.methods import BASELINE
+from specscope import Cluster
+from specscope.app.bench import speed
+from specscope.app.bench.figures import Figure, Note, Plan
+from specscope.app.bench.speed import Race
+from specscope.engine.checkpoints import catalog
+from specscope.engine.errors import ModelError, UsageError, one_line
+from specscope.engine.methods import BASELINE
 
 METHODS = (BASELINE, "speculative", "pearl")
 THREADS = (1, 2)

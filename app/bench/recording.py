@@ -1,4 +1,4 @@
-"""What `engine.record` costs the thread that it records: CPU time per span and per round."""
+"""What `specscope.record` costs the thread that it records: CPU time per span and per round."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import engine
-from app.bench.figures import Figure
-from engine.trace.recorder import Recorder
+import specscope
+from specscope.app.bench.figures import Figure
+from specscope.engine.trace.recorder import Recorder
 
 SPANS, ROUNDS = 2000, 200
 DRAFT = (11, 12, 13, 14)
@@ -17,9 +17,9 @@ DRAFT = (11, 12, 13, 14)
 
 
 def measure(repeats: int) -> dict[str, Figure]:
-    with tempfile.TemporaryDirectory() as folder, engine.record(Path(folder) / "bench.jsonl") as on:
+    with tempfile.TemporaryDirectory() as folder, specscope.record(Path(folder) / "bench.jsonl") as on:
         span, judging = _times(_span, on, SPANS, repeats), _times(_round, on, ROUNDS, repeats)
-    off = _times(_span, engine.record(None), SPANS, repeats)
+    off = _times(_span, specscope.record(None), SPANS, repeats)
     return {
         "recorded_span_ns": Figure(span, "ns", detail={"off_ns": round(min(off))}),
         "recorded_round_ns": Figure(judging, "ns", detail={"drafted": len(DRAFT)}),

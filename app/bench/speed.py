@@ -14,14 +14,14 @@ from typing import Any, TypeAlias
 import torch
 import transformers
 
-import engine
-from app.bench.figures import Plan
-from engine import Cluster
-from engine.checkpoints.loader import load_reference
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.trace.trace import Trace
-from engine.types import Limits
+import specscope
+from specscope import Cluster
+from specscope.app.bench.figures import Plan
+from specscope.engine.checkpoints.loader import load_reference
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
 
 Generate: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Maps prompt ids to output ids."""
@@ -135,10 +135,10 @@ class Transformers:
         return generate
 
     def watched(self, generate: Generate) -> Generate:
-        """Return the same contestant, recorded by `engine.watch`."""
+        """Return the same contestant, recorded by `specscope.watch`."""
 
         def recorded(ids: Sequence[int]) -> Sequence[int]:
-            with engine.watch(self._target, self._drafter):
+            with specscope.watch(self._target, self._drafter):
                 return generate(ids)
 
         return recorded

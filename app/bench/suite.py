@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-import engine
-from app.bench import recording
-from app.bench.figures import Figure, Note, Plan
-from app.bench.speed import Race, Transformers, decode, one_core, quiet
-from engine import Cluster
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.model.similarity import Similarity, similarity
-from engine.trace.trace import Trace
-from engine.training.measure import ROWS, LoadedPair, measure_cost
-from engine.types import Limits
+import specscope
+from specscope import Cluster
+from specscope.app.bench import recording
+from specscope.app.bench.figures import Figure, Note, Plan
+from specscope.app.bench.speed import Race, Transformers, decode, one_core, quiet
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.model.similarity import Similarity, similarity
+from specscope.engine.trace.trace import Trace
+from specscope.engine.training.measure import ROWS, LoadedPair, measure_cost
+from specscope.engine.types import Limits
 
 Step = Callable[[], None]
 
@@ -46,7 +46,7 @@ def measure(plan: Plan, note: Note) -> dict[str, Figure]:
         note("")
 
     note("worker processes")
-    with engine.open(pair, runtime="local-process", device="cpu") as workers:
+    with specscope.open(pair, runtime="local-process", device="cpu") as workers:
         note("draft lengths")
         gammas = sweep(workers, prompts, plan, step)
         note("against transformers")
@@ -83,7 +83,7 @@ def over_transformers(
     """Compare with transformers, with all forwards in this process on one core."""
     traces: list[Trace] = []
     thread = {"runtime": "local-thread", "device": "cpu"}
-    with quiet(), one_core() as conditions, engine.open(pair, **thread) as ours:
+    with quiet(), one_core() as conditions, specscope.open(pair, **thread) as ours:
         theirs = Transformers(pair, plan.new_tokens)
         greedy = {"autoregressive": decode(ours, plan, "autoregressive"), "generate": theirs.generate}
         plain = Race(greedy, prompts).run(plan.rounds, plan.seconds, step)
@@ -112,7 +112,7 @@ def in_parallel(
     both = "speculative, two threads"
     threads = torch.get_num_threads()
     cores = min(2, os.cpu_count() or 1)
-    with engine.open(pair, runtime="local-thread", device="cpu", threads=cores) as serial:
+    with specscope.open(pair, runtime="local-thread", device="cpu", threads=cores) as serial:
         contestants = {
             "speculative": decode(workers, plan, "speculative", gamma=gammas.speculative),
             "pearl": decode(workers, plan, "pearl", gamma=gammas.pearl),
@@ -139,7 +139,7 @@ def ratio(race: Race, one: str, other: str, **detail: Any) -> Figure:
 
 
 def _acceptance(traces: Sequence[Trace], gamma: int) -> Figure:
-    from traces.metrics import measure
+    from specscope.traces.metrics import measure
 
     rows = [measure(trace) for trace in traces]
     rates = tuple(m.acceptance_rate for m in rows if m.acceptance_rate is not None)
@@ -236,7 +236,7 @@ def _figure(race: Race, sizes: Sequence[int], traces: Mapping[str, Trace]) -> Fi
 
 
 def _row(race: Race, size: int, smallest: int, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    from traces.metrics import measure as metrics
+    from specscope.traces.metrics import measure as metrics
 
     alone = race.speed(f"both {smallest}")
     row: dict[str, Any] = {}

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-import engine
-from app.bench.figures import Note
-from engine.checkpoints.pair import Pair
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from traces.metrics import measure as metrics
-from traces.whatif.replay import Change, WhatIf, what_if
+import specscope
+from specscope.app.bench.figures import Note
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.metrics import measure as metrics
+from specscope.traces.whatif.replay import Change, WhatIf, what_if
 
 PROFILE, OTHER = ("pearl-4xA100", ""), ("pearl-3xA100", "codellama-7-34")
 PROMPTS = ("Tell me a story.", "How do I cook rice?", "Explain gravity.", "Describe a city.")
@@ -100,8 +100,8 @@ def measure(
     return errors
 
 
-def _open(pair: Pair, profile: str, profile_pair: str) -> engine.Cluster:
-    return engine.open(pair, runtime="virtual", profile=profile, profile_pair=profile_pair or None)
+def _open(pair: Pair, profile: str, profile_pair: str) -> specscope.Cluster:
+    return specscope.open(pair, runtime="virtual", profile=profile, profile_pair=profile_pair or None)
 
 
 def _replayed(

@@ -8,4 +8,4 @@ NAMES = (
 )
 FILES = {"import": "imports"}
 """Files of commands whose name is a keyword of Python."""
-COMMANDS = {name: import_module(f"app.cli.{FILES.get(name, name)}") for name in NAMES}
+COMMANDS = {name: import_module(f"specscope.app.cli.{FILES.get(name, name)}") for name in NAMES}

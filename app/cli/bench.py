@@ -17,16 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app.bench.figures import BARS, Bar, Figure, Plan, judged
-from app.cli import common, options
-from app.cli.inputs import prompts_of
-from app.named import PromptRow
-from engine.errors import UsageError
+from specscope.app.bench.figures import BARS, Bar, Figure, Plan, judged
+from specscope.app.cli import common, options
+from specscope.app.cli.inputs import prompts_of
+from specscope.app.named import PromptRow
+from specscope.engine.errors import UsageError
 
 
 @contextlib.contextmanager
 def progress() -> Generator[Callable[[str], None]]:
-    """Show progress on stderr; yield a `Note` (`app.bench.figures.Note`).
+    """Show progress on stderr; yield a `Note` (`specscope.app.bench.figures.Note`).
 
     Output that libraries print goes to stderr, too.
     """
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.bench import cuda, figures, suite
+    from specscope.app.bench import cuda, figures, suite
 
     _check(args)
     begun = time.perf_counter()
@@ -103,7 +103,7 @@ def report(
     args: argparse.Namespace,
     facts: Mapping[str, Any],
 ) -> None:
-    from engine.environment import environment
+    from specscope.engine.environment import environment
 
     found = judged(measured, bars)
     figures = {key: figure.to_dict() for key, figure in measured.items()}
@@ -158,9 +158,9 @@ def _rows(args: argparse.Namespace, usual: Path, limit: int | None = None) -> li
 
 def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Race the methods of a pair; return the figures, then the pair and the methods left out."""
-    import engine
-    from app.bench import methods
-    from app.named import able, method_keys
+    import specscope
+    from specscope.app.bench import methods
+    from specscope.app.named import able, method_keys
 
     usual = ",".join(methods.QUICK) if args.quick else "all"
     keys, left_out = method_keys(args.methods or usual), dict[str, str]()
@@ -170,7 +170,7 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
         runtime = args.runtime or "local-process"
         models = {"target": args.target, "drafter": args.drafter, "head": args.head}
         place = {"runtime": runtime, "address": args.address, "device": "cpu"}
-        with engine.open(args.pair or "bundled", **models, **place) as cluster:
+        with specscope.open(args.pair or "bundled", **models, **place) as cluster:
             if args.methods in (None, "all"):
                 keys, left_out = able(keys, cluster)
             prompts: dict[str, list[list[int]]] = {}
@@ -183,10 +183,10 @@ def _methods(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], d
 
 def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Decode beside llama.cpp; return the figures, then the pair and the methods left out."""
-    import engine
-    from app.bars import DownloadBar
-    from app.bench import methods, peers
-    from app.named import able
+    import specscope
+    from specscope.app.bars import DownloadBar
+    from specscope.app.bench import methods, peers
+    from specscope.app.named import able
 
     peers.llama_cpp()
     rows = _rows(args, methods.PROMPTS, plan.prompts)
@@ -195,7 +195,7 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
         with progress() as note:
             note("workers")
             models = {"target": args.target, "drafter": args.drafter}
-            with engine.open(args.pair or "bundled", **models, device="cpu") as cluster:
+            with specscope.open(args.pair or "bundled", **models, device="cpu") as cluster:
                 keys, left_out = able(list(peers.METHODS), cluster)
                 prompts = [cluster.pair.encode(row.text) for row in rows]
                 figures = peers.measure(cluster, file, prompts, keys, plan, note)
@@ -205,11 +205,11 @@ def _peers(args: argparse.Namespace, plan: Plan) -> tuple[dict[str, Figure], dic
 
 
 def _drafters(args: argparse.Namespace) -> int:
-    from app.bars import DownloadBar
-    from app.bench import drafters
-    from engine.checkpoints.pair import Pair
-    from engine.checkpoints.sources import resolve
-    from engine.environment import environment
+    from specscope.app.bars import DownloadBar
+    from specscope.app.bench import drafters
+    from specscope.engine.checkpoints.pair import Pair
+    from specscope.engine.checkpoints.sources import resolve
+    from specscope.engine.environment import environment
 
     with DownloadBar() as bar:
         find = partial(resolve, progress=bar.show)
@@ -226,7 +226,7 @@ def _drafters(args: argparse.Namespace) -> int:
 
 
 def _whatif(args: argparse.Namespace) -> int:
-    from app.bench import whatif
+    from specscope.app.bench import whatif
 
     with progress() as note:
         errors = whatif.measure(6 if args.quick else 36, note)

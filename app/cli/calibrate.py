@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.bars import DownloadBar
-from app.cli import common, options
-from engine.errors import UsageError
+from specscope.app.bars import DownloadBar
+from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine.simulate.calibrate import Calibration, Times
+    from specscope.engine.simulate.calibrate import Calibration, Times
 
 OPTIONS: options.Options = options.PAIR | {
     "--target": (str, "PATH", "directory or hub id of a target, instead of the pair"),
@@ -29,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    from engine.checkpoints.catalog import opening
-    from engine.checkpoints.pair import Pair
-    from engine.checkpoints.sources import resolve
-    from engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
-    from engine.simulate.profile import Profile, parse
+    from specscope.engine.checkpoints.catalog import opening
+    from specscope.engine.checkpoints.pair import Pair
+    from specscope.engine.checkpoints.sources import resolve
+    from specscope.engine.simulate.calibrate import FULL, QUICK, calibrate, profile_text
+    from specscope.engine.simulate.profile import Profile, parse
 
     with DownloadBar() as bar:
         if args.target:

@@ -13,16 +13,16 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.bars import DownloadBar
-from app.cli.options import is_measured
-from engine.errors import StoreMissing, UsageError, shown
-from engine.files import replacing
-from engine.trace.events import Commit
+from specscope.app.bars import DownloadBar
+from specscope.app.cli.options import is_measured
+from specscope.engine.errors import StoreMissing, UsageError, shown
+from specscope.engine.files import replacing
+from specscope.engine.trace.events import Commit
 
 if TYPE_CHECKING:
-    from app.busy import ProcessorTime
-    from engine.trace.trace import Trace
-    from traces.store import Store
+    from specscope.app.busy import ProcessorTime
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.store import Store
 
 QUIET_S, PERIOD_S = 0.3, 0.2
 """Seconds until the line appears, and between two of its updates."""
@@ -71,14 +71,14 @@ class Status:
 
 def open_store(args: argparse.Namespace) -> Store:
     with Status("opening the database"):
-        from traces.store import Store, default_path
+        from specscope.traces.store import Store, default_path
 
         return Store(args.db if args.db is not None else default_path())
 
 
 def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool = False) -> dict[str, Trace]:
     """Return stored runs by id, `compared` with the other runs of their comparisons."""
-    from traces.store import Store, default_path
+    from specscope.traces.store import Store, default_path
 
     try:
         with Store(args.db if args.db is not None else default_path(), readonly=True) as store:
@@ -92,16 +92,16 @@ def open_cluster(args: argparse.Namespace) -> Any:
     """Open the cluster that the options describe; show downloads of its models on stderr."""
     runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
     if runtime == "local-process" and args.device != "cuda":
-        from engine.runtimes.forks import warm_up
+        from specscope.engine.runtimes.forks import warm_up
 
         warm_up()  # it imports torch while this process does
     with Status("loading the models") as status, DownloadBar(status.hide) as bar:
-        import engine
+        import specscope
 
         names = ("target", "drafter", "profile", "profile_pair", "tokens", "device", "forward", "dtype")
         names += ("tp", "drafter_tp", "address", "memory", "head")
         options = {name: getattr(args, name) for name in names}
-        return engine.open(args.pair, runtime=runtime, progress=bar.show, **options)
+        return specscope.open(args.pair, runtime=runtime, progress=bar.show, **options)
 
 
 def recorded(
@@ -129,7 +129,7 @@ def recorded(
             print("".join(printable), end="", flush=True)
 
     def measuring() -> None:
-        from engine.cluster.probing import BUDGET_S, VERIFY_S
+        from specscope.engine.cluster.probing import BUDGET_S, VERIFY_S
 
         seconds = f"{BUDGET_S:.0f} to {BUDGET_S + VERIFY_S:.0f} s, once on this machine"
         status.text = f"measuring {cluster.pair.name} for {title}: {seconds}; Ctrl-C stops it"
@@ -177,7 +177,7 @@ def note(line: str) -> None:
 
 def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
     """Return the warning of a busy machine for measured runs, else nothing; print it on stderr."""
-    from app.busy import busy_since
+    from specscope.app.busy import busy_since
 
     elsewhere = args.address is not None  # a cluster's workers are no children of this process
     warning = busy_since(before) if is_measured(args) and not elsewhere else ""

@@ -16,12 +16,12 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from app.cli import common, options
-from app.cli.inputs import equipped, prompt_for, prompts_of
-from app.named import MAX_PASSES, PromptRow, able, method_keys
-from engine.bounds import check_prompt
-from engine.errors import UsageError
-from engine.trace.trace import Trace
+from specscope.app.cli import common, options
+from specscope.app.cli.inputs import equipped, prompt_for, prompts_of
+from specscope.app.named import MAX_PASSES, PromptRow, able, method_keys
+from specscope.engine.bounds import check_prompt
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.trace import Trace
 
 REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median (of two: mean), spread (1)")
 
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     limits, rows = options.limits_of(args), prompts_of(args)
     sampling = options.sampling_of(args, len(rows))
     with common.open_store(args) as store, common.open_cluster(args) as cluster:
-        from app.busy import read_load
-        from app.comparison import Race, compare
+        from specscope.app.busy import read_load
+        from specscope.app.comparison import Race, compare
 
         if args.methods == "all":
             keys, unable = able(keys, cluster)

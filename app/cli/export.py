@@ -7,10 +7,10 @@ import json
 import sys
 from typing import IO, Any
 
-from app.cli import common, options
-from engine.files import replacing
-from engine.trace.jsonl import write_jsonl
-from engine.trace.trace import Trace
+from specscope.app.cli import common, options
+from specscope.engine.files import replacing
+from specscope.engine.trace.jsonl import write_jsonl
+from specscope.engine.trace.trace import Trace
 
 FORMATS = ("jsonl", "csv", "perfetto", "modelopt")
 TABLES = ("tokens", "decisions", "rounds", "copies", "spans", "figures")
@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(trace: Trace, form: str, table: Any, file: IO[str]) -> None:
-    from traces.export.perfetto import write_perfetto
-    from traces.export.tables import write_csv
-    from traces.imports.modelopt import profile_of
+    from specscope.traces.export.perfetto import write_perfetto
+    from specscope.traces.export.tables import write_csv
+    from specscope.traces.imports.modelopt import profile_of
 
     match form:
         case "csv":

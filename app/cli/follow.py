@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common, options
-from engine.errors import UsageError
-from engine.trace.events import Footer, Header, Round
+from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Footer, Header, Round
 
 if TYPE_CHECKING:
-    from app.recordings import Recordings
-    from engine.trace.events import Event
-    from traces.follow import Tail, Tally
-    from traces.store import Store
+    from specscope.app.recordings import Recordings
+    from specscope.engine.trace.events import Event
+    from specscope.traces.follow import Tail, Tally
+    from specscope.traces.store import Store
 
 PLACE: options.Options = {
     "--folder": (Path, "FOLDER", "offer its *.jsonl, too (recordings in SpecScope's data folder)"),
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.recordings import Recordings
+    from specscope.app.recordings import Recordings
 
     if not args.files and (args.json or args.folder is None):
         raise UsageError("no file is named; give the trace files to follow, or --folder and no --json")
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 def _open(args: argparse.Namespace, recordings: Recordings) -> int:
     if sys.stderr.isatty():
         common.note("starting the page")  # the imports take seconds
-    from app.routes import follow_address
-    from app.server import AUTH, serve
+    from specscope.app.routes import follow_address
+    from specscope.app.server import AUTH, serve
 
     query = follow_address([*recordings.files]) if recordings.files else "/?tab=history"
     auth = os.environ.get(AUTH)
@@ -59,8 +59,8 @@ def _open(args: argparse.Namespace, recordings: Recordings) -> int:
 
 def _print(args: argparse.Namespace, recordings: Recordings) -> int:
     """Print the rounds of all files until each has its footer; store their runs."""
-    from app.recordings import unfinished
-    from traces.follow import POLL, Tally
+    from specscope.app.recordings import unfinished
+    from specscope.traces.follow import POLL, Tally
 
     open_ = [(recordings.tail(name), Tally()) for name in recordings.files]
     said = dict.fromkeys(recordings.files, "")
@@ -88,7 +88,7 @@ def _print(args: argparse.Namespace, recordings: Recordings) -> int:
 
 def _step(tail: Tail, tally: Tally, store: Store) -> bool:
     """Print what is new in a file, and store its run after the footer; return whether there was."""
-    from app.recordings import stored
+    from specscope.app.recordings import stored
 
     events = tail.read()
     for event in events:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.cli import common, options
+from specscope.app.cli import common, options
 
 if TYPE_CHECKING:
-    from traces.imports.reading import Imports
+    from specscope.traces.imports.reading import Imports
 
 SOURCES = (
-    "a trace of `specscope export` or `engine.record`, or a file of vLLM, SGLang, AIPerf, vllm-vcr, Model "
+    "a trace of `specscope export` or `specscope.record`, or a file of vLLM, SGLang, AIPerf, vllm-vcr, Model "
     "Optimizer or torch's profiler"
 )
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Store the runs; with `--json`, print a row for one run and a list for several."""
-    from traces.imports.reading import read_traces
+    from specscope.traces.imports.reading import read_traces
 
     with common.Status(f"reading {args.file}"):
         found = read_traces(args.file)
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(found: Imports) -> Iterator[str]:
-    from traces.metrics import measure
+    from specscope.traces.metrics import measure
 
     for trace in found.traces:
         tokens = measure(trace).tokens

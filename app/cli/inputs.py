@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.cli.common import note
-from app.loaded import bench_prompts
-from app.named import PromptRow
-from app.pairs import NAMES
-from engine.bounds import check_prompt
-from engine.checkpoints.catalog import CATALOG, opening, stored_heads
-from engine.errors import UsageError, shown
-from engine.files import parse_json, read_text
-from engine.methods import BASELINE, find
-from engine.types import check_range, check_text
+from specscope.app.cli.common import note
+from specscope.app.loaded import bench_prompts
+from specscope.app.named import PromptRow
+from specscope.app.pairs import NAMES
+from specscope.engine.bounds import check_prompt
+from specscope.engine.checkpoints.catalog import CATALOG, opening, stored_heads
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.files import parse_json, read_text
+from specscope.engine.methods import BASELINE, find
+from specscope.engine.types import check_range, check_text
 
 
 def equipped(

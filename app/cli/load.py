@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from app.cli import common, options
-from app.cli.inputs import MAX_PROMPT_FILE, equipped, prompt_for, prompts_of
-from app.loaded import (
+from specscope.app.cli import common, options
+from specscope.app.cli.inputs import MAX_PROMPT_FILE, equipped, prompt_for, prompts_of
+from specscope.app.loaded import (
     COLUMNS,
     TITLES,
     Line,
@@ -28,15 +28,15 @@ from app.loaded import (
     served_lines,
     verdicts,
 )
-from app.named import PromptRow, able, method_keys
-from engine.bounds import MOST_PROMPTS, check_prompt
-from engine.errors import UsageError
-from engine.run.policies import FIXED
-from engine.types import check_range
+from specscope.app.named import PromptRow, able, method_keys
+from specscope.engine.bounds import MOST_PROMPTS, check_prompt
+from specscope.engine.errors import UsageError
+from specscope.engine.run.policies import FIXED
+from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
-    from engine.run.serving import Load
-    from engine.trace.trace import Trace
+    from specscope.engine.run.serving import Load
+    from specscope.engine.trace.trace import Trace
 
 Requests: TypeAlias = list[tuple[float, Any]]
 """(seconds, prompt) of each request."""
@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.busy import read_load
-    from app.loaded import result_of
+    from specscope.app.busy import read_load
+    from specscope.app.loaded import result_of
 
     configs = options.parse_settings(args.fields, method_keys(args.methods))
     batches, policies = _checked(args), policies_of(args.policy, "--policy")
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace, requests: Requests, batch: int, policy: str = FIXED) -> Load:
-    from engine.run.serving import Load
+    from specscope.engine.run.serving import Load
 
     return Load(tuple(seconds for seconds, _ in requests), batch, args.chunk, policy)
 
@@ -172,7 +172,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def chart(result: Mapping[str, Any]) -> str:
-    from engine.plot import Line, Panel, draw
+    from specscope.engine.plot import Line, Panel, draw
 
     panels = list[Panel]()
     for name, title in TITLES:
@@ -186,7 +186,7 @@ def chart(result: Mapping[str, Any]) -> str:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    from app.render.html import app_page, scrolling, table, text
+    from specscope.app.render.html import app_page, scrolling, table, text
 
     head = ["method", "batch", *(title for title, _, _ in COLUMNS)]
     rows = [

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.cli import common, options
-from engine.errors import UsageError, shown
+from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
-    from traces.lab.winners import Plan, Result
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.lab.winners import Plan, Result
 
 PLACES: options.Options = {
     "--ratios": (str, "LIST", "c, how many times the drafter is as fast: of 2,3,5,8,12,20 (all)"),
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from traces.lab.winners import draw, facts, rate_of
+    from specscope.traces.lab.winners import draw, facts, rate_of
 
     plan = _plan(args)
     plan.check()
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if recorded:
         plan = replace(plan, rates=tuple(dict.fromkeys(map(rate_of, recorded))))
     if args.output is not None:
-        from app.render.winners import map_svg, page
+        from specscope.app.render.winners import map_svg, page
 
         drawing = map_svg(plan, results) if args.output.suffix == ".svg" else page(plan, results)
         common.write_output(args.output, drawing)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from traces.lab.winners import default
+    from specscope.traces.lab.winners import default
 
     plan = default()
     lists = {
@@ -95,7 +95,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _lines(plan: Plan, results: Sequence[Result]) -> Iterator[str]:
-    from traces.lab.winners import winner
+    from specscope.traces.lab.winners import winner
 
     for devices in plan.devices:
         yield f"\nup to {devices} devices (virtual · {plan.profile}): fastest method, speed-up, lead over the second"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli.common import answer
-from app.cli.options import JSON, add_options
-from engine.methods import METHODS
+from specscope.app.cli.common import answer
+from specscope.app.cli.options import JSON, add_options
+from specscope.engine.methods import METHODS
 
 FIELDS = ("name", "type", "default", "doc", "low", "high", "choices", "auto", "lossy")
 

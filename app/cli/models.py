@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.bars import DownloadBar
-from app.cli.common import answer
-from app.cli.options import JSON, Options, add_options
-from engine.checkpoints.progress import Progress
-from engine.errors import ModelError, RunCancelled
-from engine.types import check_range
+from specscope.app.bars import DownloadBar
+from specscope.app.cli.common import answer
+from specscope.app.cli.options import JSON, Options, add_options
+from specscope.engine.checkpoints.progress import Progress
+from specscope.engine.errors import ModelError, RunCancelled
+from specscope.engine.types import check_range
 
 ACTIONS = ("list", "get", "path", "remove")
 PATIENCE: Options = {
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from engine.checkpoints import catalog
-    from engine.checkpoints.progress import megabytes
+    from specscope.engine.checkpoints import catalog
+    from specscope.engine.checkpoints.progress import megabytes
 
     if args.action == "list":
         return _list(args)
@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from engine.checkpoints import catalog
-    from engine.checkpoints.progress import megabytes
+    from specscope.engine.checkpoints import catalog
+    from specscope.engine.checkpoints.progress import megabytes
 
     rows, lines = list[dict[str, Any]](), list[str]()
     for entry in catalog.CATALOG.values():
@@ -70,7 +70,7 @@ def fetch(name: str, patience: float = math.inf, limit: float = math.inf) -> Pat
     Raises:
         ModelError: The download failed, or a limit has passed.
     """
-    from engine.checkpoints import catalog
+    from specscope.engine.checkpoints import catalog
 
     done, begun = 0, time.monotonic()
     since = begun

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from app.named import seeded
-from engine.errors import UsageError, shown
-from engine.types import Limits, Sampling
+from specscope.app.named import seeded
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.types import Limits, Sampling
 
 Options = Mapping[str, tuple[Any, str, str]]
 """Flags -> default (or a type: no default), metavar, help. False is a switch, a list repeatable."""

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from app.cli import common, options
+from specscope.app.cli import common, options
 
 if TYPE_CHECKING:
-    from traces.papers.rows import Paper, Row
-    from traces.papers.summary import Summary
+    from specscope.traces.papers.rows import Paper, Row
+    from specscope.traces.papers.summary import Summary
 
 _WIDEST = 56
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the rows of the papers; return 1 if an exact row is not exact."""
-    from traces.papers.summary import Summary, chosen
+    from specscope.traces.papers.summary import Summary, chosen
 
     papers = chosen(args.paper)
     common.check_output(args.output)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             rows.extend(paper.rows())
     summary = Summary.of(rows)
     if args.output is not None:
-        from traces.papers.page import render_page
+        from specscope.traces.papers.page import render_page
 
         common.write_output(args.output, render_page(papers, rows))
         lines = iter([f"{args.output}: {summary.sentence()}"])

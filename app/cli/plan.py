@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.bars import DownloadBar
-from app.cli import common, options
-from engine.types import check_range
+from specscope.app.bars import DownloadBar
+from specscope.app.cli import common, options
+from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
-    from engine.cluster.fit import Fit
+    from specscope.engine.cluster.fit import Fit
 
 
 CONTEXT: options.Options = {
@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; the exit code is 1 if the pair does not fit."""
-    from engine.cluster.fit import fit
-    from engine.cluster.memory import KV_TOKENS
-    from engine.cluster.open import find_pair, local_pool
-    from engine.cluster.options import Options
+    from specscope.engine.cluster.fit import fit
+    from specscope.engine.cluster.memory import KV_TOKENS
+    from specscope.engine.cluster.open import find_pair, local_pool
+    from specscope.engine.cluster.options import Options
 
     with DownloadBar() as bar:
         pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show)
@@ -81,7 +81,7 @@ def _document(found: Fit, tokens: int) -> dict[str, Any]:
 
 
 def _lines(found: Fit, tokens: int) -> list[str]:
-    from engine.checkpoints.progress import megabytes
+    from specscope.engine.checkpoints.progress import megabytes
 
     head = ("device", "model", "part", "weights", f"KV of {tokens:,} tokens")
     rows = [

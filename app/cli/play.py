@@ -7,10 +7,10 @@ import os
 import sys
 from importlib.util import find_spec
 
-from app.cli.common import note
-from app.cli.options import DATABASE, Options, add_options
-from app.ray import Ray
-from engine.errors import ModelError, UsageError, shown
+from specscope.app.cli.common import note
+from specscope.app.cli.options import DATABASE, Options, add_options
+from specscope.app.ray import Ray
+from specscope.engine.errors import ModelError, UsageError, shown
 
 PATIENCE, LIMIT = 15.0, 300.0
 """Most seconds of `--get-model` without a new byte, and for all bytes."""
@@ -35,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         note("starting the playground")  # the imports take seconds
-    from app import pairs
-    from engine.runtimes.forks import warm_up
+    from specscope.app import pairs
+    from specscope.engine.runtimes.forks import warm_up
 
     if args.pair is not None and args.pair not in pairs.NAMES:
         raise UsageError(f"there is no pair {shown(args.pair)}; choose one of {', '.join(pairs.NAMES)}")
     ray = _ray(args)
     warm_up()  # it imports the engine on another core
-    from app.server import AUTH, serve
+    from specscope.app.server import AUTH, serve
 
     if args.get_model:
         _get_model()
@@ -67,7 +67,7 @@ def _ray(args: argparse.Namespace) -> Ray | None:
         return None
     if find_spec("ray") is None:
         raise UsageError("--ray needs: pip install 'specscope[ray]'")
-    from app.ray import Ray
+    from specscope.app.ray import Ray
 
     ray = Ray(args.address)
     ray.check()
@@ -76,8 +76,8 @@ def _ray(args: argparse.Namespace) -> Ray | None:
 
 def _announce(line: str) -> None:
     """Print the address, after the reason if the toy is the pair to open with."""
-    from app.pairs import absent
-    from engine.checkpoints.progress import megabytes
+    from specscope.app.pairs import absent
+    from specscope.engine.checkpoints.progress import megabytes
 
     if (entry := absent()) is not None:
         note(
@@ -89,10 +89,10 @@ def _announce(line: str) -> None:
 
 def _get_model() -> None:
     """Download the model to open with; go on without it after a failure or Ctrl-C."""
-    from app.cli.models import fetch
-    from app.pairs import opening
-    from app.server import terminated_by_exit
-    from engine.checkpoints.catalog import CATALOG
+    from specscope.app.cli.models import fetch
+    from specscope.app.pairs import opening
+    from specscope.app.server import terminated_by_exit
+    from specscope.engine.checkpoints.catalog import CATALOG
 
     if opening() in CATALOG:
         return

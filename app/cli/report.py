@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from app.cli import common, options
+from specscope.app.cli import common, options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from traces.export.report import render_report
+    from specscope.traces.export.report import render_report
 
     common.check_output(args.output)
     with common.Status("writing the report"):

@@ -11,13 +11,13 @@ import sys
 import uuid
 from typing import Any
 
-from app.cli import common, options
-from app.cli.inputs import checked_prompts, lacking
-from app.named import seeded
-from engine.drafting.suffix import Finished
-from engine.errors import UsageError
-from engine.methods import find
-from engine.trace.trace import Trace
+from specscope.app.cli import common, options
+from specscope.app.cli.inputs import checked_prompts, lacking
+from specscope.app.named import seeded
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import find
+from specscope.engine.trace.trace import Trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.busy import read_load
-    from traces.view.settings import planned_text
+    from specscope.app.busy import read_load
+    from specscope.traces.view.settings import planned_text
 
     config, method = options.parse_fields(args.fields), find(args.method)
     cfg = method.configure(config)  # before anything is opened
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 def result_of(trace: Trace) -> dict[str, Any]:
     """Return a run's JSON object; for several prompts, `sequences` has one object per prompt."""
-    from traces.health import health
-    from traces.metrics import measure
-    from traces.view.settings import models_text
+    from specscope.traces.health import health
+    from specscope.traces.metrics import measure
+    from specscope.traces.view.settings import models_text
 
     header = trace.header
     sequences = [_sequence(trace, i) for i in range(len(header.prompt_ids))]

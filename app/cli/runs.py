@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common, options
-from engine.methods import METHODS
-from engine.types import check_range
+from specscope.app.cli import common, options
+from specscope.engine.methods import METHODS
+from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from traces.store import Summary
+    from specscope.traces.store import Summary
 
 BEYOND = 100
 """Runs before the listed ones among which baselines are searched."""
@@ -52,7 +52,7 @@ def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:
 
 
 def _row(one: Summary, others: Sequence[Summary]) -> dict[str, Any]:
-    from traces.view.settings import models_text
+    from specscope.traces.view.settings import models_text
 
     header, speed, plain = one.header, one.tokens_per_second, _plain(one, others)
     return {
@@ -73,8 +73,8 @@ def _row(one: Summary, others: Sequence[Summary]) -> dict[str, Any]:
 
 def _plain(one: Summary, others: Sequence[Summary]) -> float | None:
     """Return the mean speed of plain decoding in a run's comparison; None without it."""
-    from engine.trace.trace import Trace
-    from traces.comparable import conditions, differences
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.comparable import conditions, differences
 
     if not one.header.group or one.status != "done":
         return None

@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from app.cli import common, options
-from app.cli.inputs import checked_prompts, lacking
-from engine.errors import UsageError, shown
-from engine.methods import find
+from specscope.app.cli import common, options
+from specscope.app.cli.inputs import checked_prompts, lacking
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.methods import find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.sweeping import Swept
-    from engine.methods import Method
-    from traces.lab.axes import Axis
-    from traces.lab.sweep import Cell, Runner, Sweep
-    from traces.store import Store
+    from specscope.app.sweeping import Swept
+    from specscope.engine.methods import Method
+    from specscope.traces.lab.axes import Axis
+    from specscope.traces.lab.sweep import Cell, Runner, Sweep
+    from specscope.traces.store import Store
 
 OVER = (
     "values of a numeric setting, as in gamma=1:8 or width=1,2,4; acceptance_rate=0.5,0.9; or "
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from app.busy import read_load
-    from app.sweeping import Swept
-    from traces.lab.points import points_of
-    from traces.lab.sweep import Sweep, sweep
+    from specscope.app.busy import read_load
+    from specscope.app.sweeping import Swept
+    from specscope.traces.lab.points import points_of
+    from specscope.traces.lab.sweep import Sweep, sweep
 
     method = find(args.method)
     columns, rows = _axes(method, args.axes)
@@ -91,15 +91,15 @@ def run(args: argparse.Namespace) -> int:
     if found.short_answers:
         common.note(found.short_answers)
     if args.output:
-        from app.render.lab import page
+        from specscope.app.render.lab import page
 
         common.write_output(args.output, page(plan, cells, points))
     return common.answer(args, found.to_dict(), _lines(found))
 
 
 def _axes(method: Method, texts: Sequence[str]) -> tuple[Axis, Axis | None]:
-    from app.sweeping import in_order
-    from traces.lab.axes import axis
+    from specscope.app.sweeping import in_order
+    from specscope.traces.lab.axes import axis
 
     if len(texts) > 2:
         raise UsageError(f"--over is given {len(texts)} times; a sweep has one or two axes")
@@ -131,7 +131,7 @@ def _check(args: argparse.Namespace, *, scripted: bool) -> None:
 
 
 def _scripted(args: argparse.Namespace) -> Runner:
-    from traces.lab.sweep import Scripted
+    from specscope.traces.lab.sweep import Scripted
 
     runner = Scripted(args.profile, args.profile_pair or "", args.max_new_tokens)
     runner.check(args.seeds)
@@ -141,8 +141,8 @@ def _scripted(args: argparse.Namespace) -> Runner:
 def _decoder(
     args: argparse.Namespace, plan: Sweep, prompts: list[Any], store: Store, stack: contextlib.ExitStack
 ) -> Runner:
-    from app.sweeping import decoder
-    from traces.lab.axes import USUAL
+    from specscope.app.sweeping import decoder
+    from specscope.traces.lab.axes import USUAL
 
     def opened(drafter: str) -> Any:
         named = {} if drafter == USUAL else {"drafter": [drafter]}
@@ -165,7 +165,7 @@ def _follow(plan: Sweep, cells: Sequence[Cell], store: Store) -> None:
 
 
 def _lines(found: Swept) -> Iterator[str]:
-    from traces.lab.axes import value_text
+    from specscope.traces.lab.axes import value_text
 
     plan, cells = found.plan, found.cells
     rows = plan.rows.values if plan.rows else (None,)

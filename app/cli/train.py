@@ -1,5 +1,5 @@
 """Train and measure models: a pair from text, a drafter, drafting heads for a target."""
 
-from engine.training.cli import add_arguments, run
+from specscope.engine.training.cli import add_arguments, run
 
 __all__ = ["add_arguments", "run"]

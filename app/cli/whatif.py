@@ -11,11 +11,11 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from app.cli import common, options
-from engine.types import check_range
+from specscope.app.cli import common, options
+from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
-    from traces.whatif.replay import WhatIf
+    from specscope.traces.whatif.replay import WhatIf
 
 OPTIONS: options.Options = {
     "--profile": ("", "NAME", "latency profile: a name or a .toml file (the run's own)"),
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from traces.whatif.replay import Change, what_if
-    from traces.whatif.result import facts
+    from specscope.traces.whatif.replay import Change, what_if
+    from specscope.traces.whatif.result import facts
 
     if args.devices is not None:
         check_range("--devices", args.devices, 1)
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(result: WhatIf, *, stored: bool) -> Iterator[str]:
-    from traces.view.figures import acceptance
-    from traces.view.settings import config_text, models_text, shown_config
-    from traces.whatif.result import rows, sentences
+    from specscope.traces.view.figures import acceptance
+    from specscope.traces.view.settings import config_text, models_text, shown_config
+    from specscope.traces.whatif.result import rows, sentences
 
     header = result.replay.header
     settings = config_text(header.method, shown_config(header, redact_prompt=False))

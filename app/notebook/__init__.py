@@ -1,1 +1,1 @@
-"""What a notebook calls and shows: `engine.compare`, `engine.sweep`, `engine.diff`, traces."""
+"""What a notebook calls and shows: `compare`, `sweep`, `diff` and traces."""

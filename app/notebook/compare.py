@@ -1,4 +1,4 @@
-"""`engine.compare`: what `specscope compare` returns, without a command line or a database."""
+"""`specscope.compare`: what `specscope compare` returns, without a command line or a database."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.busy import busy_since, read_load
-from app.comparison import Comparison, Race
-from app.comparison import compare as decode_all
-from app.named import PromptRow, able, method_keys
-from app.notebook.opening import bar, opened, texts
-from engine.cluster.session import Cluster
-from engine.errors import UsageError
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
+from specscope.app.busy import busy_since, read_load
+from specscope.app.comparison import Comparison, Race
+from specscope.app.comparison import compare as decode_all
+from specscope.app.named import PromptRow, able, method_keys
+from specscope.app.notebook.opening import bar, opened, texts
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
     Args:
         methods: Keys, as a list or with commas; `all` takes those that the models can run.
         prompts: A text, or a list of prompts as `Cluster.run` takes them.
-        cluster: An open cluster. Without one, `models` are arguments of `engine.open`; with a
+        cluster: An open cluster. Without one, `models` are arguments of `specscope.open`; with a
             profile the runtime is `virtual`.
         settings: Fields of a method's Config, by key of the method.
         sampling: As in `Cluster.run`; prompt i has the seed + i.

@@ -1,17 +1,17 @@
-"""`engine.diff`: the difference of two runs, as `specscope diff` and the page show it."""
+"""`specscope.diff`: the difference of two runs, as `specscope diff` and the page show it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.notebook import shown
-from app.notebook.frames import frame
-from app.render.analysis import difference
-from app.render.html import app_page
-from engine.trace.trace import Trace
-from traces import diff as differences
-from traces.view.settings import config_text
+from specscope.app.notebook import shown
+from specscope.app.notebook.frames import frame
+from specscope.app.render.analysis import difference
+from specscope.app.render.html import app_page
+from specscope.engine.trace.trace import Trace
+from specscope.traces import diff as differences
+from specscope.traces.view.settings import config_text
 
 if TYPE_CHECKING:
     import pandas

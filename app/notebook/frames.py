@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import UsageError
+from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas

@@ -6,15 +6,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import engine
-from app.bars import DownloadBar, is_watched, new_bar
-from engine.cluster.session import Cluster
-from engine.errors import UsageError
+import specscope
+from specscope.app.bars import DownloadBar, is_watched, new_bar
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.errors import UsageError
 
 
 @contextmanager
 def opened(cluster: Cluster | None, models: Mapping[str, Any]) -> Generator[Cluster]:
-    """Yield an open cluster, which stays open, or else one that `engine.open` opens meanwhile."""
+    """Yield an open cluster, which stays open, or one that is opened for the meantime."""
     if cluster is not None:
         if models:
             raise UsageError(f"a cluster and {', '.join(models)} were given; leave one of them out")
@@ -22,7 +22,7 @@ def opened(cluster: Cluster | None, models: Mapping[str, Any]) -> Generator[Clus
         return
     virtual = {"runtime": "virtual"} if models.get("profile") else {}
     with DownloadBar() as line:
-        place = engine.open(**{"progress": line.show, **virtual, **models})
+        place = specscope.open(**{"progress": line.show, **virtual, **models})
     with place:
         yield place
 

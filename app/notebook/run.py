@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.notebook import shown
-from app.notebook.frames import frame
-from traces.export.tables import Table, rows_of
+from specscope.app.notebook import shown
+from specscope.app.notebook.frames import frame
+from specscope.traces.export.tables import Table, rows_of
 
 if TYPE_CHECKING:
     import pandas
 
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.trace import Trace
 
 
 def html(trace: Trace) -> str:

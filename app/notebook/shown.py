@@ -11,14 +11,14 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from app.render.html import text
-from engine.trace.trace import Trace
-from traces.export.assets import viewer_script, viewer_style
-from traces.export.embedded import embedded
-from traces.export.report import render_report
-from traces.imported import origin
-from traces.metrics import measure
-from traces.view.figures import figure_rows, figure_texts
+from specscope.app.render.html import text
+from specscope.engine.trace.trace import Trace
+from specscope.traces.export.assets import viewer_script, viewer_style
+from specscope.traces.export.embedded import embedded
+from specscope.traces.export.report import render_report
+from specscope.traces.imported import origin
+from specscope.traces.metrics import measure
+from specscope.traces.view.figures import figure_rows, figure_texts
 
 MOST_BYTES = 400_000
 """Of a frame, beside the viewer's script and styles."""

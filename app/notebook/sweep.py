@@ -1,4 +1,4 @@
-"""`engine.sweep`: what `specscope sweep` returns, without a command line or a database."""
+"""`specscope.sweep`: what `specscope sweep` returns, without a command line or a database."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from app.busy import busy_since, read_load
-from app.notebook.opening import bar, opened, texts
-from app.sweeping import Swept, decoder, in_order
-from engine.cluster.session import Cluster
-from engine.errors import UsageError
-from engine.methods import Method, find
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from traces.lab.axes import USUAL, Axis, axis, check_axis
-from traces.lab.points import points_of
-from traces.lab.sweep import Cell, Runner, Scripted, Sweep
-from traces.lab.sweep import sweep as cells_of
+from specscope.app.busy import busy_since, read_load
+from specscope.app.notebook.opening import bar, opened, texts
+from specscope.app.sweeping import Swept, decoder, in_order
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import Method, find
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.lab.axes import USUAL, Axis, axis, check_axis
+from specscope.traces.lab.points import points_of
+from specscope.traces.lab.sweep import Cell, Runner, Scripted, Sweep
+from specscope.traces.lab.sweep import sweep as cells_of
 
 
 def sweep(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from app.render.html import badge, curve, figure, table, text
-from engine.trace.trace import Trace
-from traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
-from traces.diff import Diff, FirstDifference, Step, Waterfall
-from traces.view.figures import acceptance
-from traces.whatif.result import rows, sentences
+from specscope.app.render.html import badge, curve, figure, table, text
+from specscope.engine.trace.trace import Trace
+from specscope.traces.closed_forms import best_gamma, dsi_speedup, pearl_speedup, speculative_speedup
+from specscope.traces.diff import Diff, FirstDifference, Step, Waterfall
+from specscope.traces.view.figures import acceptance
+from specscope.traces.whatif.result import rows, sentences
 
 if TYPE_CHECKING:
-    from traces.whatif.replay import WhatIf
+    from specscope.traces.whatif.replay import WhatIf
 
 LONGEST = 16
 CURVES: tuple[tuple[str, str, Callable[[float, int, float], float]], ...] = (

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from app.render.html import text
+from specscope.app.render.html import text
 
 if TYPE_CHECKING:
-    from app.recordings import Followed
-    from traces.follow import Tally
+    from specscope.app.recordings import Followed
+    from specscope.traces.follow import Tally
 
 PICKER = (
     '<select class="app-recordings" aria-label="Follow a file that is being written">'

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from app.render.html import badge, drafter, lossy, run_address, text
-from app.routes import EXPORTS, export_address, report_address
-from engine.checkpoints.forms import model_name
-from engine.trace.events import Header
-from traces.imported import origin
-from traces.store import Summary
-from traces.view.settings import config_text
+from specscope.app.render.html import badge, drafter, lossy, run_address, text
+from specscope.app.routes import EXPORTS, export_address, report_address
+from specscope.engine.checkpoints.forms import model_name
+from specscope.engine.trace.events import Header
+from specscope.traces.imported import origin
+from specscope.traces.store import Summary
+from specscope.traces.view.settings import config_text
 
 KINDS = {"damaged": "bad", "failed": "bad", "incomplete": "warn", "cancelled": "warn", "running": "good"}
 HEAD = (

@@ -7,10 +7,10 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from engine.trace.events import Header
-from traces.export.assets import file_page, page_asset, plotly_script
-from traces.view.figures import LOSSY
-from traces.view.settings import drafter_text
+from specscope.engine.trace.events import Header
+from specscope.traces.export.assets import file_page, page_asset, plotly_script
+from specscope.traces.view.figures import LOSSY
+from specscope.traces.view.settings import drafter_text
 
 
 def text(value: Any) -> str:

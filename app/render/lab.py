@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.loaded import COLUMNS, TITLES, Line, line_of, verdicts
-from app.render.html import app_page, badge, figure, line, run_address, scrolling, table, text
-from engine.methods import METHODS
-from traces.lab.axes import Value, value_text
-from traces.lab.points import Point
-from traces.lab.sweep import Cell, Sweep, best
-from traces.requests import requests
+from specscope.app.loaded import COLUMNS, TITLES, Line, line_of, verdicts
+from specscope.app.render.html import app_page, badge, figure, line, run_address, scrolling, table, text
+from specscope.engine.methods import METHODS
+from specscope.traces.lab.axes import Value, value_text
+from specscope.traces.lab.points import Point
+from specscope.traces.lab.sweep import Cell, Sweep, best
+from specscope.traces.requests import requests
 
 if TYPE_CHECKING:
-    from app.runs import LiveRun
-    from app.tabs.experiments import LoadCell, LoadPlan
+    from specscope.app.runs import LiveRun
+    from specscope.app.tabs.experiments import LoadCell, LoadPlan
 
 SLOWEST, FASTEST = 0.5, 1.5
 """Speed-ups of the strongest colours; a larger one in the map replaces `FASTEST`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from app import pairs
-from app.render.html import clock, run_address, text
-from app.routes import report_address
-from app.runs import Lane, LiveRun
-from engine.methods import METHODS
-from traces.view.settings import config_text
+from specscope.app import pairs
+from specscope.app.render.html import clock, run_address, text
+from specscope.app.routes import report_address
+from specscope.app.runs import Lane, LiveRun
+from specscope.engine.methods import METHODS
+from specscope.traces.view.settings import config_text
 
 Turns: TypeAlias = "Sequence[Sequence[str]]"
 """The names of the runs of each turn."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from math import ceil
 
-from app.render.html import app_page, run_address, scrolling, table, text
-from traces.lab.winners import VALUES, Plan, Result, Winner, winner
+from specscope.app.render.html import app_page, run_address, scrolling, table, text
+from specscope.traces.lab.winners import VALUES, Plan, Result, Winner, winner
 
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
 """White text on each has a contrast of more than 4.5."""

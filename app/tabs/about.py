@@ -8,12 +8,12 @@ from typing import Any
 
 import gradio as gr
 
-from app.render.html import table, text
-from app.tabs.wiring import QUIET
-from engine.environment import environment
-from engine.methods import METHODS, Method
-from engine.simulate.profile import Profile, profiles
-from traces.view.figures import figure_rows
+from specscope.app.render.html import table, text
+from specscope.app.tabs.wiring import QUIET
+from specscope.engine.environment import environment
+from specscope.engine.methods import METHODS, Method
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.traces.view.figures import figure_rows
 
 PACKAGES = ("gradio", "plotly", "sqlmodel")
 

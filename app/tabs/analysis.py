@@ -11,20 +11,20 @@ from typing import Any
 
 import gradio as gr
 
-from app.render.analysis import LONGEST, acceptance_table, chart, difference, what_if_result
-from app.render.history import name_of
-from app.render.html import alert, note
-from app.routes import find_traces, store_of
-from app.service import Service
-from app.tabs.requests import check_profile
-from app.tabs.wiring import CHARTS, QUIET, SMALL, Update, build_viewer, plain_html, viewed
-from engine.errors import SpecScopeError, UsageError, shown
-from engine.methods import METHODS
-from engine.simulate.profile import Profile, profiles
-from engine.trace.trace import Trace
-from traces.diff import diff
-from traces.imported import is_timed
-from traces.metrics import measure
+from specscope.app.render.analysis import LONGEST, acceptance_table, chart, difference, what_if_result
+from specscope.app.render.history import name_of
+from specscope.app.render.html import alert, note
+from specscope.app.routes import find_traces, store_of
+from specscope.app.service import Service
+from specscope.app.tabs.requests import check_profile
+from specscope.app.tabs.wiring import CHARTS, QUIET, SMALL, Update, build_viewer, plain_html, viewed
+from specscope.engine.errors import SpecScopeError, UsageError, shown
+from specscope.engine.methods import METHODS
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.trace.trace import Trace
+from specscope.traces.diff import diff
+from specscope.traces.imported import is_timed
+from specscope.traces.metrics import measure
 
 OWN = "The run's own"
 """Choice of a method that keeps the recorded one."""
@@ -186,7 +186,7 @@ class Analysis:
     def show_replay(
         self, run: str, method: str, profile: str, pair: str, devices: float | None, settings: str
     ) -> Update:
-        from traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
+        from specscope.traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
 
         try:
             check_profile(profile)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
 
-from app.render.history import name_of
-from app.render.html import text
-from app.routes import MAX_COMPARED, find_traces
-from app.runs import Lane, lanes_of
-from app.service import Service
-from app.windows import long_runs
-from traces.export.report import LONG, beginning
-from traces.race import grouped
+from specscope.app.render.history import name_of
+from specscope.app.render.html import text
+from specscope.app.routes import MAX_COMPARED, find_traces
+from specscope.app.runs import Lane, lanes_of
+from specscope.app.service import Service
+from specscope.app.windows import long_runs
+from specscope.traces.export.report import LONG, beginning
+from specscope.traces.race import grouped
 
 if TYPE_CHECKING:
-    from engine.cluster.prompts import Prompt
+    from specscope.engine.cluster.prompts import Prompt
 
 
 class Past(NamedTuple):

@@ -9,23 +9,31 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from app import pairs
-from app.loaded import Line, batch_sizes, bench_prompts, parse_arrivals, poisson, policies_of, served_lines
-from app.runs import LiveRun, RunRequest
-from app.service import Service
-from app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
-from engine.bounds import check_prompt
-from engine.checkpoints.forms import FORMS
-from engine.errors import UsageError, shown
-from engine.methods import BASELINE, METHODS
-from engine.run.policies import FIXED
-from engine.run.serving import CHUNK, Load, under_load
-from engine.simulate.profile import Profile
-from engine.trace.trace import Trace
-from engine.types import Limits, check_range
-from traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
-from traces.lab.points import Point, points_of
-from traces.lab.sweep import MOST_TOKENS, Job, Runner, Scripted, Sweep
+from specscope.app import pairs
+from specscope.app.loaded import (
+    Line,
+    batch_sizes,
+    bench_prompts,
+    parse_arrivals,
+    poisson,
+    policies_of,
+    served_lines,
+)
+from specscope.app.runs import LiveRun, RunRequest
+from specscope.app.service import Service
+from specscope.app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
+from specscope.engine.bounds import check_prompt
+from specscope.engine.checkpoints.forms import FORMS
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.methods import BASELINE, METHODS
+from specscope.engine.run.policies import FIXED
+from specscope.engine.run.serving import CHUNK, Load, under_load
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, check_range
+from specscope.traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
+from specscope.traces.lab.points import Point, points_of
+from specscope.traces.lab.sweep import MOST_TOKENS, Job, Runner, Scripted, Sweep
 
 HERE = "here"
 """Value of the cluster for measured runs on this machine."""

@@ -9,15 +9,15 @@ from urllib.parse import unquote
 
 import gradio as gr
 
-from app.recordings import Followed
-from app.render.follow import PICKER, following
-from app.render.html import alert, note
-from app.routes import MAX_COMPARED
-from app.runs import Lane
-from app.service import Service
-from app.tabs.streaming import Frame, frames
-from app.tabs.wiring import QUIET, Update, build_hidden, plain_html
-from engine.errors import SpecScopeError
+from specscope.app.recordings import Followed
+from specscope.app.render.follow import PICKER, following
+from specscope.app.render.html import alert, note
+from specscope.app.routes import MAX_COMPARED
+from specscope.app.runs import Lane
+from specscope.app.service import Service
+from specscope.app.tabs.streaming import Frame, frames
+from specscope.app.tabs.wiring import QUIET, Update, build_hidden, plain_html
+from specscope.engine.errors import SpecScopeError
 
 
 def build_picker() -> gr.HTML:
@@ -45,7 +45,7 @@ class Following:
     """The lines and panes of followed files.
 
     Runs that another process executes take the way of the page's own runs: panes, deltas and
-    documents of the viewer (`app.tabs.streaming`).
+    documents of the viewer (`specscope.app.tabs.streaming`).
     """
 
     def __init__(self, service: Service) -> None:

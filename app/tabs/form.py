@@ -10,18 +10,18 @@ from typing import Any
 
 import gradio as gr
 
-from app import pairs
-from app.loaded import bench_prompts
-from app.ray import RUNTIME, Ray
-from app.render.html import note
-from app.tabs.library import absent_note
-from app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
-from app.tabs.wiring import QUIET, SMALL, Update
-from engine.checkpoints.forms import FORMS, form_title
-from engine.errors import UsageError
-from engine.methods import BASELINE, METHODS, Method, Setting
-from engine.simulate.profile import Profile, profiles
-from engine.types import Limits, Sampling
+from specscope.app import pairs
+from specscope.app.loaded import bench_prompts
+from specscope.app.ray import RUNTIME, Ray
+from specscope.app.render.html import note
+from specscope.app.tabs.library import absent_note
+from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
+from specscope.app.tabs.wiring import QUIET, SMALL, Update
+from specscope.engine.checkpoints.forms import FORMS, form_title
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import BASELINE, METHODS, Method, Setting
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.types import Limits, Sampling
 
 TEMPLATE = '<div class="app-picker-root"></div>'
 """Constant, so that Gradio never renders it again."""

@@ -8,21 +8,21 @@ from typing import Any
 
 import gradio as gr
 
-from app.beside import keep
-from app.render.history import opened, runs_table
-from app.render.html import alert, note
-from app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
-from app.service import Service
-from app.tabs.analysis import Analysis
-from app.tabs.chat import Streams
-from app.tabs.follow import Following, build_picker, build_wanted
-from app.tabs.requests import MOST_PASSES
-from app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
-from app.windows import MOST_ANALYSED, long_runs
-from engine.errors import SpecScopeError, UsageError
-from engine.trace.events import Header
-from traces.race import grouped
-from traces.store import Store
+from specscope.app.beside import keep
+from specscope.app.render.history import opened, runs_table
+from specscope.app.render.html import alert, note
+from specscope.app.routes import MAX_COMPARED, find_passes, find_traces, median_of, store_of
+from specscope.app.service import Service
+from specscope.app.tabs.analysis import Analysis
+from specscope.app.tabs.chat import Streams
+from specscope.app.tabs.follow import Following, build_picker, build_wanted
+from specscope.app.tabs.requests import MOST_PASSES
+from specscope.app.tabs.wiring import QUIET, SMALL, Update, build_viewer, plain_html, viewed
+from specscope.app.windows import MOST_ANALYSED, long_runs
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.trace.events import Header
+from specscope.traces.race import grouped
+from specscope.traces.store import Store
 
 PAGE_SIZE = 20
 EXAMPLE = "Example: transformers' own assisted generation beside speculative decoding and PEARL"

@@ -8,14 +8,14 @@ from typing import Any
 
 import gradio as gr
 
-from app import pairs
-from app.busy import busy_since, read_load
-from app.examples import lab_example, lab_settings, load_example, load_settings
-from app.loaded import Line, result_of
-from app.render.html import alert, note
-from app.render.lab import load_progress, load_result, sweep_progress, sweep_result
-from app.service import Service
-from app.tabs.experiments import (
+from specscope.app import pairs
+from specscope.app.busy import busy_since, read_load
+from specscope.app.examples import lab_example, lab_settings, load_example, load_settings
+from specscope.app.loaded import Line, result_of
+from specscope.app.render.html import alert, note
+from specscope.app.render.lab import load_progress, load_result, sweep_progress, sweep_result
+from specscope.app.service import Service
+from specscope.app.tabs.experiments import (
     AT_ONCE,
     HERE,
     MODELS_ROW,
@@ -29,16 +29,24 @@ from app.tabs.experiments import (
     serve,
     sweep_work,
 )
-from app.tabs.requests import MOST_PASSES
-from app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, plain_html
-from engine.checkpoints.forms import FORMS
-from engine.errors import SpecScopeError, UsageError
-from engine.methods import BASELINE, METHODS, Setting
-from engine.run.policies import POLICIES
-from engine.simulate.profile import Profile, profiles
-from engine.trace.trace import Trace
-from traces.lab.axes import ACCEPTANCE, DRAFTER, USUAL, can_be_scripted, has_drafter, numeric, sweepable
-from traces.lab.sweep import Cell, sweep
+from specscope.app.tabs.requests import MOST_PASSES
+from specscope.app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, plain_html
+from specscope.engine.checkpoints.forms import FORMS
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.methods import BASELINE, METHODS, Setting
+from specscope.engine.run.policies import POLICIES
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.trace.trace import Trace
+from specscope.traces.lab.axes import (
+    ACCEPTANCE,
+    DRAFTER,
+    USUAL,
+    can_be_scripted,
+    has_drafter,
+    numeric,
+    sweepable,
+)
+from specscope.traces.lab.sweep import Cell, sweep
 
 _SWEEP = (
     "Every cell is a run of the method's own code: speed-up over plain decoding under the same conditions, the mean of "

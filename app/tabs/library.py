@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 
 import gradio as gr
 
-from app.pairs import TOY, absent
-from app.render.html import alert, note, text
-from app.runs import LiveRun, RunRequest
-from app.service import Service
-from app.tabs.wiring import QUIET, SMALL, Update
-from engine.checkpoints.catalog import CATALOG, Entry, installed
-from engine.checkpoints.progress import Progress, megabytes
-from engine.errors import SpecScopeError
+from specscope.app.pairs import TOY, absent
+from specscope.app.render.html import alert, note, text
+from specscope.app.runs import LiveRun, RunRequest
+from specscope.app.service import Service
+from specscope.app.tabs.wiring import QUIET, SMALL, Update
+from specscope.engine.checkpoints.catalog import CATALOG, Entry, installed
+from specscope.engine.checkpoints.progress import Progress, megabytes
+from specscope.engine.errors import SpecScopeError
 
 TICK = 0.25
 """Seconds between two looks at a download."""

@@ -10,24 +10,32 @@ from typing import Any
 
 import gradio as gr
 
-from app.busy import ProcessorTime, busy_since, read_load
-from app.pairs import TOY, opening
-from app.ray import Ray
-from app.render.html import alert
-from app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
-from app.routes import find_traces
-from app.runs import Lane, LiveRun, RunRequest
-from app.service import Service
-from app.tabs.chat import Chat, Streams, conversation, running, stored
-from app.tabs.form import Composer, Form, build_settings, offer_script, value_of
-from app.tabs.library import Library, absent_note
-from app.tabs.requests import MOST_RUNS, FormError, blame, make_requests, passes_of
-from app.tabs.streaming import Frame, frames
-from app.tabs.wiring import QUIET, Update, build_demo, build_hidden, build_viewer, plain_html, viewed
-from engine.checkpoints.forms import is_form
-from engine.errors import SpecScopeError
-from engine.methods import BASELINE
-from traces.race import alternating
+from specscope.app.busy import ProcessorTime, busy_since, read_load
+from specscope.app.pairs import TOY, opening
+from specscope.app.ray import Ray
+from specscope.app.render.html import alert
+from specscope.app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
+from specscope.app.routes import find_traces
+from specscope.app.runs import Lane, LiveRun, RunRequest
+from specscope.app.service import Service
+from specscope.app.tabs.chat import Chat, Streams, conversation, running, stored
+from specscope.app.tabs.form import Composer, Form, build_settings, offer_script, value_of
+from specscope.app.tabs.library import Library, absent_note
+from specscope.app.tabs.requests import MOST_RUNS, FormError, blame, make_requests, passes_of
+from specscope.app.tabs.streaming import Frame, frames
+from specscope.app.tabs.wiring import (
+    QUIET,
+    Update,
+    build_demo,
+    build_hidden,
+    build_viewer,
+    plain_html,
+    viewed,
+)
+from specscope.engine.checkpoints.forms import is_form
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.methods import BASELINE
+from specscope.traces.race import alternating
 
 
 class Playground:

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from app import pairs
-from app.ray import RUNTIME, Ray
-from app.runs import LiveRun, RunRequest
-from engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
-from engine.checkpoints.forms import FORMS, usual_form
-from engine.errors import ModelError, PairError, UsageError, shown
-from engine.layout import Layout
-from engine.methods import METHODS, find
-from engine.simulate.profile import Profile, profiles
-from engine.types import Limits, Sampling
+from specscope.app import pairs
+from specscope.app.ray import RUNTIME, Ray
+from specscope.app.runs import LiveRun, RunRequest
+from specscope.engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
+from specscope.engine.checkpoints.forms import FORMS, usual_form
+from specscope.engine.errors import ModelError, PairError, UsageError, shown
+from specscope.engine.layout import Layout
+from specscope.engine.methods import METHODS, find
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.types import Limits, Sampling
 
 OWN = "own"
 """Value of `models` for models that the user names."""

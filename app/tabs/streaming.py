@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from app.render.html import badge, clock, drafter, lossy, text
-from app.runs import Lane, LiveRun
-from engine.trace.events import Commit, Event, Header
-from traces.imported import origin, shown_id
-from traces.view.settings import config_text, planned_text
+from specscope.app.render.html import badge, clock, drafter, lossy, text
+from specscope.app.runs import Lane, LiveRun
+from specscope.engine.trace.events import Commit, Event, Header
+from specscope.traces.imported import origin, shown_id
+from specscope.traces.view.settings import config_text, planned_text
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
 """The states whose name is no word for people."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import gradio as gr
 
-from app.render.html import alert, note
-from app.render.lab import progress
-from app.render.winners import ASSUMPTIONS, map_html, race_html
-from app.service import Service
-from app.tabs.wiring import QUIET, SMALL, State, Stops, plain_html
-from engine.errors import SpecScopeError
-from traces.lab.winners import VALUES, Plan, Result, given_back, results
+from specscope.app.render.html import alert, note
+from specscope.app.render.lab import progress
+from specscope.app.render.winners import ASSUMPTIONS, map_html, race_html
+from specscope.app.service import Service
+from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, plain_html
+from specscope.engine.errors import SpecScopeError
+from specscope.traces.lab.winners import VALUES, Plan, Result, given_back, results
 
 FILE = Path(__file__).parents[2] / "assets" / "examples" / "map.json"
 _MAP = (

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 
-from app.render.html import alert
-from engine.errors import SpecScopeError
+from specscope.app.render.html import alert
+from specscope.engine.errors import SpecScopeError
 
 Update = dict[Any, Any]
 """New values by component; other components stay unchanged."""
@@ -118,6 +118,6 @@ DEMO = (
 
 
 def build_demo() -> None:
-    """Lay out the race; `demo.js` fetches its document (see `app.demo`)."""
+    """Lay out the race; `demo.js` fetches its document (see `specscope.app.demo`)."""
     script = "SpecScopeDemo.mount(element, SpecScopeAddress.later());"
     plain_html("", html_template=DEMO, js_on_load=script, elem_id="demo")

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-import engine  # 1
-from engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
+import specscope  # 1
+from specscope.engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
 PROMPT = "How can I sleep better at night?"
@@ -27,7 +27,7 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=48):
     inputs = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    with engine.watch(target, drafter, tokenizer=tokenizer, path=path):  # 2
+    with specscope.watch(target, drafter, tokenizer=tokenizer, path=path):  # 2
         output = target.generate(
             **inputs, assistant_model=drafter, do_sample=False, max_new_tokens=new_tokens
         )

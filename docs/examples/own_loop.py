@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-import engine  # 1
-from engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
+import specscope  # 1
+from specscope.engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
 PROMPT = "How can I sleep better at night?"
@@ -24,7 +24,7 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
     chat = [{"role": "user", "content": prompt}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
-    with engine.record(path, "my loop", decode=tokenizer.decode, sampling={"temperature": 0}) as rec:  # 2
+    with specscope.record(path, "my loop", decode=tokenizer.decode, sampling={"temperature": 0}) as rec:  # 2
         rec.prompt(prompt, ids=ids[0])  # 3
         while ids.shape[1] < start + new_tokens:
             draft, q = ids, []

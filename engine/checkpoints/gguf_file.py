@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from engine.errors import ModelError, one_line, plain_name, shown
-from engine.model.shape import ModelShape
+from specscope.engine.errors import ModelError, one_line, plain_name, shown
+from specscope.engine.model.shape import ModelShape
 
 if TYPE_CHECKING:
     import numpy as np

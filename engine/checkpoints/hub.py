@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator
@@ -20,9 +19,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from engine.checkpoints.progress import Progress, Report, ignore, megabytes
-from engine.errors import ModelError, RunCancelled, one_line
-from engine.files import parse_json, read_bytes
+from specscope.engine.checkpoints.progress import Progress, Report, ignore, megabytes
+from specscope.engine.environment import command, variables
+from specscope.engine.errors import ModelError, RunCancelled, one_line
+from specscope.engine.files import parse_json, read_bytes
 
 ANSWER = 10.0
 """Most seconds until the hub's list of a model's files is complete."""
@@ -121,14 +121,12 @@ def _timeout(hub: str, state: Progress) -> str:
 
 @contextlib.contextmanager
 def _process(model: str) -> Generator[SimpleQueue[bytes | None]]:
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     limits = {"HF_HUB_ETAG_TIMEOUT": f"{ANSWER:.0f}", "HF_HUB_DOWNLOAD_TIMEOUT": f"{STALL:.0f}"}
     # Plain HTTP removes incomplete files, counts every byte and obeys a signal.
     options = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.checkpoints.hub_process", model],
-        env={**options, **os.environ, **limits, "PYTHONPATH": os.pathsep.join(paths)},
+        command("specscope.engine.checkpoints.hub_process", model),
+        env={**options, **variables(**limits)},
         stdin=subprocess.PIPE,  # closes when this process ends, which ends the download
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

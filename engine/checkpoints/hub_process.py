@@ -1,5 +1,6 @@
-"""The process that downloads a hub model: `python -m engine.checkpoints.hub_process OWNER/NAME`.
+"""The process that downloads a hub model.
 
+`python -m specscope.engine.checkpoints.hub_process OWNER/NAME` starts it.
 It prints one JSON object per line: `hub` with the hub's address, `file`, `done` and `total` during
 the transfer, then `ended` or `error`. It does not trust file names, sizes or lengths that the hub
 sends.
@@ -29,9 +30,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from engine.checkpoints.hub import ADVICE, ANSWER
-from engine.checkpoints.progress import megabytes
-from engine.errors import ModelError, one_line
+from specscope.engine.checkpoints.hub import ADVICE, ANSWER
+from specscope.engine.checkpoints.progress import megabytes
+from specscope.engine.errors import ModelError, one_line
 
 CHUNK = 64 * 2**10
 """Bytes of a file that are read, counted and written at a time."""

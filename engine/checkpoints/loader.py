@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from engine.checkpoints.checkpoint import Checkpoint, some
-from engine.checkpoints.config import read_config
-from engine.checkpoints.forms import split_form
-from engine.checkpoints.sources import resolve
-from engine.errors import ModelError
-from engine.model.decoder import Decoder
-from engine.model.int8 import is_rotated, rotated_model
-from engine.model.shape import ModelShape
-from engine.model.shard import Ranks, Shard
-from engine.model.stage import layer_stages
-from engine.model.static import StaticSteps
+from specscope.engine.checkpoints.checkpoint import Checkpoint, some
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.forms import split_form
+from specscope.engine.checkpoints.sources import resolve
+from specscope.engine.errors import ModelError
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.int8 import is_rotated, rotated_model
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.shard import Ranks, Shard
+from specscope.engine.model.stage import layer_stages
+from specscope.engine.model.static import StaticSteps
 
 
 def load(
@@ -33,11 +33,11 @@ def load(
     """Return the decoder of a model: directory, GGUF file, short name of the catalog, or hub id.
 
     Weights are read tensor by tensor: at most one layer is in memory twice. A directory's form
-    (`engine.checkpoints.forms`) has its matrices in fewer bits. `name` is target or drafter, in
-    spans. `stage` is the number of this stage and of all stages of a model split into equal parts,
-    or the layers of this stage; only these are read. With the `ranks` of a model split by tensors,
-    only this rank's part is read. `static` gives forwards of few rows fixed shapes
-    (`engine.model.static`).
+    (`specscope.engine.checkpoints.forms`) has its matrices in fewer bits. `name` is target or
+    drafter, in spans. `stage` is the number of this stage and of all stages of a model split into
+    equal parts, or the layers of this stage; only these are read. With the `ranks` of a model split
+    by tensors, only this rank's part is read. `static` gives forwards of few rows fixed shapes
+    (`specscope.engine.model.static`).
     """
     decoder = _load(resolve(model), device, dtype, name, stage, ranks)
     if static:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.checkpoints import catalog
-from engine.checkpoints.config import read_config, read_object
-from engine.checkpoints.forms import is_form, reads_rows_of, split_form, usual_form
-from engine.checkpoints.sources import is_short_name, resolve
-from engine.checkpoints.templates import RENDERER
-from engine.checkpoints.tokenizer import check_same, check_template, load_tokenizer
-from engine.errors import ModelError, PairError, UsageError, one_line
-from engine.model.fields import end_ids
-from engine.model.shape import context_of
-from engine.types import MOST_DRAFTERS, check_text, drafter_key
+from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints.config import read_config, read_object
+from specscope.engine.checkpoints.forms import is_form, reads_rows_of, split_form, usual_form
+from specscope.engine.checkpoints.sources import is_short_name, resolve
+from specscope.engine.checkpoints.templates import RENDERER
+from specscope.engine.checkpoints.tokenizer import check_same, check_template, load_tokenizer
+from specscope.engine.errors import ModelError, PairError, UsageError, one_line
+from specscope.engine.model.fields import end_ids
+from specscope.engine.model.shape import context_of
+from specscope.engine.types import MOST_DRAFTERS, check_text, drafter_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

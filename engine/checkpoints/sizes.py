@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import torch
 
-from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.config import read_config
-from engine.checkpoints.forms import split_form
-from engine.model.int4 import GROUP, fits_int4
-from engine.model.int8 import is_rotated
-from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
-from engine.model.shard import HEAD, Shard
-from engine.model.stage import layer_stages
-from engine.model.weights import PACKED_FROM
+from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.forms import split_form
+from specscope.engine.model.int4 import GROUP, fits_int4
+from specscope.engine.model.int8 import is_rotated
+from specscope.engine.model.shape import EMBEDDING, POSITIONS, ModelShape
+from specscope.engine.model.shard import HEAD, Shard
+from specscope.engine.model.stage import layer_stages
+from specscope.engine.model.weights import PACKED_FROM
 
 _JOINED = re.compile(r"\b(q|k|v|gate|up)_proj\.weight$")
 """Matrices that a layer joins: queries, keys and values; gate and up."""

@@ -6,10 +6,10 @@ import os
 import threading
 from pathlib import Path
 
-from engine.checkpoints import catalog, gguf, hub
-from engine.checkpoints.forms import split_form
-from engine.checkpoints.progress import Report
-from engine.errors import ModelError
+from specscope.engine.checkpoints import catalog, gguf, hub
+from specscope.engine.checkpoints.forms import split_form
+from specscope.engine.checkpoints.progress import Report
+from specscope.engine.errors import ModelError
 
 
 def resolve(model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None) -> Path:

@@ -1,7 +1,7 @@
 """The process that renders chat templates: `python -P template_process.py FD BYTES`.
 
-`engine.checkpoints.templates` starts it. It imports neither SpecScope, transformers nor torch, so
-it starts in a tenth of a second. Its Jinja environment matches transformers'
+`specscope.engine.checkpoints.templates` starts it. It imports neither SpecScope, transformers nor
+torch, so it starts in a tenth of a second. Its Jinja environment matches transformers'
 (`transformers.utils.chat_template_utils`); a test compares the texts.
 """
 

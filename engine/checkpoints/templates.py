@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError, UsageError, one_line
+from specscope.engine.environment import variables
+from specscope.engine.errors import ModelError, UsageError, one_line
 
 SECONDS = 2.0
 """Most processor seconds of a render; the bundled pair's takes 0.1 ms."""
@@ -105,6 +106,7 @@ class Renderer:
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(script), str(remote.fileno()), str(MEMORY)],
             pass_fds=(remote.fileno(),),
+            env=variables(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the run only
         )

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, TokenizersBackend
 
-from engine.checkpoints.config import read_config, read_object
-from engine.checkpoints.templates import LONGEST, RENDERER
-from engine.errors import ModelError, PairError, UsageError, one_line
-from engine.files import parse_json
-from engine.model.fields import LONGEST_VOCABULARY, MOST_TOKENS
+from specscope.engine.checkpoints.config import read_config, read_object
+from specscope.engine.checkpoints.templates import LONGEST, RENDERER
+from specscope.engine.errors import ModelError, PairError, UsageError, one_line
+from specscope.engine.files import parse_json
+from specscope.engine.model.fields import LONGEST_VOCABULARY, MOST_TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.cluster.probing import CONTEXT
-from engine.drafting.admission import Costs
-from engine.drafting.pace import Curve
-from engine.simulate.latency import Latency
+from specscope.engine.cluster.probing import CONTEXT
+from specscope.engine.drafting.admission import Costs
+from specscope.engine.drafting.pace import Curve
+from specscope.engine.simulate.latency import Latency
 
 ROWS = (1, *range(8, 4097, 8))
 """Numbers of rows at which a profile's formula is evaluated."""

@@ -10,33 +10,33 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.text import Detokenizer, IncrementalText
-from engine.cluster.memory import RunSize
-from engine.cluster.occupancy import OtherPrograms, Sampler
-from engine.cluster.placement import Placement, RunWorkers
-from engine.cluster.prompts import Prompt
-from engine.cluster.ray_devices import NodeMeter
-from engine.drafting.admission import Costs
-from engine.drafting.planner import Plan
-from engine.drafting.suffix import Finished
-from engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
-from engine.heads.find import HeadFile
-from engine.layout import Layout
-from engine.methods import Method
-from engine.run.dispatch import Dispatcher
-from engine.run.gathering import Gathering
-from engine.run.lengths import RoundLengths
-from engine.run.run import Run, Sequence
-from engine.run.serving import Load, Serving
-from engine.runtimes.process import ProcessWorker
-from engine.runtimes.ray.worker import RayWorker
-from engine.runtimes.virtual import VirtualLoop
-from engine.trace.emitter import TraceEmitter
-from engine.trace.events import Event, Header, Occupancy, Row, Status
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from engine.worker.jobs import Begin
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.text import Detokenizer, IncrementalText
+from specscope.engine.cluster.memory import RunSize
+from specscope.engine.cluster.occupancy import OtherPrograms, Sampler
+from specscope.engine.cluster.placement import Placement, RunWorkers
+from specscope.engine.cluster.prompts import Prompt
+from specscope.engine.cluster.ray_devices import NodeMeter
+from specscope.engine.drafting.admission import Costs
+from specscope.engine.drafting.planner import Plan
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.errors import OutOfMemory, RunCancelled, SpecScopeError, WorkerDied
+from specscope.engine.heads.find import HeadFile
+from specscope.engine.layout import Layout
+from specscope.engine.methods import Method
+from specscope.engine.run.dispatch import Dispatcher
+from specscope.engine.run.gathering import Gathering
+from specscope.engine.run.lengths import RoundLengths
+from specscope.engine.run.run import Run, Sequence
+from specscope.engine.run.serving import Load, Serving
+from specscope.engine.runtimes.process import ProcessWorker
+from specscope.engine.runtimes.ray.worker import RayWorker
+from specscope.engine.runtimes.virtual import VirtualLoop
+from specscope.engine.trace.emitter import TraceEmitter
+from specscope.engine.trace.events import Event, Header, Occupancy, Row, Status
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker.jobs import Begin
 
 Listener: TypeAlias = Callable[[Event], None]
 PATIENCE_S = 3.0

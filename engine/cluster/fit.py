@@ -11,18 +11,18 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.checkpoints.progress import megabytes
-from engine.checkpoints.sizes import Size, checked_shape, layer_sizes, model_size
-from engine.cluster.local_devices import LocalDevices, base_layout
-from engine.cluster.memory import KV_TOKENS, Part, advice
-from engine.cluster.pool import part_of, situation_of
-from engine.errors import ModelError, UsageError
-from engine.heads.files import check_head
-from engine.heads.find import HeadFile, Heads
-from engine.heads.kinds import KINDS
-from engine.layout import Layout
-from engine.methods import METHODS, Method, Situation
-from engine.types import drafter_key
+from specscope.engine.checkpoints.progress import megabytes
+from specscope.engine.checkpoints.sizes import Size, checked_shape, layer_sizes, model_size
+from specscope.engine.cluster.local_devices import LocalDevices, base_layout
+from specscope.engine.cluster.memory import KV_TOKENS, Part, advice
+from specscope.engine.cluster.pool import part_of, situation_of
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.heads.files import check_head
+from specscope.engine.heads.find import HeadFile, Heads
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.layout import Layout
+from specscope.engine.methods import METHODS, Method, Situation
+from specscope.engine.types import drafter_key
 
 
 def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices:

@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.cluster.memory import Memory, Part
-from engine.cluster.options import Options
-from engine.cluster.pool import (
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.memory import Memory, Part
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.pool import (
     Assignment,
     Loader,
     ModelPart,
@@ -23,12 +23,12 @@ from engine.cluster.pool import (
     pipeline_assignments,
     single,
 )
-from engine.errors import UsageError
-from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
-from engine.runtimes.process import ProcessWorker, Setup
-from engine.runtimes.thread import ThreadWorker
-from engine.trace.events import Device
-from engine.worker.worker import Worker
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
+from specscope.engine.runtimes.process import ProcessWorker, Setup
+from specscope.engine.runtimes.thread import ThreadWorker
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.worker import Worker
 
 
 @dataclass(frozen=True)

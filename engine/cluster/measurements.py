@@ -24,20 +24,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
-from engine.checkpoints.forms import split_form
-from engine.checkpoints.pair import Pair
-from engine.cluster.execution import other_programs
-from engine.cluster.occupancy import OtherPrograms
-from engine.cluster.placement import Placement
-from engine.cluster.probing import MANY_ROWS, ROWS, RunProbe, measure_probe, measure_rows
-from engine.drafting.admission import Costs
-from engine.drafting.pace import Curve, Probe, seconds_at
-from engine.drafting.planner import Plan, best_dynamic, best_tree
-from engine.environment import environment
-from engine.errors import UsageError
-from engine.files import cache_folder, parse_json, read_text, replacing
-from engine.trace.events import OTHERS, TOO_BUSY
-from engine.trace.trace import Trace
+from specscope.engine.checkpoints.forms import split_form
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.execution import other_programs
+from specscope.engine.cluster.occupancy import OtherPrograms
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.cluster.probing import MANY_ROWS, ROWS, RunProbe, measure_probe, measure_rows
+from specscope.engine.drafting.admission import Costs
+from specscope.engine.drafting.pace import Curve, Probe, seconds_at
+from specscope.engine.drafting.planner import Plan, best_dynamic, best_tree
+from specscope.engine.environment import environment
+from specscope.engine.errors import UsageError
+from specscope.engine.files import cache_folder, parse_json, read_text, replacing
+from specscope.engine.trace.events import OTHERS, TOO_BUSY
+from specscope.engine.trace.trace import Trace
 
 LOOK_S = 0.5
 """Seconds in which the load by other programs is read."""

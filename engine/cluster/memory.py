@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import torch
 
-from engine.checkpoints.progress import megabytes
-from engine.errors import ModelError, OutOfMemory, UsageError, shown
-from engine.trace.events import Device
-from engine.worker.jobs import AskCaches, Begin, CacheMemory
-from engine.worker.memory import cpu_free
-from engine.worker.worker import Worker
+from specscope.engine.checkpoints.progress import megabytes
+from specscope.engine.errors import ModelError, OutOfMemory, UsageError, shown
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.jobs import AskCaches, Begin, CacheMemory
+from specscope.engine.worker.memory import cpu_free
+from specscope.engine.worker.worker import Worker
 
 MACHINE = "this machine"
 KV_TOKENS = 2048

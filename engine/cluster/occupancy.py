@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import psutil
 
-from engine.trace.events import OTHERS, Device, Occupancy
+from specscope.engine.trace.events import OTHERS, Device, Occupancy
 
 EVERY_S = 0.1
 """Seconds between two samples: about NVML's averaging period, and ten ticks of a core."""

@@ -1,6 +1,6 @@
 """Open a cluster: the engine's front door.
 
-with engine.open() as cluster:
+with specscope.open() as cluster:
     trace = cluster.run("pearl", "Tell me a story.", config={"gamma": 4})
     print(trace.text)
 """
@@ -15,34 +15,34 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from engine.checkpoints.catalog import opening
-from engine.checkpoints.forms import is_form
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.progress import Report
-from engine.checkpoints.sources import is_short_name, resolve, resolve_local
-from engine.cluster.costs import profile_costs
-from engine.cluster.fit import split_by_memory
-from engine.cluster.local_devices import LocalDevices, base_layout, devices_of
-from engine.cluster.memory import KV_TOKENS, Memory, parse_limits
-from engine.cluster.options import Options
-from engine.cluster.placement import Placement
-from engine.cluster.probing import is_toy
-from engine.cluster.profile_devices import ProfileDevices, tokens_of
-from engine.cluster.ray_cluster import RayCluster
-from engine.cluster.ray_devices import RESOURCES, RayDevices
-from engine.cluster.session import Cluster
-from engine.errors import UsageError
-from engine.layout import Layout, Separate
-from engine.runtimes.virtual import VirtualLoop
-from engine.simulate.oracle import Source
-from engine.simulate.profile import Profile
-from engine.trace.trace import Trace
+from specscope.engine.checkpoints.catalog import opening
+from specscope.engine.checkpoints.forms import is_form
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.progress import Report
+from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_local
+from specscope.engine.cluster.costs import profile_costs
+from specscope.engine.cluster.fit import split_by_memory
+from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
+from specscope.engine.cluster.memory import KV_TOKENS, Memory, parse_limits
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.cluster.probing import is_toy
+from specscope.engine.cluster.profile_devices import ProfileDevices, tokens_of
+from specscope.engine.cluster.ray_cluster import RayCluster
+from specscope.engine.cluster.ray_devices import RESOURCES, RayDevices
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.runtimes.virtual import VirtualLoop
+from specscope.engine.simulate.oracle import Source
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.trace.trace import Trace
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 """Paths of models: none, one or several."""
 
 
-def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
+def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
     pair: str | Pair | None = None,
     *,
     target: str | os.PathLike[str] | None = None,
@@ -80,28 +80,31 @@ def open(  # noqa: A001 - engine.open(...), as in dbm.open or shelve.open
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
             commas, for several drafters; then `:doubt=D`, `:misses=R`, see
-            `engine.simulate.oracle.bernoulli_models`), a recorded Trace, or a Source of models.
+            `specscope.engine.simulate.oracle.bernoulli_models`), a recorded Trace, or a Source of
+            models.
         device: `cpu`, `cuda`, or `auto` for CUDA if there is a GPU.
         threads: Intra-op threads of each worker; more than 1 helps only if other cores are idle.
         forward: `eager`, or `static` for forwards of fixed shapes, which CUDA replays as graphs
-            (`engine.model.static`); `auto` is static on a GPU unless models are split, else eager.
+            (`specscope.engine.model.static`); `auto` is static on a GPU unless models are split,
+            else eager.
         dtype: Of the weights: `float32`, `bfloat16`, or `auto` for bfloat16 on GPUs and float32 on
             CPUs.
         tp: Devices that split the target by tensors, with `local-process` or on one node of `ray`:
-            each holds a part of every layer (`engine.model.shard`).
+            each holds a part of every layer (`specscope.engine.model.shard`).
         drafter_tp: The same for the drafter.
         address: With `ray`, the head of the Ray cluster: `host:port`, or `auto` for the one that
             this machine is in. By default a cluster of this machine alone is started.
         memory: Bytes that models may take on devices, such as `0=4GiB,1=4GiB` (numbers count this
             machine's devices from 0); by default what is free. A target that fits on no device is
-            split by layers (`engine.cluster.fit`).
+            split by layers (`specscope.engine.cluster.fit`).
         head: Directories of drafting heads for the target; a method uses the first of its kind.
             By default the pair's own heads.
         progress: Takes the state of a download or conversion of a model that is not in the cache.
         cancel: Stops a download or conversion when set.
         download: Whether to download or convert a model that is not in the cache.
         plans: Whether `auto` settings of drafts are planned from measured cost, in runtimes that
-            measure; by default unless the target is a toy (`engine.cluster.probing.SMALLEST`).
+            measure; by default unless the target is a toy
+            (`specscope.engine.cluster.probing.SMALLEST`).
 
     Raises:
         UsageError: A name is unknown or the settings do not go together.

@@ -1,4 +1,4 @@
-"""The options of `engine.open` that say where a pair runs and how its models compute."""
+"""The options of `specscope.open` that say where a pair runs and how its models compute."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from engine.environment import processor
-from engine.errors import UsageError, shown
-from engine.simulate.oracle import Source
-from engine.simulate.profile import Profile
-from engine.trace.events import Device
-from engine.trace.trace import Trace
-from engine.types import check_range
+from specscope.engine.environment import processor
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.simulate.oracle import Source
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.trace.events import Device
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import check_range
 
 RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
 FORWARDS = ("auto", "eager", "static")
@@ -27,7 +27,7 @@ DTYPES: dict[str, torch.dtype | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options, checked as far as no model and no device is needed; `engine.open` describes them.
+    """Options, checked as far as no model and no device is needed; `specscope.open` describes them.
 
     Raises:
         UsageError: An option is wrong, or two do not go together.
@@ -90,7 +90,7 @@ class Options:
         return max(self.tp, self.drafter_tp) > 1
 
     def static_on(self, device: Device) -> bool:
-        """Return whether forwards of few rows have fixed shapes (`engine.model.static`).
+        """Return whether forwards of few rows have fixed shapes (`specscope.engine.model.static`).
 
         Without a choice they have on a GPU, where graphs halve the time of a forward.
         """

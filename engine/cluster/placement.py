@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from engine.cluster.memory import Part, RunSize, check_caches
-from engine.cluster.pool import (
+from specscope.engine.cluster.memory import Part, RunSize, check_caches
+from specscope.engine.cluster.pool import (
     Assignment,
     DevicePool,
     ModelPart,
@@ -22,15 +22,15 @@ from engine.cluster.pool import (
     models_on,
     names_on_workers,
 )
-from engine.drafting.admission import Costs
-from engine.errors import OutOfMemory, SpecScopeError, UsageError
-from engine.heads.find import HeadFile, load_head
-from engine.layout import Layout
-from engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
-from engine.trace.events import Device
-from engine.worker.jobs import Connect, Facts, Load, Reply
-from engine.worker.shared import QBuffer
-from engine.worker.worker import Worker
+from specscope.engine.drafting.admission import Costs
+from specscope.engine.errors import OutOfMemory, SpecScopeError, UsageError
+from specscope.engine.heads.find import HeadFile, load_head
+from specscope.engine.layout import Layout
+from specscope.engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.jobs import Connect, Facts, Load, Reply
+from specscope.engine.worker.shared import QBuffer
+from specscope.engine.worker.worker import Worker
 
 Work: TypeAlias = Coroutine[Any, Any, Any]
 POLL_S = 0.05
@@ -67,7 +67,7 @@ class Placement:
     runtime: str
     pool: DevicePool
     base: Layout
-    """Layout that `engine.open` loads: the target, and the drafter if the pair has one."""
+    """Layout that `specscope.open` loads: the target, and the drafter if the pair has one."""
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     profile: str = ""
     c: float = 0.0

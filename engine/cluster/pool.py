@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.sizes import Split, model_size
-from engine.cluster.memory import Memory, Part
-from engine.cluster.options import Options
-from engine.errors import UsageError
-from engine.layout import Layout, Pipelined
-from engine.methods import Situation
-from engine.model.language import LanguageModel
-from engine.trace.events import Device
-from engine.types import MOST_DRAFTERS, drafter_key
-from engine.worker.jobs import Stage
-from engine.worker.worker import Worker
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.sizes import Split, model_size
+from specscope.engine.cluster.memory import Memory, Part
+from specscope.engine.cluster.options import Options
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Pipelined
+from specscope.engine.methods import Situation
+from specscope.engine.model.language import LanguageModel
+from specscope.engine.trace.events import Device
+from specscope.engine.types import MOST_DRAFTERS, drafter_key
+from specscope.engine.worker.jobs import Stage
+from specscope.engine.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from engine.heads.find import HeadFile
+    from specscope.engine.heads.find import HeadFile
 
 Loader = Callable[..., LanguageModel]
 """Loads a model. The keyword argument `stage` = (number, count), or the stage's layers, loads one

@@ -12,17 +12,17 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.drafting.pace import Curve, Probe
-from engine.files import parse_json, read_text
-from engine.trace.events import Decision, Round, Span
-from engine.trace.trace import Trace
-from engine.worker.jobs import Measure
-from engine.worker.worker import Worker
+from specscope.engine.drafting.pace import Curve, Probe
+from specscope.engine.files import parse_json, read_text
+from specscope.engine.trace.events import Decision, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.engine.worker.jobs import Measure
+from specscope.engine.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from engine.cluster.execution import Listener
-    from engine.cluster.placement import Placement
-    from engine.trace.events import Event
+    from specscope.engine.cluster.execution import Listener
+    from specscope.engine.cluster.placement import Placement
+    from specscope.engine.trace.events import Event
 
 SMALLEST = 64 * 2**20
 """Bytes of the weights of the smallest target whose drafts are planned: those of a smaller one fit

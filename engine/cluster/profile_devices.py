@@ -8,24 +8,31 @@ from functools import cache, partial
 
 import torch
 
-from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import loader_of
-from engine.cluster.memory import Memory, Part
-from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, pipeline_assignments, single
-from engine.errors import UsageError
-from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
-from engine.model.language import LanguageModel
-from engine.model.memoized import MemoizedModel
-from engine.runtimes.virtual import Processor, VirtualWorker
-from engine.simulate.latency import Latency
-from engine.simulate.oracle import Source, bernoulli_models
-from engine.simulate.profile import Profile
-from engine.simulate.recorded import recorded_pair
-from engine.trace.events import Device
-from engine.trace.trace import Trace
-from engine.types import MOST_DRAFTERS, drafter_key
-from engine.worker.worker import Worker
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.local_devices import loader_of
+from specscope.engine.cluster.memory import Memory, Part
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.pool import (
+    Assignment,
+    Loader,
+    ModelPart,
+    StageLimits,
+    pipeline_assignments,
+    single,
+)
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
+from specscope.engine.model.language import LanguageModel
+from specscope.engine.model.memoized import MemoizedModel
+from specscope.engine.runtimes.virtual import Processor, VirtualWorker
+from specscope.engine.simulate.latency import Latency
+from specscope.engine.simulate.oracle import Source, bernoulli_models
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.simulate.recorded import recorded_pair
+from specscope.engine.trace.events import Device
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import MOST_DRAFTERS, drafter_key
+from specscope.engine.worker.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from engine.bounds import check_prompt, check_prompts, is_chat
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.text import Detokenizer
-from engine.errors import UsageError
+from specscope.engine.bounds import check_prompt, check_prompts, is_chat
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.text import Detokenizer
+from specscope.engine.errors import UsageError
 
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text for the chat template if there is one, chat messages with role and content, or token ids."""

@@ -18,18 +18,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.cluster.ray_connect import (
+from specscope.engine.cluster.ray_connect import (
     checked,
     disconnect,
     import_ray,
+    job,
     own_signals,
     reason,
     silence,
     watched_head,
 )
-from engine.errors import SpecScopeError, UsageError, one_line
-from engine.runtimes.process import Setup
-from engine.runtimes.ray.worker import Node, RayWorker, reachable
+from specscope.engine.errors import SpecScopeError, UsageError, one_line
+from specscope.engine.runtimes.process import Setup
+from specscope.engine.runtimes.ray.worker import Node, RayWorker, reachable
 
 EVERY_S = 1.0
 """Seconds between two checks of the workers and of the head."""
@@ -123,7 +124,7 @@ class RayCluster:
         try:
             with own_signals(), quiet, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._ray.init(address=self.address, **options)
+                self._ray.init(address=self.address, job_config=job(), **options)
             # Ray has no setting that keeps its long report of a dead worker off standard output.
             self._ray._private.worker.print_to_stdstream = lambda *_, **__: None
         except BaseException as error:
@@ -225,7 +226,7 @@ class RayCluster:
         """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from engine.runtimes.ray.server import GROUPS, RayServer
+        from specscope.engine.runtimes.ray.server import GROUPS, RayServer
 
         where = PlacementGroupSchedulingStrategy(place.group, place.number)
         options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": where}

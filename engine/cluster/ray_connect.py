@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from engine.errors import SpecScopeError, UsageError, one_line, shown
-from engine.runtimes.ray.worker import CONNECT_S, reachable
+from specscope.engine.errors import SpecScopeError, UsageError, one_line, shown
+from specscope.engine.runtimes.ray.worker import CONNECT_S, reachable
 
 SETTINGS = 4
 """Type of the frame by which a server of HTTP/2, such as Ray's head, begins (RFC 9113)."""
@@ -56,6 +56,20 @@ def import_ray(*, starts: bool) -> Any:
     except ImportError:
         raise UsageError("--runtime ray needs: pip install 'specscope[ray]'") from None
     return ray
+
+
+def job() -> Any:
+    """Return a configuration of this program's job that leaves the workers' `sys.path` alone.
+
+    By default Ray puts the working directory first: workers would take a `torch.py` there.
+    """
+    from ray.job_config import JobConfig
+
+    class Job(JobConfig):
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return Job()
 
 
 def checked(address: str | None) -> str:

@@ -15,19 +15,19 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import LocalDevices, loader_of, ranks_of
-from engine.cluster.memory import MACHINE, Memory, Part, measured
-from engine.cluster.occupancy import Reading, read_own
-from engine.cluster.options import Options
-from engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, parts_of
-from engine.cluster.ray_cluster import Bundle, RayCluster, state
-from engine.errors import SpecScopeError, UsageError
-from engine.layout import Layout, Separate
-from engine.runtimes.process import Setup
-from engine.runtimes.ray.worker import Node, RayWorker, References
-from engine.trace.events import Device
-from engine.worker.worker import Worker
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.local_devices import LocalDevices, loader_of, ranks_of
+from specscope.engine.cluster.memory import MACHINE, Memory, Part, measured
+from specscope.engine.cluster.occupancy import Reading, read_own
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.pool import Assignment, Loader, ModelPart, StageLimits, parts_of
+from specscope.engine.cluster.ray_cluster import Bundle, RayCluster, state
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.runtimes.process import Setup
+from specscope.engine.runtimes.ray.worker import Node, RayWorker, References
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.worker import Worker
 
 RESOURCES = {"auto": "CPU", "cpu": "CPU", "cuda": "GPU"}
 """Ray's name of each kind of device. GPUs must be asked for: with Ray they have never been used."""

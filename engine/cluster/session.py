@@ -11,32 +11,32 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.text import Detokenizer
-from engine.cluster.execution import Execution, Listener, Recording, Request
-from engine.cluster.measurements import Measurements, learn, scaled
-from engine.cluster.placement import Placement, RunWorkers
-from engine.cluster.pool import check_apart, situation_of
-from engine.cluster.probing import CONTEXT, NEW_TOKENS
-from engine.cluster.prompts import Prompt, encode, ids_of, shown
-from engine.cluster.ray_devices import aligned_clocks
-from engine.drafting.admission import Costs
-from engine.drafting.pace import Probe
-from engine.drafting.planner import Best, Plan
-from engine.drafting.suffix import Finished
-from engine.environment import environment
-from engine.errors import OutOfMemory, UsageError
-from engine.heads.find import HeadFile, Heads
-from engine.layout import Layout
-from engine.methods import Method, Situation, find
-from engine.run.policies import LENGTHS, MINEDRAFT
-from engine.run.serving import Load, under_load
-from engine.runtimes.ensemble import Ensemble
-from engine.trace.events import Header
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from engine.worker.jobs import Measure
-from engine.worker.worker import Worker
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.text import Detokenizer
+from specscope.engine.cluster.execution import Execution, Listener, Recording, Request
+from specscope.engine.cluster.measurements import Measurements, learn, scaled
+from specscope.engine.cluster.placement import Placement, RunWorkers
+from specscope.engine.cluster.pool import check_apart, situation_of
+from specscope.engine.cluster.probing import CONTEXT, NEW_TOKENS
+from specscope.engine.cluster.prompts import Prompt, encode, ids_of, shown
+from specscope.engine.cluster.ray_devices import aligned_clocks
+from specscope.engine.drafting.admission import Costs
+from specscope.engine.drafting.pace import Probe
+from specscope.engine.drafting.planner import Best, Plan
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.environment import environment
+from specscope.engine.errors import OutOfMemory, UsageError
+from specscope.engine.heads.find import HeadFile, Heads
+from specscope.engine.layout import Layout
+from specscope.engine.methods import Method, Situation, find
+from specscope.engine.run.policies import LENGTHS, MINEDRAFT
+from specscope.engine.run.serving import Load, under_load
+from specscope.engine.runtimes.ensemble import Ensemble
+from specscope.engine.trace.events import Header
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker.jobs import Measure
+from specscope.engine.worker.worker import Worker
 
 
 class Cluster:

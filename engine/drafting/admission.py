@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.drafting.pace import Curve
-from engine.types import Verdict
+from specscope.engine.drafting.pace import Curve
+from specscope.engine.types import Verdict
 
 START = 0.8
 """Acceptance rate of a run's first place before any was judged."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.types import CopySource, Draft, DraftToken
+from specscope.engine.types import CopySource, Draft, DraftToken
 
 LONGER = 3
 """Tokens of a match beyond the shortest one; LLMA's public code begins with 5 tokens."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.drafting.tree import Node, TreeShape, line
-from engine.errors import ModelError
-from engine.sampling.draws import (
+from specscope.engine.drafting.tree import Node, TreeShape, line
+from specscope.engine.errors import ModelError
+from specscope.engine.sampling.draws import (
     NOT_FINITE,
     TOP,
     Draws,
@@ -22,7 +22,7 @@ from engine.sampling.draws import (
     process_logits,
     softmax,
 )
-from engine.types import Damping, Sampling
+from specscope.engine.types import Damping, Sampling
 
 SPARE = 8
 """Tokens read in addition, so that a tie with the last one wanted is seen."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from engine.types import NO_TREE, Draft, DraftToken, Gram, PoolUpdate, Tree
+from specscope.engine.types import NO_TREE, Draft, DraftToken, Gram, PoolUpdate, Tree
 
 
 class Pool:

@@ -17,10 +17,10 @@ from heapq import heappop, heappush, nlargest
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from engine.drafting.pace import Probe, overlapped, plain_seconds, round_seconds
-from engine.drafting.static import MOST_NODES
-from engine.drafting.tree import Ranks
-from engine.trace.events import TOO_BUSY
+from specscope.engine.drafting.pace import Probe, overlapped, plain_seconds, round_seconds
+from specscope.engine.drafting.static import MOST_NODES
+from specscope.engine.drafting.tree import Ranks
+from specscope.engine.trace.events import TOO_BUSY
 
 LONGEST = 16
 """Longest draft that is planned for PEARL."""

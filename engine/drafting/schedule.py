@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.trace.events import Stop
-    from engine.types import Draft, Verdict
+    from specscope.engine.trace.events import Stop
+    from specscope.engine.types import Draft, Verdict
 
 MOST = 32
 """The longest draft."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.drafting.tree import Static
-from engine.errors import UsageError, one_line
-from engine.files import parse_json, read_text
+from specscope.engine.drafting.tree import Static
+from specscope.engine.errors import UsageError, one_line
+from specscope.engine.files import parse_json, read_text
 
 FOLDER = Path(__file__).parents[2] / "assets" / "trees"
 MOST_NODES = 64

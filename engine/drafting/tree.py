@@ -30,10 +30,10 @@ from functools import lru_cache
 from math import floor
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from engine.types import Sampling
+from specscope.engine.types import Sampling
 
 if TYPE_CHECKING:
-    from engine.sampling.draws import Top
+    from specscope.engine.sampling.draws import Top
 
 Ranks: TypeAlias = tuple[int, ...]
 """A node's ranks from the first level on: (0, 2) is the third child of the first child."""

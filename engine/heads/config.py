@@ -1,4 +1,6 @@
-"""The config of a drafting head (`config.json`); each kind's checks are in `engine.heads.kinds`.
+"""The config of a drafting head (`config.json`).
+
+Each kind's checks are in `specscope.engine.heads.kinds`.
 
 A head is a directory with `config.json` and `model.safetensors`. All states are read by the
 target's LM head, unless the head has its own.
@@ -12,10 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from engine.checkpoints.config import is_complete
-from engine.errors import ModelError, one_line
-from engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
-from engine.model.shape import ModelShape
+from specscope.engine.checkpoints.config import is_complete
+from specscope.engine.errors import ModelError, one_line
+from specscope.engine.model.fields import MOST_LAYERS, MOST_TOKENS, READ, WHOLE, check_fields
+from specscope.engine.model.shape import ModelShape
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -52,7 +54,7 @@ class HeadConfig:
     """The content of a head's config.json."""
 
     kind: str
-    """One of `engine.heads.kinds.KINDS`."""
+    """One of `specscope.engine.heads.kinds.KINDS`."""
     hidden_size: int
     """D, the target's."""
     vocab_size: int

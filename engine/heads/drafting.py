@@ -1,8 +1,9 @@
 """The interface between a drafting head and its worker, which runs the head's forwards.
 
 D is the target's width, V its vocabulary, N the number of tokens that a head drafts: V, or fewer
-(`engine.heads.modules`). The target's forwards leave its hidden states beside the KV cache, so
-drafting costs no forward of the target. Before the target has forwarded a token, a head drafts
+(`specscope.engine.heads.modules`). The target's forwards leave its hidden states beside the KV
+cache, so drafting costs no forward of the target. Before the target has forwarded a token, a head
+drafts
 nothing: after a prompt of one token the first draft is empty.
 
 A head drafts for several sequences at once: each of its forwards has the rows of all of them.
@@ -16,10 +17,10 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from engine.heads.work import Work
-from engine.model.decoder import Decoder
-from engine.model.weights import identity
-from engine.types import Prefix, Tree
+from specscope.engine.heads.work import Work
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.weights import identity
+from specscope.engine.types import Prefix, Tree
 
 Take = Callable[[str], Tensor]
 

@@ -16,16 +16,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.checkpoints.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, pack, some
-from engine.checkpoints.config import read_config, read_object
-from engine.errors import ModelError, UsageError, one_line, plain_name
-from engine.files import parse_json, read_bytes, replacing
-from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
-from engine.heads.kind import Kind
-from engine.heads.kinds import KINDS
-from engine.heads.modules import check_ids
-from engine.heads.published import Published, check_supported, is_redundant
-from engine.model.fields import LONGEST_VOCABULARY
+from specscope.engine.checkpoints.checkpoint import FLOATS, MOST_SHARDS, PICKLES, Checkpoint, pack, some
+from specscope.engine.checkpoints.config import read_config, read_object
+from specscope.engine.errors import ModelError, UsageError, one_line, plain_name
+from specscope.engine.files import parse_json, read_bytes, replacing
+from specscope.engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes
+from specscope.engine.heads.kind import Kind
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import check_ids
+from specscope.engine.heads.published import Published, check_supported, is_redundant
+from specscope.engine.model.fields import LONGEST_VOCABULARY
 
 VERSION = 1
 

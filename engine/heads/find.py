@@ -7,21 +7,21 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.sizes import checked_shape
-from engine.errors import UsageError
-from engine.heads.config import HeadConfig
-from engine.heads.drafting import Head
-from engine.heads.files import check_head, read_head
-from engine.heads.kinds import KINDS
-from engine.model.decoder import Decoder
-from engine.model.language import LanguageModel
-from engine.model.memoized import MemoizedModel
-from engine.model.shape import EMBEDDING
-from engine.model.static import StaticSteps
+from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.sizes import checked_shape
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.config import HeadConfig
+from specscope.engine.heads.drafting import Head
+from specscope.engine.heads.files import check_head, read_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.language import LanguageModel
+from specscope.engine.model.memoized import MemoizedModel
+from specscope.engine.model.shape import EMBEDDING
+from specscope.engine.model.static import StaticSteps
 
 if TYPE_CHECKING:
-    from engine.checkpoints.pair import Pair
+    from specscope.engine.checkpoints.pair import Pair
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Head, Take
-from engine.heads.published import Published
-from engine.heads.trainable import TrainableHead
-from engine.heads.work import Work
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
+from specscope.engine.heads.config import HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Head, Take
+from specscope.engine.heads.published import Published
+from specscope.engine.heads.trainable import TrainableHead
+from specscope.engine.heads.work import Work
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
 
 
 class PublishedForm(NamedTuple):

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.checkpoints.checkpoint import Checkpoint
-from engine.errors import ModelError
-from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Columns, Growing, HeadForwards, LevelLogits, Take
-from engine.heads.published import Published
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
-from engine.model.shard import SplitHead
-from engine.model.slots import Rows
-from engine.model.weights import Linear
+from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.errors import ModelError
+from specscope.engine.heads.config import HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Columns, Growing, HeadForwards, LevelLogits, Take
+from specscope.engine.heads.published import Published
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.shard import SplitHead
+from specscope.engine.model.slots import Rows
+from specscope.engine.model.weights import Linear
 
 
 def vocabulary_tensors(config: HeadConfig) -> TensorShapes:

@@ -22,9 +22,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import ModelError, plain_name
-from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes, layer_shape
-from engine.model.fields import READ
+from specscope.engine.errors import ModelError, plain_name
+from specscope.engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes, layer_shape
+from specscope.engine.model.fields import READ
 
 QKV_BIAS = "layers.0.self_attn.q_proj.bias"
 _REFUSED = {

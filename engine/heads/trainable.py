@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows, Slots
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows, Slots
 
 
 class Texts(NamedTuple):

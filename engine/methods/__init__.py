@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from engine.methods.registry import METHODS, Method, Setting, Situation, find
+from specscope.engine.methods.registry import METHODS, Method, Setting, Situation, find
 
 for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
     importlib.import_module(f"{__name__}.{_module}")

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.schedule import Schedule, fixed, heuristic
-from engine.methods.common import chain_drafts
-from engine.methods.registry import Situation, method, setting
-from engine.run.run import Run
+from specscope.engine.drafting.schedule import Schedule, fixed, heuristic
+from specscope.engine.methods.common import chain_drafts
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.run import Run
 
 OWN = {"heuristic": (5, 0.0), "constant": (20, 0.4)}
 """Start and confidence of each schedule: of transformers' first releases, and of transformers 5."""

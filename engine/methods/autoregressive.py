@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.methods.registry import method
-from engine.run.run import Run
-from engine.types import Draft
+from specscope.engine.methods.registry import method
+from specscope.engine.run.run import Run
+from specscope.engine.types import Draft
 
 
 @dataclass(frozen=True, slots=True)

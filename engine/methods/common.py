@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.drafting.copy import Copier
-from engine.drafting.planner import best_tree
-from engine.drafting.schedule import WINDOW, Average, Schedule, fixed
-from engine.drafting.static import MOST_NODES, spelled, within
-from engine.drafting.static import tree as tree_of
-from engine.drafting.suffix import Budget, Found, SuffixTree
-from engine.drafting.tree import Static, TreeShape
-from engine.errors import UsageError
-from engine.layout import Layout, Separate
-from engine.methods.registry import Situation, setting
-from engine.run.run import Run
-from engine.types import CopySource, Draft, DraftToken, Forecast, check_range
+from specscope.engine.drafting.copy import Copier
+from specscope.engine.drafting.planner import best_tree
+from specscope.engine.drafting.schedule import WINDOW, Average, Schedule, fixed
+from specscope.engine.drafting.static import MOST_NODES, spelled, within
+from specscope.engine.drafting.static import tree as tree_of
+from specscope.engine.drafting.suffix import Budget, Found, SuffixTree
+from specscope.engine.drafting.tree import Static, TreeShape
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.methods.registry import Situation, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import CopySource, Draft, DraftToken, Forecast, check_range
 
 MOST_LEVELS = 32
 """Levels of a static tree that heads may be asked for."""

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from engine.errors import UsageError
-from engine.layout import Layout, Separate
-from engine.methods.common import planned
-from engine.methods.registry import Situation, method, setting
-from engine.run.models import Model
-from engine.run.run import Run
-from engine.run.scores import Scores
-from engine.types import MOST_DRAFTERS, Draft, DraftToken, Prefix, Verdict
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.methods.common import planned
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.models import Model
+from specscope.engine.run.run import Run
+from specscope.engine.run.scores import Scores
+from specscope.engine.types import MOST_DRAFTERS, Draft, DraftToken, Prefix, Verdict
 
 MOST_LOOKAHEAD = 64
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.static import tree
-from engine.methods.common import decode_trees, head_layout, planned_tree, static_tree, tree_drafts
-from engine.methods.registry import Situation, method
-from engine.run.run import Run
+from specscope.engine.drafting.static import tree
+from specscope.engine.methods.common import decode_trees, head_layout, planned_tree, static_tree, tree_drafts
+from specscope.engine.methods.registry import Situation, method
+from specscope.engine.run.run import Run
 
 HEAD = "eagle"
 TREE = "eagle"

@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.drafting.planner import best_dynamic
-from engine.drafting.static import MOST_NODES
-from engine.drafting.tree import Dynamic
-from engine.errors import UsageError
-from engine.methods.common import decode_trees, head_layout, planned
-from engine.methods.registry import Situation, method
-from engine.run.run import Run
+from specscope.engine.drafting.planner import best_dynamic
+from specscope.engine.drafting.static import MOST_NODES
+from specscope.engine.drafting.tree import Dynamic
+from specscope.engine.errors import UsageError
+from specscope.engine.methods.common import decode_trees, head_layout, planned
+from specscope.engine.methods.registry import Situation, method
+from specscope.engine.run.run import Run
 
 HEAD = "eagle"
 MOST_ROWS = 80

@@ -14,15 +14,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafting.planner import best_wide
-from engine.drafting.static import MOST_NODES
-from engine.drafting.tree import Wide
-from engine.errors import UsageError
-from engine.layout import LayerParallel, Layout, Separate
-from engine.methods.common import GAMMA, LONGEST, check_nodes, draft_length, planned, tree_drafts
-from engine.methods.registry import Situation, method, setting
-from engine.run.run import Run
-from engine.types import check_range
+from specscope.engine.drafting.planner import best_wide
+from specscope.engine.drafting.static import MOST_NODES
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import LayerParallel, Layout, Separate
+from specscope.engine.methods.common import GAMMA, LONGEST, check_nodes, draft_length, planned, tree_drafts
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import check_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.drafting.copy import Copier
-from engine.drafting.tree import TreeShape, Wide
-from engine.layout import Layout, Packing, Separate
-from engine.methods.common import check_nodes
-from engine.methods.registry import method, setting
-from engine.run.run import Run
-from engine.types import Draft, Prefix, Verdict
+from specscope.engine.drafting.copy import Copier
+from specscope.engine.drafting.tree import TreeShape, Wide
+from specscope.engine.layout import Layout, Packing, Separate
+from specscope.engine.methods.common import check_nodes
+from specscope.engine.methods.registry import method, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import Draft, Prefix, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.methods.common import GAMMA, Suffixes, SuffixSettings
-from engine.methods.registry import Situation, method, setting
-from engine.run.run import Run
+from specscope.engine.methods.common import GAMMA, Suffixes, SuffixSettings
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

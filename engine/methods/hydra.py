@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.drafting.static import tree
-from engine.methods.common import decode_trees, head_layout, plan_heads, static_tree, tree_heads
-from engine.methods.registry import method
-from engine.run.run import Run
+from specscope.engine.drafting.static import tree
+from specscope.engine.methods.common import decode_trees, head_layout, plan_heads, static_tree, tree_heads
+from specscope.engine.methods.registry import method
+from specscope.engine.run.run import Run
 
 HEAD = "hydra"
 TREE = "medusa"

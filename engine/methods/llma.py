@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.drafting.copy import Copier
-from engine.methods.common import decode_copies
-from engine.methods.registry import method, setting
-from engine.run.run import Run
+from specscope.engine.drafting.copy import Copier
+from specscope.engine.methods.common import decode_copies
+from specscope.engine.methods.registry import method, setting
+from specscope.engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

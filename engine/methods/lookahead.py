@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.drafting.ngrams import Lookahead
-from engine.layout import Layout, Separate
-from engine.methods.common import check_window, window_rows
-from engine.methods.registry import Situation, method, setting
-from engine.run.run import Run
-from engine.types import Draft
+from specscope.engine.drafting.ngrams import Lookahead
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.methods.common import check_window, window_rows
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import Draft
 
 
 @dataclass(frozen=True, slots=True)

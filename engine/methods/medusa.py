@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.drafting.static import tree
-from engine.methods.common import head_layout, plan_heads, static_tree, tree_heads
-from engine.methods.registry import method, setting
-from engine.run.run import Run
-from engine.types import Typical
+from specscope.engine.drafting.static import tree
+from specscope.engine.methods.common import head_layout, plan_heads, static_tree, tree_heads
+from specscope.engine.methods.registry import method, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import Typical
 
 HEAD = "medusa"
 TREE = "medusa"

@@ -15,10 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.drafting.static import tree
-from engine.methods.common import decode_trees, head_layout, plan_masks, static_tree, tree_drafts, tree_masks
-from engine.methods.registry import method
-from engine.run.run import Run
+from specscope.engine.drafting.static import tree
+from specscope.engine.methods.common import (
+    decode_trees,
+    head_layout,
+    plan_masks,
+    static_tree,
+    tree_drafts,
+    tree_masks,
+)
+from specscope.engine.methods.registry import method
+from specscope.engine.run.run import Run
 
 HEAD = "parallelspec_eagle"
 TREE = "eagle"

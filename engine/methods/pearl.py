@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 
-from engine.drafting.copy import Copier
-from engine.drafting.planner import best_parallel
-from engine.drafting.schedule import Ask
-from engine.layout import Colocated, Layout, Pipelined, Separate
-from engine.methods.common import (
+from specscope.engine.drafting.copy import Copier
+from specscope.engine.drafting.planner import best_parallel
+from specscope.engine.drafting.schedule import Ask
+from specscope.engine.layout import Colocated, Layout, Pipelined, Separate
+from specscope.engine.methods.common import (
     chain_confidence,
     chain_off,
     chain_schedule,
@@ -29,9 +29,9 @@ from engine.methods.common import (
     planned,
     schedule_of,
 )
-from engine.methods.registry import Situation, method, setting
-from engine.run.run import Run
-from engine.types import Draft, Prefix
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import Draft, Prefix
 
 MEASURED = 8
 """Draft length of runs that measure acceptance rates."""

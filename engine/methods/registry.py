@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from engine.drafting.planner import Best, Plan
-from engine.errors import UsageError, shown
-from engine.layout import Layout, Separate
-from engine.run.run import Run
-from engine.types import check_range, check_text, number
+from specscope.engine.drafting.planner import Best, Plan
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.run.run import Run
+from specscope.engine.types import check_range, check_text, number
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.static import MOST_NODES
-from engine.drafting.tree import Branches
-from engine.layout import Colocated, Layout, Separate
-from engine.methods.common import check_nodes, tree_drafts
-from engine.methods.registry import Situation, method, setting
-from engine.run.run import Run
-from engine.types import Draft
+from specscope.engine.drafting.static import MOST_NODES
+from specscope.engine.drafting.tree import Branches
+from specscope.engine.layout import Colocated, Layout, Separate
+from specscope.engine.methods.common import check_nodes, tree_drafts
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import Draft
 
 LONGEST = 32
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.drafting.planner import best_tree
-from engine.methods.common import (
+from specscope.engine.drafting.planner import best_tree
+from specscope.engine.methods.common import (
     GAMMA,
     LONGEST,
     chain_confidence,
@@ -22,8 +22,8 @@ from engine.methods.common import (
     own_confidence,
     schedule_of,
 )
-from engine.methods.registry import Situation, method
-from engine.run.run import Run
+from specscope.engine.methods.registry import Situation, method
+from specscope.engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

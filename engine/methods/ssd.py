@@ -26,10 +26,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from engine.drafting.schedule import Ask, Schedule
-from engine.errors import UsageError, shown
-from engine.layout import Layout, Separate
-from engine.methods.common import (
+from specscope.engine.drafting.schedule import Ask, Schedule
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.methods.common import (
     chain_confidence,
     chain_drafts,
     chain_off,
@@ -38,9 +38,9 @@ from engine.methods.common import (
     planned,
     schedule_of,
 )
-from engine.methods.registry import Situation, method, setting
-from engine.run.run import Run
-from engine.types import Damping, Draft, check_range
+from specscope.engine.methods.registry import Situation, method, setting
+from specscope.engine.run.run import Run
+from specscope.engine.types import Damping, Draft, check_range
 
 LONGEST = 32
 MOST_FORKS = 64

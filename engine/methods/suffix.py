@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.methods.common import Suffixes, SuffixSettings
-from engine.methods.registry import method
-from engine.run.run import Run
+from specscope.engine.methods.common import Suffixes, SuffixSettings
+from specscope.engine.methods.registry import method
+from specscope.engine.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

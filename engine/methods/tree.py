@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from engine.drafting.planner import best_wide
-from engine.drafting.static import MOST_NODES
-from engine.drafting.tree import Wide
-from engine.methods.common import check_nodes, decode_trees, planned, tree_drafts
-from engine.methods.registry import Situation, method
-from engine.run.run import Run
+from specscope.engine.drafting.planner import best_wide
+from specscope.engine.drafting.static import MOST_NODES
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.methods.common import check_nodes, decode_trees, planned, tree_drafts
+from specscope.engine.methods.registry import Situation, method
+from specscope.engine.run.run import Run
 
 PAPER = {"width": 4, "depth": 5}
 """The tree where nothing is planned."""

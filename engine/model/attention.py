@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.model.cache import Buffers, Cache
-from engine.model.slots import PAD
+from specscope.engine.model.cache import Buffers, Cache
+from specscope.engine.model.slots import PAD
 
 
 class CacheView(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows, Slots
-from engine.model.stage import from_bytes, to_bytes
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows, Slots
+from specscope.engine.model.stage import from_bytes, to_bytes
 
 _REUSED = 32
 """Buffers of forwards of at most this many rows are reused."""

@@ -4,7 +4,7 @@ Linear layers process the rows of all slots at once; attention runs slot by slot
 Loading reorders queries and keys so that rotary pairs (i, i + head_dim / 2) are neighbours:
 rotation is then one complex product, and attention scores stay the same.
 
-In a fuzzy forward (`engine.model.fuzzy`) the layers of a group read one hidden state.
+In a fuzzy forward (`specscope.engine.model.fuzzy`) the layers of a group read one hidden state.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import RunCancelled, UsageError
-from engine.model.attention import Attention, SlotAttention, attention_parts
-from engine.model.cache import Buffers, Cache
-from engine.model.int8 import rotated
-from engine.model.language import Output, never
-from engine.model.shape import EMBEDDING, POSITIONS, ModelShape
-from engine.model.shard import Ranks, Shard
-from engine.model.slots import Rows
-from engine.model.stage import StageIO
-from engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
+from specscope.engine.errors import RunCancelled, UsageError
+from specscope.engine.model.attention import Attention, SlotAttention, attention_parts
+from specscope.engine.model.cache import Buffers, Cache
+from specscope.engine.model.int8 import rotated
+from specscope.engine.model.language import Output, never
+from specscope.engine.model.shape import EMBEDDING, POSITIONS, ModelShape
+from specscope.engine.model.shard import Ranks, Shard
+from specscope.engine.model.slots import Rows
+from specscope.engine.model.stage import StageIO
+from specscope.engine.model.weights import ACTIVATE, Layer, Linear, identity, norm_of
 
 if TYPE_CHECKING:
-    from engine.model.fuzzy import Fuzzy
+    from specscope.engine.model.fuzzy import Fuzzy
 
     MakeInputs = Callable[[Rows, Tensor], tuple[Tensor, Tensor | None]]
     """(rows, embeddings (T, D)) -> (residual input (T, D), attention input (T, any width)).
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """A language model over packed rows; see `engine.model.language.LanguageModel`.
+    """A language model over packed rows; see `specscope.engine.model.language.LanguageModel`.
 
     Args:
         shape: Sizes and options.
         take: Returns a checkpoint tensor by name, with the decoder's dtype and device.
         name: The model's name in spans: target or drafter.
-        span: Layers of this stage of a split model (`engine.model.stage`); default: all.
+        span: Layers of this stage of a split model (`specscope.engine.model.stage`); default: all.
         embedding: Token embeddings (V, D) of a drafting head; default: the checkpoint's.
         head: LM head (T, D) -> (T, V) of a drafting head; default: the checkpoint's.
         make_inputs: Makes the inputs of a drafting head's layer; default: the embeddings.
         mask_tokens: Number of mask tokens of a drafting head; their ids are -1, -2, and so on.
         bits: Of a model that serves drafts only (see `Linear`); an LM head has 8 at least.
-        rotate: Whether the tensors are those of a rotated model (`engine.model.int8`), whose
-            embeddings are rotated here.
+        rotate: Whether the tensors are those of a rotated model (`specscope.engine.model.int8`),
+            whose embeddings are rotated here.
         shard: This rank's part of a model split by tensors; `shape` and `take` are then the rank's.
         ranks: The ranks of such a model; all of them run every forward.
     """

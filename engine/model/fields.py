@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from engine.errors import ModelError, plain_name
+from specscope.engine.errors import ModelError, plain_name
 
 MOST_LAYERS = 1024
 MOST_TOKENS = 1 << 22
@@ -108,7 +108,7 @@ _EXPECTED = {
     "layer_types": list,
     "no_rope_layers": list,
 }
-"""Other field -> its type; `engine.model.shape` checks the values."""
+"""Other field -> its type; `specscope.engine.model.shape` checks the values."""
 READ = (*WHOLE, *REAL, *FLAGS, *ROPE, "eos_token_id", *_EXPECTED)
 """All fields that are read; transformers receives no other ones."""
 

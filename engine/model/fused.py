@@ -1,11 +1,11 @@
 """Drafts chains and trees in one CUDA graph, without a host between the forwards.
 
 The places of the drafted nodes are known before their tokens are: how many children the nodes of a
-level get is fixed (`engine.drafting.tree.LevelPlan`); a chain has one node per level. So are the
-rows of each forward, one per node that gets children, and the random numbers, which are a function
-of the position (`engine.sampling.draws`). Each level's tokens are chosen on the device, where the
-next forward reads them; a head's layer also reads the state that it predicted for their parents
-(EAGLE). Ids, probabilities and q travel to the host once, after the last level.
+level get is fixed (`specscope.engine.drafting.tree.LevelPlan`); a chain has one node per level. So
+are the rows of each forward, one per node that gets children, and the random numbers, which are a
+function of the position (`specscope.engine.sampling.draws`). Each level's tokens are chosen on the
+device, where the next forward reads them; a head's layer also reads the state that it predicted for
+their parents (EAGLE). Ids, probabilities and q travel to the host once, after the last level.
 
 On a CPU the same operations run one by one.
 """
@@ -19,20 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.attention import PaddedAttention
-from engine.model.slots import Rows
-from engine.model.static import PerCache, captured, graph_pool, read_length
-from engine.sampling.draws import TOP, pick_rows, process_logits, softmax
+from specscope.engine.model.attention import PaddedAttention
+from specscope.engine.model.slots import Rows
+from specscope.engine.model.static import PerCache, captured, graph_pool, read_length
+from specscope.engine.sampling.draws import TOP, pick_rows, process_logits, softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from engine.drafting.tree import LevelPlan
-    from engine.model.cache import Buffers, Cache
-    from engine.model.clock import Clock
-    from engine.model.decoder import Decoder
-    from engine.model.static import GraphPool
-    from engine.types import Sampling
+    from specscope.engine.drafting.tree import LevelPlan
+    from specscope.engine.model.cache import Buffers, Cache
+    from specscope.engine.model.clock import Clock
+    from specscope.engine.model.decoder import Decoder
+    from specscope.engine.model.static import GraphPool
+    from specscope.engine.types import Sampling
 
 MOST_NUMBERS = 1 << 26
 """Most probabilities that a draft keeps: rows with logits x S x N."""
@@ -110,7 +110,7 @@ class FusedDrafts:
     Args:
         decoder: Runs the forwards.
         keeps: Of a head's layer: the hidden state that the next level reads
-            (`engine.heads.drafting.Head.keeps`).
+            (`specscope.engine.heads.drafting.Head.keeps`).
         tokens: The token of each column, (N,) int64; None if column i is token i.
     """
 
@@ -281,7 +281,7 @@ def _facts(drafted: Sequence[_Chosen], levels: Sequence[_Choice]) -> Iterator[Te
 
 
 class _Choice:
-    """Selects the nodes of a level on the device (`engine.drafting.level.next_level`)."""
+    """Selects the nodes of a level on the device (`specscope.engine.drafting.level.next_level`)."""
 
     def __init__(self, plan: LevelPlan, kind: Kind, device: torch.device) -> None:
         self._plan, self._sampling, self._argmax = plan, kind.sampling, kind.argmax

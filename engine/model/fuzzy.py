@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.trace.events import PartKind
-from engine.types import check_range
+from specscope.engine.trace.events import PartKind
+from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.model.cache import Buffers
+    from specscope.engine.model.cache import Buffers
 
 
 def layer_groups(layers: int, size: int) -> list[range]:
@@ -87,7 +87,8 @@ class Fuzzy:
             order.
         devices: Devices that share the attention layers; default: this one alone.
         watch: Called with layer and buffers after each attention computed on this device.
-        mark: Returns a mark in time (`engine.model.clock`): no layer waits for its own end.
+        mark: Returns a mark in time (`specscope.engine.model.clock`): no layer waits for its own
+            end.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from engine.model.shape import EMBEDDING, ModelShape
-from engine.sampling.draws import largest
+from specscope.engine.model.shape import EMBEDDING, ModelShape
+from specscope.engine.sampling.draws import largest
 
 BLOCK = 64
 """Most numbers that are rotated together."""

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from engine.model.fuzzy import Fuzzy
-    from engine.model.slots import Rows, Slots
-    from engine.model.stage import StageIO
+    from specscope.engine.model.fuzzy import Fuzzy
+    from specscope.engine.model.slots import Rows, Slots
+    from specscope.engine.model.stage import StageIO
 
 
 def never() -> bool:

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.model.fuzzy import Fuzzy
-from engine.model.language import LanguageModel, Output, never
-from engine.model.slots import Rows, Slots
-from engine.model.stage import StageIO
+from specscope.engine.model.fuzzy import Fuzzy
+from specscope.engine.model.language import LanguageModel, Output, never
+from specscope.engine.model.slots import Rows, Slots
+from specscope.engine.model.stage import StageIO
 
 BYTES = 1 << 28
 """Most bytes of memoized logits; at this size all are dropped."""
 
 
 class MemoizedModel:
-    """A language model that memoizes its logits; see `engine.model.language.LanguageModel`.
+    """A `specscope.engine.model.language.LanguageModel` that memoizes its logits.
 
     Logits depend only on the tokens up to their row. If all wanted logits are memoized, the rows
     enter the cache without keys and values (`Slots.missing_kv`); a later forward computes these if

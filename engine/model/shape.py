@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ModelError
-from engine.model.families import ACTIVATIONS, FAMILIES, Place, family_of
-from engine.model.fields import LAYER_TYPES, WHOLE, check_fields, check_rotation
+from specscope.engine.errors import ModelError
+from specscope.engine.model.families import ACTIVATIONS, FAMILIES, Place, family_of
+from specscope.engine.model.fields import LAYER_TYPES, WHOLE, check_fields, check_rotation
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

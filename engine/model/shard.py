@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.model.shape import ModelShape
-from engine.model.weights import Linear
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.weights import Linear
 
 HEAD = "lm_head.weight"
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from engine.errors import UsageError
-from engine.model.cache import Buffers, Cache
-from engine.model.decoder import Decoder
-from engine.model.fuzzy import Fuzzy, layer_groups
-from engine.model.slots import Rows
+from specscope.engine.errors import UsageError
+from specscope.engine.model.cache import Buffers, Cache
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.fuzzy import Fuzzy, layer_groups
+from specscope.engine.model.slots import Rows
 
 
 class Similarity(NamedTuple):

@@ -3,7 +3,7 @@
 A row is a token with its slot and its parent, the preceding row of its sequence. Parents determine
 positions and attention masks. A slot holds the rows of one sequence: first the committed
 prefix, in which row i - 1 is the parent of row i, then tree rows, whose parent may be any earlier
-row. This module keeps the books in numpy; `engine.model.cache` adds keys and values.
+row. This module keeps the books in numpy; `specscope.engine.model.cache` adds keys and values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import UsageError
+from specscope.engine.errors import UsageError
 
 PAD = 1
 """Flag of a padding row: computed like any row, but never the parent of another."""
@@ -101,7 +101,7 @@ class Slots:
         self.positions = np.zeros(shape, dtype=np.int64)
         self.flags = np.zeros(shape, dtype=np.uint8)
         self.missing_kv = np.zeros(shape, dtype=bool)
-        """Rows whose keys and values were not computed (`engine.model.memoized`)."""
+        """Rows whose keys and values were not computed (`specscope.engine.model.memoized`)."""
         self.sequences = list(range(slots))
         """The number of the sequence in each slot."""
         self.seed = 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from engine.errors import SpecScopeError
-from engine.types import check_range
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.attention import PaddedAttention
-from engine.model.cache import Cache
-from engine.model.decoder import Decoder
-from engine.model.language import Output
-from engine.model.slots import Rows
+from specscope.engine.model.attention import PaddedAttention
+from specscope.engine.model.cache import Cache
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.language import Output
+from specscope.engine.model.slots import Rows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of new rows per slot, K; forwards of more rows are not static."""

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.model.int4 import int4_product
-from engine.model.int8 import int8_product, refined_product
-from engine.model.shape import ModelShape
+from specscope.engine.model.int4 import int4_product
+from specscope.engine.model.int8 import int8_product, refined_product
+from specscope.engine.model.shape import ModelShape
 
 _ROWS = 256
 """Number of rows that a layout is optimised for; it accepts any number."""
@@ -80,7 +80,7 @@ class Linear:
             of a rounded W are then exact.
         bits: 4 or 8 for a matrix that serves drafts only and is rounded; 0 for the weights as they
             are.
-        rotated: Whether the inputs are rotated already (`engine.model.int8`).
+        rotated: Whether the inputs are rotated already (`specscope.engine.model.int8`).
     """
 
     def __init__(

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from engine.errors import WorkerDied
-from engine.trace.events import Part, Row, Span, SpanKind
-from engine.types import Prefix
-from engine.worker.jobs import Drop, Job, Reply
+from specscope.engine.errors import WorkerDied
+from specscope.engine.trace.events import Part, Row, Span, SpanKind
+from specscope.engine.types import Prefix
+from specscope.engine.worker.jobs import Drop, Job, Reply
 
 if TYPE_CHECKING:
-    from engine.trace.emitter import TraceEmitter
-    from engine.worker.jobs import Chunk
-    from engine.worker.worker import Ticket, Worker
+    from specscope.engine.trace.emitter import TraceEmitter
+    from specscope.engine.worker.jobs import Chunk
+    from specscope.engine.worker.worker import Ticket, Worker
 
 
 class Submission:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.trace.events import Forked
-from engine.types import Draft, DraftToken, Prefix, Verdict
-from engine.worker.jobs import Branch
+from specscope.engine.trace.events import Forked
+from specscope.engine.types import Draft, DraftToken, Prefix, Verdict
+from specscope.engine.worker.jobs import Branch
 
 if TYPE_CHECKING:
-    from engine.run.dispatch import Dispatcher, Submission
-    from engine.worker.jobs import Grown
-    from engine.worker.shared import Lease
+    from specscope.engine.run.dispatch import Dispatcher, Submission
+    from specscope.engine.worker.jobs import Grown
+    from specscope.engine.worker.shared import Lease
 
 
 class Fan:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from engine.drafting.admission import Costs, Forecast, Rates, by_batch, by_survival, offered
-from engine.run.policies import SURVIVAL
-from engine.types import Verdict
+from specscope.engine.drafting.admission import Costs, Forecast, Rates, by_batch, by_survival, offered
+from specscope.engine.run.policies import SURVIVAL
+from specscope.engine.types import Verdict
 
 
 class RoundLengths:

@@ -2,8 +2,9 @@
 
 Logits stay on the target's worker and are judged there. `verify` scores and judges in one job;
 `score` starts a forward whose logits may be judged several times. Under load, calls of several
-sequences become one (`engine.run.gathering.Gathering`): one forward scores their drafts, beside
-their next drafts, and its logits are judged together, once, when all of these drafts are done.
+sequences become one (`specscope.engine.run.gathering.Gathering`): one forward scores their drafts,
+beside their next drafts, and its logits are judged together, once, when all of these drafts are
+done.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.drafting.schedule import Ask
-from engine.drafting.tree import TreeShape, Wide
-from engine.run.fan import Fan
-from engine.run.scores import Scores, chunk_spans, judge_job, mode_of, new_verdict, record, rows_of
-from engine.trace.events import Chain
-from engine.types import (
+from specscope.engine.drafting.schedule import Ask
+from specscope.engine.drafting.tree import TreeShape, Wide
+from specscope.engine.run.fan import Fan
+from specscope.engine.run.scores import Scores, chunk_spans, judge_job, mode_of, new_verdict, record, rows_of
+from specscope.engine.trace.events import Chain
+from specscope.engine.types import (
     NO_TREE,
     Damping,
     Draft,
@@ -33,15 +34,24 @@ from engine.types import (
     Typical,
     Verdict,
 )
-from engine.worker import jobs
-from engine.worker.jobs import PREFILL_ROWS, Export, Import, JudgeAll, Prefill, Propose, Retire, Score
+from specscope.engine.worker import jobs
+from specscope.engine.worker.jobs import (
+    PREFILL_ROWS,
+    Export,
+    Import,
+    JudgeAll,
+    Prefill,
+    Propose,
+    Retire,
+    Score,
+)
 
 if TYPE_CHECKING:
-    from engine.run.dispatch import Dispatcher, Submission
-    from engine.run.gathering import Gathering
-    from engine.worker.jobs import Chunk, Grown, Job, Reply
-    from engine.worker.shared import QBuffer
-    from engine.worker.worker import Worker
+    from specscope.engine.run.dispatch import Dispatcher, Submission
+    from specscope.engine.run.gathering import Gathering
+    from specscope.engine.worker.jobs import Chunk, Grown, Job, Reply
+    from specscope.engine.worker.shared import QBuffer
+    from specscope.engine.worker.worker import Worker
 
 
 class Model:
@@ -134,8 +144,8 @@ class Model:
 
         Args:
             prefix: The tokens so far.
-            shape: How the tree grows (`engine.drafting.tree`); fewer levels, or none, near the end
-                of the output.
+            shape: How the tree grows (`specscope.engine.drafting.tree`); fewer levels, or none,
+                near the end of the output.
             sampled: Draw from q (rule 1 judges them). Otherwise, and at temperature 0, take the
                 most probable tokens (rule 2).
             fuzzy: Layer-parallel size: this many attention layers read one hidden state.

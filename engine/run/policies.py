@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.errors import UsageError
-from engine.layout import Layout, Separate
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Separate
 
 FIXED, BY_BATCH, SURVIVAL, MINEDRAFT = "fixed", "by-batch", "survival", "minedraft"
 POLICIES = {

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.run.models import Model
-from engine.trace.emitter import Committed
-from engine.types import Draft, Limits, Prefix, Verdict
+from specscope.engine.run.models import Model
+from specscope.engine.trace.emitter import Committed
+from specscope.engine.types import Draft, Limits, Prefix, Verdict
 
 if TYPE_CHECKING:
-    from engine.checkpoints.text import IncrementalText
-    from engine.drafting.ngrams import Lookahead
-    from engine.drafting.suffix import Finished
-    from engine.run.dispatch import Dispatcher
-    from engine.run.gathering import Gathering
-    from engine.worker.shared import QBuffer
-    from engine.worker.worker import Worker
+    from specscope.engine.checkpoints.text import IncrementalText
+    from specscope.engine.drafting.ngrams import Lookahead
+    from specscope.engine.drafting.suffix import Finished
+    from specscope.engine.run.dispatch import Dispatcher
+    from specscope.engine.run.gathering import Gathering
+    from specscope.engine.worker.shared import QBuffer
+    from specscope.engine.worker.worker import Worker
 
 
 class Sequence:

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.types import Draft, Judgement, Prefix, Tree, Typical, Verdict
-from engine.worker.jobs import Judge
+from specscope.engine.types import Draft, Judgement, Prefix, Tree, Typical, Verdict
+from specscope.engine.worker.jobs import Judge
 
 if TYPE_CHECKING:
-    from engine.run.dispatch import Submission
-    from engine.worker.jobs import Chunk
+    from specscope.engine.run.dispatch import Submission
+    from specscope.engine.worker.jobs import Chunk
 
 
 class Scores:

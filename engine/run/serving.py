@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.bounds import MOST_SEQUENCES
-from engine.errors import UsageError, shown
-from engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
-from engine.run.dispatch import Dispatcher
-from engine.run.gathering import Gathering
-from engine.run.lengths import RoundLengths
-from engine.run.policies import FIXED, MINEDRAFT, POLICIES, with_policy
-from engine.run.run import Run
-from engine.types import Draft, Prefix, check_range
-from engine.worker.jobs import Chunk
+from specscope.engine.bounds import MOST_SEQUENCES
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
+from specscope.engine.run.dispatch import Dispatcher
+from specscope.engine.run.gathering import Gathering
+from specscope.engine.run.lengths import RoundLengths
+from specscope.engine.run.policies import FIXED, MINEDRAFT, POLICIES, with_policy
+from specscope.engine.run.run import Run
+from specscope.engine.types import Draft, Prefix, check_range
+from specscope.engine.worker.jobs import Chunk
 
 CHUNK = 256
 """Prompt tokens that a forward caches at most."""

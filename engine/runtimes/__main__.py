@@ -1,15 +1,16 @@
-"""A worker process, `python -m engine.runtimes FD`, or the fork server, with a second word `forks`.
+"""A worker process, or with a second word `forks` the fork server.
 
-See `engine.runtimes.process` and `engine.runtimes.forks`.
+`python -P -m specscope.engine.runtimes FD` starts it. See `process.py` and
+`forks.py` beside this file.
 """
 
 import os
 import sys
 
-from engine.runtimes.forks import end_with_parent
+from specscope.engine.runtimes.forks import end_with_parent
 
 if __name__ == "__main__":
     end_with_parent(os.getppid())  # first: the imports take seconds
-    from engine.runtimes.serve import serve, serve_forks
+    from specscope.engine.runtimes.serve import serve, serve_forks
 
     (serve_forks if sys.argv[2:] else serve)(int(sys.argv[1]))

@@ -1,8 +1,8 @@
 """Several workers that work as one: a group that drafts together, ranks of a model, or a pipeline.
 
-- A group shares the attention layers of fuzzy forwards (`engine.worker.exchange`). Each member
-  runs every job on its own device, and may run other models in between.
-- Ranks hold parts of a model that is split by tensors (`engine.model.shard`).
+- A group shares the attention layers of fuzzy forwards (`specscope.engine.worker.exchange`). Each
+  member runs every job on its own device, and may run other models in between.
+- Ranks hold parts of a model that is split by tensors (`specscope.engine.model.shard`).
 - A pipeline's members hold stages of the target's layers; a forward passes the stages in order.
   Source: PEARL (ICLR 2025), appendix G. A device computes a forward only during its own stage; in
   between it runs the drafter, whose jobs share its queue. The last stage has the logits and judges.
@@ -21,10 +21,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
-from engine.errors import OutOfMemory, SpecScopeError, WorkerDied
-from engine.types import Judgement
-from engine.worker.exchange import exchange_memory
-from engine.worker.jobs import (
+from specscope.engine.errors import OutOfMemory, SpecScopeError, WorkerDied
+from specscope.engine.types import Judgement
+from specscope.engine.worker.exchange import exchange_memory
+from specscope.engine.worker.jobs import (
     Begin,
     Drop,
     Fan,
@@ -42,8 +42,8 @@ from engine.worker.jobs import (
     Stage,
     Stamp,
 )
-from engine.worker.shared import SharedMemory
-from engine.worker.worker import Ticket, Worker, finish
+from specscope.engine.worker.shared import SharedMemory
+from specscope.engine.worker.worker import Ticket, Worker, finish
 
 FOLLOW_S = 5.0
 """Seconds for the other ranks to answer once a rank has failed; they may wait for its tensors."""

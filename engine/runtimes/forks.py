@@ -24,7 +24,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import WorkerDied
+from specscope.engine.environment import command, variables
+from specscope.engine.errors import WorkerDied
 
 ANSWER_S = 120
 """Seconds until a server that does not answer is given up; its imports take some of them."""
@@ -154,7 +155,7 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     with connection:
         return subprocess.Popen(
-            [sys.executable, "-m", "engine.runtimes", str(connection.fileno()), *words],
+            command("specscope.engine.runtimes", str(connection.fileno()), *words),
             pass_fds=(connection.fileno(),),
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -163,9 +164,7 @@ def start_process(
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)}
+    return variables(OMP_NUM_THREADS=str(threads))
 
 
 def _is_open(number: int) -> bool:

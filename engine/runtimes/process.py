@@ -3,7 +3,7 @@
 Jobs and replies are pickled tuples on a socket pair. A prefix is sent as (length kept, new ids):
 both sides remember the last prefix of each sequence. q is never sent: judges read its buffer.
 When a worker dies, its jobs fail with `WorkerDied`, which names the device. A watchdog
-(`engine.runtimes.watchdog`) kills a worker that no longer works on its jobs.
+(`specscope.engine.runtimes.watchdog`) kills a worker that no longer works on its jobs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import WorkerDied
-from engine.runtimes.forks import Forked, prepare, start_process, worker_environment
-from engine.runtimes.watchdog import EVERY_S, Owed, Watchdog
-from engine.trace.events import Device
-from engine.types import Prefix
-from engine.worker.jobs import Drop, Job, Link, Preparation, Reply
-from engine.worker.worker import Ticket
+from specscope.engine.errors import WorkerDied
+from specscope.engine.runtimes.forks import Forked, prepare, start_process, worker_environment
+from specscope.engine.runtimes.watchdog import EVERY_S, Owed, Watchdog
+from specscope.engine.trace.events import Device
+from specscope.engine.types import Prefix
+from specscope.engine.worker.jobs import Drop, Job, Link, Preparation, Reply
+from specscope.engine.worker.worker import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class ProcessWorker:
         """Start the process and check it with the watchdog until it ends.
 
         The kernel kills the process when this thread ends, and a forked one when the fork server
-        ends (`end_with_parent` in `engine.runtimes.forks`).
+        ends (`end_with_parent` in `specscope.engine.runtimes.forks`).
         """
         try:
             process = start()

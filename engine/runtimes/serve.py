@@ -1,4 +1,4 @@
-"""The worker process, `python -m engine.runtimes FD`, and the process that forks workers.
+"""The worker process, `python -m specscope.engine.runtimes FD`, and the process that forks workers.
 
 One thread of a worker receives jobs and answers control jobs, one runs forwards.
 """
@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from engine.runtimes.forks import Fork, Status, end_with_parent
-from engine.runtimes.process import Setup, Wire
-from engine.runtimes.thread import stream
-from engine.worker.host import Host, outcome
-from engine.worker.jobs import CONTROL
+from specscope.engine.runtimes.forks import Fork, Status, end_with_parent
+from specscope.engine.runtimes.process import Setup, Wire
+from specscope.engine.runtimes.thread import stream
+from specscope.engine.worker.host import Host, outcome
+from specscope.engine.worker.jobs import CONTROL
 
 
 class _Server:
@@ -89,7 +89,7 @@ def serve(handle: int) -> None:
 
 def serve_forks(handle: int) -> None:
     """Answer requests until the other end hangs up."""
-    import_module("engine.checkpoints.loader")
+    import_module("specscope.engine.checkpoints.loader")
     gc.freeze()  # a collection in a worker would copy the memory that all of them share
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a caller without stdout or stderr: no received file may get their numbers

@@ -11,10 +11,10 @@ from queue import SimpleQueue
 
 import torch
 
-from engine.trace.events import Device
-from engine.worker.host import Host
-from engine.worker.jobs import CONTROL, Job, Preparation, Reply
-from engine.worker.worker import Ticket, finished, settle
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import CONTROL, Job, Preparation, Reply
+from specscope.engine.worker.worker import Ticket, finished, settle
 
 
 class ThreadWorker:

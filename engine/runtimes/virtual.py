@@ -16,11 +16,11 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.errors import Deadlock
-from engine.model.fuzzy import PartTime
-from engine.trace.events import Device
-from engine.worker.host import Host
-from engine.worker.jobs import (
+from specscope.engine.errors import Deadlock
+from specscope.engine.model.fuzzy import PartTime
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import (
     CONTROL,
     Drop,
     Import,
@@ -34,10 +34,10 @@ from engine.worker.jobs import (
     Stage,
     Stamp,
 )
-from engine.worker.worker import Ticket, finish, finished
+from specscope.engine.worker.worker import Ticket, finish, finished
 
 if TYPE_CHECKING:
-    from engine.heads.work import Work
+    from specscope.engine.heads.work import Work
 
 
 class VirtualTime(selectors.SelectSelector):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import psutil
 
-from engine.worker.jobs import Connect, Fan, Job, Join, Link, Load, Measure, Propose, Score
+from specscope.engine.worker.jobs import Connect, Fan, Job, Join, Link, Load, Measure, Propose, Score
 
 EVERY_S = 1.0
 STOPPED = 3

@@ -12,8 +12,8 @@ token, else emit x. At temperature 0 every draft is judged by rule 2, and x is t
 draw. The longest accepted path wins, then the likeliest, then the first (Medusa, Cai et al. 2024,
 section 2.3.1).
 
-The same logits processors (`engine.sampling.draws`) make p and q from logits. Pure functions; all
-random numbers are from a `Draws`.
+The same logits processors (`specscope.engine.sampling.draws`) make p and q from logits. Pure
+functions; all random numbers are from a `Draws`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,19 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from engine.sampling.draws import Draws, Key
-from engine.sampling.rows import TargetRows, check_rows
-from engine.types import Draft, DraftToken, Judged, Judgement, Origin, Outcome, Rule, Sampling, Typical
+from specscope.engine.sampling.draws import Draws, Key
+from specscope.engine.sampling.rows import TargetRows, check_rows
+from specscope.engine.types import (
+    Draft,
+    DraftToken,
+    Judged,
+    Judgement,
+    Origin,
+    Outcome,
+    Rule,
+    Sampling,
+    Typical,
+)
 
 
 def judge(
@@ -45,7 +55,7 @@ def judge(
     Args:
         logits: The target's rows, (R, V): row 0 follows the prefix, row i + 1 follows draft node i.
             Without `bonus` the rows of leaves may be missing; surplus rows are ignored. Or the
-            rows as `engine.sampling.rows.read` reads them.
+            rows as `specscope.engine.sampling.rows.read` reads them.
         draft: A chain or a tree. The children of a node are either all drawn from one q row without
             replacement, in the order of their indices, or all functions of the prefix.
         q_row: Token -> the q row that it was drawn from, (V,); called for tokens with such a row.

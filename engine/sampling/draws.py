@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.types import Damping, Sampling
+from specscope.engine.errors import ModelError
+from specscope.engine.types import Damping, Sampling
 
 Purpose: TypeAlias = Literal["draft", "accept", "residual", "target"]
 """A drafted token, an acceptance test, the draw after a rejection, or the target's own draw."""

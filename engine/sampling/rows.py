@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.sampling.draws import (
+from specscope.engine.errors import ModelError
+from specscope.engine.sampling.draws import (
     NOT_FINITE,
     TOP,
     Draws,
@@ -28,7 +28,7 @@ from engine.sampling.draws import (
     process_logits,
     softmax,
 )
-from engine.types import Draft, Sampling, Typical
+from specscope.engine.types import Draft, Sampling, Typical
 
 
 class TokenDistribution:

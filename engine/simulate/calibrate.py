@@ -21,20 +21,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.environment import processor
-from engine.errors import UsageError
-from engine.model.cache import Cache
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
-from engine.runtimes.process import ProcessWorker, Setup
-from engine.sampling.accept import judge
-from engine.sampling.draws import Draws
-from engine.trace.events import Device
-from engine.types import Draft, DraftToken, RowRef, Sampling
-from engine.worker.jobs import Connect
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.environment import processor
+from specscope.engine.errors import UsageError
+from specscope.engine.model.cache import Cache
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
+from specscope.engine.runtimes.process import ProcessWorker, Setup
+from specscope.engine.sampling.accept import judge
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.trace.events import Device
+from specscope.engine.types import Draft, DraftToken, RowRef, Sampling
+from specscope.engine.worker.jobs import Connect
 
 READ = 32
 """Forwards of at most this many rows per sequence compute logits of all rows, like a verification.

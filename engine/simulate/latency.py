@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from engine.errors import UsageError
-from engine.heads.work import Work
-from engine.model.fuzzy import PartTime, layer_groups
-from engine.model.stage import layer_stages
-from engine.simulate.roofline import Hardware, Model
-from engine.trace.events import PartKind
-from engine.types import check_range
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.work import Work
+from specscope.engine.model.fuzzy import PartTime, layer_groups
+from specscope.engine.model.stage import layer_stages
+from specscope.engine.simulate.roofline import Hardware, Model
+from specscope.engine.trace.events import PartKind
+from specscope.engine.types import check_range
 
 FITTED_SIZE = 4
 """Layer-parallel size of a profile's `fuzzy_ms`, EasySpec's default."""

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.drafting.pace import MISSES
-from engine.errors import UsageError
-from engine.model.fuzzy import Fuzzy
-from engine.model.language import LanguageModel, Output, never
-from engine.model.slots import Rows, Slots
-from engine.model.stage import StageIO
-from engine.types import check_range, drafter_key
+from specscope.engine.drafting.pace import MISSES
+from specscope.engine.errors import UsageError
+from specscope.engine.model.fuzzy import Fuzzy
+from specscope.engine.model.language import LanguageModel, Output, never
+from specscope.engine.model.slots import Rows, Slots
+from specscope.engine.model.stage import StageIO
+from specscope.engine.types import check_range, drafter_key
 
 NextToken = Callable[[np.ndarray, int], int]
 """Maps all token ids so far, (L,) int64, and the sequence's number to the next token."""

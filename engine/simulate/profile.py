@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UsageError, one_line
-from engine.files import read_text
-from engine.simulate.latency import Latency
-from engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
-from engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Grid, Hardware, Model
-from engine.trace.events import Device
+from specscope.engine.errors import UsageError, one_line
+from specscope.engine.files import read_text
+from specscope.engine.simulate.latency import Latency
+from specscope.engine.simulate.records import MOST_GPUS, check_name, keys, record, records, value
+from specscope.engine.simulate.roofline import ELEMENT_BYTES, SPLITS, Grid, Hardware, Model
+from specscope.engine.trace.events import Device
 
 FOLDER = Path(__file__).parents[2] / "assets" / "profiles"
 _LONGEST = 1 << 22

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.errors import UsageError
-from engine.simulate.oracle import Scripted, agrees, another, number
-from engine.trace.events import Decision, Top
-from engine.trace.trace import Trace
+from specscope.engine.errors import UsageError
+from specscope.engine.simulate.oracle import Scripted, agrees, another, number
+from specscope.engine.trace.events import Decision, Top
+from specscope.engine.trace.trace import Trace
 
 ALMOST = 1 - 1e-6
 """Probability of a drafted token whose q is unknown: trees still find siblings of it."""

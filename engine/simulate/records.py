@@ -9,8 +9,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from engine.errors import UsageError, plain_name
-from engine.model.fields import WHOLE
+from specscope.engine.errors import UsageError, plain_name
+from specscope.engine.model.fields import WHOLE
 
 Record = TypeVar("Record")
 Table = Mapping[str, Any]

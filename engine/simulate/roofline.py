@@ -46,8 +46,8 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from engine.errors import UsageError
-from engine.heads.work import Work
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.work import Work
 
 Axis = tuple[float, ...]
 MOST_POINTS = 10_000

@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from engine.errors import UsageError
-from engine.trace.events import Header
-from engine.trace.jsonl import from_json
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Header
+from specscope.engine.trace.jsonl import from_json
 
 if sys.platform != "win32":
     import fcntl
@@ -83,5 +83,5 @@ def header_of(path: Path) -> Header:
         ) from None
     entry = event.environment.get("recorded") if isinstance(event, Header) else None
     if not isinstance(event, Header) or not isinstance(entry, dict) or "start_ns" not in entry:
-        raise UsageError(f"cannot join {path}: it is no recording; give the file of engine.record()")
+        raise UsageError(f"cannot join {path}: it is no recording; give the file of specscope.record()")
     return event

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec
 
-from engine.trace.events import (
+from specscope.engine.trace.events import (
     Chain,
     Commit,
     Copied,
@@ -25,7 +25,7 @@ from engine.trace.events import (
     Round,
     Row,
 )
-from engine.types import DraftToken, Judged, PoolUpdate, Verdict
+from specscope.engine.types import DraftToken, Judged, PoolUpdate, Verdict
 
 if TYPE_CHECKING:
     import numpy as np

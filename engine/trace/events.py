@@ -84,10 +84,10 @@ class Header:
     drafter_path: str
     environment: dict[str, Any] = field(default_factory=dict)
     """Software versions, processor and host. On several nodes `clocks` (see
-    `engine.cluster.ray_devices`); `open`, the settings that were planned, as given; in virtual runs
-    also the profile's pair and the token source; with a drafting head its path; under load, `load`;
-    of another engine, `imported` (see `traces.imported`); of a replay, `whatif` (see
-    `traces.whatif`)."""
+    `specscope.engine.cluster.ray_devices`); `open`, the settings that were planned, as given; in
+    virtual runs also the profile's pair and the token source; with a drafting head its path; under
+    load, `load`; of another engine, `imported` (see `specscope.traces.imported`); of a replay,
+    `whatif` (see `specscope.traces.whatif`)."""
     group: str = ""
     """Shared by the runs of one comparison."""
     lossless: bool = True

@@ -14,10 +14,10 @@ from itertools import chain
 from types import NoneType, UnionType
 from typing import IO, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from engine.errors import shown
-from engine.files import parse_json
-from engine.trace.events import SCHEMA, Device, Event, Footer, Header, Row
-from engine.trace.trace import Trace
+from specscope.engine.errors import shown
+from specscope.engine.files import parse_json
+from specscope.engine.trace.events import SCHEMA, Device, Event, Footer, Header, Row
+from specscope.engine.trace.trace import Trace
 
 _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
 _NAMES = {t: tuple(f.name for f in fields(t)) for t in _TYPES.values()}

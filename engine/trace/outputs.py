@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from engine.errors import UsageError, shown
-from engine.trace.events import Decision, Piece, Row
-from engine.trace.rounds import (
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.events import Decision, Piece, Row
+from specscope.engine.trace.rounds import (
     MODES,
     Judging,
     Place,
@@ -17,13 +17,13 @@ from engine.trace.rounds import (
     ids_of,
     round_of,
 )
-from engine.trace.work import Work
+from specscope.engine.trace.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from engine.trace.texts import Texts
-    from engine.trace.work import Claims
+    from specscope.engine.trace.texts import Texts
+    from specscope.engine.trace.work import Claims
 
 AHEAD = ("pre-verify", "post-verify")
 """Modes in which a token may be judged that was drafted during the verification."""

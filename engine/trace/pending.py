@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.trace.work import Work
+from specscope.engine.trace.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from engine.trace.stream import Marks, Stream
+    from specscope.engine.trace.stream import Marks, Stream
 
 
 class Pending:

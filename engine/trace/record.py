@@ -1,6 +1,7 @@
 """Record another program's draft-and-verify loop as a trace. Standard library only.
 
-    with engine.record("mine.jsonl", method="mine", devices={"a": "drafter", "b": "target"}) as rec:
+    with specscope.record("mine.jsonl", method="mine", devices={"a": "drafter", "b": "target"}) as
+    rec:
         rec.prompt("Hello", ids=[1, 2])
         with rec.span("draft", rows=1): ...
         with rec.span("verify", rows=3): ...
@@ -22,14 +23,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from engine.environment import processor
-from engine.errors import UsageError, shown
-from engine.trace.appended import Lines, Memory, header_of
-from engine.trace.events import Header
-from engine.trace.recorder import RECORDED, Recorder
-from engine.trace.stream import Stream
-from engine.trace.texts import Texts
-from engine.trace.work import NO_TRACK, Work, devices_of
+from specscope.engine.environment import processor
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.appended import Lines, Memory, header_of
+from specscope.engine.trace.events import Header
+from specscope.engine.trace.recorder import RECORDED, Recorder
+from specscope.engine.trace.stream import Stream
+from specscope.engine.trace.texts import Texts
+from specscope.engine.trace.work import NO_TRACK, Work, devices_of
 
 RUNTIME = "own code"
 BOTH = ("drafter+target",)

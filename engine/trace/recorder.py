@@ -9,20 +9,20 @@ from threading import RLock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from engine.errors import UsageError, one_line, shown
-from engine.trace.events import Event, Footer, Header, Status
-from engine.trace.jsonl import check_types, to_json
-from engine.trace.outputs import Given, Outputs, Spans
-from engine.trace.pending import Pending
-from engine.trace.rounds import ids_of
-from engine.trace.work import Claims, Devices, Numbers, Work
+from specscope.engine.errors import UsageError, one_line, shown
+from specscope.engine.trace.events import Event, Footer, Header, Status
+from specscope.engine.trace.jsonl import check_types, to_json
+from specscope.engine.trace.outputs import Given, Outputs, Spans
+from specscope.engine.trace.pending import Pending
+from specscope.engine.trace.rounds import ids_of
+from specscope.engine.trace.work import Claims, Devices, Numbers, Work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine.trace.appended import Lines, Memory
-    from engine.trace.stream import Stream
-    from engine.trace.texts import Texts
+    from specscope.engine.trace.appended import Lines, Memory
+    from specscope.engine.trace.stream import Stream
+    from specscope.engine.trace.texts import Texts
 
 RECORDED = "recorded"
 """The method of a recorded run, and the entry of its environment with the start of its clock."""

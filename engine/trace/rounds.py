@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, NamedTuple, cast
 
-from engine.errors import UsageError, shown
-from engine.trace.events import Commit, Decision, Round, Top
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.events import Commit, Decision, Round, Top
 
 MODES = ("plain", "verify", "pre-verify", "post-verify")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from engine.errors import UsageError, shown
+from specscope.engine.errors import UsageError, shown
 
 _INCOMPLETE = "\ufffd"
 _LONGEST, _KEPT = 16, 4

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from engine.trace.events import (
+from specscope.engine.trace.events import (
     Chain,
     Commit,
     Copied,
@@ -42,7 +42,7 @@ _LISTS: dict[type[Row], str] = {
     Chain: "chains",
     Occupancy: "occupancy",
 }
-_NOTEBOOK = "app.notebook.run"
+_NOTEBOOK = "specscope.app.notebook.run"
 """Imported when a notebook asks for a picture or a data frame; see docs/decisions.md."""
 
 

@@ -1,6 +1,6 @@
 """Record a call of transformers' `generate`, with a model of any architecture, as a trace.
 
-    with engine.watch(model, assistant, tokenizer=tokenizer) as trace:
+    with specscope.watch(model, assistant, tokenizer=tokenizer) as trace:
         model.generate(**inputs, assistant_model=assistant)
 
 The loop is transformers' own. Hooks time the forwards; the call's candidate generator shows its
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import StoppingCriteriaList
 
-from engine.errors import UsageError, one_line
-from engine.trace.appended import Lines, Memory
-from engine.trace.events import Header
-from engine.trace.jsonl import read_jsonl
-from engine.trace.recorder import RECORDED
-from engine.trace.trace import Trace
-from engine.trace.watched import RUNTIME, Call
+from specscope.engine.errors import UsageError, one_line
+from specscope.engine.trace.appended import Lines, Memory
+from specscope.engine.trace.events import Header
+from specscope.engine.trace.jsonl import read_jsonl
+from specscope.engine.trace.recorder import RECORDED
+from specscope.engine.trace.trace import Trace
+from specscope.engine.trace.watched import RUNTIME, Call
 
 if TYPE_CHECKING:
     import os
@@ -90,7 +90,7 @@ def _check(model: Any) -> None:
     if lacking := [method for method in NEEDED if not hasattr(model, method)]:
         raise UsageError(
             f"{name} has no {lacking[0]} in transformers {version}; give a model with `generate`, or record the "
-            "loop by engine.record"
+            "loop by specscope.record"
         )
     places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
     if model.device.type not in DEVICES or len(places) > 1:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from engine.errors import UsageError
-from engine.trace.appended import Lines, Memory
-from engine.trace.chances import chances, common
-from engine.trace.events import Status
-from engine.trace.record import record
-from engine.trace.recorder import Recorder
-from engine.trace.work import Work
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.appended import Lines, Memory
+from specscope.engine.trace.chances import chances, common
+from specscope.engine.trace.events import Status
+from specscope.engine.trace.record import record
+from specscope.engine.trace.recorder import Recorder
+from specscope.engine.trace.work import Work
 
 RUNTIME = "transformers"
 TITLES = {
@@ -132,7 +132,9 @@ class Call:
     def _drafter_of(self, generator: Any) -> Any:
         drafter = getattr(generator, "assistant_model", None)
         if drafter is not None and not any(drafter is one for one in (self.model, self.assistant)):
-            raise UsageError("the call's assistant_model is not watched; give engine.watch(model, assistant)")
+            raise UsageError(
+                "the call's assistant_model is not watched; give specscope.watch(model, assistant)"
+            )
         return drafter
 
     def _devices(self, generator: Any) -> dict[str, str]:

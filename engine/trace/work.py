@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from engine.errors import UsageError, shown
-from engine.trace.events import Device, SpanKind
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.events import Device, SpanKind
 
 if TYPE_CHECKING:
-    from engine.trace.stream import Marks, Stream
+    from specscope.engine.trace.stream import Marks, Stream
 
 KINDS: tuple[str, ...] = get_args(SpanKind)
 ROLES = ("drafter", "target", "drafter+target")

@@ -9,11 +9,11 @@ from math import prod
 from operator import add
 from typing import Any, NamedTuple
 
-from engine.checkpoints.pair import Pair
-from engine.environment import environment
-from engine.training.data import SOURCES, UNKNOWN
-from engine.training.loop import read_json
-from engine.training.measure import (
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.environment import environment
+from specscope.engine.training.data import SOURCES, UNKNOWN
+from specscope.engine.training.loop import read_json
+from specscope.engine.training.measure import (
     ROWS,
     Acceptance,
     Cost,
@@ -24,8 +24,8 @@ from engine.training.measure import (
     measure_losses,
     prompt_sets,
 )
-from engine.training.settings import CardSettings
-from engine.types import Sampling
+from specscope.engine.training.settings import CardSettings
+from specscope.engine.types import Sampling
 
 _MB = 1_000_000
 

@@ -13,10 +13,10 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.checkpoints.progress import Progress as Download
-from engine.errors import UsageError
-from engine.files import replacing
-from engine.training.settings import (
+from specscope.engine.checkpoints.progress import Progress as Download
+from specscope.engine.errors import UsageError
+from specscope.engine.files import replacing
+from specscope.engine.training.settings import (
     HEAD_DEFAULTS,
     RECIPES,
     CardSettings,
@@ -28,8 +28,8 @@ from engine.training.settings import (
 )
 
 if TYPE_CHECKING:
-    from engine.checkpoints.pair import Pair
-    from engine.training.loop import Progress
+    from specscope.engine.checkpoints.pair import Pair
+    from specscope.engine.training.loop import Progress
 
 CARD = "README.md"
 
@@ -161,7 +161,7 @@ def _run_pair(args: argparse.Namespace) -> int:
     settings = given(args, PairOptions)
     settings |= {role: Shape.parse(settings[role]) for role in ("target", "drafter")}
     options = PairOptions(**settings)
-    from engine.training.pair import train_pair
+    from specscope.engine.training.pair import train_pair
 
     if not _train(train_pair, options, args):
         return 0
@@ -171,7 +171,7 @@ def _run_pair(args: argparse.Namespace) -> int:
 
 def _run_distil(args: argparse.Namespace) -> int:
     options = DistilOptions(**given(args, DistilOptions, pair=_find_pair(args.pair)[1]))
-    from engine.training.pair import distil_drafter
+    from specscope.engine.training.pair import distil_drafter
 
     if _train(distil_drafter, options, args):
         _print(f"wrote {options.out}; measure it with specscope train card --pair {options.out}")
@@ -181,8 +181,8 @@ def _run_distil(args: argparse.Namespace) -> int:
 def _run_head(args: argparse.Namespace) -> int:
     target, name = find_target(args)
     options = HeadOptions.of(**given(args, HeadOptions, target=target, target_name=name))
-    from engine.training.heads.train import train_head
-    from engine.training.loop import read_facts
+    from specscope.engine.training.heads.train import train_head
+    from specscope.engine.training.loop import read_facts
 
     if not _train(train_head, options, args):
         return 0
@@ -199,7 +199,7 @@ def _run_head(args: argparse.Namespace) -> int:
 
 
 def _run_shorten(args: argparse.Namespace) -> int:
-    from engine.training.heads.train import shorten_head
+    from specscope.engine.training.heads.train import shorten_head
 
     settings = {name: getattr(args, name) for name in ("text", "vocabulary", "keep")}
     facts = shorten_head(args.head, find_target(args)[0], args.out, int8=args.storage == "int8", **settings)
@@ -211,7 +211,7 @@ def _run_shorten(args: argparse.Namespace) -> int:
 
 
 def _run_heads(args: argparse.Namespace) -> int:
-    from engine.training.heads.card import FOLDER, make_heads_card
+    from specscope.engine.training.heads.card import FOLDER, make_heads_card
 
     settings = _card_settings(args)
     pair, folder = _find_pair(args.pair)
@@ -225,7 +225,7 @@ def _run_card(args: argparse.Namespace) -> int:
         return _write_card(pair, folder, settings, args.output or folder / CARD)
     if not (args.target and args.drafter and args.output):
         raise UsageError("a card of two models needs --target, --drafter and --output")
-    from engine.checkpoints.pair import Pair
+    from specscope.engine.checkpoints.pair import Pair
 
     return _write_card(Pair.of(args.target, args.drafter), None, settings, args.output)
 
@@ -235,8 +235,8 @@ def _card_settings(args: argparse.Namespace) -> CardSettings:
 
 
 def _write_card(pair: Pair, folder: Path | None, settings: CardSettings, output: Path) -> int:
-    from engine.training.card import make_card
-    from engine.training.loop import read_facts
+    from specscope.engine.training.card import make_card
+    from specscope.engine.training.loop import read_facts
 
     return _write(lambda: make_card(pair, read_facts(folder) if folder else {}, settings), output)
 
@@ -263,8 +263,8 @@ def given(args: argparse.Namespace, options: type[Recipe], **more: Any) -> dict[
 
 
 def _find_pair(name: str) -> tuple[Pair, Path]:
-    from engine.checkpoints.catalog import PAIRS
-    from engine.checkpoints.pair import Pair
+    from specscope.engine.checkpoints.catalog import PAIRS
+    from specscope.engine.checkpoints.pair import Pair
 
     folder = Path(name)
     if (folder / "target").is_dir():
@@ -275,7 +275,7 @@ def _find_pair(name: str) -> tuple[Pair, Path]:
 
 def find_target(args: argparse.Namespace) -> tuple[Path, str]:
     """Return the directory of `--target` or of the pair's target, and its name in the outputs."""
-    from engine.checkpoints.sources import resolve
+    from specscope.engine.checkpoints.sources import resolve
 
     if args.target is None:
         pair, folder = _find_pair(args.pair or "bundled")

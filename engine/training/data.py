@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from engine.errors import UsageError
+from specscope.engine.errors import UsageError
 
 PAD, BOS, EOS, USER, ASSISTANT, SYSTEM = range(6)
 ROLES = ("<|user|>", "<|assistant|>", "<|system|>")

@@ -25,11 +25,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
-from engine.errors import ModelError, RunCancelled, UsageError
-from engine.files import replacing
-from engine.training.data import Corpus, Encoder
-from engine.training.settings import Recipe
-from engine.training.step import Execution, Losses, LossesOf, Phase, learning_rate, make_optimisers
+from specscope.engine.errors import ModelError, RunCancelled, UsageError
+from specscope.engine.files import replacing
+from specscope.engine.training.data import Corpus, Encoder
+from specscope.engine.training.settings import Recipe
+from specscope.engine.training.step import Execution, Losses, LossesOf, Phase, learning_rate, make_optimisers
 
 CHECKPOINTS = "checkpoints"
 _STATE = "state.json"

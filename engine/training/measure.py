@@ -16,17 +16,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.files import parse_json, read_text
-from engine.model.cache import Cache
-from engine.model.decoder import Decoder
-from engine.model.slots import Rows
-from engine.sampling.draws import Draws, Key, process_logits
-from engine.training.data import ROLES, Encoder, find_sources, is_held_out, read_documents, split_chat
-from engine.training.settings import CardSettings
-from engine.types import Sampling
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.files import parse_json, read_text
+from specscope.engine.model.cache import Cache
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.slots import Rows
+from specscope.engine.sampling.draws import Draws, Key, process_logits
+from specscope.engine.training.data import (
+    ROLES,
+    Encoder,
+    find_sources,
+    is_held_out,
+    read_documents,
+    split_chat,
+)
+from specscope.engine.training.settings import CardSettings
+from specscope.engine.types import Sampling
 
 MOST_BYTES = 64 * 2**20
 

@@ -25,16 +25,16 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from engine.checkpoints.config import read_config
-from engine.checkpoints.loader import load_reference
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.model.shape import ModelShape
-from engine.training import data
-from engine.training.loop import Control, Training, read_facts, write_facts
-from engine.training.settings import DistilOptions, PairOptions, Shape
-from engine.training.step import Phase, pick_device, plan, text_losses
-from engine.training.target_text import FILE, check_lengths, read_text, write_text
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.loader import load_reference
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.training import data
+from specscope.engine.training.loop import Control, Training, read_facts, write_facts
+from specscope.engine.training.settings import DistilOptions, PairOptions, Shape
+from specscope.engine.training.step import Phase, pick_device, plan, text_losses
+from specscope.engine.training.target_text import FILE, check_lengths, read_text, write_text
 
 ROLES = ("target", "drafter")
 SHARD = "14MB"

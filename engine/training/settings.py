@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import UsageError, shown
-from engine.methods.registry import setting
-from engine.types import check_range
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.methods.registry import setting
+from specscope.engine.types import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class HeadOptions(Recipe):
     answer: int = setting(320, "Most tokens of one answer of the target.", low=1, high=131072)
 
     def __post_init__(self) -> None:
-        from engine.heads.kinds import KINDS  # imports torch, which most commands do not need
+        from specscope.engine.heads.kinds import KINDS  # imports torch, which most commands do not need
 
         Recipe.__post_init__(self)
         if self.kind not in HEAD_DEFAULTS:

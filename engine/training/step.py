@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
-from engine.errors import UsageError
-from engine.training.data import Mixed, Stream
-from engine.training.settings import PairOptions, Recipe
+from specscope.engine.errors import UsageError
+from specscope.engine.training.data import Mixed, Stream
+from specscope.engine.training.settings import PairOptions, Recipe
 
 MAX_NORM = 1.0
 """Largest norm of the gradient; longer gradients are scaled down to it."""

@@ -2,9 +2,9 @@
 
 Prompts come from the corpus. If the target has a chat template, a prompt is the first turn of a
 chat, in the target's own format: as one user message through its template, as in a run. If it has
-none, or if the corpus's format is its own (`engine.training.data`), documents are cut: a chat
-after one of its `<|assistant|>` markers, any other document somewhere in its first tokens. Every
-second prompt is answered greedily, the others at temperature 1.
+none, or if the corpus's format is its own (`specscope.engine.training.data`), documents are cut: a
+chat after one of its `<|assistant|>` markers, any other document somewhere in its first tokens.
+Every second prompt is answered greedily, the others at temperature 1.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model.decoder import Decoder
-from engine.model.slots import Rows
-from engine.training import data
-from engine.training.loop import Progress, Training
-from engine.training.settings import DistilOptions, HeadOptions
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import ModelError, RunCancelled, UsageError
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.slots import Rows
+from specscope.engine.training import data
+from specscope.engine.training.loop import Progress, Training
+from specscope.engine.training.settings import DistilOptions, HeadOptions
 
 SLOTS = 128
 CACHE_BYTES = 2 << 30

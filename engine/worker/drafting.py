@@ -1,7 +1,7 @@
 """Drafts chains and trees: a forward gives the logits of a level, the shape selects its nodes.
 
 All drafts of a job share the forward of a level. A chain is a tree of width 1. Where the next
-tokens need no host, the whole draft is one step of the device (`engine.model.fused`).
+tokens need no host, the whole draft is one step of the device (`specscope.engine.model.fused`).
 
 A fuzzy tree (EasySpec) starts with an exact forward over the rows that have only been forwarded
 fuzzily or not at all: the accepted tokens and the target's own (bonus calibration, section 3.2).
@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from engine.drafting.level import Level, drawn, levels, next_level
-from engine.drafting.tree import Node, line, root
-from engine.heads.drafting import Columns, Growing, HeadLayer, LevelLogits
-from engine.heads.work import Work
-from engine.layout import Packing
-from engine.model.cache import Cache
-from engine.model.fused import Given
-from engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
-from engine.model.slots import Rows
-from engine.sampling.draws import TOP, Draws, Key, most_probable_of
-from engine.types import Prefix, Sampling, Tree
-from engine.worker.forwards import NO_DRAFT, Forwards
-from engine.worker.jobs import Grown, Propose, Stamp
+from specscope.engine.drafting.level import Level, drawn, levels, next_level
+from specscope.engine.drafting.tree import Node, line, root
+from specscope.engine.heads.drafting import Columns, Growing, HeadLayer, LevelLogits
+from specscope.engine.heads.work import Work
+from specscope.engine.layout import Packing
+from specscope.engine.model.cache import Cache
+from specscope.engine.model.fused import Given
+from specscope.engine.model.fuzzy import DeviceGroup, Fuzzy, SingleDevice, layer_groups
+from specscope.engine.model.slots import Rows
+from specscope.engine.sampling.draws import TOP, Draws, Key, most_probable_of
+from specscope.engine.types import Prefix, Sampling, Tree
+from specscope.engine.worker.forwards import NO_DRAFT, Forwards
+from specscope.engine.worker.jobs import Grown, Propose, Stamp
 
 if TYPE_CHECKING:
-    from engine.drafting.tree import LevelPlan
-    from engine.model.fused import ChosenLevel
+    from specscope.engine.drafting.tree import LevelPlan
+    from specscope.engine.model.fused import ChosenLevel
 
 
 class Partners(DeviceGroup, Protocol):

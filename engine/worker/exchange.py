@@ -6,8 +6,9 @@ all other counters. Two buffers are enough: a worker that has reached the next t
 buffer of this one. Waiting spins, because a turn takes a few microseconds and waking a sleeping
 process takes longer.
 
-Ranks (`engine.model.shard.Ranks`) form a process group. Processes on CPUs exchange tensors by gloo,
-over sockets of this machine only. Processes on GPUs would use NCCL; that has never run on a GPU.
+Ranks (`specscope.engine.model.shard.Ranks`) form a process group. Processes on CPUs exchange
+tensors by gloo, over sockets of this machine only. Processes on GPUs would use NCCL; that has never
+run on a GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from engine.errors import SpecScopeError
-from engine.worker.shared import SharedMemory
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.worker.shared import SharedMemory
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -14,12 +14,12 @@ from math import inf
 
 import torch
 
-from engine.drafting.level import Level, levels, ranked
-from engine.drafting.tree import Wide
-from engine.sampling.draws import Draws, Key, softmax
-from engine.worker.drafting import Drafting
-from engine.worker.forwards import Forwards
-from engine.worker.jobs import Branch, Fan, Grown, Stamp
+from specscope.engine.drafting.level import Level, levels, ranked
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.sampling.draws import Draws, Key, softmax
+from specscope.engine.worker.drafting import Drafting
+from specscope.engine.worker.forwards import Forwards
+from specscope.engine.worker.jobs import Branch, Fan, Grown, Stamp
 
 _ONE = Wide(1, 1)
 

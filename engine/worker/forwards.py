@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import torch
 
-from engine.errors import RunCancelled, SpecScopeError
-from engine.heads.drafting import Head
-from engine.layout import Packing
-from engine.model.cache import Cache
-from engine.model.clock import Clock
-from engine.model.fused import FusedDrafts
-from engine.model.fuzzy import Fuzzy
-from engine.model.language import LanguageModel, never
-from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
-from engine.model.stage import StageIO
-from engine.types import NO_TREE, Prefix, Sampling, Tree
-from engine.worker.jobs import Begin, Measure, Stamp
+from specscope.engine.errors import RunCancelled, SpecScopeError
+from specscope.engine.heads.drafting import Head
+from specscope.engine.layout import Packing
+from specscope.engine.model.cache import Cache
+from specscope.engine.model.clock import Clock
+from specscope.engine.model.fused import FusedDrafts
+from specscope.engine.model.fuzzy import Fuzzy
+from specscope.engine.model.language import LanguageModel, never
+from specscope.engine.model.slots import PAD, PROVISIONAL, Rows, Slots
+from specscope.engine.model.stage import StageIO
+from specscope.engine.types import NO_TREE, Prefix, Sampling, Tree
+from specscope.engine.worker.jobs import Begin, Measure, Stamp
 
 if TYPE_CHECKING:
-    from engine.model.decoder import Decoder
+    from specscope.engine.model.decoder import Decoder
 
 NO_DRAFT = NO_TREE
 

@@ -18,24 +18,24 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from engine.errors import RunCancelled, SpecScopeError
-from engine.heads.drafting import Head
-from engine.model.clock import Clock
-from engine.model.decoder import Decoder
-from engine.model.fused import FusedDrafts
-from engine.model.fuzzy import SingleDevice
-from engine.model.language import LanguageModel, never
-from engine.model.shard import Ranks
-from engine.model.stage import StageIO
-from engine.sampling.accept import judge
-from engine.sampling.draws import Draws, argmax
-from engine.sampling.rows import Case, read
-from engine.types import DraftToken, Judgement, Prefix, Sampling
-from engine.worker.drafting import Drafting, draft, prefill
-from engine.worker.exchange import Exchange, ProcessRanks
-from engine.worker.fan import fan
-from engine.worker.forwards import NO_DRAFT, Forwards, measure
-from engine.worker.jobs import (
+from specscope.engine.errors import RunCancelled, SpecScopeError
+from specscope.engine.heads.drafting import Head
+from specscope.engine.model.clock import Clock
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.fused import FusedDrafts
+from specscope.engine.model.fuzzy import SingleDevice
+from specscope.engine.model.language import LanguageModel, never
+from specscope.engine.model.shard import Ranks
+from specscope.engine.model.stage import StageIO
+from specscope.engine.sampling.accept import judge
+from specscope.engine.sampling.draws import Draws, argmax
+from specscope.engine.sampling.rows import Case, read
+from specscope.engine.types import DraftToken, Judgement, Prefix, Sampling
+from specscope.engine.worker.drafting import Drafting, draft, prefill
+from specscope.engine.worker.exchange import Exchange, ProcessRanks
+from specscope.engine.worker.fan import fan
+from specscope.engine.worker.forwards import NO_DRAFT, Forwards, measure
+from specscope.engine.worker.jobs import (
     PREFILL_ROWS,
     AskCaches,
     Begin,
@@ -59,8 +59,8 @@ from engine.worker.jobs import (
     Score,
     Stamp,
 )
-from engine.worker.memory import out_of_memory, taken
-from engine.worker.shared import attach
+from specscope.engine.worker.memory import out_of_memory, taken
+from specscope.engine.worker.shared import attach
 
 
 def _return_freed_memory() -> None:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from engine.drafting.tree import TreeShape
-from engine.layout import Packing
-from engine.model.fuzzy import PartTime
-from engine.model.language import LanguageModel
-from engine.types import Damping, Draft, Prefix, Sampling, Typical
+from specscope.engine.drafting.tree import TreeShape
+from specscope.engine.layout import Packing
+from specscope.engine.model.fuzzy import PartTime
+from specscope.engine.model.language import LanguageModel
+from specscope.engine.types import Damping, Draft, Prefix, Sampling, Typical
 
 if TYPE_CHECKING:
-    from engine.heads.drafting import Head
-    from engine.heads.work import Work
+    from specscope.engine.heads.drafting import Head
+    from specscope.engine.heads.work import Work
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Stage(NamedTuple):
     number: int
     total: int
     states: bytes = b""
-    """Hidden states from the previous stage (`engine.model.stage`)."""
+    """Hidden states from the previous stage (`specscope.engine.model.stage`)."""
 
     def of(self, model: str) -> str:
         """Return the worker's name for its stage of the model."""
@@ -376,7 +376,7 @@ class Stamp(NamedTuple):
     """Whether this device alone ran the job, in any lane."""
 
     def read(self, time_of: Callable[[int], int]) -> Stamp:
-        """Return a copy with times in place of marks (`engine.model.clock`)."""
+        """Return a copy with times in place of marks (`specscope.engine.model.clock`)."""
         parts = tuple(p._replace(start=time_of(p.start), end=time_of(p.end)) for p in self.parts)
         return self._replace(start=time_of(self.start), end=time_of(self.end), parts=parts)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.checkpoints.progress import megabytes
-from engine.errors import OutOfMemory
-from engine.model.cache import Cache
-from engine.worker.forwards import Forwards, next_size
-from engine.worker.jobs import AskCaches, CacheMemory, Job, Load
+from specscope.engine.checkpoints.progress import megabytes
+from specscope.engine.errors import OutOfMemory
+from specscope.engine.model.cache import Cache
+from specscope.engine.worker.forwards import Forwards, next_size
+from specscope.engine.worker.jobs import AskCaches, CacheMemory, Job, Load
 
 CONTAINER = Path("/sys/fs/cgroup")
 """Folder with the limit of a container's memory, if it has one."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.errors import SpecScopeError
+from specscope.engine.errors import SpecScopeError
 
 ROWS = 4096
 """Enough for two rounds of 24 sequences with trees of 64 nodes; unused rows take no memory."""

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
-from engine.trace.events import Device
-from engine.worker.jobs import Job, Preparation, Reply
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.jobs import Job, Preparation, Reply
 
 
 class Ticket(NamedTuple):

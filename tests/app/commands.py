@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from app.cli import bench
-from app.main import main
+from specscope.app.cli import bench
+from specscope.app.main import main
 
 VIRTUAL = ["--profile", "pearl-4xA100", "--max-new-tokens", "8"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import engine
-from app import gradio_import  # noqa: F401 - before a test imports Gradio with its stubs
-from app.runs import LiveRun, RunRequest
-from app.service import Service
+import specscope
+from specscope.app import gradio_import  # noqa: F401 - before a test imports Gradio with its stubs
+from specscope.app.runs import LiveRun, RunRequest
+from specscope.app.service import Service
 from tests.app.fakes import FakeOpen
 
 
@@ -43,7 +43,7 @@ def run(service: Service):
 
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[dict[str, Any]]:
-    """Open clusters by the arguments of `engine.open`."""
+    """Open clusters by the arguments of `specscope.open`."""
     with contextlib.ExitStack() as stack:
         opened: dict[str, Any] = {}
         opened["stack"] = stack
@@ -53,7 +53,7 @@ def clusters() -> Iterator[dict[str, Any]]:
 @pytest.fixture
 def shared_clusters(clusters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Make commands with the same arguments share a cluster, which stays open."""
-    opening = engine.open
+    opening = specscope.open
 
     def share(*args: Any, progress: Any = None, **more: Any) -> Any:
         key = repr((args, sorted(more.items())))
@@ -61,7 +61,7 @@ def shared_clusters(clusters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -
             clusters[key] = clusters["stack"].enter_context(opening(*args, progress=progress, **more))
         return contextlib.nullcontext(clusters[key])
 
-    monkeypatch.setattr(engine, "open", share, raising=False)
+    monkeypatch.setattr(specscope, "open", share, raising=False)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.methods import METHODS
-from engine.trace.events import Commit, Decision, Device, Footer, Header, Piece, Round, Span
-from engine.trace.trace import Trace
+from specscope.engine.methods import METHODS
+from specscope.engine.trace.events import Commit, Decision, Device, Footer, Header, Piece, Round, Span
+from specscope.engine.trace.trace import Trace
 
 WORDS = ("Once", " upon", " a", " time", ",", " a", " keeper", " lit", " the", " lamp", ".")
 MS = 1_000_000
@@ -140,7 +140,7 @@ class _Script:
 
 
 class FakeOpen:
-    """Fake of `engine.open`: returns the given clusters, then plain ones, and records them."""
+    """Fake of `specscope.open`: returns the given clusters, then plain ones, and records them."""
 
     def __init__(self, *clusters: FakeCluster | BaseException, delay: float = 0.0) -> None:
         self.waiting = list(clusters)

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from app import windows
-from engine.errors import UsageError
+from specscope.app import windows
+from specscope.engine.errors import UsageError
+from specscope.traces.store import Store
+from specscope.traces.view.aligned import aligned
+from specscope.traces.view.tokens import committed
 from tests.traces.samples import sample_trace
-from traces.store import Store
-from traces.view.aligned import aligned
-from traces.view.tokens import committed
 
 FIELDS = ("index", "sequence", "position", "id", "text", "outcome", "step", "t")
 

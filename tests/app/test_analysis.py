@@ -10,15 +10,15 @@ from html import unescape
 import gradio as gr
 import pytest
 
-from app.render.analysis import LONGEST, chart, difference
-from app.tabs.analysis import OWN, USUAL_C, Analysis, draw, pairs_of, settings_of
-from engine.errors import UsageError
+from specscope.app.render.analysis import LONGEST, chart, difference
+from specscope.app.tabs.analysis import OWN, USUAL_C, Analysis, draw, pairs_of, settings_of
+from specscope.engine.errors import UsageError
+from specscope.traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
+from specscope.traces.definitions import FIGURES
+from specscope.traces.diff import diff
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure
 from tests.traces.samples import sample_trace
-from traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
-from traces.definitions import FIGURES
-from traces.diff import diff
-from traces.imports.reading import read_traces
-from traces.metrics import measure
 
 
 @pytest.fixture(scope="module")

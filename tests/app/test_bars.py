@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from app.bars import DownloadBar, is_watched, new_bar
-from engine.checkpoints.progress import Progress
+from specscope.app.bars import DownloadBar, is_watched, new_bar
+from specscope.engine.checkpoints.progress import Progress
 
 
 def test_a_bar_that_nobody_sees_writes_nothing(capsys):

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import engine
-from app.bench import cuda, speed, suite, whatif
-from app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
-from app.bench.speed import Race, Transformers, quiet
-from app.main import main
-from engine.checkpoints.pair import Pair
-from engine.types import Limits
+import specscope
+from specscope.app.bench import cuda, speed, suite, whatif
+from specscope.app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, judged
+from specscope.app.bench.speed import Race, Transformers, quiet
+from specscope.app.main import main
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.types import Limits
 from tests.app.commands import run_bench
 
 PROMPT = "Tell me a story about a lighthouse keeper and a whale."
@@ -140,8 +140,8 @@ def test_without_json_it_is_a_table(monkeypatch, capsys):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[engine.Cluster]:
-    with engine.open(runtime="local-thread", device="cpu") as cluster:
+def cluster() -> Iterator[specscope.Cluster]:
+    with specscope.open(runtime="local-thread", device="cpu") as cluster:
         yield cluster
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.bench import drafters
-from app.bench.drafters import (
+from specscope.app.bench import drafters
+from specscope.app.bench.drafters import (
     Agreement,
     Answer,
     Size,
@@ -20,13 +20,13 @@ from app.bench.drafters import (
     load_noisy,
     with_noise,
 )
-from engine.checkpoints.pair import Pair
-from engine.drafting.planner import LONGEST
-from engine.model.slots import Rows
-from engine.training.measure import LoadedPair
-from engine.types import Sampling
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.drafting.planner import LONGEST
+from specscope.engine.model.slots import Rows
+from specscope.engine.training.measure import LoadedPair
+from specscope.engine.types import Sampling
+from specscope.traces.closed_forms import pearl_speedup, speculative_speedup
 from tests.app.commands import run_bench
-from traces.closed_forms import pearl_speedup, speculative_speedup
 
 PROMPTS = ("Tell me a story about a whale.", "Hi!", "Why is the sky blue?")
 

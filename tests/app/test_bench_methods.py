@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from app.bench.methods import COPYING, Comparison, figures
-from app.bench.speed import Race
-from engine.errors import UsageError
-from engine.trace.trace import Trace
+from specscope.app.bench.methods import COPYING, Comparison, figures
+from specscope.app.bench.speed import Race
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.trace import Trace
+from specscope.traces.waiting import decode_window
 from tests.app.commands import run_bench
 from tests.traces.samples import sample_trace
-from traces.waiting import decode_window
 
 BASE = "autoregressive"
 
@@ -99,7 +99,7 @@ def test_the_pair_is_opened_where_the_options_say(given, place, monkeypatch):
     def opened(pair, *, runtime, address, **_):
         raise UsageError(f"opened {pair}: {(runtime, address)}")
 
-    monkeypatch.setattr("engine.open", opened, raising=False)
+    monkeypatch.setattr("specscope.open", opened, raising=False)
     with pytest.raises(UsageError) as seen:
         run_bench("--pair", "bundled", *given)
     assert str(seen.value) == f"opened bundled: {place}"

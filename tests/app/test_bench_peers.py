@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import engine
-from app.bench import peers, speed
-from app.bench.figures import Plan
-from engine.errors import ModelError, UsageError
+import specscope
+from specscope.app.bench import peers, speed
+from specscope.app.bench.figures import Plan
+from specscope.engine.errors import ModelError, UsageError
 from tests.app.commands import run_bench
 
 PLAN = Plan(1, 1, 1.0, 1, 8, 1)
@@ -117,9 +117,9 @@ def test_a_race_counts_texts_that_are_equal(server, module, monkeypatch, tmp_pat
 
 def test_the_command_races_the_methods_of_a_pair(server, module, monkeypatch, capsys):
     """On threads, which start faster."""
-    monkeypatch.setattr(engine, "open", partial(engine.open, runtime="local-thread"), raising=False)
+    monkeypatch.setattr(specscope, "open", partial(specscope.open, runtime="local-thread"), raising=False)
     monkeypatch.setattr(peers, "gguf_of", lambda model, folder, progress: folder / f"{model}.gguf")
-    monkeypatch.setattr("app.bench.figures.METHODS_QUICK", PLAN)
+    monkeypatch.setattr("specscope.app.bench.figures.METHODS_QUICK", PLAN)
     assert run_bench("--peers", "--pair", "bundled", "--quick", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert server.servers[0][0].model.path.endswith("bundled.gguf")

@@ -9,20 +9,20 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.beside import FOLDER, GROUP, MOST_BYTES, files, keep, plan
-from app.service import Service
-from app.shipped import pack, unpack
-from app.tabs.history import EXAMPLE, History
-from engine.methods import METHODS
+from specscope.app.beside import FOLDER, GROUP, MOST_BYTES, files, keep, plan
+from specscope.app.service import Service
+from specscope.app.shipped import pack, unpack
+from specscope.app.tabs.history import EXAMPLE, History
+from specscope.engine.methods import METHODS
+from specscope.traces.checks import check
+from specscope.traces.comparable import other_load
+from specscope.traces.diff import diff
+from specscope.traces.export.report import render_report
+from specscope.traces.imported import origin
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
 from tests.app.commands import call
 from tests.docs.test_instrument import load_example
-from traces.checks import check
-from traces.comparable import other_load
-from traces.diff import diff
-from traces.export.report import render_report
-from traces.imported import origin
-from traces.store import Store
-from traces.view.document import view_model
 
 
 @pytest.fixture(scope="module")

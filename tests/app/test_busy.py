@@ -6,8 +6,8 @@ from itertools import chain, repeat
 
 import pytest
 
-from app import busy
-from app.busy import ProcessorTime, busy_warning, read_load, used_by_others
+from specscope.app import busy
+from specscope.app.busy import ProcessorTime, busy_warning, read_load, used_by_others
 from tests.app.commands import VIRTUAL, call
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.main import main
-from engine.simulate import calibrate
-from engine.simulate.calibrate import Calibration
-from engine.simulate.profile import Profile
+from specscope.app.main import main
+from specscope.engine.simulate import calibrate
+from specscope.engine.simulate.calibrate import Calibration
+from specscope.engine.simulate.profile import Profile
 from tests.app.commands import answer, call
 from tests.engine.methods.pairs import make_pair
 

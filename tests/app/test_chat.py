@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from app.tabs.chat import Chat, conversation
+from specscope.app.tabs.chat import Chat, conversation
 
 ANSWERS = (("Autoregressive", "Hello!"), ("PEARL", "Hi there."))
 

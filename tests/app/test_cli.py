@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.checkpoints import catalog
-from engine.checkpoints.catalog import PAIRS
-from engine.checkpoints.pair import Pair
-from engine.methods import METHODS
+from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.methods import METHODS
 from tests.app.commands import VIRTUAL, answer, call
 from tests.engine.heads.random_heads import make_head
 

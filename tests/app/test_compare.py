@@ -7,19 +7,19 @@ import re
 
 import pytest
 
-import engine
-from app.named import able
-from engine.checkpoints.catalog import PAIRS
-from engine.methods import METHODS
+import specscope
+from specscope.app.named import able
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.methods import METHODS
+from specscope.traces.metrics import measure
+from specscope.traces.store import Store
 from tests.app.commands import VIRTUAL, answer, call
-from traces.metrics import measure
-from traces.store import Store
 
 pytestmark = pytest.mark.usefixtures("shared_clusters")
 
 
 def test_all_leaves_out_methods_whose_models_are_missing_with_a_reason():
-    with engine.open(runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.5") as cluster:
+    with specscope.open(runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.5") as cluster:
         keys, left_out = able(list(METHODS), cluster)
     assert {"autoregressive", "speculative", "tree"} <= set(keys)
     assert {key for key in METHODS if METHODS[key].layout(METHODS[key].Config()).head} <= set(left_out)
@@ -41,7 +41,7 @@ def test_methods_whose_drafter_or_head_is_missing_are_left_out_before_models_loa
     assert out.startswith("target · 1 prompt · virtual · pearl-4xA100 · ")
     assert [line.split()[0] for line in out.splitlines()[2:4]] == ["autoregressive", "llma"]
     assert "\nspeculative         left out: speculative needs a drafter" in out
-    monkeypatch.setattr(engine, "open", None)
+    monkeypatch.setattr(specscope, "open", None)
     for command in (["compare", "--methods", "speculative"], ["run", "--method", "speculative"]):
         code, _, err = call(capsys, *command, *words)
         assert (code, err.count("\n"), "speculative needs a drafter" in err) == (2, 1, True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from app.demo import FOLDER, MOST_BYTES, demo_document, files, plan
-from engine.methods import METHODS
+from specscope.app.demo import FOLDER, MOST_BYTES, demo_document, files, plan
+from specscope.engine.methods import METHODS
 
 
 def test_the_files_are_small_and_name_no_folder_of_a_machine() -> None:

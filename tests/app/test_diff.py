@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from specscope.traces.store import Store
 from tests.app.commands import answer, call
 from tests.traces.samples import sample_trace
-from traces.store import Store
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from app.downloads import MAX_DOWNLOADS
-from app.render.turn import turn_line
-from app.runs import Lane, LiveRun, RunRequest
-from app.service import Service
-from app.tabs.streaming import LivePane, frames
-from engine.checkpoints.progress import Progress, Report
-from engine.errors import ModelError, RunCancelled, UsageError
+from specscope.app.downloads import MAX_DOWNLOADS
+from specscope.app.render.turn import turn_line
+from specscope.app.runs import Lane, LiveRun, RunRequest
+from specscope.app.service import Service
+from specscope.app.tabs.streaming import LivePane, frames
+from specscope.engine.checkpoints.progress import Progress, Report
+from specscope.engine.errors import ModelError, RunCancelled, UsageError
 from tests.app.fakes import FakeCluster, FakeOpen, until
 
 

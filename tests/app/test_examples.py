@@ -9,11 +9,11 @@ import threading
 import gradio as gr
 import pytest
 
-from app import examples
-from app.loaded import result_of
-from app.service import Service
-from app.tabs.experiments import load_plan, serve
-from app.tabs.lab import Lab, LoadTab
+from specscope.app import examples
+from specscope.app.loaded import result_of
+from specscope.app.service import Service
+from specscope.app.tabs.experiments import load_plan, serve
+from specscope.app.tabs.lab import Lab, LoadTab
 
 
 @pytest.fixture(scope="module")

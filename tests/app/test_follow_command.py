@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.trace.jsonl import to_json
+from specscope.engine.trace.jsonl import to_json
+from specscope.traces.metrics import measure
+from specscope.traces.store import Store
 from tests.app.commands import call
 from tests.traces.samples import sample_events, sample_trace
-from traces.metrics import measure
-from traces.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [to_json(event) + "\n" for event in sample_events("pearl")]
@@ -106,7 +106,7 @@ def test_wrong_arguments_are_refused_in_one_line(capsys, monkeypatch, tmp_path, 
 
 def test_without_json_the_page_opens_on_the_files(capsys, monkeypatch, tmp_path) -> None:
     served = []
-    monkeypatch.setattr("app.server.serve", lambda **arguments: served.append(arguments) or 0)
+    monkeypatch.setattr("specscope.app.server.serve", lambda **arguments: served.append(arguments) or 0)
     code, _, err = call(
         capsys, "follow", str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl"), "--port", "0"
     )
@@ -125,7 +125,16 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_store_what_is_there(tmp_path) -> No
     file = tmp_path / "run.jsonl"
     file.write_text("".join(LINES[:60]), encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.main", "follow", str(file), "--json", "--db", str(tmp_path / "t.db")],
+        [
+            sys.executable,
+            "-m",
+            "specscope.app.main",
+            "follow",
+            str(file),
+            "--json",
+            "--db",
+            str(tmp_path / "t.db"),
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

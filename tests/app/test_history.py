@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app import windows
-from app.render.history import models_of, moment, runs_table, when
-from app.routes import import_trace
-from app.service import Service
-from app.tabs import history
-from app.tabs.history import History, wanted_runs
-from engine.errors import SpecScopeError, UsageError
-from engine.trace.jsonl import write_jsonl
-from engine.types import Sampling
-from traces.metrics import measure
+from specscope.app import windows
+from specscope.app.render.history import models_of, moment, runs_table, when
+from specscope.app.routes import import_trace
+from specscope.app.service import Service
+from specscope.app.tabs import history
+from specscope.app.tabs.history import History, wanted_runs
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.trace.jsonl import write_jsonl
+from specscope.engine.types import Sampling
+from specscope.traces.metrics import measure
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,18 @@ import re
 import gradio as gr
 import pytest
 
-from app import pairs
-from app.render.lab import heat_map, spread_chart
-from app.render.lab import page as file_of
-from app.tabs import lab
-from app.tabs.experiments import HERE, MODELS_ROW
-from app.tabs.lab import Lab
-from engine.errors import WorkerDied
-from engine.methods import METHODS
+from specscope.app import pairs
+from specscope.app.render.lab import heat_map, spread_chart
+from specscope.app.render.lab import page as file_of
+from specscope.app.tabs import lab
+from specscope.app.tabs.experiments import HERE, MODELS_ROW
+from specscope.app.tabs.lab import Lab
+from specscope.engine.errors import WorkerDied
+from specscope.engine.methods import METHODS
+from specscope.traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, names_of, sweepable
+from specscope.traces.lab.points import Point, points_of
+from specscope.traces.lab.sweep import Cell, Sweep
 from tests.app.fakes import FakeCluster
-from traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, names_of, sweepable
-from traces.lab.points import Point, points_of
-from traces.lab.sweep import Cell, Sweep
 
 PROFILE = "pearl-4xA100"
 

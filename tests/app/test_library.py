@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app.runs import RunRequest
-from app.service import Service
-from app.tabs.library import Library, Shelf
-from engine.checkpoints import catalog
-from engine.errors import ModelError
+from specscope.app.runs import RunRequest
+from specscope.app.service import Service
+from specscope.app.tabs.library import Library, Shelf
+from specscope.engine.checkpoints import catalog
+from specscope.engine.errors import ModelError
 from tests.app.fakes import FakeOpen, until
 from tests.app.test_downloads import FakeHub
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import common
-from app.loaded import poisson, read_arrivals
-from engine.errors import UsageError
+from specscope.app.cli import common
+from specscope.app.loaded import poisson, read_arrivals
+from specscope.engine.errors import UsageError
+from specscope.traces.requests import figures
+from specscope.traces.store import Store
 from tests.app.commands import answer, call
-from traces.requests import figures
-from traces.store import Store
 
 CLUSTER = ["--profile", "pearl-4xA100", "--max-new-tokens", "6"]
 LOAD = ["load", "--methods", "speculative", *CLUSTER, "--requests", "4", "--batch", "2,1"]

@@ -7,11 +7,11 @@ import re
 import gradio as gr
 import pytest
 
-from app.service import Service
-from app.tabs.experiments import AT_ONCE, HERE, RATE, TIMES, LoadSettings, load_plan, servable
-from app.tabs.lab import LoadTab
-from engine.errors import UsageError
-from traces.requests import load_of
+from specscope.app.service import Service
+from specscope.app.tabs.experiments import AT_ONCE, HERE, RATE, TIMES, LoadSettings, load_plan, servable
+from specscope.app.tabs.lab import LoadTab
+from specscope.engine.errors import UsageError
+from specscope.traces.requests import load_of
 
 GIVEN = LoadSettings(
     methods=["speculative", "medusa"],

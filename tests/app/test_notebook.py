@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from app.notebook.shown import MOST_BYTES, script_bytes, viewer
-from engine.errors import UsageError
+import specscope
+from specscope.app.notebook.shown import MOST_BYTES, script_bytes, viewer
+from specscope.engine.errors import UsageError
+from specscope.traces.export.tables import rows_of
+from specscope.traces.view.beginning import beginning, end_of
 from tests.app.commands import VIRTUAL, answer
 from tests.traces.samples import read_file, sample_trace
-from traces.export.tables import rows_of
-from traces.view.beginning import beginning, end_of
 
 PROMPTS = ["Tell me a story.", "How can I sleep better at night?"]
 IMPORTED = Path(__file__).parents[1] / "traces" / "imported"
 PLACE = {"profile": "pearl-4xA100"}
-SHORT = engine.Limits(8)
+SHORT = specscope.Limits(8)
 
 
 def page_of(html: str) -> str:
@@ -38,13 +38,13 @@ def page_of(html: str) -> str:
 
 @pytest.fixture(scope="module")
 def cluster():
-    with engine.open("bundled", runtime="virtual", **PLACE) as opened:
+    with specscope.open("bundled", runtime="virtual", **PLACE) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def comparison(cluster):
-    return engine.compare("speculative,pearl", PROMPTS, cluster=cluster, limits=SHORT)
+    return specscope.compare("speculative,pearl", PROMPTS, cluster=cluster, limits=SHORT)
 
 
 def test_a_trace_is_a_line_a_table_and_the_viewer_in_a_frame_without_an_origin():
@@ -65,7 +65,7 @@ def test_all_texts_of_a_run_are_escaped(kind):
     trace.header = replace(trace.header, prompts=(hostile,), title=hostile, run_id=hostile)
     trace.footer = replace(trace.footer, texts=(hostile,), error=hostile)
     other = sample_trace("speculative", tokens=20)
-    for html in (trace._repr_html_(), engine.diff(trace, other)._repr_html_()):
+    for html in (trace._repr_html_(), specscope.diff(trace, other)._repr_html_()):
         assert "<img" not in html
         assert "<script" not in html
         assert html.count("<iframe") == html.count("</iframe>") == 1
@@ -101,7 +101,7 @@ def test_a_beginning_has_the_rows_until_a_time():
 def test_a_comparison_is_that_of_the_command(comparison, capsys, db):
     words = ["compare", "--methods", "speculative,pearl", "--prompt", PROMPTS[0], "--pair", "bundled"]
     printed = answer(capsys, *words, *VIRTUAL, *db, "--json")
-    found = engine.compare(["speculative", "pearl"], PROMPTS[0], pair="bundled", limits=SHORT, **PLACE)
+    found = specscope.compare(["speculative", "pearl"], PROMPTS[0], pair="bundled", limits=SHORT, **PLACE)
     mine = json.loads(json.dumps(found.to_dict()))
     for result in (printed, mine):
         for figures in result["methods"].values():
@@ -117,7 +117,7 @@ def test_a_comparison_is_that_of_the_command(comparison, capsys, db):
 def test_a_sweep_is_that_of_the_command(cluster, capsys, db):
     words = ["sweep", "--method", "pearl", "--over", "gamma=1,2", "--prompt", PROMPTS[0], "--pair", "bundled"]
     printed = answer(capsys, *words, *VIRTUAL, *db, "--json")
-    found = engine.sweep("pearl", {"gamma": "1,2"}, PROMPTS[0], cluster=cluster, limits=SHORT)
+    found = specscope.sweep("pearl", {"gamma": "1,2"}, PROMPTS[0], cluster=cluster, limits=SHORT)
     mine = json.loads(json.dumps(found.to_dict()))
     for result in (printed, mine):
         for cell in result["cells"]:
@@ -129,19 +129,19 @@ def test_a_sweep_is_that_of_the_command(cluster, capsys, db):
 
 def test_a_sweep_over_rates_needs_a_profile_and_no_models():
     over = {"gamma": [1, 2], "acceptance_rate": [0.5, 0.9]}
-    found = engine.sweep("speculative", over, limits=SHORT, seeds=1, **PLACE)
+    found = specscope.sweep("speculative", over, limits=SHORT, seeds=1, **PLACE)
     table = found.frame()
     assert list(table.columns[:3]) == ["gamma", "acceptance_rate", "speedup"]
     assert len(table) == 4
     assert "app-heat" in page_of(found._repr_html_())
     for more in ({}, {**PLACE, "pair": "bundled"}):
         with pytest.raises(UsageError, match="give profile, profile_pair or neither a cluster nor models"):
-            engine.sweep("speculative", over, limits=SHORT, **more)
+            specscope.sweep("speculative", over, limits=SHORT, **more)
 
 
 def test_a_difference_has_the_devices_steps(comparison):
     runs = comparison.traces
-    found = engine.diff(runs["speculative"][0], runs["pearl"][0])
+    found = specscope.diff(runs["speculative"][0], runs["pearl"][0])
     table = found.frame()
     sums = table.groupby("role")["change_ms"].sum()
     assert sums.tolist() == pytest.approx([found.found.difference / 1e6] * 2)
@@ -171,8 +171,8 @@ def test_without_pandas_a_frame_is_one_line_of_advice(monkeypatch):
 
 def test_everything_works_inside_a_running_event_loop():
     async def cell():
-        found = engine.compare("pearl", PROMPTS[0], pair="bundled", limits=SHORT, runtime="local-thread")
-        swept = engine.sweep("pearl", {"gamma": [2]}, PROMPTS[0], pair="bundled", limits=SHORT, **PLACE)
+        found = specscope.compare("pearl", PROMPTS[0], pair="bundled", limits=SHORT, runtime="local-thread")
+        swept = specscope.sweep("pearl", {"gamma": [2]}, PROMPTS[0], pair="bundled", limits=SHORT, **PLACE)
         return found, swept
 
     found, swept = asyncio.run(cell())
@@ -183,15 +183,18 @@ def test_everything_works_inside_a_running_event_loop():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda c: engine.compare("pearl", [], cluster=c), "no prompt was given"),
-        (lambda c: engine.compare("pearl", "Hi", cluster=c, pair="bundled"), "a cluster and pair were given"),
-        (lambda c: engine.compare("pearl", "Hi", cluster=c, settings={"dsi": {}}), "settings of 'dsi'"),
+        (lambda c: specscope.compare("pearl", [], cluster=c), "no prompt was given"),
         (
-            lambda c: engine.compare("pearl", "Hi", cluster=c, passes=2),
+            lambda c: specscope.compare("pearl", "Hi", cluster=c, pair="bundled"),
+            "a cluster and pair were given",
+        ),
+        (lambda c: specscope.compare("pearl", "Hi", cluster=c, settings={"dsi": {}}), "settings of 'dsi'"),
+        (
+            lambda c: specscope.compare("pearl", "Hi", cluster=c, passes=2),
             "passes is 2; virtual times do not vary",
         ),
-        (lambda c: engine.sweep("pearl", {}, "Hi", cluster=c), "the sweep is over 0 fields"),
-        (lambda c: engine.sweep("pearl", {"gamma": [1]}, cluster=c), "no prompt was given"),
+        (lambda c: specscope.sweep("pearl", {}, "Hi", cluster=c), "the sweep is over 0 fields"),
+        (lambda c: specscope.sweep("pearl", {"gamma": [1]}, cluster=c), "no prompt was given"),
     ],
 )
 def test_wrong_arguments_are_refused_with_one_line(cluster, call, message):
@@ -208,12 +211,12 @@ class Block:
         if name.partition(".")[0] in {"gradio", "plotly", "sqlmodel", "sqlalchemy", "fastapi"}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Block())
-import engine
-assert {"compare", "sweep", "diff", "open"} <= set(dir(engine))
-found = engine.compare("pearl", "Hi", pair="bundled", profile="pearl-4xA100", limits=engine.Limits(8))
+import specscope
+assert {"compare", "sweep", "diff", "open"} <= set(dir(specscope))
+found = specscope.compare("pearl", "Hi", pair="bundled", profile="pearl-4xA100", limits=specscope.Limits(8))
 runs = found.traces
-swept = engine.sweep("pearl", {"gamma": [2]}, "Hi", pair="bundled", profile="pearl-4xA100", limits=engine.Limits(8))
-for one in (found, runs["pearl"][0], swept, engine.diff(runs["autoregressive"][0], runs["pearl"][0])):
+swept = specscope.sweep("pearl", {"gamma": [2]}, "Hi", pair="bundled", profile="pearl-4xA100", limits=specscope.Limits(8))
+for one in (found, runs["pearl"][0], swept, specscope.diff(runs["autoregressive"][0], runs["pearl"][0])):
     assert "<iframe sandbox" in one._repr_html_(), one
     one.frame()
 """

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app import pairs
-from engine.checkpoints import catalog
-from engine.methods import METHODS
+from specscope.app import pairs
+from specscope.engine.checkpoints import catalog
+from specscope.engine.methods import METHODS
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from app.pairs import TOY, usual
-from app.tabs.requests import FormError, further_prompts, make_requests, passes_of
-from engine.checkpoints.forms import usual_form
-from engine.methods import METHODS
-from engine.simulate.profile import Profile, profiles
+from specscope.app.pairs import TOY, usual
+from specscope.app.tabs.requests import FormError, further_prompts, make_requests, passes_of
+from specscope.engine.checkpoints.forms import usual_form
+from specscope.engine.methods import METHODS
+from specscope.engine.simulate.profile import Profile, profiles
 
 CHOSEN = usual(TOY)
 MESSAGES = [{"role": "user", "content": "Hi"}]

@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-from engine.checkpoints.catalog import PAIRS
-from engine.checkpoints.pair import Pair
-from engine.cluster.fit import fit
-from engine.cluster.local_devices import LocalDevices
-from engine.cluster.memory import Memory
-from engine.cluster.options import Options
-from engine.methods import METHODS
-from engine.runtimes.process import ProcessWorker
-from engine.trace.events import Device
-from engine.worker import memory as worker_memory
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.fit import fit
+from specscope.engine.cluster.local_devices import LocalDevices
+from specscope.engine.cluster.memory import Memory
+from specscope.engine.cluster.options import Options
+from specscope.engine.methods import METHODS
+from specscope.engine.runtimes.process import ProcessWorker
+from specscope.engine.trace.events import Device
+from specscope.engine.worker import memory as worker_memory
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads
 

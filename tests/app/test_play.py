@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.cli import models, play
-from engine.checkpoints import catalog
-from engine.checkpoints.progress import Progress
-from engine.errors import ModelError
+from specscope.app.cli import models, play
+from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints.progress import Progress
+from specscope.engine.errors import ModelError
 from tests.app.commands import call
 
 
@@ -25,8 +25,8 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict]:
         (arguments["announce"] or print)("SpecScope: http://127.0.0.1:7860")
         return 0
 
-    monkeypatch.setattr("app.server.serve", serve)
-    monkeypatch.setattr("engine.runtimes.forks.warm_up", lambda: None)
+    monkeypatch.setattr("specscope.app.server.serve", serve)
+    monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
     return calls

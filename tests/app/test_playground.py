@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app.tabs import chat as conversations
-from app.tabs import playground
-from app.tabs.chat import Chat, Streams
-from app.tabs.form import contents, control_of
-from app.tabs.playground import Playground
-from engine.errors import ModelError, UsageError
-from engine.methods import METHODS
-from engine.methods.registry import Setting
+from specscope.app.tabs import chat as conversations
+from specscope.app.tabs import playground
+from specscope.app.tabs.chat import Chat, Streams
+from specscope.app.tabs.form import contents, control_of
+from specscope.app.tabs.playground import Playground
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.methods.registry import Setting
 from tests.app.fakes import WORDS, FakeCluster
 
 

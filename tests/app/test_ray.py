@@ -8,13 +8,13 @@ import sys
 import gradio as gr
 import pytest
 
-from app.ray import Ray
-from app.tabs import playground
-from app.tabs.form import Form, build_settings
-from app.tabs.playground import Playground
-from app.tabs.requests import FormError, make_requests
-from engine.cluster import ray_cluster, ray_connect
-from engine.errors import SpecScopeError, WorkerDied
+from specscope.app.ray import Ray
+from specscope.app.tabs import playground
+from specscope.app.tabs.form import Form, build_settings
+from specscope.app.tabs.playground import Playground
+from specscope.app.tabs.requests import FormError, make_requests
+from specscope.engine.cluster import ray_cluster, ray_connect
+from specscope.engine.errors import SpecScopeError, WorkerDied
 from tests.app.commands import call
 from tests.app.fakes import FakeCluster
 from tests.app.test_plan import MESSAGES, values
@@ -38,8 +38,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Ray | None]:
         offered.append(ray)
         return 0
 
-    monkeypatch.setattr("app.server.serve", serve)
-    monkeypatch.setattr("engine.runtimes.forks.warm_up", lambda: None)
+    monkeypatch.setattr("specscope.app.server.serve", serve)
+    monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
     return offered
 
 
@@ -137,7 +137,7 @@ def test_a_cluster_that_answers_is_offered_and_one_of_this_machine_gets_its_toke
         def close(self) -> None:
             called.append("close")
 
-    monkeypatch.setattr("app.cli.play.find_spec", lambda _: object())
+    monkeypatch.setattr("specscope.app.cli.play.find_spec", lambda _: object())
     monkeypatch.setattr(ray_cluster, "RayCluster", Answering)
     monkeypatch.setattr(ray_connect, "import_ray", lambda *, starts: called.append(starts))
     for words in (["--ray", "--address", HEAD], ["--ray"], []):

@@ -1,4 +1,4 @@
-"""Files of `engine.record` on the command line: import, runs, report, export, and a cut file."""
+"""Files of `specscope.record` on the command line: import, runs, report, export, and a cut file."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-import engine
+import specscope
 from tests.app.commands import call
 
 
 @pytest.fixture
 def recorded(tmp_path):
     path = tmp_path / "mine.jsonl"
-    with engine.record(path, "my own loop", devices=["drafter", "target"], target="org/big") as rec:
+    with specscope.record(path, "my own loop", devices=["drafter", "target"], target="org/big") as rec:
         rec.prompt("Count", ids=[1])
         for _ in range(2):
             with rec.span("draft", rows=1):

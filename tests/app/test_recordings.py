@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from app import recordings
-from app.recordings import Recordings
-from app.render.follow import following
-from app.routes import follow_address
-from app.runs import Lane
-from app.service import Service
-from app.tabs.follow import wanted_files
-from app.tabs.streaming import LivePane, frames
-from engine.errors import UsageError
-from engine.trace.jsonl import to_json
+import specscope
+from specscope.app import recordings
+from specscope.app.recordings import Recordings
+from specscope.app.render.follow import following
+from specscope.app.routes import follow_address
+from specscope.app.runs import Lane
+from specscope.app.service import Service
+from specscope.app.tabs.follow import wanted_files
+from specscope.app.tabs.streaming import LivePane, frames
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.jsonl import to_json
+from specscope.traces.follow import Tail
 from tests.app.fakes import FakeOpen, until
 from tests.traces.samples import sample_events, sample_trace
-from traces.follow import Tail
 
 EVENTS = sample_events("pearl")
 LINES = [to_json(event) + "\n" for event in EVENTS]
@@ -118,7 +118,7 @@ def test_every_followed_run_has_a_document_when_it_begins(service, folder) -> No
 
 def test_a_recorded_loop_is_followed_span_by_span(service, folder) -> None:
     file = folder / "own.jsonl"
-    with engine.record(file, method="my loop", devices={"gpu0": "drafter", "gpu1": "target"}) as rec:
+    with specscope.record(file, method="my loop", devices={"gpu0": "drafter", "gpu1": "target"}) as rec:
         rec.prompt("The prompt", ids=[1, 2, 3])
         rec.start()
         followed = service.follower.start(file.name)

@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
+from specscope.traces.store import Store
 from tests.app.commands import call
 from tests.traces.samples import sample_trace
-from traces.store import Store
 
 CLUSTER = "--profile pearl-4xA100 --max-new-tokens 8"
 NAMES = {

@@ -9,14 +9,14 @@ import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
-from app import papers, windows
-from app.guard import HEADERS
-from app.papers import ADDRESS, fill
-from app.routes import address, report_address
-from app.runs import RunRequest
-from app.server import build_app
-from app.service import Service
-from engine.trace.jsonl import read_jsonl
+from specscope.app import papers, windows
+from specscope.app.guard import HEADERS
+from specscope.app.papers import ADDRESS, fill
+from specscope.app.routes import address, report_address
+from specscope.app.runs import RunRequest
+from specscope.app.server import build_app
+from specscope.app.service import Service
+from specscope.engine.trace.jsonl import read_jsonl
 from tests.app.fakes import FakeOpen
 
 HOST = "http://127.0.0.1"
@@ -250,7 +250,7 @@ def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> 
     name = run("speculative").run_id
     whole = client.get("/specscope/model", params={"runs": name}).json()["runs"][0]
     for view in ("caches", "trees"):
-        monkeypatch.setattr(f"traces.view.document.{view}", failing)
+        monkeypatch.setattr(f"specscope.traces.view.document.{view}", failing)
     answer = client.get("/specscope/model", params={"runs": name})
     (found,) = answer.json()["runs"]
     assert found["note"] == (
@@ -265,7 +265,7 @@ def test_a_document_that_cannot_be_made_is_an_error_in_json(client, run, monkeyp
         raise IndexError("4 of 3")
 
     name = run("speculative").run_id
-    monkeypatch.setattr("traces.view.document.committed", failing)
+    monkeypatch.setattr("specscope.traces.view.document.committed", failing)
     answer = client.get("/specscope/model", params={"runs": name})
     assert answer.status_code == 500
     assert answer.json() == {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import COMMANDS
+from specscope.app.cli import COMMANDS
 from tests.app.commands import VIRTUAL, call
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app import guard, server
-from app.server import bind, check_exposure, serve
-from engine.errors import UsageError
+from specscope.app import guard, server
+from specscope.app.server import bind, check_exposure, serve
+from specscope.engine.errors import UsageError
 from tests.app.fakes import FakeOpen
 
 ROOT = Path(__file__).parents[2]
@@ -75,11 +75,11 @@ def test_the_server_imports_no_torch_and_gradio_parses_no_sources_for_stubs() ->
 import ast, sys
 segment, parsed = ast.get_source_segment, set()
 ast.get_source_segment = lambda code, node: parsed.add(node.name) or segment(code, node)
-from app.server import Service, build_app
+from specscope.app.server import Service, build_app
 ast.get_source_segment = segment
 assert parsed == {"BlocksEvents"}, parsed  # of the page's own class
-from app.ray import Ray
-from engine.errors import SpecScopeError
+from specscope.app.ray import Ray
+from specscope.engine.errors import SpecScopeError
 service = Service(None)
 build_app(service, ray=Ray())
 service.close()
@@ -88,7 +88,7 @@ for address in (None, "127.0.0.1:1"):
         Ray(address).check()  # of `specscope play --ray`
     except SpecScopeError:
         continue  # Ray is not installed, or no cluster answers
-from app.papers import computing
+from specscope.app.papers import computing
 next(computing())  # imports what the Papers tab computes with
 sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
 """
@@ -98,7 +98,7 @@ sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
 
 def test_pages_of_the_command_line_need_no_gradio() -> None:
     """`sweep -o` and `load -o` write pages with the tabs' HTML."""
-    code = "import sys; sys.modules['gradio'] = None; import app.render.lab, app.routes"
+    code = "import sys; sys.modules['gradio'] = None; import specscope.app.render.lab, specscope.app.routes"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

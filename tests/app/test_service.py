@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.runs import LiveRun, RunRequest
-from app.service import Service
-from engine.errors import ModelError, StoreError, UsageError, WorkerDied
+from specscope.app.runs import LiveRun, RunRequest
+from specscope.app.service import Service
+from specscope.engine.errors import ModelError, StoreError, UsageError, WorkerDied
 from tests.app.fakes import WORDS, FakeCluster, FakeOpen, commits, until
 
 
@@ -181,7 +181,7 @@ def test_runs_are_found_by_ticket_and_by_id(service: Service) -> None:
 
 
 def test_old_runs_are_read_from_the_database(service: Service, monkeypatch) -> None:
-    monkeypatch.setattr("app.service.KEPT_RUNS", 1)
+    monkeypatch.setattr("specscope.app.service.KEPT_RUNS", 1)
     runs = [finished(service.start(ask())) for _ in range(4)]
     assert service.find(runs[0].run_id) is None
     assert service.trace(runs[0].run_id).text == "".join(WORDS)

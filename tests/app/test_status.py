@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.cli import common
-from app.cli.common import ERASE, Status, recorded
+from specscope.app.cli import common
+from specscope.app.cli.common import ERASE, Status, recorded
 from tests.app.commands import VIRTUAL, call
 
 RUN = ["run", "--method", "speculative", "--prompt", "Tell me a story.", *VIRTUAL]

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.page import Page, build_page
-from app.render.turn import turn_line
-from app.runs import Lane, LiveRun, RunRequest, lanes_of
-from app.tabs import streaming
-from app.tabs.streaming import LivePane, frames, ordinal, turn_state
-from engine.errors import ModelError
-from engine.types import Sampling
+from specscope.app.page import Page, build_page
+from specscope.app.render.turn import turn_line
+from specscope.app.runs import Lane, LiveRun, RunRequest, lanes_of
+from specscope.app.tabs import streaming
+from specscope.app.tabs.streaming import LivePane, frames, ordinal, turn_state
+from specscope.engine.errors import ModelError
+from specscope.engine.types import Sampling
+from specscope.traces.race import alternating
 from tests.app.fakes import WORDS, FakeCluster, commits, until
 from tests.traces.samples import sample_trace
-from traces.race import alternating
 
 
 def ask(method: str = "speculative", **more) -> RunRequest:

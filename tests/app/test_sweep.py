@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from specscope.traces.export.assets import plotly_script
+from specscope.traces.store import Store
 from tests.app.commands import answer, call
-from traces.export.assets import plotly_script
-from traces.store import Store
 
 CLUSTER = ["--profile", "pearl-4xA100", "--max-new-tokens", "8"]
 RATES = ["sweep", "--method", "speculative", "--over", "gamma=3:4", "--over", "acceptance_rate=0.9"]

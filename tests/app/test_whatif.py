@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from app.main import main
+from specscope.app.main import main
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.store import Store
 from tests.app.commands import answer, call
 from tests.traces.samples import sample_trace
-from traces.imports.reading import read_traces
-from traces.store import Store
 
 PROFILE = ["--profile", "pearl-4xA100"]
 

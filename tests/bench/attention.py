@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, Size
-from app.bench.figures import Figure, Note
-from app.bench.speed import one_core
-from engine.model.attention import PaddedAttention, SlotAttention
-from engine.model.cache import Cache
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
+from specscope.app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, Size
+from specscope.app.bench.figures import Figure, Note
+from specscope.app.bench.speed import one_core
+from specscope.engine.model.attention import PaddedAttention, SlotAttention
+from specscope.engine.model.cache import Cache
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
 from tests.bench import script
 
 SHORTEST, LONGEST = 64, 2048

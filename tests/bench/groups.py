@@ -16,25 +16,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import engine
-from app.bench import speed
-from app.bench.figures import FULL, QUICK, Figure, Note, Plan
-from app.bench.speed import Generate, Race
-from engine.checkpoints.pair import Pair
-from engine.drafting.static import tree
-from engine.errors import UsageError
-from engine.heads.config import HeadConfig
-from engine.heads.files import check_head
-from engine.heads.kinds import KINDS
-from engine.methods import BASELINE
-from engine.plot import Line, Panel, draw
-from engine.trace.trace import Trace
+import specscope
+from specscope.app.bench import speed
+from specscope.app.bench.figures import FULL, QUICK, Figure, Note, Plan
+from specscope.app.bench.speed import Generate, Race
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.drafting.static import tree
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.config import HeadConfig
+from specscope.engine.heads.files import check_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.methods import BASELINE
+from specscope.engine.plot import Line, Panel, draw
+from specscope.engine.trace.trace import Trace
+from specscope.traces.metrics import measure as metrics
 from tests.bench import script
 from tests.bench.placements import decoding_speed
-from traces.metrics import measure as metrics
 
 if TYPE_CHECKING:
-    from engine import Cluster
+    from specscope import Cluster
 
 TREE = "eagle"
 SHAPES: Mapping[str, Callable[[int], tuple[tuple[int, ...], ...]]] = {
@@ -108,7 +108,7 @@ def _open(
         stack.enter_context(speed.one_core())
     for path, config in heads.items():
         runtime = "virtual" if profile else "local-thread"
-        cluster = engine.open(pair, runtime=runtime, profile=profile, device="cpu", head=path)
+        cluster = specscope.open(pair, runtime=runtime, profile=profile, device="cpu", head=path)
         yield config, stack.enter_context(cluster)
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-import engine
-from app.loaded import bench_prompts
-from engine.types import Limits, Sampling
-from traces.health import health
+import specscope
+from specscope.app.loaded import bench_prompts
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.health import health
 
 METHODS = "speculative,pearl,tree,specbranch,ssd,prompt_lookup"
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--tokens", type=int, default=400)
     args = parser.parse_args()
-    with engine.open(args.pair, runtime="virtual", profile="pearl-4xA100") as cluster:
+    with specscope.open(args.pair, runtime="virtual", profile="pearl-4xA100") as cluster:
         found = []
         for method, temperature, i, note in notes(cluster, args.methods.split(","), args.tokens):
             found.append(bool(note))

@@ -13,22 +13,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from app.bench.figures import Bar, Figure
-from app.runs import RunRequest
-from app.service import Service
-from engine.errors import SpecScopeError
-from engine.types import Limits, Sampling
+from specscope.app.bench.figures import Bar, Figure
+from specscope.app.runs import RunRequest
+from specscope.app.service import Service
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.store import Store
+from specscope.traces.waiting import decode_window
 from tests.bench import script
 from tests.bench.soak import serving
 from tests.bench.viewer import chromium
-from traces.store import Store
-from traces.waiting import decode_window
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from app.bench.figures import Note
-    from engine.trace.trace import Trace
+    from specscope.app.bench.figures import Note
+    from specscope.engine.trace.trace import Trace
 
 PROMPT = "Tell me a story about a lighthouse keeper."
 MORE = ("Prompt lookup",)

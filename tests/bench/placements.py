@@ -10,20 +10,20 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import engine
-from app.bench import speed
-from app.bench.figures import FULL, QUICK, Figure, Note, Plan
-from app.bench.speed import Race
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.simulate.profile import Profile
-from engine.trace.trace import Trace
-from engine.types import Limits
+import specscope
+from specscope.app.bench import speed
+from specscope.app.bench.figures import FULL, QUICK, Figure, Note, Plan
+from specscope.app.bench.speed import Race
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
+from specscope.traces.metrics import measure as metrics
 from tests.bench import script
-from traces.metrics import measure as metrics
 
 if TYPE_CHECKING:
-    from engine import Cluster
+    from specscope import Cluster
 
 ALONE = "separate"
 MAX_STAGES = 16
@@ -41,7 +41,7 @@ def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
 def measured(plan: Plan, note: Note) -> dict[str, Figure]:
     pair = Pair.find()
     note("placements")
-    with engine.open(pair, runtime="local-process", device="cpu") as workers:
+    with specscope.open(pair, runtime="local-process", device="cpu") as workers:
         traces: dict[str, list[Trace]] = {name: [] for name in places(workers)}
         contestants = {
             name: speed.decode(workers, plan, "pearl", traces[name], **config)
@@ -64,7 +64,7 @@ def virtual(profile: str, plan: Plan, note: Note) -> tuple[dict[str, Figure], di
     for key in Profile.load(profile).pairs:
         note(key)
         try:
-            with engine.open("bundled", runtime="virtual", profile=profile, profile_pair=key) as cluster:
+            with specscope.open("bundled", runtime="virtual", profile=profile, profile_pair=key) as cluster:
                 rows = _virtual(cluster, plan)
         except UsageError as error:
             left_out[key] = str(error)

@@ -18,16 +18,16 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import engine
-from engine.cluster.session import Cluster
-from engine.drafting.pace import Probe, in_turns, overlapped, plain_seconds, with_servers
-from engine.drafting.planner import best_wide
-from engine.errors import UsageError
-from engine.methods import BASELINE, find
-from engine.trace.trace import Trace
-from engine.types import Limits
-from traces.advice import LENGTHS, Kind, kind_of, predicted, rates_of
-from traces.metrics import measure
+import specscope
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.drafting.pace import Probe, in_turns, overlapped, plain_seconds, with_servers
+from specscope.engine.drafting.planner import best_wide
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import BASELINE, find
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
+from specscope.traces.advice import LENGTHS, Kind, kind_of, predicted, rates_of
+from specscope.traces.metrics import measure
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "categories.jsonl"
 CATEGORIES = ("chat", "story", "code")
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--longest", type=int, default=10)
     args = parser.parse_args()
-    with engine.open(args.pair) as cluster:
+    with specscope.open(args.pair) as cluster:
         found = {key: table_of(cluster, key, args.longest) for key in args.methods.split(",")}
     print(json.dumps(found, indent=1))
 

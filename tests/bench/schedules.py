@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.methods import BASELINE
-from engine.simulate.oracle import Scripted, Source, agrees, another, number
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from traces.metrics import measure
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.methods import BASELINE
+from specscope.engine.simulate.oracle import Scripted, Source, agrees, another, number
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.metrics import measure
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "categories.jsonl"
 CATEGORIES = ("chat", "story", "code")
@@ -78,7 +78,7 @@ def row(runs: Sequence[Trace], plain: Sequence[Trace]) -> dict[str, float]:
 
 
 def table(
-    cluster: engine.Cluster, methods: Sequence[str], sampling: Sampling, limits: Limits, *, certain: bool
+    cluster: specscope.Cluster, methods: Sequence[str], sampling: Sampling, limits: Limits, *, certain: bool
 ) -> Iterator[tuple[str, dict[str, float]]]:
     def decode(method: str, **config: Any) -> list[Trace]:
         return [
@@ -105,7 +105,7 @@ def main() -> None:
     asked = parser.parse_args()
     pair = Pair.find(asked.pair)
     tokens = phases(pair.vocab_size, pair.eos) if asked.tokens == "phases" else asked.tokens
-    with engine.open(
+    with specscope.open(
         pair, runtime="virtual", profile=asked.profile, profile_pair=asked.profile_pair, tokens=tokens
     ) as cluster:
         print(f"c = {cluster.situation.c():.2f}")

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.bench.figures import Bar, Figure, Note
-from app.cli import options as shared
-from app.cli.bench import progress, report
+from specscope.app.bench.figures import Bar, Figure, Note
+from specscope.app.cli import options as shared
+from specscope.app.cli.bench import progress, report
 
 Measure = Callable[[argparse.Namespace, Note], tuple[Mapping[str, Figure], Mapping[str, Any]]]
 """(options, progress) -> figures by name, and facts such as the device."""

@@ -22,15 +22,15 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-import engine
-from app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, PROMPT, Size, on_device
-from app.bench.figures import Figure, Note
-from engine.checkpoints.pair import Pair
-from engine.methods import BASELINE
-from engine.trace.trace import Trace
-from engine.types import Limits
+import specscope
+from specscope.app.bench.cuda import CPU, GPU, NOT_ON_A_GPU, PROMPT, Size, on_device
+from specscope.app.bench.figures import Figure, Note
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.methods import BASELINE
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
+from specscope.traces.metrics import measure as metrics
 from tests.bench import script
-from traces.metrics import measure as metrics
 
 METHODS: dict[str, dict[str, Any]] = {
     BASELINE: {},
@@ -87,7 +87,7 @@ def _scale(model: LlamaForCausalLM, layers: Sequence[int], factor: float) -> Non
         layer.mlp.down_proj.weight.mul_(factor)
 
 
-def race(cluster: engine.Cluster, rounds: int, tokens: int, note: Note) -> dict[str, Figure]:
+def race(cluster: specscope.Cluster, rounds: int, tokens: int, note: Note) -> dict[str, Figure]:
     """Run all methods in turns, after a first round that captures graphs and plans drafts."""
     traces: dict[str, list[Trace]] = {key: [] for key in METHODS}
     for number in range(rounds + 1):
@@ -135,7 +135,7 @@ def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], di
         note(f"weights of {size.name}")
         agreement = write_pair(folder, size, device)
         models = {name: folder / name for name in ("target", "drafter")}
-        with engine.open(**models, runtime=args.runtime, device=device.type) as cluster:
+        with specscope.open(**models, runtime=args.runtime, device=device.type) as cluster:
             found = race(cluster, *((1, 64) if args.quick else (3, 192)), note)
     name = torch.cuda.get_device_name(0) if on_gpu else NOT_ON_A_GPU
     facts = {"device": name, "on_gpu": on_gpu, "size": size.name, "agreement": round(agreement, 3)}

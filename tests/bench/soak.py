@@ -23,10 +23,10 @@ from typing import Any
 import httpx
 import psutil
 
-from app.bench.figures import Bar, Figure, Note
-from engine.errors import SpecScopeError
+from specscope.app.bench.figures import Bar, Figure, Note
+from specscope.engine.errors import SpecScopeError
+from specscope.traces.store import Store
 from tests.bench import script
-from traces.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, CLIENTS = 200, 8
@@ -49,7 +49,7 @@ BARS = {
 
 @contextmanager
 def serving(database: Path) -> Generator[tuple[str, psutil.Process]]:
-    command = [sys.executable, "-m", "app.main", "play", "--pair", "bundled"]
+    command = [sys.executable, "-m", "specscope.app.main", "play", "--pair", "bundled"]
     command += ["--port", "0", "--db", str(database)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         try:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from statistics import median
 
-import engine
-from engine.types import Limits
+import specscope
+from specscope.engine.types import Limits
 
 PROMPT, ROUNDS = "Write a short story about a lighthouse.", 5
 
 
 def targets() -> None:
     runs = dict[str, list[tuple[float, ...]]]()
-    with engine.open("smollm2", device="cpu") as whole, engine.open("smollm2", device="cpu", tp=2) as split:
+    with (
+        specscope.open("smollm2", device="cpu") as whole,
+        specscope.open("smollm2", device="cpu", tp=2) as split,
+    ):
         for name, cluster in [("whole", whole), ("split", split)] * ROUNDS:
             trace = cluster.run("autoregressive", PROMPT, limits=Limits(32))
             spans = [s for s in trace.spans if s.step and s.device == "cpu:1"]

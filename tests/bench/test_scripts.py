@@ -10,19 +10,19 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import engine
-from app.bench.cuda import Size
-from app.bench.figures import Plan
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.model.attention import attend
-from engine.types import Limits, Sampling
+import specscope
+from specscope.app.bench.cuda import Size
+from specscope.app.bench.figures import Plan
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.model.attention import attend
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.checks import check
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
 from tests.bench import attention, groups, health, placements, schedules, shapes, tracing, viewer
 from tests.engine.heads.random_heads import make_head
 from tests.traces.samples import sample_trace
-from traces.checks import check
-from traces.store import Store
-from traces.view.document import view_model
 
 SMALL = Plan(1, 1, 1.0, 1, 12, 1)
 CASES = (attention.Case(3, 1), attention.Case(3, 4), attention.Case(3, 6, tree=True))
@@ -117,7 +117,7 @@ def test_schedules_are_compared_on_scripted_drafts_of_varying_difficulty(monkeyp
     monkeypatch.setattr(schedules, "PHASE", 8)
     pair, limits = Pair.find("bundled"), Limits(24)
     source = schedules.phases(pair.vocab_size, pair.eos)
-    with engine.open(pair, runtime="virtual", profile="pearl-4xA100", tokens=source) as cluster:
+    with specscope.open(pair, runtime="virtual", profile="pearl-4xA100", tokens=source) as cluster:
         table = dict(schedules.table(cluster, ["speculative"], Sampling(), limits, certain=True))
     assert list(table) == [f"speculative, {name}" for name in ("fixed 2", *schedules.AVERAGE)]
     fixed = table["speculative, fixed 2"]
@@ -128,7 +128,7 @@ def test_schedules_are_compared_on_scripted_drafts_of_varying_difficulty(monkeyp
 
 
 def test_the_notes_of_a_pair_are_those_of_its_loops():
-    with engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster:
+    with specscope.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster:
         rows = list(health.notes(cluster, ["autoregressive"], 60))
     assert len(rows) == 24
     assert all(note.startswith("The text repeats") for *_, note in rows if note)
@@ -139,7 +139,7 @@ def test_a_pair_of_a_real_shape_agrees_often_and_all_methods_decode_it(tmp_path:
     size = Size("small", 6, 64, 128, 4, 2)
     agreement = shapes.write_pair(tmp_path, size, torch.device("cpu"))
     assert abs(agreement - shapes.AGREEMENT) < 0.05
-    with engine.open(
+    with specscope.open(
         target=tmp_path / "target", drafter=tmp_path / "drafter", runtime="local-thread"
     ) as cluster:
         figures = shapes.race(cluster, 1, 24, lambda _: None)

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-import engine
-from app.bench.figures import FULL, QUICK, Bar, Figure, Note
-from engine.checkpoints.pair import Pair
-from engine.errors import SpecScopeError
-from engine.trace.events import Footer, Header, Row, Span
-from engine.trace.trace import Trace
-from engine.types import Limits
+import specscope
+from specscope.app.bench.figures import FULL, QUICK, Bar, Figure, Note
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.trace.events import Footer, Header, Row, Span
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
 from tests.bench import script
 
 if TYPE_CHECKING:
-    from engine import Cluster
-    from traces.store import Store
+    from specscope import Cluster
+    from specscope.traces.store import Store
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,14 +55,14 @@ class Traced(NamedTuple):
 
 def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Measure the costs on worker processes; each figure is of the most expensive method."""
-    from traces.store import Store
+    from specscope.traces.store import Store
 
     plan, count, peaks = (QUICK, 50_000, 1) if args.quick else (FULL, 200_000, 3)
     pair, questions = Pair.find(), plan.questions()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "bench.db") as store:
         runs: dict[str, list[Traced]] = {method: [] for method in CONFIGS}
         note("tracing")
-        with engine.open(pair, runtime="local-process", device="cpu") as workers:
+        with specscope.open(pair, runtime="local-process", device="cpu") as workers:
             for question in [questions[0], *questions]:
                 ids = pair.encode(question)
                 for method, config in CONFIGS.items():
@@ -147,7 +147,15 @@ def _costliest(values: Mapping[str, tuple[float, ...]], unit: str, **detail: Any
 
 
 def compare(prompt: str, new_tokens: int, database: Path) -> list[str]:
-    command = [sys.executable, "-m", "app.main", "compare", "--methods", ",".join(CONFIGS), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "specscope.app.main",
+        "compare",
+        "--methods",
+        ",".join(CONFIGS),
+        "--json",
+    ]
     command += ["--prompt", prompt, "--max-new-tokens", str(new_tokens)]
     return [*command, "--runtime", "local-process", "--device", "cpu", "--db", str(database)]
 

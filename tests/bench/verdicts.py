@@ -13,14 +13,14 @@ import multiprocessing
 from collections.abc import Generator
 from typing import Any
 
-import engine
-from engine.methods import BASELINE
-from engine.trace.trace import Trace
-from engine.types import Limits
+import specscope
+from specscope.engine.methods import BASELINE
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
+from specscope.traces.metrics import measure
+from specscope.traces.race import race_line, racers_of
+from specscope.traces.verdict import verdict
 from tests.bench.predictions import prompts
-from traces.metrics import measure
-from traces.race import race_line, racers_of
-from traces.verdict import verdict
 
 NEW_TOKENS = 48
 
@@ -64,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     keys = [BASELINE, args.method, args.method]
     limits, found = Limits(NEW_TOKENS), list[dict[str, Any]]()
-    with engine.open(args.pair) as cluster, other_programs(args.busy):
+    with specscope.open(args.pair) as cluster, other_programs(args.busy):
         for _ in range(args.races):
             found.append(race([cluster.run(key, prompts()[0], limits=limits) for key in keys]))
     print(json.dumps({"causes": sum(len(row["causes"]) for row in found), "races": found}, indent=1))

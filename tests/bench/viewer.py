@@ -17,19 +17,19 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import engine
-from app.bench.figures import Bar, Figure, Note
-from app.service import Service
-from app.windows import Windows
-from engine.trace.trace import Trace
-from engine.types import Limits
+import specscope
+from specscope.app.bench.figures import Bar, Figure, Note
+from specscope.app.service import Service
+from specscope.app.windows import Windows
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
+from specscope.traces.export.assets import viewer_script, viewer_style
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import Delta, delta, packed
+from specscope.traces.waiting import decode_window
 from tests.bench import script
 from tests.browser.conftest import launched
-from traces.export.assets import viewer_script, viewer_style
-from traces.store import Store
-from traces.view.document import view_model
-from traces.view.packed import Delta, delta, packed
-from traces.waiting import decode_window
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -137,7 +137,7 @@ def answered(trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
 
 
 def virtual_run() -> Trace:
-    with engine.open("bundled", runtime="virtual", profile="pearl-3xA100") as cluster:
+    with specscope.open("bundled", runtime="virtual", profile="pearl-3xA100") as cluster:
         return cluster.run("speculative", "Tell me a story.", limits=Limits(96))
 
 

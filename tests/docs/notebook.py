@@ -21,43 +21,43 @@ CELLS = (
 Traces, comparisons, sweeps and differences show themselves. [notebook.md](notebook.md) explains the functions and
 the columns of the data frames. The models are the bundled pair, a toy; the times are those of a virtual cluster, so
 they are the same on every machine.""",
-    """import engine
+    """import specscope
 
-cluster = engine.open("bundled", runtime="virtual", profile="pearl-3xA100")
+cluster = specscope.open("bundled", runtime="virtual", profile="pearl-3xA100")
 cluster""",
     """## One run
 
 `cluster.run` returns a trace. Point at a token or a forward in the frame; drag its corner to enlarge it.""",
-    """trace = cluster.run("pearl", "Tell me a story.", limits=engine.Limits(48))
+    """trace = cluster.run("pearl", "Tell me a story.", limits=specscope.Limits(48))
 trace""",
     """trace.frame().head()""",
     """## Methods side by side""",
-    """comparison = engine.compare(
-    ["speculative", "pearl"], "How can I sleep better at night?", cluster=cluster, limits=engine.Limits(48)
+    """comparison = specscope.compare(
+    ["speculative", "pearl"], "How can I sleep better at night?", cluster=cluster, limits=specscope.Limits(48)
 )
 comparison""",
     """comparison.frame()[["method", "speedup", "tokens_per_second", "acceptance_rate", "both_busy"]]""",
     """## A sweep
 
 Drafts that are right at a given rate need no model, only the profile.""",
-    """sweep = engine.sweep(
+    """sweep = specscope.sweep(
     "speculative",
     {"gamma": [1, 2, 4, 8], "acceptance_rate": [0.5, 0.7, 0.9]},
     profile="pearl-3xA100",
-    limits=engine.Limits(32),
+    limits=specscope.Limits(32),
 )
 sweep""",
     """sweep.frame().pivot(index="acceptance_rate", columns="gamma", values="speedup").round(2)""",
     """## Where one run is faster than another""",
     """runs = comparison.traces
-difference = engine.diff(runs["speculative"][0], runs["pearl"][0])
+difference = specscope.diff(runs["speculative"][0], runs["pearl"][0])
 difference""",
     """## A report
 
 One HTML file with text, figures and timeline, for people without SpecScope.""",
     """from pathlib import Path
 
-from traces.export.report import render_report
+from specscope.traces.export.report import render_report
 
 page = render_report([runs["speculative"][0], runs["pearl"][0]])
 size = Path("report.html").write_text(page, encoding="utf-8")

@@ -2,9 +2,9 @@
 
 Without names, all pictures are taken. `notebook` shows the stored outputs of docs/notebook.ipynb.
 For the others, a playground with a temporary database runs, and Chromium visits it. `playground` is
-the race that `python -m app.demo` recorded, `beside` the runs of `python -m app.beside`. The other
-pictures show the runs of docs/tutorial.md, whose virtual times are always the same; `cluster`
-measures the bundled pair on two nodes of Ray.
+the race that `python -m specscope.app.demo` recorded, `beside` the runs of `python -m
+specscope.app.beside`. The other pictures show the runs of docs/tutorial.md, whose virtual times are
+always the same; `cluster` measures the bundled pair on two nodes of Ray.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from app.pairs import TOY
+from specscope.app.pairs import TOY
 from tests.browser.conftest import launched
 from tests.browser.playground.conftest import PATIENCE, playing
 from tests.browser.playground.steps import answer, choose, viewer, wait_for

@@ -17,20 +17,20 @@ from typing import Any, get_args
 
 import pytest
 
-import engine
-from app.cli import COMMANDS
-from app.command import build_parser
-from engine.methods import METHODS, Setting
-from engine.trace import events
-from engine.trace.jsonl import read_jsonl
-from engine.training.data import SOURCES
+import specscope
+from specscope.app.cli import COMMANDS
+from specscope.app.command import build_parser
+from specscope.engine.methods import METHODS, Setting
+from specscope.engine.trace import events
+from specscope.engine.trace.jsonl import read_jsonl
+from specscope.engine.training.data import SOURCES
+from specscope.traces import schema, waiting
+from specscope.traces.definitions import FIGURES
+from specscope.traces.metrics import Metrics
+from specscope.traces.store import Store
 from tests.docs import picture
 from tests.engine.test_rooms import graph
 from tests.traces.samples import sample_trace
-from traces import schema, waiting
-from traces.definitions import FIGURES
-from traces.metrics import Metrics
-from traces.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 README, METRICS_MD, TRACES_MD = (
@@ -260,7 +260,7 @@ def test_the_readmes_session_runs(capsys, monkeypatch):
     """On threads, which start faster; tests of the runtimes start worker processes."""
     (session,) = blocks(README, "python")
     monkeypatch.setattr(
-        engine, "open", partial(engine.open, runtime="local-thread", device="cpu"), raising=False
+        specscope, "open", partial(specscope.open, runtime="local-thread", device="cpu"), raising=False
     )
     assert len([line for line in session.splitlines() if line.strip()]) == 6
     names: dict[str, Any] = {}

@@ -11,18 +11,18 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-import engine
-from engine.checkpoints.loader import load_reference
-from engine.trace.recorder import Recorder
+import specscope
+from specscope.engine.checkpoints.loader import load_reference
+from specscope.engine.trace.recorder import Recorder
+from specscope.traces.diff import diff
+from specscope.traces.export.report import render_report
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure
+from specscope.traces.view.document import view_model
+from specscope.traces.waiting import overlap
+from specscope.traces.whatif.replay import Change, what_if
 from tests.docs.test_docs import blocks, first_cells, section
 from tests.engine.trace.recordings import Event
-from traces.diff import diff
-from traces.export.report import render_report
-from traces.imports.reading import read_traces
-from traces.metrics import measure
-from traces.view.document import view_model
-from traces.waiting import overlap
-from traces.whatif.replay import Change, what_if
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "instrument.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_the_code_runs_and_its_file_is_read(number, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event())
     block = blocks(TEXT, "python")[number]
     exec(compile(block, "docs/instrument.md", "exec"), {})
-    if "engine.record" in block:
+    if "specscope.record" in block:
         (trace,) = read_traces("mine.jsonl").traces
         assert trace.status == "done"
         assert trace.spans
@@ -49,7 +49,7 @@ def test_five_lines_are_five():
 
 def test_every_argument_is_in_a_table():
     calls, judging = section(TEXT, "All calls").split("`rec.round` takes")
-    for function, table in ((engine.record, calls), (Recorder.round, judging)):
+    for function, table in ((specscope.record, calls), (Recorder.round, judging)):
         names = [name for name in inspect.signature(function).parameters if name != "self"]
         assert set(names) <= set(first_cells(table)), function
     methods = {name for name, value in vars(Recorder).items() if inspect.isfunction(value) and name[0] != "_"}
@@ -93,7 +93,7 @@ def test_an_example_is_instrumented_in_six_lines(name):
     numbered = [line for line in lines if re.search(r"  # \d$", line)]
     assert len(numbered) == MOST_LINES
     others = [line for line in lines if line not in numbered]
-    assert not [line for line in others if re.search(r"\brec\.|engine\.record|^import engine$", line)]
+    assert not [line for line in others if re.search(r"\brec\.|engine\.record|^import specscope$", line)]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from app.bench import suite
-from app.bench.figures import BARS, Figure
-from app.cli import COMMANDS
-from engine.checkpoints import catalog
-from engine.methods import METHODS
+from specscope.app.bench import suite
+from specscope.app.bench.figures import BARS, Figure
+from specscope.app.cli import COMMANDS
+from specscope.engine.checkpoints import catalog
+from specscope.engine.methods import METHODS
+from specscope.traces.store import Store
 from tests.app.commands import call
 from tests.docs.test_docs import README, ROOT, command_lines
-from traces.store import Store
 
 SHORTER = {
     "compare": "--max-new-tokens 40",
@@ -42,8 +42,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.write(chats)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "traces.db"))
-    monkeypatch.setattr("app.server.serve", lambda **_: print("served") or 0)
-    monkeypatch.setattr("engine.runtimes.forks.warm_up", lambda: None)
+    monkeypatch.setattr("specscope.app.server.serve", lambda **_: print("served") or 0)
+    monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
     monkeypatch.setattr(catalog, "get", lambda *_: tmp_path)
     figures = {key: Figure((1.5, 1.6, 1.7), "ratio") for key in BARS}
     monkeypatch.setattr(suite, "measure", lambda plan, note: figures)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from app.main import main
-from app.tabs.form import control_of
-from engine import methods
-from engine.heads import kinds
-from engine.methods import METHODS
-from engine.simulate.profile import FOLDER, Profile, profiles
-from engine.types import Limits
-from traces.export import assets
+import specscope
+from specscope.app.main import main
+from specscope.app.tabs.form import control_of
+from specscope.engine import methods
+from specscope.engine.heads import kinds
+from specscope.engine.methods import METHODS
+from specscope.engine.simulate.profile import FOLDER, Profile, profiles
+from specscope.engine.types import Limits
+from specscope.traces.export import assets
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def test_the_recipe_has_a_method_with_and_one_without_a_drafter():
 def test_the_methods_of_the_recipe_decode_and_are_found(tmp_path, monkeypatch, capsys, text):
     try:
         add_module(methods, tmp_path, "recipe", text, monkeypatch)
-        with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+        with specscope.open(runtime="virtual", profile="pearl-4xA100") as cluster:
             baseline, trace = (
                 cluster.run(method, "How can I sleep better at night?", limits=Limits(80))
                 for method in (methods.BASELINE, "recipe")
@@ -77,7 +77,7 @@ def test_the_methods_of_the_recipe_decode_and_are_found(tmp_path, monkeypatch, c
 
 
 def test_a_kind_of_head_is_found_by_its_file_name(tmp_path, monkeypatch):
-    text = "from engine.heads.kinds.medusa import KIND"
+    text = "from specscope.engine.heads.kinds.medusa import KIND"
     module = add_module(kinds, tmp_path, "recipe", text, monkeypatch)
     assert module.KIND is kinds.KINDS["medusa"]
     assert "recipe" in {module.name for module in pkgutil.iter_modules(kinds.__path__)}
@@ -103,9 +103,9 @@ def test_a_copied_profile_runs_by_its_path_and_is_listed_in_its_folder(tmp_path,
     mine.write_text(changed, encoding="utf-8")
     speeds = []
     for profile in ("pearl-3xA100", str(mine)):
-        with engine.open(runtime="virtual", profile=profile, tokens="bernoulli:0.8") as cluster:
+        with specscope.open(runtime="virtual", profile=profile, tokens="bernoulli:0.8") as cluster:
             speeds.append(cluster.run("autoregressive", "Hi", limits=Limits(8)).footer.time)
     assert 1.5 < speeds[1] / speeds[0] < 2.1, "the target is half as fast"
-    monkeypatch.setattr("engine.simulate.profile.FOLDER", tmp_path)
+    monkeypatch.setattr("specscope.engine.simulate.profile.FOLDER", tmp_path)
     assert profiles() == ["mine"]
     assert Profile.load("mine").name == "mine"

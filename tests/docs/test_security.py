@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app import guard, limits, page, recordings, routes
-from engine.files import MOST_VALUES
-from traces import follow
+from specscope.app import guard, limits, page, recordings, routes
+from specscope.engine.files import MOST_VALUES
+from specscope.traces import follow
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

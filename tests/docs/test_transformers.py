@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-import engine
-from engine.checkpoints.loader import load_reference
-from engine.checkpoints.pair import Pair
-from engine.trace.watched import TITLES
-from engine.types import Limits
+import specscope
+from specscope.engine.checkpoints.loader import load_reference
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.trace.watched import TITLES
+from specscope.engine.types import Limits
+from specscope.traces.diff import diff
+from specscope.traces.export.report import render_report
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.view.document import view_model
 from tests.docs.test_docs import blocks, first_cells, section
 from tests.docs.test_instrument import MOST_LINES, load_example
-from traces.diff import diff
-from traces.export.report import render_report
-from traces.imports.reading import read_traces
-from traces.view.document import view_model
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_the_code_runs_and_its_file_is_read(tmp_path, monkeypatch, capsys):
 
 
 def test_every_argument_and_every_title_is_in_a_table():
-    assert set(inspect.signature(engine.watch).parameters) == set(first_cells(section(TEXT, "Use")))
+    assert set(inspect.signature(specscope.watch).parameters) == set(first_cells(section(TEXT, "Use")))
     recorded = section(TEXT, "What is recorded")
     assert all(f"| {title} |" in recorded for title in TITLES.values())
 
@@ -58,7 +58,7 @@ def test_the_example_is_instrumented_in_six_lines_at_most():
     numbered = [line for line in lines if re.search(r"  # \d$", line)]
     assert 0 < len(numbered) <= MOST_LINES
     others = [line for line in lines if line not in numbered]
-    assert not [line for line in others if re.search(r"engine\.watch|^import engine$", line)]
+    assert not [line for line in others if re.search(r"engine\.watch|^import specscope$", line)]
 
 
 def test_the_example_writes_the_targets_text_and_all_views_show_it(recorded):
@@ -83,7 +83,7 @@ def test_the_example_writes_the_targets_text_and_all_views_show_it(recorded):
 def test_the_difference_to_speculative_decoding_is_time_only(recorded):
     """The recipe beside SpecScope's methods: same prompt, models and gamma, the same rounds."""
     trace, tokens = recorded
-    with engine.open(Pair.find("bundled"), runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(Pair.find("bundled"), runtime="local-thread", device="cpu") as cluster:
         prompt = load_example("assisted").PROMPT
         ours = cluster.run("speculative", prompt, config={"gamma": 4}, limits=Limits(NEW_TOKENS))
     assert ours.header.prompt_ids == trace.header.prompt_ids

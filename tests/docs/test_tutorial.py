@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from traces.metrics import Metrics, measure
-from traces.whatif.replay import Change, what_if
+import specscope
+from specscope.traces.metrics import Metrics, measure
+from specscope.traces.whatif.replay import Change, what_if
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 PROMPT = "Tell me a story about a lighthouse keeper who is afraid of the dark."
@@ -17,7 +17,7 @@ PROMPT = "Tell me a story about a lighthouse keeper who is afraid of the dark."
 @pytest.fixture(scope="module")
 def runs():
     wanted = (("autoregressive", {}), ("speculative", {}), ("pearl", {}), ("speculative", {"gamma": 3}))
-    with engine.open(runtime="virtual", profile="pearl-3xA100") as cluster:
+    with specscope.open(runtime="virtual", profile="pearl-3xA100") as cluster:
         return [cluster.run(method, PROMPT, config=config) for method, config in wanted]
 
 

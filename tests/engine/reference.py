@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.sampling.draws import Draws, Key
-from engine.types import Sampling
+from specscope.engine.sampling.draws import Draws, Key
+from specscope.engine.types import Sampling
 from tests.engine.toy import Logits, warp_plainly
 
 Text = list[int]

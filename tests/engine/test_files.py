@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import UsageError
-from engine.files import parse_json, read_bytes, read_text, replacing
+from specscope.engine.errors import UsageError
+from specscope.engine.files import parse_json, read_bytes, read_text, replacing
 
 
 def test_a_file_within_the_limit_is_read(tmp_path):

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine.cluster.ray_devices import NodeMeter
-from engine.trace.events import Device
+from specscope.engine.cluster.ray_devices import NodeMeter
+from specscope.engine.trace.events import Device
 
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {
@@ -27,10 +27,10 @@ def _imported(file: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {a.name.partition(".")[0] for a in node.names}
+            names |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
+            names.add(node.module)
+    return {name.removeprefix("specscope.").partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("folder", sorted(FORBIDDEN))
@@ -41,20 +41,29 @@ def test_imports_point_one_way(folder):
     assert not wrong
 
 
+@pytest.mark.parametrize("folder", ["engine", "traces", "app", "tests"])
+def test_all_imports_name_the_one_package(folder):
+    """In a folder of somebody's own, `import engine` would take what lies there."""
+    found = r"^\s*(?:from|import) (?:engine|traces|app|assets)\b"
+    texts = {file: file.read_text(encoding="utf-8") for file in (ROOT / folder).rglob("*.py")}
+    assert texts
+    assert not [str(file) for file, text in texts.items() if re.search(found, text, re.MULTILINE)]
+
+
 def test_engine_runs_where_the_app_packages_are_absent_and_a_worker_starts_without_transformers():
     blocked = sorted(FORBIDDEN["engine"])
     code = f"""
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {blocked!r}:
+        if name.removeprefix("specscope.").partition(".")[0] in {blocked!r}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Block())
-import engine.runtimes.serve
+import specscope.engine.runtimes.serve
 assert not {{"transformers", "huggingface_hub"}} & set(sys.modules), "a worker that starts imports them"
-import engine
-with engine.open(runtime="local-thread") as cluster:
-    trace = cluster.run("speculative", "Hello", limits=engine.Limits(8))
+import specscope
+with specscope.open(runtime="local-thread") as cluster:
+    trace = cluster.run("speculative", "Hello", limits=specscope.Limits(8))
 assert trace.status == "done" and 1 <= len(trace.token_ids()) <= 8, trace.footer
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -79,33 +88,32 @@ def test_the_engines_only_doors_to_the_app_are_modules_for_notebooks():
     doors = {
         (f.relative_to(ROOT).as_posix(), d)
         for f, t in texts
-        for d in re.findall(r'"(?:app|traces)\.[\w.]+"', t)
+        for d in re.findall(r'"specscope\.((?:app|traces)\.[\w.]+)"', t)
     }
-    assert doors == {
-        ("engine/trace/trace.py", '"app.notebook.run"'),
-        *(("engine/__init__.py", f'"app.notebook.{name}"') for name in ("compare", "diff", "sweep")),
-    }
-    assert all((ROOT / f"{door[1:-1].replace('.', '/')}.py").is_file() for _, door in doors)
+    assert doors == {("engine/trace/trace.py", "app.notebook.run")}
+    assert (ROOT / "app/notebook/run.py").is_file()
 
 
 def test_methods_are_listed_without_torch():
-    """`engine.methods` lists the methods without importing torch, which is slow."""
-    code = "import sys, engine.methods; sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+    """`specscope.engine.methods` lists the methods without importing torch, which is slow."""
+    code = (
+        "import sys, specscope.engine.methods; sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_loop_is_recorded_without_any_package(tmp_path):
-    """`engine.record` in a program without torch, Gradio or SQLModel: only the standard library."""
+    """`specscope.record` runs without torch, Gradio or SQLModel: the standard library is enough."""
     code = f"""
 import sys
-sys.path.insert(0, {str(ROOT)!r})
-import engine
-with engine.record({str(tmp_path / "mine.jsonl")!r}) as rec:
+sys.path.insert(0, {str(ROOT / "src")!r})
+import specscope
+with specscope.record({str(tmp_path / "mine.jsonl")!r}) as rec:
     with rec.span("verify"): pass
     rec.round(drafted=[1], accepted=1, emitted=[1, 2])
 loaded = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)
-sys.exit(str(loaded) if loaded - {{"engine", "__main__"}} else 0)
+sys.exit(str(loaded) if loaded - {{"specscope", "__main__"}} else 0)
 """
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False

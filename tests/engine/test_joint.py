@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from engine.drafting.suffix import Finished
-from engine.run.run import Race
-from engine.sampling.draws import Draws
-from engine.types import Draft, Prefix, Sampling, Verdict
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.run.run import Race
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.types import Draft, Prefix, Sampling, Verdict
 from tests.engine.toy import Blurred, Method, Parallel, Scores, Table, ToyRun, ToyTarget, always_wrong
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import METHODS, method, sampled_tree, top_tree

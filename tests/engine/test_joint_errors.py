@@ -6,10 +6,10 @@ from collections import defaultdict
 
 import pytest
 
-from engine.drafting.schedule import Ask
-from engine.drafting.tree import Wide
-from engine.sampling.draws import Key
-from engine.types import Draft, DraftToken, Sampling
+from specscope.engine.drafting.schedule import Ask
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.sampling.draws import Key
+from specscope.engine.types import Draft, DraftToken, Sampling
 from tests.engine.toy import Method, Table, ToyRun
 from tests.engine.toy_draws import Enumerated
 from tests.engine.toy_joint import distance, joint, target_joint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.sampling.draws import LONG, SPREAD, largest
+from specscope.engine.sampling.draws import LONG, SPREAD, largest
 
 
 @pytest.mark.parametrize("width", [1, 100, LONG, LONG + SPREAD, LONG + 1, 49152])

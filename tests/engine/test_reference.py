@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.methods import find
-from engine.sampling.draws import Draws
-from engine.types import Sampling
+from specscope.engine.methods import find
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.types import Sampling
 from tests.engine.reference import (
     Reference,
     Round,

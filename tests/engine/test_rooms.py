@@ -31,12 +31,13 @@ ROOMS = (
     "training",
 )
 """The engine's modules and folders, from the lowest to the highest."""
-LAZY = "engine"
-"""The package itself imports its names lazily, so every module may import it."""
 
 
 def modules() -> dict[str, Path]:
-    """Return dotted name -> path of all modules of the three packages."""
+    """Return dotted name, without `specscope.`, -> path of all modules of the three folders.
+
+    The package itself imports its names lazily, so every module may import it.
+    """
     files = (file for package in ("engine", "traces", "app") for file in (ROOT / package).rglob("*.py"))
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
@@ -46,10 +47,11 @@ def imports(file: Path, known: dict[str, Path]) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            names |= {alias.name.removeprefix("specscope.") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            full = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name if name in known else node.module for name in full}
+            module = node.module.removeprefix("specscope.")
+            full = {f"{module}.{alias.name}" for alias in node.names}
+            names |= {name if name in known else module for name in full}
     return names & known.keys()
 
 
@@ -57,7 +59,7 @@ def imports(file: Path, known: dict[str, Path]) -> set[str]:
 def graph() -> dict[str, set[str]]:
     """Return module -> modules that it imports."""
     known = modules()
-    return {name: imports(file, known) - {name, LAZY} for name, file in known.items() if name != LAZY}
+    return {name: imports(file, known) - {name} for name, file in known.items()}
 
 
 def room(module: str) -> str:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.sampling.draws import Draws
-from engine.types import Sampling
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.types import Sampling
 from tests.engine.toy import Method, Table, ToyRun
 from tests.engine.toy_methods import method, top_tree
 

@@ -13,15 +13,26 @@ from math import exp
 import numpy as np
 import torch
 
-from engine.drafting.level import levels, next_level
-from engine.drafting.schedule import Ask
-from engine.drafting.suffix import Finished
-from engine.drafting.tree import TreeShape, line, root
-from engine.heads.drafting import Columns
-from engine.run.run import Race
-from engine.sampling.accept import judge
-from engine.sampling.draws import Draws
-from engine.types import NO_TREE, Damping, Draft, DraftToken, Prefix, RowRef, Sampling, Tree, Typical, Verdict
+from specscope.engine.drafting.level import levels, next_level
+from specscope.engine.drafting.schedule import Ask
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.drafting.tree import TreeShape, line, root
+from specscope.engine.heads.drafting import Columns
+from specscope.engine.run.run import Race
+from specscope.engine.sampling.accept import judge
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.types import (
+    NO_TREE,
+    Damping,
+    Draft,
+    DraftToken,
+    Prefix,
+    RowRef,
+    Sampling,
+    Tree,
+    Typical,
+    Verdict,
+)
 from tests.engine.toy_draws import propose_token
 
 Logits = Callable[[Sequence[int]], torch.Tensor]

@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 import torch
 
-from engine.sampling.draws import Draws, Key, argmax, process_logits
-from engine.types import Damping, Sampling
+from specscope.engine.sampling.draws import Draws, Key, argmax, process_logits
+from specscope.engine.types import Damping, Sampling
 
 
 def propose_token(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.types import Sampling
+from specscope.engine.types import Sampling
 from tests.engine.toy import PROMPT, Logits, Method, ToyRun, warp_plainly
 from tests.engine.toy_draws import Branches, Enumerated
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from pathlib import Path
 
-from engine.layout import Pipelined
-from engine.methods import find
-from engine.sampling.draws import Key, process_logits
-from engine.types import Draft, DraftToken
+from specscope.engine.layout import Pipelined
+from specscope.engine.methods import find
+from specscope.engine.sampling.draws import Key, process_logits
+from specscope.engine.types import Draft, DraftToken
 from tests.engine.toy import Method, ToyRun
 
 SMALL, TWO = (str(Path(__file__).parent / "trees" / f"{name}.toml") for name in ("small", "two"))

@@ -15,20 +15,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import engine
-from app.main import main
-from engine.cluster.session import Cluster
-from engine.errors import UsageError
-from engine.methods import METHODS
-from engine.run.serving import Load
-from engine.simulate.profile import profiles
-from engine.trace.jsonl import to_json
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from traces.export.perfetto import to_perfetto
-from traces.export.tables import write_csv
-from traces.view.document import view_model
-from traces.whatif.replay import Change, what_if
+import specscope
+from specscope.app.main import main
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.run.serving import Load
+from specscope.engine.simulate.profile import profiles
+from specscope.engine.trace.jsonl import to_json
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.tables import write_csv
+from specscope.traces.view.document import view_model
+from specscope.traces.whatif.replay import Change, what_if
 
 PROMPT = "Once upon a time there was a small town"
 PROMPTS = (PROMPT, "The sea is salty because", "Hello, my name is")
@@ -79,7 +79,7 @@ FULL = ("8xA100", "A100-40G")
 
 def _scripted() -> Iterator[tuple[str, str]]:
     for profile in profiles():
-        with engine.open("bundled", profile=profile, runtime="virtual", tokens=TOKENS) as cluster:
+        with specscope.open("bundled", profile=profile, runtime="virtual", tokens=TOKENS) as cluster:
             for method, config in _cases(cluster):
                 for name, sampling in SAMPLINGS.items():
                     if profile in FULL or not (config or sampling.temperature):
@@ -123,7 +123,7 @@ def _of_trace(name: str, trace: Trace, *, whole: bool = True) -> Iterator[tuple[
 
 def _bundled() -> Iterator[tuple[str, str]]:
     """Yield what the bundled pair decides: for heads, which compute in int8, the greedy text."""
-    with engine.open("bundled", profile="8xA100", runtime="virtual") as cluster:
+    with specscope.open("bundled", profile="8xA100", runtime="virtual") as cluster:
         for method, entry in METHODS.items():
             head = bool(entry.layout(entry.plan(entry.configure({}), cluster.situation)).head)
             for name, sampling in SAMPLINGS.items():
@@ -150,7 +150,7 @@ def _whole_numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 def _under_load() -> Iterator[tuple[str, str]]:
     load = Load((0.0, 0.01, 0.4), batch=2)
-    with engine.open("bundled", profile="A100-40G", runtime="virtual", tokens=TOKENS) as cluster:
+    with specscope.open("bundled", profile="A100-40G", runtime="virtual", tokens=TOKENS) as cluster:
         for method in METHODS:
             with contextlib.suppress(UsageError):
                 cluster.check(method, load)
@@ -159,7 +159,7 @@ def _under_load() -> Iterator[tuple[str, str]]:
 
 
 def _what_ifs() -> Iterator[tuple[str, str]]:
-    with engine.open("bundled", profile="pearl-3xA100", runtime="virtual", tokens=TOKENS) as cluster:
+    with specscope.open("bundled", profile="pearl-3xA100", runtime="virtual", tokens=TOKENS) as cluster:
         trace = cluster.run("speculative", PROMPT, config={"gamma": 5}, limits=Limits(NEW_TOKENS))
         trace.header = replace(trace.header, run_id="recorded")
     for name, change in WHAT_IFS.items():

@@ -12,15 +12,15 @@ from typing import NoReturn
 
 import numpy as np
 
-from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import LocalDevices, devices_of
-from engine.cluster.options import Options
-from engine.cluster.placement import Placement
-from engine.cluster.pool import Assignment, Loader
-from engine.cluster.session import Cluster
-from engine.layout import Layout, Separate
-from engine.runtimes.process import ProcessWorker
-from engine.simulate.oracle import Scripted
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.local_devices import LocalDevices, devices_of
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.cluster.pool import Assignment, Loader
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.runtimes.process import ProcessWorker
+from specscope.engine.simulate.oracle import Scripted
 
 AFTER = 20
 """Length of the text at which the model misbehaves."""

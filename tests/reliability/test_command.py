@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.traces.store import Store
 from tests.engine.runtimes.processes import worker_processes
-from traces.store import Store
 
 LIMIT_S = 60
 """Most seconds until the end, usually two: a busy machine ends an interpreter slowly."""
@@ -27,8 +27,8 @@ STOPPED = "specscope: stopped\n"
 
 PROGRAM = """
 import json, os, sys
-from app import main
-import engine.cluster.open, traces.store  # what a run imports
+from specscope.app import main
+import specscope.engine.cluster.open, specscope.traces.store  # what a run imports
 for line in sys.stdin:
     words, errors = json.loads(line)
     child = os.fork()

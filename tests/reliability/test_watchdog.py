@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.runtimes.watchdog import (
+from specscope.engine.runtimes.watchdog import (
     FACTOR,
     FLOOR,
     IDLE,
@@ -20,8 +20,8 @@ from engine.runtimes.watchdog import (
     Watchdog,
     rows_of,
 )
-from engine.types import Prefix
-from engine.worker.jobs import Load
+from specscope.engine.types import Prefix
+from specscope.engine.worker.jobs import Load
 from tests.engine.worker.harness import chains
 
 DRAFT = chains("drafter", (Prefix(0, np.arange(6)),), (4,))

@@ -10,9 +10,9 @@ import time
 import psutil
 import pytest
 
-from engine.errors import SpecScopeError, WorkerDied
-from engine.trace.events import Footer
-from engine.types import Limits
+from specscope.engine.errors import SpecScopeError, WorkerDied
+from specscope.engine.trace.events import Footer
+from specscope.engine.types import Limits
 from tests.reliability.odd import behave, crash, fail, odd_cluster, pid_of, prompt, sleep, spin
 
 LIMIT_S = 10

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import engine
-from app.main import main
-from engine.trace.trace import Trace
+import specscope
+from specscope.app.main import main
+from specscope.engine.trace.trace import Trace
 from tests.traces.samples import sample_events
 
 
@@ -58,8 +58,8 @@ def _content(stream: io.TextIOWrapper) -> str:
 
 
 def use_models(monkeypatch: pytest.MonkeyPatch, opening: Callable[..., Any]) -> None:
-    """Replace `engine.open` without importing the engine's libraries."""
-    monkeypatch.setitem(vars(engine), "open", opening)
+    """Replace `specscope.open` without importing the engine's libraries."""
+    monkeypatch.setitem(vars(specscope), "open", opening)
 
 
 class Models:

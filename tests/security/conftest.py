@@ -9,11 +9,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from app.page import Page
-from app.runs import RunRequest
-from app.server import build_app
-from app.service import Service
-from engine.errors import ModelError
+from specscope.app.page import Page
+from specscope.app.runs import RunRequest
+from specscope.app.server import build_app
+from specscope.app.service import Service
+from specscope.engine.errors import ModelError
 from tests.app.fakes import FakeOpen
 
 HOST = "http://127.0.0.1:7860"

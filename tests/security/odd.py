@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from engine.errors import SpecScopeError
+from specscope.engine.errors import SpecScopeError
 
 BOUNDED = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 ODD: tuple[Any, ...] = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.cli import bench, calibrate, play, train
+from specscope.app.cli import bench, calibrate, play, train
+from specscope.traces.store import Store
 from tests.security.commands import Models, command, is_one_line, use_models
 from tests.traces.samples import sample_trace
-from traces.store import Store
 
 WORDS = ("play", "run", "compare", "methods", "report", "export", "import", "bench", "calibrate", "nap")
 VALID = (
@@ -41,7 +41,9 @@ def test_any_arguments_give_an_exit_code_and_at_most_one_line_of_error(tmp_path,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
     use_models(monkeypatch, Models())
-    monkeypatch.setattr("app.busy.busy_since", lambda _: "")  # a busy machine is a line on stderr, too
+    monkeypatch.setattr(
+        "specscope.app.busy.busy_since", lambda _: ""
+    )  # a busy machine is a line on stderr, too
     for module in (play, train):
         monkeypatch.setattr(module, "run", lambda _: 0)
     for module in (bench, calibrate):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import UsageError, shown
+from specscope.engine.errors import UsageError, shown
+from specscope.traces.store import Store
 from tests.security.commands import command, is_one_line, use_models
 from tests.traces.samples import sample_trace
-from traces.store import Store
 
 ROOT = Path(__file__).parents[2]
 RUN = ("run", "--method", "pearl", "--prompt", "x")
@@ -33,7 +33,7 @@ def _no_models(monkeypatch, tmp_path):
 def process(*argv, env=None, **streams):
     """Run `specscope` in a new process; arguments may be bytes."""
     return subprocess.run(
-        [sys.executable, "-m", "app.main", *argv],
+        [sys.executable, "-m", "specscope.app.main", *argv],
         cwd=ROOT,
         env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | (env or {}),
         timeout=240,
@@ -81,7 +81,7 @@ def test_a_seed_that_leaves_the_range_with_the_last_prompt_is_refused(tmp_path):
 
 
 def test_arguments_are_checked_before_libraries_are_imported():
-    code = "import app.command, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gradio')))"
+    code = "import specscope.app.command, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gradio')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=240)
     assert done.returncode == 0
 
@@ -207,13 +207,13 @@ import os, signal, sys
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
-        if name == "app.command":
+        if name == "specscope.app.command":
             os.kill(os.getpid(), signal.SIGINT)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits SIG_IGN
 sys.meta_path.insert(0, Interrupt())
-from app.main import main
-assert "app.cli" not in sys.modules
+from specscope.app.main import main
+assert "specscope.app.cli" not in sys.modules
 main(["methods"])
 """
     done = subprocess.run(

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.render.history import runs_table
-from engine.errors import SpecScopeError, StoreError
-from engine.trace.jsonl import to_json
+from specscope.app.render.history import runs_table
+from specscope.engine.errors import SpecScopeError, StoreError
+from specscope.engine.trace.jsonl import to_json
+from specscope.traces import database, recorder, schema
+from specscope.traces.export.perfetto import write_perfetto
+from specscope.traces.export.report import render_report
+from specscope.traces.export.tables import write_csv
+from specscope.traces.store import Store
 from tests.security.commands import Models, command, use_models
 from tests.traces.samples import sample_events, sample_trace
 from tests.traces.test_database import nobody
-from traces import database, recorder, schema
-from traces.export.perfetto import write_perfetto
-from traces.export.report import render_report
-from traces.export.tables import write_csv
-from traces.store import Store
 
 KINDS = ("speculative", "llma", "pearl")
 SOUND = "sample-pearl"

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from traces.store import Store
+from specscope.traces.store import Store
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
 import sys
 from pathlib import Path
-from app import main, server
-from app.runs import RunRequest
+from specscope.app import main, server
+from specscope.app.runs import RunRequest
 from tests.app.fakes import FakeCluster, FakeOpen
 
 class Reported(FakeCluster):

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from app.recordings import MOST_FOLLOWED, Recordings
-from app.server import build_app
-from app.service import Service
-from engine.errors import UsageError
-from engine.trace.jsonl import to_json
+from specscope.app.recordings import MOST_FOLLOWED, Recordings
+from specscope.app.server import build_app
+from specscope.app.service import Service
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.jsonl import to_json
+from specscope.traces import follow
+from specscope.traces.follow import Tail
 from tests.app.fakes import FakeOpen
 from tests.security.conftest import HOST
 from tests.traces.samples import sample_events
-from traces import follow
-from traces.follow import Tail
 
 LINES = [to_json(event) + "\n" for event in sample_events("pearl")]
 

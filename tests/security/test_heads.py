@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from engine.errors import UsageError
-from engine.heads.files import check_head, read_head
-from engine.heads.kinds import KINDS
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.files import check_head, read_head
+from specscope.engine.heads.kinds import KINDS
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.model.tiny import reference, save
 from tests.security.odd import BOUNDED, SPECIAL, edit, put, refused, returns_or_refuses, spoiled

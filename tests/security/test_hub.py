@@ -15,14 +15,14 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-import engine.checkpoints.hub as hub_module
-from app.main import main
-from engine.checkpoints import hub_process
-from engine.checkpoints.hub_process import needed
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.progress import Progress
-from engine.checkpoints.sources import resolve, resolve_local
-from engine.errors import ModelError, RunCancelled
+import specscope.engine.checkpoints.hub as hub_module
+from specscope.app.main import main
+from specscope.engine.checkpoints import hub_process
+from specscope.engine.checkpoints.hub_process import needed
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.progress import Progress
+from specscope.engine.checkpoints.sources import resolve, resolve_local
+from specscope.engine.errors import ModelError, RunCancelled
 from tests.security.hubs import COMMIT, FILES, MODEL, Hub, serving
 
 WEIGHTS = "model.safetensors"
@@ -306,7 +306,7 @@ def test_a_stopped_download_leaves_no_incomplete_model(hub: Hub, cache: Path) ->
 
 def test_the_download_ends_with_a_killed_program(hub: Hub) -> None:
     hub.hang = "/api/"
-    code = f"from engine.checkpoints.hub import download; download({MODEL!r})"
+    code = f"from specscope.engine.checkpoints.hub import download; download({MODEL!r})"
     program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     assert hub.reached.wait(60)
     (download,) = psutil.Process(program.pid).children()
@@ -339,4 +339,4 @@ def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.splitlines()[-1] == "specscope: stopped"
     mine = psutil.Process(os.getpid()).children(recursive=True)
-    assert not [child for child in mine if "engine.checkpoints.hub_process" in child.cmdline()]
+    assert not [child for child in mine if "specscope.engine.checkpoints.hub_process" in child.cmdline()]

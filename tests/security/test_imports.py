@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import UsageError, shown
-from engine.trace.jsonl import to_json
-from engine.trace.trace import Trace
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.jsonl import to_json
+from specscope.engine.trace.trace import Trace
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.imports import reading
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
 from tests.security.commands import command
 from tests.traces.samples import read_file, sample_trace
-from traces.export.perfetto import to_perfetto
-from traces.imports import reading
-from traces.imports.reading import read_traces
-from traces.store import Store
-from traces.view.document import view_model
 
 LINES = tuple(to_json(event) for event in sample_trace("llma").events())
 EVENTS = [

@@ -13,10 +13,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.checkpoints import catalog, checkpoint
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import ModelError
+from specscope.engine.checkpoints import catalog, checkpoint
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import ModelError
 from tests.engine.model.tiny import reference, save
 from tests.security import odd
 from tests.security.odd import BOUNDED, SPECIAL, edit, put, returns_or_refuses, spoiled
@@ -148,7 +148,7 @@ def test_sizes_are_checked_before_torch_or_transformers_use_them(model, monkeypa
 
     edit(model / "config.json", num_hidden_layers=10**9, rope_theta=5)
     monkeypatch.setattr(transformers.AutoConfig, "for_model", never)
-    monkeypatch.setattr("engine.checkpoints.loader.Checkpoint", never)
+    monkeypatch.setattr("specscope.engine.checkpoints.loader.Checkpoint", never)
     assert "num_hidden_layers" in refused(lambda: load(model))
 
 

@@ -18,9 +18,9 @@ from gradio import processing_utils
 from gradio.context import LocalContext
 from gradio.utils import get_upload_folder
 
-from app import routes
-from app.page import Page, check_plain
-from engine.trace.jsonl import write_jsonl
+from specscope.app import routes
+from specscope.app.page import Page, check_plain
+from specscope.engine.trace.jsonl import write_jsonl
 
 SECRET = "secret-of-the-machine"
 FILE_DATA = {"_type": "gradio.FileData"}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import UsageError
-from engine.simulate.profile import FOLDER, Profile
-from engine.simulate.roofline import Grid
+from specscope.engine.errors import UsageError
+from specscope.engine.simulate.profile import FOLDER, Profile
+from specscope.engine.simulate.roofline import Grid
 from tests.security.odd import BOUNDED, SPECIAL, put, refused, returns_or_refuses
 
 TEXTS = {

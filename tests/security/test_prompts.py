@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
-from app.cli import common
-from app.main import main
-from app.tabs.requests import FormError, make_requests
-from engine.bounds import LONGEST_STOP, MOST_CHARACTERS, MOST_MESSAGES, MOST_PROMPTS, MOST_STOPS, PER_TOKEN
-from engine.checkpoints.pair import Pair
-from engine.cluster.prompts import encode, ids_of
-from engine.errors import UsageError
-from engine.methods import METHODS
-from engine.types import Limits
+from specscope.app.cli import common
+from specscope.app.main import main
+from specscope.app.tabs.requests import FormError, make_requests
+from specscope.engine.bounds import (
+    LONGEST_STOP,
+    MOST_CHARACTERS,
+    MOST_MESSAGES,
+    MOST_PROMPTS,
+    MOST_STOPS,
+    PER_TOKEN,
+)
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.prompts import encode, ids_of
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.types import Limits
 
 HUGE = 4_000_000
 PAIR = Pair.find()

@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from app.cli.inputs import read_prompts
+from specscope.app.cli.inputs import read_prompts
+from specscope.traces.store import Store
 from tests.security.commands import command, use_models
 from tests.traces.samples import sample_trace
-from traces.store import Store
 
 
 @pytest.fixture(autouse=True)

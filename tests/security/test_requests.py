@@ -17,13 +17,13 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from starlette.responses import PlainTextResponse
 
-from app import limits
-from app.guard import HEADERS, Boundary
-from app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from app.page import MALFORMED, MAX_SESSIONS, Page
-from app.routes import _download
-from app.server import bind, protect
-from engine.errors import UsageError
+from specscope.app import limits
+from specscope.app.guard import HEADERS, Boundary
+from specscope.app.limits import MAX_BODY, BoundedConnection, SmallBodies
+from specscope.app.page import MALFORMED, MAX_SESSIONS, Page
+from specscope.app.routes import _download
+from specscope.app.server import bind, protect
+from specscope.engine.errors import UsageError
 
 OWN = "http://127.0.0.1:7860"
 _numbers = itertools.count()
@@ -410,7 +410,7 @@ def test_sessions_beyond_a_number_are_dropped(client, page, monkeypatch) -> None
 
 
 def test_a_session_with_unread_answers_gets_no_more(client, page, monkeypatch) -> None:
-    monkeypatch.setattr("app.page.MAX_UNREAD", 3)
+    monkeypatch.setattr("specscope.app.page.MAX_UNREAD", 3)
     for _ in range(6):
         call(client, page, "silent", read=False)
     answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from engine.checkpoints import catalog, templates
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.templates import Renderer
-from engine.errors import ModelError, UsageError
+from specscope.engine.checkpoints import catalog, templates
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.templates import Renderer
+from specscope.engine.errors import ModelError, UsageError
 from tests.security.odd import one_line
 
 HI = [{"role": "user", "content": "Hi"}]

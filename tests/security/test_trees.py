@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting.static import FOLDER, MOST_NODES, tree
-from engine.errors import UsageError
+from specscope.engine.drafting.static import FOLDER, MOST_NODES, tree
+from specscope.engine.errors import UsageError
 from tests.security.odd import BOUNDED, ODD, SPECIAL, put, refused, returns_or_refuses
 
 

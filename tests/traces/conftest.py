@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from traces.store import Store
-from traces.view import document
+from specscope.traces.store import Store
+from specscope.traces.view import document
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.drafting.copy import Copier
-from engine.trace import events
-from engine.trace.events import Commit, Decision, Device, Event, Header, Round, Span
-from engine.trace.trace import Trace
-from traces.imports.reading import read_traces
+from specscope.engine.drafting.copy import Copier
+from specscope.engine.trace import events
+from specscope.engine.trace.events import Commit, Decision, Device, Event, Header, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imports.reading import read_traces
 
 MS = 1_000_000
 KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared", "tree")

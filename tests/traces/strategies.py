@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from engine.trace.events import (
+from specscope.engine.trace.events import (
     Chain,
     Commit,
     Copied,
@@ -23,8 +23,8 @@ from engine.trace.events import (
     Round,
     Span,
 )
-from engine.trace.trace import Trace
-from traces import schema
+from specscope.engine.trace.trace import Trace
+from specscope.traces import schema
 
 few = examples(max_examples=20, deadline=None)
 """For tests on `traces`, which are large."""

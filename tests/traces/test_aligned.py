@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from specscope.traces.imported import NO_TOKEN
+from specscope.traces.view.aligned import aligned
+from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace
-from traces.imported import NO_TOKEN
-from traces.view.aligned import aligned
-from traces.view.document import view_model
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import engine
-from engine.types import Limits
-from traces.view.document import view_model
-from traces.view.packed import packed
+import specscope
+from specscope.engine.types import Limits
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import packed
 
 
 def test_drafts_and_verifications_of_a_batch_have_its_number():
-    load = engine.Load((0.0,) * 4, batch=2, policy="minedraft")
-    with engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster:
+    load = specscope.Load((0.0,) * 4, batch=2, policy="minedraft")
+    with specscope.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster:
         trace = cluster.run("speculative", *"abcd", config={"gamma": 2}, limits=Limits(12), load=load)
-        fixed = cluster.run("speculative", "a", limits=Limits(4), load=engine.Load((0.0,)))
+        fixed = cluster.run("speculative", "a", limits=Limits(4), load=specscope.Load((0.0,)))
     (run,) = view_model([trace])["runs"]
     assert run["config"] == "γ 2 · minedraft"
     spans = [(track["spans"], i) for track in run["tracks"] for i in range(len(track["spans"]["id"]))]

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.trace.events import Part, Round, Span
-from engine.types import Limits
+import specscope
+from specscope.engine.trace.events import Part, Round, Span
+from specscope.engine.types import Limits
+from specscope.traces.view.caches import caches
+from specscope.traces.view.document import view_model
+from specscope.traces.waiting import Around
 from tests.traces.samples import sample_trace
-from traces.view.caches import caches
-from traces.view.document import view_model
-from traces.waiting import Around
 
 
 def span(number, kind, step, context, rows, model="drafter", outcome="done"):
@@ -163,7 +163,7 @@ def test_the_sequences_of_a_padded_batch_have_padding():
 
 @pytest.fixture(scope="module")
 def cluster():
-    with engine.open(runtime="virtual", profile="pearl-4xA100") as opened:
+    with specscope.open(runtime="virtual", profile="pearl-4xA100") as opened:
         yield opened
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.trace.events import Decision
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.trace.events import Decision
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.calibration import Trial, calibration, calibrations, chance_of, trials, wilson
+from specscope.traces.metrics import measure
+from specscope.traces.view.calibration import calibration_views
+from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace
-from traces.calibration import Trial, calibration, calibrations, chance_of, trials, wilson
-from traces.metrics import measure
-from traces.view.calibration import calibration_views
-from traces.view.document import view_model
 
 
 def decided(place, q, outcome, *, p=0.5, rule="ratio", step=1, node=None) -> Decision:
@@ -90,7 +90,7 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
 
 @pytest.fixture(scope="module")
 def cluster():
-    with engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as opened:
+    with specscope.open("bundled", runtime="virtual", profile="pearl-4xA100") as opened:
         yield opened
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.errors import UsageError
-from engine.simulate.profile import Profile, profiles
-from traces.closed_forms import (
+from specscope.engine.errors import UsageError
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.traces.closed_forms import (
     best_gamma,
     dsi_blocks_speedup,
     dsi_speedup,

@@ -8,15 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from engine.trace.events import OTHERS, Device, Occupancy
+from specscope.engine.trace.events import OTHERS, Device, Occupancy
+from specscope.traces.checks import check
+from specscope.traces.comparable import (
+    Comparison,
+    batch_size,
+    comparisons,
+    conditions,
+    differences,
+    other_load,
+)
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.report import render_report
+from specscope.traces.metrics import measure
+from specscope.traces.view.document import view_model
+from specscope.traces.view.figures import figure_rows
 from tests.traces.samples import MS, sample_trace
-from traces.checks import check
-from traces.comparable import Comparison, batch_size, comparisons, conditions, differences, other_load
-from traces.export.perfetto import to_perfetto
-from traces.export.report import render_report
-from traces.metrics import measure
-from traces.view.document import view_model
-from traces.view.figures import figure_rows
 
 WARM = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 7}
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 7}

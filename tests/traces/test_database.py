@@ -10,12 +10,12 @@ from typing import get_args
 
 import pytest
 
-from engine.errors import StoreError
-from engine.trace.events import SpanKind, Status, Stop
-from engine.types import Rule
+from specscope.engine.errors import StoreError
+from specscope.engine.trace.events import SpanKind, Status, Stop
+from specscope.engine.types import Rule
+from specscope.traces import database, schema
+from specscope.traces.store import Store, default_path
 from tests.traces.samples import sample_trace
-from traces import database, schema
-from traces.store import Store, default_path
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from engine.errors import UsageError
-from engine.trace.events import Span
-from engine.trace.trace import Trace
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces.diff import diff
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.waiting import decode_window, waits, work
 from tests.traces.samples import KINDS, sample_trace
 from tests.traces.strategies import traces
-from traces.diff import diff
-from traces.imports.reading import read_traces
-from traces.waiting import decode_window, waits, work
 
 
 def sums(trace: Trace) -> set[int]:

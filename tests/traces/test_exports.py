@@ -8,15 +8,15 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 
-from engine.errors import UsageError
-from engine.trace.events import SCHEMA, Chain, Copied, Decision, Forecast, Forked, Pooled, Span
-from engine.trace.jsonl import to_json, write_jsonl
-from engine.trace.trace import Trace
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import SCHEMA, Chain, Copied, Decision, Forecast, Forked, Pooled, Span
+from specscope.engine.trace.jsonl import to_json, write_jsonl
+from specscope.engine.trace.trace import Trace
+from specscope.traces.export.perfetto import to_perfetto, write_perfetto
+from specscope.traces.export.tables import write_csv
+from specscope.traces.metrics import measure
 from tests.traces import strategies
 from tests.traces.samples import KINDS, read_file, sample_trace
-from traces.export.perfetto import to_perfetto, write_perfetto
-from traces.export.tables import write_csv
-from traces.metrics import measure
 
 
 def write_file(trace, path):

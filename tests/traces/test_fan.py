@@ -4,19 +4,19 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from engine.methods import METHODS
-from engine.types import Limits
+from specscope.engine.methods import METHODS
+from specscope.engine.types import Limits
+from specscope.traces import waiting
+from specscope.traces.advice import kind_of
+from specscope.traces.forks import lookups, untaken
+from specscope.traces.metrics import measure
+from specscope.traces.view.document import view_model
+from specscope.traces.view.fan import fans, hits
+from specscope.traces.view.tracks import span_fates
+from specscope.traces.waiting import Around
 from tests.engine.methods.test_ssd import START, WRONG, ranked_cluster
 from tests.engine.worker.harness import Flat
 from tests.traces.samples import sample_trace
-from traces import waiting
-from traces.advice import kind_of
-from traces.forks import lookups, untaken
-from traces.metrics import measure
-from traces.view.document import view_model
-from traces.view.fan import fans, hits
-from traces.view.tracks import span_fates
-from traces.waiting import Around
 
 
 def ssd(latency=None, **config):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import UsageError
-from engine.trace.events import SCHEMA, Part
-from engine.trace.jsonl import to_json
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import SCHEMA, Part
+from specscope.engine.trace.jsonl import to_json
+from specscope.traces import follow
+from specscope.traces.follow import Tail, Tally
+from specscope.traces.metrics import measure
 from tests.traces.samples import KINDS, read_file, sample_events, sample_trace
-from traces import follow
-from traces.follow import Tail, Tally
-from traces.metrics import measure
 
 EVENTS = sample_events("pearl")
 LINES = [to_json(event) + "\n" for event in EVENTS]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from engine.drafting.suffix import Finished
-from engine.trace.events import Forecast, Round
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.trace.events import Forecast, Round
+from specscope.traces.view.document import view_model
+from specscope.traces.view.forecasts import forecasts, sums_of
+from specscope.traces.view.ngrams import sources
+from specscope.traces.waiting import decoding_clock
 from tests.engine.worker.harness import scripted_cluster
 from tests.traces.test_ngrams import counts_up
-from traces.view.document import view_model
-from traces.view.forecasts import forecasts, sums_of
-from traces.view.ngrams import sources
-from traces.waiting import decoding_clock
 
 
 def never(path) -> int:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.trace.trace import Trace
+from specscope.engine.trace.trace import Trace
+from specscope.traces.view.document import view_model
+from specscope.traces.view.forks import with_forks
+from specscope.traces.view.tokens import ghosts, trees
 from tests.engine.methods.test_specbranch import decode
 from tests.traces.samples import sample_trace
-from traces.view.document import view_model
-from traces.view.forks import with_forks
-from traces.view.tokens import ghosts, trees
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from engine.trace.events import Commit, Copied, Decision
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.trace.events import Commit, Copied, Decision
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.export.report import render_report
+from specscope.traces.health import ALPHA, LevelTest, change, health, level_tests, loop, stretch
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.view.document import view_model
 from tests.traces.samples import PROMPT, sample_trace
-from traces.export.report import render_report
-from traces.health import ALPHA, LevelTest, change, health, level_tests, loop, stretch
-from traces.imports.reading import read_traces
-from traces.view.document import view_model
 
 ASSETS = Path(__file__).parents[2] / "assets"
 GAMMA = 4
@@ -157,7 +157,7 @@ def test_a_loop_explains_acceptances() -> None:
 
 @pytest.fixture(scope="module")
 def cluster():
-    with engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as opened:
+    with specscope.open("bundled", runtime="virtual", profile="pearl-4xA100") as opened:
         yield opened
 
 

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import StoreError, UsageError
-from engine.trace.jsonl import read_jsonl, to_json
+from specscope.engine.errors import StoreError, UsageError
+from specscope.engine.trace.jsonl import read_jsonl, to_json
+from specscope.traces.definitions import FACTS, FIGURES
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.report import render_report
+from specscope.traces.export.tables import write_csv
+from specscope.traces.imported import NO_TOKEN, origin
+from specscope.traces.imports import reading
+from specscope.traces.imports.modelopt import profile_of
+from specscope.traces.imports.reading import FORMS, read_traces
+from specscope.traces.metrics import measure
+from specscope.traces.view.document import view_model
+from specscope.traces.view.figures import UNKNOWN
+from specscope.traces.view.tracks import span_fates
 from tests.traces.samples import sample_trace
-from traces.definitions import FACTS, FIGURES
-from traces.export.perfetto import to_perfetto
-from traces.export.report import render_report
-from traces.export.tables import write_csv
-from traces.imported import NO_TOKEN, origin
-from traces.imports import reading
-from traces.imports.modelopt import profile_of
-from traces.imports.reading import FORMS, read_traces
-from traces.metrics import measure
-from traces.view.document import view_model
-from traces.view.figures import UNKNOWN
-from traces.view.tracks import span_fates
 
 FILES = Path(__file__).parent / "imported"
 NAMES = (

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from engine.errors import UsageError
+from specscope.engine.errors import UsageError
+from specscope.traces.imports import reading
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.view.document import view_model
 from tests.traces.test_imported import FILES, NAMES, rows_of
-from traces.imports import reading
-from traces.imports.reading import read_traces
-from traces.view.document import view_model
 
 
 @pytest.fixture

@@ -8,15 +8,24 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import UsageError
-from engine.methods import METHODS
-from engine.simulate.profile import Profile
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.simulate.profile import Profile
+from specscope.traces.closed_forms import rate_of_share, speculative_speedup
+from specscope.traces.comparable import comparisons
+from specscope.traces.lab.axes import (
+    ACCEPTANCE,
+    DRAFTER,
+    Axis,
+    axis,
+    can_be_scripted,
+    names_of,
+    shares,
+    sweepable,
+)
+from specscope.traces.lab.points import FILE, points_of
+from specscope.traces.lab.sweep import Cell, Job, Scripted, Sweep, best, sweep
 from tests.traces.samples import sample_trace
-from traces.closed_forms import rate_of_share, speculative_speedup
-from traces.comparable import comparisons
-from traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, can_be_scripted, names_of, shares, sweepable
-from traces.lab.points import FILE, points_of
-from traces.lab.sweep import Cell, Job, Scripted, Sweep, best, sweep
 
 PROFILE = "pearl-4xA100"
 

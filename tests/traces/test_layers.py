@@ -2,14 +2,14 @@
 
 import pytest
 
-import engine
-from engine.types import Limits
+import specscope
+from specscope.engine.types import Limits
+from specscope.traces.view.document import view_model
+from specscope.traces.view.layers import layers
+from specscope.traces.view.tracks import span_fates
+from specscope.traces.waiting import sp_degree, wasted
 from tests.engine.worker.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, sample_trace
-from traces.view.document import view_model
-from traces.view.layers import layers
-from traces.view.tracks import span_fates
-from traces.waiting import sp_degree, wasted
 
 PROMPT = [1, 2, 3]
 
@@ -62,7 +62,7 @@ def test_only_a_run_with_fuzzy_forwards_has_the_view():
 
 
 def test_one_device_has_no_exchanges_and_no_groups():
-    with engine.open(runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(runtime="local-thread", device="cpu") as cluster:
         trace = cluster.run("easyspec", "Hi", config={"devices": 1}, limits=Limits(8))
     view = layers(trace)
     assert (len(view["devices"]), view["groups"]) == (1, [])

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.trace.events import Chain
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.trace.events import Chain
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.view.document import view_model
+from specscope.traces.view.lengths import lengths
+from specscope.traces.waiting import decoding_clock
 from tests.traces.samples import sample_trace
-from traces.view.document import view_model
-from traces.view.lengths import lengths
-from traces.waiting import decoding_clock
 
 PROMPTS = ("Tell me a story.", "Once upon a time")
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    with engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as opened:
+    with specscope.open("bundled", runtime="virtual", profile="pearl-4xA100") as opened:
         yield opened
 
 
@@ -90,7 +90,7 @@ def test_sequences_under_load_keep_their_drafts_apart(cluster):
         *PROMPTS,
         config={"gamma": 4, "schedule": "average"},
         limits=Limits(30),
-        load=engine.Load((0.0, 0.0), batch=2),
+        load=specscope.Load((0.0, 0.0), batch=2),
     )
     rows, accepted = lengths(trace), Counter[int]()
     for r in rows:

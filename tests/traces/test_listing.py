@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.trace.events import OTHERS, Occupancy
+from specscope.engine.trace.events import OTHERS, Occupancy
+from specscope.traces.listing import Search, parse
+from specscope.traces.metrics import measure
+from specscope.traces.race import racers_of, speedup_of
 from tests.traces.samples import sample_trace
-from traces.listing import Search, parse
-from traces.metrics import measure
-from traces.race import racers_of, speedup_of
 
 
 def test_a_query_is_words_and_terms_and_an_unknown_term_is_a_word() -> None:

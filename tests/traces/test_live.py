@@ -1,8 +1,8 @@
 import threading
 
-from engine.trace.events import Footer, Header, Span
+from specscope.engine.trace.events import Footer, Header, Span
+from specscope.traces.live import LiveLog
 from tests.traces.samples import sample_events
-from traces.live import LiveLog
 
 
 def span(number):

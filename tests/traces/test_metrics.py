@@ -6,16 +6,16 @@ import math
 import pytest
 from hypothesis import given
 
-from engine.trace.events import Commit, Decision, Device, Footer, Header, Occupancy, Round, Span
-from engine.trace.trace import Trace
+from specscope.engine.trace.events import Commit, Decision, Device, Footer, Header, Occupancy, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces.definitions import FIGURES
+from specscope.traces.export.report import render_report
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure, speedup
+from specscope.traces.places import Level, Slot
+from specscope.traces.view.figures import USED_BY, acceptance
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces.definitions import FIGURES
-from traces.export.report import render_report
-from traces.imports.reading import read_traces
-from traces.metrics import measure, speedup
-from traces.places import Level, Slot
-from traces.view.figures import USED_BY, acceptance
 
 MS = 1_000_000
 

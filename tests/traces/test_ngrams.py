@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from engine.trace.events import Document, Footer, Round
-from engine.trace.trace import Trace
+from specscope.engine.trace.events import Document, Footer, Round
+from specscope.engine.trace.trace import Trace
+from specscope.traces.export.report import render_report
+from specscope.traces.view.document import view_model
+from specscope.traces.view.ngrams import copies, ngrams, sources
+from specscope.traces.waiting import decoding_clock
 from tests.engine.worker.harness import scripted_cluster
 from tests.traces import strategies
 from tests.traces.samples import DOCUMENT, KINDS, PROMPT, WORDS, sample_trace
-from traces.export.report import render_report
-from traces.view.document import view_model
-from traces.view.ngrams import copies, ngrams, sources
-from traces.waiting import decoding_clock
 
 
 def counts_up(path) -> int:

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.trace.events import OTHERS, Occupancy
-from tests.traces.samples import sample_trace, slowed
-from traces.metrics import measure
-from traces.race import (
+from specscope.engine.trace.events import OTHERS, Occupancy
+from specscope.traces.metrics import measure
+from specscope.traces.race import (
     ONE_PASS,
     Speed,
     grouped,
@@ -18,7 +17,8 @@ from traces.race import (
     speedup_of,
     spread,
 )
-from traces.view.document import view_model
+from specscope.traces.view.document import view_model
+from tests.traces.samples import sample_trace, slowed
 
 
 def measured(kind: str, factor: float = 1, name: str = ""):

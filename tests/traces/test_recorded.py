@@ -1,4 +1,4 @@
-"""Recordings of `engine.record` in the views: what they lack is unknown, the rest works."""
+"""Recordings of `specscope.record` in the views: what they lack is unknown, the rest works."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from itertools import chain
 
 import pytest
 
-import engine
-from engine.errors import UsageError
-from traces.comparable import comparisons
-from traces.diff import diff
-from traces.export.perfetto import to_perfetto
-from traces.export.report import render_report
-from traces.imported import origin
-from traces.imports.reading import read_traces
-from traces.metrics import measure
-from traces.view.document import view_model
-from traces.whatif.replay import Change, what_if
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.traces.comparable import comparisons
+from specscope.traces.diff import diff
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.report import render_report
+from specscope.traces.imported import origin
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure
+from specscope.traces.view.document import view_model
+from specscope.traces.whatif.replay import Change, what_if
 
 MS = 1_000_000
 DEVICES = {"d": "drafter", "t": "target"}
@@ -35,7 +35,7 @@ def record(tmp_path):
     ):
         path = tmp_path / "run.jsonl"
         devices = DEVICES if any(r is not None for r in rounds) else {"t": "target"}
-        with engine.record(path, devices=devices, method="mine", **given) as rec:
+        with specscope.record(path, devices=devices, method="mine", **given) as rec:
             rec.prompt("Hi", ids=ids)
             rec.start(0)
             now, length, token = 0, len(ids), 10
@@ -120,7 +120,7 @@ def test_without_spans_there_are_no_times(record):
 def test_drafts_of_unknown_spans_are_not_called_wasted(record, tmp_path):
     """Such as those of a process that joined, if their ids were not sent."""
     path = tmp_path / "joined.jsonl"
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         rec.start(0)
         rec.add("draft", 0, MS, "d")
         rec.add("verify", MS, 2 * MS, "t")
@@ -134,7 +134,7 @@ def test_drafts_of_unknown_spans_are_not_called_wasted(record, tmp_path):
 
 def test_a_batch_has_no_padding_that_nobody_recorded(tmp_path):
     path = tmp_path / "batch.jsonl"
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         rec.prompt(ids=[1])
         rec.prompt(ids=[2])
         rec.start(0)
@@ -166,8 +166,8 @@ def test_a_recorded_plain_loop_is_the_baseline_of_recorded_loops(record):
 
 def test_a_recorded_loop_is_not_compared_with_a_run_of_another_clock(record):
     fast = record(2, 3)
-    with engine.open(runtime="virtual", profile="pearl-3xA100") as cluster:
-        own = cluster.run("autoregressive", [1, 2], limits=engine.Limits(4))
+    with specscope.open(runtime="virtual", profile="pearl-3xA100") as cluster:
+        own = cluster.run("autoregressive", [1, 2], limits=specscope.Limits(4))
     assert comparisons([[fast], [own]])[0].baseline is None
 
 

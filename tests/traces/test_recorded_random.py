@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import pytest
 
-import engine
-from engine.errors import UsageError
-from traces.export.perfetto import to_perfetto
-from traces.export.report import render_report
-from traces.imports.reading import read_traces
-from traces.view.document import view_model
-from traces.whatif.replay import Change, what_if
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.report import render_report
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.view.document import view_model
+from specscope.traces.whatif.replay import Change, what_if
 
 TOKENS, OWN = 5, 9
 
@@ -34,7 +34,7 @@ def draw_round(draw: random.Random) -> dict:
 
 def record(draw: random.Random, path) -> None:
     rule, sequences, running = draw.choice(["", "ratio", "typical"]), draw.choice([1, 1, 2, 3]), set()
-    with engine.record(path, devices=["drafter", "target"], rule=rule) as rec:
+    with specscope.record(path, devices=["drafter", "target"], rule=rule) as rec:
         for sequence in range(sequences):
             rec.prompt(ids=[1, 2, 3][: draw.choice([0, 3])])
             running.add(sequence)

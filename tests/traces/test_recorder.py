@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import StoreError
-from engine.trace.events import Span
+from specscope.engine.errors import StoreError
+from specscope.engine.trace.events import Span
+from specscope.traces import database, recorder
+from specscope.traces.store import Store
 from tests.traces.samples import sample_events, sample_trace
-from traces import database, recorder
-from traces.store import Store
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ CRASH = """
 import sys
 from tests.traces.samples import sample_events
 from tests.traces.test_recorder import span
-from traces.store import Store
+from specscope.traces.store import Store
 
 store = Store(sys.argv[1])
 recording = store.record(sample_events("pearl")[0])

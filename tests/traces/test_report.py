@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import UsageError
-from engine.trace.events import SCHEMA
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import SCHEMA
+from specscope.traces.export.assets import FOLDER, SCRIPTS, viewer_script
+from specscope.traces.export.report import LONG, inline_json, render_report
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import packed
 from tests.traces.samples import sample_trace
 from tests.traces.strategies import few, traces
-from traces.export.assets import FOLDER, SCRIPTS, viewer_script
-from traces.export.report import LONG, inline_json, render_report
-from traces.view.document import view_model
-from traces.view.packed import packed
 
 ATTACK = "</script><img src=x onerror=alert(1)><b>x</b>&amp;{{model}}\u2028\ud800"
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from engine.trace.events import Commit, Footer, Round, Span
-from engine.trace.trace import Trace
+from specscope.engine.trace.events import Commit, Footer, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces.comparable import batch_size, comparisons
+from specscope.traces.requests import figures, load_of, requests, stops_paying
+from specscope.traces.view.document import view_model
+from specscope.traces.view.tracks import queue
+from specscope.traces.waiting import working_devices
 from tests.traces.samples import MS, sample_trace
-from traces.comparable import batch_size, comparisons
-from traces.requests import figures, load_of, requests, stops_paying
-from traces.view.document import view_model
-from traces.view.tracks import queue
-from traces.waiting import working_devices
 
 LOAD = {"arrivals": [0, 5 * MS, 90 * MS], "batch": 2, "chunk": 8}
 

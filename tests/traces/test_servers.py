@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.run.models import Model
-from engine.trace.events import Commit, Decision, Device, Footer, Round, Span
-from engine.trace.trace import Trace
+from specscope.engine.run.models import Model
+from specscope.engine.trace.events import Commit, Decision, Device, Footer, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces.metrics import measure
+from specscope.traces.view.document import view_model
+from specscope.traces.view.servers import server_pool
+from specscope.traces.waiting import preempted, sp_degree
 from tests.engine.worker.harness import Flat, scripted_cluster
 from tests.traces.samples import KINDS, MS, sample_trace
-from traces.metrics import measure
-from traces.view.document import view_model
-from traces.view.servers import server_pool
-from traces.waiting import preempted, sp_degree
 
 PROMPT = [1, 2, 3]
 

@@ -6,12 +6,12 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 
-from engine.errors import StoreError, UsageError
-from engine.trace.events import Footer
+from specscope.engine.errors import StoreError, UsageError
+from specscope.engine.trace.events import Footer
+from specscope.traces.metrics import measure
+from specscope.traces.store import Store
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_events, sample_trace
-from traces.metrics import measure
-from traces.store import Store
 
 TABLES = (
     "span",

@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from engine.trace.events import Footer, Round
-from engine.trace.trace import Trace
+from specscope.engine.trace.events import Footer, Round
+from specscope.engine.trace.trace import Trace
+from specscope.traces.view.document import view_model
+from specscope.traces.view.tokens import by_branch, ghosts, trees
+from specscope.traces.waiting import decoding_clock
 from tests.traces import strategies
 from tests.traces.samples import KINDS, SHAPE, WORDS, sample_events, sample_trace
-from traces.view.document import view_model
-from traces.view.tokens import by_branch, ghosts, trees
-from traces.waiting import decoding_clock
 
 
 @pytest.fixture

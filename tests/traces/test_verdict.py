@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from engine.drafting.pace import Probe
-from engine.layout import Layout, Separate
+from specscope.engine.drafting.pace import Probe
+from specscope.engine.layout import Layout, Separate
+from specscope.traces.advice import Rates, advise, kind_of, predicted, rates_of
+from specscope.traces.metrics import measure
+from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace, slowed
-from traces.advice import Rates, advise, kind_of, predicted, rates_of
-from traces.metrics import measure
-from traces.view.document import view_model
 
 PLAIN = sample_trace("autoregressive")
 DRAFT = ((1, 0.1),)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.trace.events import Commit, Footer, Occupancy, Span
-from engine.trace.trace import Trace
+from specscope.engine.trace.events import Commit, Footer, Occupancy, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces import metrics, waiting
+from specscope.traces.export.assets import viewer_style
+from specscope.traces.view.document import VERSION, Document, view_model
+from specscope.traces.view.figures import figure_rows
 from tests.traces.samples import KINDS, MS, sample_events, sample_trace
 from tests.traces.strategies import few, traces
-from traces import metrics, waiting
-from traces.export.assets import viewer_style
-from traces.view.document import VERSION, Document, view_model
-from traces.view.figures import figure_rows
 
 
 def run_of(trace, **options):

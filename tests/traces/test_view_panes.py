@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.settings import config_text
 from tests.traces.samples import sample_trace
-from traces.view.document import view_model
-from traces.view.settings import config_text
 
 
 def run_of(trace, **options):

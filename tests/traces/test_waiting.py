@@ -4,12 +4,12 @@ import random
 import pytest
 from hypothesis import given
 
-from engine.trace.events import Commit, Decision, Device, Footer, Header, Span
-from engine.trace.trace import Trace
+from specscope.engine.trace.events import Commit, Decision, Device, Footer, Header, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces import waiting
+from specscope.traces.waiting import Band, Wait
 from tests.traces import strategies
 from tests.traces.samples import KINDS, sample_trace
-from traces import waiting
-from traces.waiting import Band, Wait
 
 DRAFTER = Device("d", "drafter", "D", "virtual")
 TARGET = Device("t", "target", "T", "virtual")

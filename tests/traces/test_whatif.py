@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.drafting.suffix import Finished
-from engine.errors import ModelError, UsageError
-from engine.methods import METHODS
-from engine.run.serving import Load
-from engine.simulate.oracle import Scripted, Source, bernoulli_models, number
-from engine.trace.trace import Trace
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.run.serving import Load
+from specscope.engine.simulate.oracle import Scripted, Source, bernoulli_models, number
+from specscope.engine.trace.trace import Trace
+from specscope.traces.comparable import comparisons
+from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure
+from specscope.traces.whatif.recording import LEAST, Rates, read
+from specscope.traces.whatif.replay import Change, WhatIf, what_if
+from specscope.traces.whatif.result import facts, rows, sentences
+from specscope.traces.whatif.rules import processed, recorded_way, way_of
+from specscope.traces.whatif.script import NO_TEXTS
 from tests.traces.samples import sample_trace
-from traces.comparable import comparisons
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT
-from traces.imports.reading import read_traces
-from traces.metrics import measure
-from traces.whatif.recording import LEAST, Rates, read
-from traces.whatif.replay import Change, WhatIf, what_if
-from traces.whatif.result import facts, rows, sentences
-from traces.whatif.rules import processed, recorded_way, way_of
-from traces.whatif.script import NO_TEXTS
 
 PROMPT = (5, 6, 7)
 PROFILE = "pearl-4xA100"
@@ -35,10 +35,10 @@ FILES = Path(__file__).parent / "imported"
 EOS = 3
 
 
-def toy(tokens: Source, vocabulary: int = 30, eos: tuple[int, ...] = (EOS,)) -> engine.Cluster:
+def toy(tokens: Source, vocabulary: int = 30, eos: tuple[int, ...] = (EOS,)) -> specscope.Cluster:
     """Return a virtual cluster of a pair without files."""
     pair = Pair("toy", Path("target"), Path("drafter"), NO_TEXTS, vocabulary, 4096, eos)
-    return engine.open(pair, runtime="virtual", profile=PROFILE, tokens=tokens)
+    return specscope.open(pair, runtime="virtual", profile=PROFILE, tokens=tokens)
 
 
 def right(rate: float) -> Source:
@@ -49,7 +49,7 @@ def right(rate: float) -> Source:
 def recorded(method: str = "speculative", tokens: int = 40, **config: Any) -> Trace:
     """Return a run in virtual time with drafts that are right with probability 0.7."""
     with toy(right(0.7)) as cluster:
-        return cluster.run(method, PROMPT, config=config, limits=engine.Limits(tokens))
+        return cluster.run(method, PROMPT, config=config, limits=specscope.Limits(tokens))
 
 
 def replayed(trace: Trace, method: str = "", **more: Any) -> WhatIf:
@@ -88,7 +88,9 @@ def test_under_the_recorded_settings_a_replay_repeats_every_row(method: str, con
 def test_requests_of_a_replay_arrive_when_the_recorded_ones_did():
     load, prompts = Load((0.0, 0.001, 0.2, 0.9), batch=2, chunk=4), [(5, 6, 7 + i) * 3 for i in range(4)]
     with toy(right(0.7)) as cluster:
-        trace = cluster.run("speculative", *prompts, config={"gamma": 3}, limits=engine.Limits(12), load=load)
+        trace = cluster.run(
+            "speculative", *prompts, config={"gamma": 3}, limits=specscope.Limits(12), load=load
+        )
     result = replayed(trace)
     assert result.replay.spans == trace.spans
     assert result.replay.rounds == trace.rounds
@@ -104,7 +106,9 @@ def test_a_replay_keeps_the_policy_and_its_plain_decoding_has_none():
         [(5, 6, 7 + i) * 3 for i in range(4)],
     )
     with toy(right(0.7)) as cluster:
-        trace = cluster.run("speculative", *prompts, config={"gamma": 3}, limits=engine.Limits(12), load=load)
+        trace = cluster.run(
+            "speculative", *prompts, config={"gamma": 3}, limits=specscope.Limits(12), load=load
+        )
     result = replayed(trace)
     assert result.replay.spans == trace.spans
     assert result.replay.header.environment["load"]["policy"] == "minedraft"
@@ -114,8 +118,8 @@ def test_a_replay_keeps_the_policy_and_its_plain_decoding_has_none():
 
 def test_a_replay_drafts_from_the_recorded_finished_texts():
     with toy(right(0.7)) as cluster:
-        plain = cluster.run("autoregressive", PROMPT, limits=engine.Limits(40)).token_ids()
-        options = {"limits": engine.Limits(40), "finished": Finished([plain[5:30], (9, 9, 9)])}
+        plain = cluster.run("autoregressive", PROMPT, limits=specscope.Limits(40)).token_ids()
+        options = {"limits": specscope.Limits(40), "finished": Finished([plain[5:30], (9, 9, 9)])}
         trace = cluster.run("suffix", PROMPT, config={"offset": 2.0}, **options)
     result = replayed(trace)
     assert any(c.document == 0 for c in trace.copies)
@@ -129,7 +133,9 @@ def test_a_replay_drafts_from_the_recorded_finished_texts():
 def test_under_load_a_replay_begins_without_the_texts_that_finish_in_it():
     load, prompts = Load((0.0, 0.0, 0.4), batch=2, chunk=8), [PROMPT, (8, 9), PROMPT]
     with toy(right(0.7)) as cluster:
-        trace = cluster.run("suffix", *prompts, config={"offset": 2.0}, limits=engine.Limits(12), load=load)
+        trace = cluster.run(
+            "suffix", *prompts, config={"offset": 2.0}, limits=specscope.Limits(12), load=load
+        )
     result = replayed(trace)
     assert trace.documents
     assert result.replay.documents == trace.documents
@@ -198,7 +204,7 @@ def test_devices_replace_the_profiles_number():
 @pytest.mark.parametrize(("method", "name"), [("pearl", "gamma"), ("dsi", "lookahead")])
 def test_planned_settings_are_planned_anew_and_given_ones_stay(method: str, name: str):
     trace, pair = recorded(method), {"profile": "pearl-3xA100", "profile_pair": "codellama-7-34"}
-    with engine.open(runtime="virtual", **pair) as cluster:
+    with specscope.open(runtime="virtual", **pair) as cluster:
         planned = METHODS[method].plan(METHODS[method].Config(), cluster.situation)
     result = replayed(trace, **pair)
     assert result.replay.header.config[name] == getattr(planned, name) != trace.header.config[name]
@@ -223,13 +229,13 @@ def test_methods_that_a_recording_cannot_drive_are_refused(method: str, message:
 
 def test_trees_have_the_drafters_next_choices_at_temperature_0():
     """Beside a real run of the tree: equal texts, and nearly as many tokens a verification."""
-    prompt, limits = "Why is the sky blue?", engine.Limits(64)
+    prompt, limits = "Why is the sky blue?", specscope.Limits(64)
     config = {"width": 3, "depth": 3}
-    with engine.open("bundled", runtime="virtual", profile=PROFILE) as cluster:
+    with specscope.open("bundled", runtime="virtual", profile=PROFILE) as cluster:
         chain = cluster.run("speculative", prompt, config={"gamma": 6}, limits=limits)
         tree = cluster.run("tree", prompt, config=config, limits=limits)
         sampled = cluster.run(
-            "speculative", prompt, config={"gamma": 6}, limits=limits, sampling=engine.Sampling(1.0)
+            "speculative", prompt, config={"gamma": 6}, limits=limits, sampling=specscope.Sampling(1.0)
         )
     result = replayed(chain, "tree", config=config)
     assert result.replay.token_ids() == tree.token_ids()
@@ -372,7 +378,7 @@ def sampled(method: str = "speculative", seed: int = 0, tokens: int = 60, **conf
         ),
     ]
     with toy(Source(tuple(models), "unsure"), 5, ()) as cluster:
-        sampling, limits = engine.Sampling(temperature=1.0, seed=seed), engine.Limits(tokens)
+        sampling, limits = specscope.Sampling(temperature=1.0, seed=seed), specscope.Limits(tokens)
         return cluster.run(method, (1, 2, 3), config=config, sampling=sampling, limits=limits)
 
 
@@ -474,7 +480,7 @@ class TestConfidence:
     def test_drafts_end_where_those_of_a_real_run_do(self, seed: int):
         """After a wrong draft the recorded run's discarded drafts say how sure the drafter is."""
         with toy(unsure(seed)) as cluster:
-            limits = engine.Limits(120)
+            limits = specscope.Limits(120)
             trace = cluster.run("speculative", PROMPT, config={"gamma": 5}, limits=limits)
             real = cluster.run("assisted", PROMPT, config={"schedule": "constant"}, limits=limits)
         replay = replayed(trace, "assisted", config={"schedule": "constant"}).replay
@@ -495,7 +501,7 @@ class TestConfidence:
     def test_lengths_that_adapt_are_the_recorded_ones(self, method: str, config: dict[str, Any]):
         """Also those of PEARL's chunks that were dropped before they were judged."""
         with toy(unsure()) as cluster:
-            trace = cluster.run(method, PROMPT, config={"gamma": 4, **config}, limits=engine.Limits(120))
+            trace = cluster.run(method, PROMPT, config={"gamma": 4, **config}, limits=specscope.Limits(120))
         result = replayed(trace)
         assert result.replay.chains == trace.chains
         assert result.replay.spans == trace.spans
@@ -522,13 +528,13 @@ class TestConfidence:
 def bundled(method: str, profile: str, temperature: float, load: bool = False, **config: Any) -> Trace:
     """Return a run of the bundled models; without a profile it is measured."""
     runtime = "virtual" if profile else "local-thread"
-    with engine.open("bundled", runtime=runtime, profile=profile or None) as cluster:
+    with specscope.open("bundled", runtime=runtime, profile=profile or None) as cluster:
         return cluster.run(
             method,
             "Tell me about the sea",
             config=config,
-            sampling=engine.Sampling(temperature=temperature, seed=1),
-            limits=engine.Limits(16),
+            sampling=specscope.Sampling(temperature=temperature, seed=1),
+            limits=specscope.Limits(16),
             load=Load((0.0,)) if load else None,
         )
 

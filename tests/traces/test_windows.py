@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import engine
-from engine.errors import StoreError
-from engine.methods import METHODS
-from engine.types import Limits
+import specscope
+from specscope.engine.errors import StoreError
+from specscope.engine.methods import METHODS
+from specscope.engine.types import Limits
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import packed, packed_run
+from specscope.traces.view.part import bins_view, part_document, part_sections
+from specscope.traces.windows import Work
 from tests.traces.samples import sample_trace
 from tests.traces.test_layers import easyspec
 from tests.traces.test_servers import dsi
-from traces.store import Store
-from traces.view.document import view_model
-from traces.view.packed import packed, packed_run
-from traces.view.part import bins_view, part_document, part_sections
-from traces.windows import Work
 
 SCRIPTED = {
     "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),
@@ -34,8 +34,8 @@ PROMPTS = ("Tell me a story.", "Why?", "Once upon a time")
 BATCHES = {
     "ems": ("ems", {}, None),
     "batch-of-trees": ("ems", {"batch": 2, "base": "speculative", "width": 4}, None),
-    "load": ("speculative", {}, engine.Load((0.0, 0.1, 0.2), 2)),
-    "minedraft": ("speculative", {}, engine.Load((0.0, 0.1, 0.2), 1, policy="minedraft")),
+    "load": ("speculative", {}, specscope.Load((0.0, 0.1, 0.2), 2)),
+    "minedraft": ("speculative", {}, specscope.Load((0.0, 0.1, 0.2), 1, policy="minedraft")),
 }
 """Runs of several prompts: method, settings, load."""
 KEYS = tuple(dict.fromkeys((*METHODS, *SCRIPTED, *BATCHES)))
@@ -47,7 +47,7 @@ BY_STEP = ("copies",)
 def store(tmp_path_factory):
     with (
         Store(tmp_path_factory.mktemp("methods") / "traces.db") as opened,
-        engine.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster,
+        specscope.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster,
     ):
         for key in KEYS:
             if key in SCRIPTED:

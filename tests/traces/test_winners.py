@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.errors import UsageError
-from engine.types import Limits
-from traces.lab.winners import (
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.types import Limits
+from specscope.traces.lab.winners import (
     FORMS,
     Plan,
     Result,
@@ -51,7 +51,7 @@ def test_at_a_place_all_methods_decode_the_same_text_near_their_closed_forms():
 def test_a_draft_has_the_length_that_is_best_by_the_closed_form():
     (one,) = results(small(tokens=8, methods=default().methods[2:3]), 5, 0.8)
     assert dict(one.config) == {"gamma": 4}
-    from traces.closed_forms import ssd_speedup
+    from specscope.traces.closed_forms import ssd_speedup
 
     assert one.form == max(ssd_speedup(0.8, gamma, 5) for gamma in range(1, 25))
 
@@ -86,7 +86,7 @@ def test_a_stop_ends_the_map():
 
 
 def test_a_recorded_run_drives_all_methods():
-    with engine.open("bundled", runtime="virtual", profile="8xA100") as cluster:
+    with specscope.open("bundled", runtime="virtual", profile="8xA100") as cluster:
         trace = cluster.run("speculative", "Why is the sky blue?", config={"gamma": 5}, limits=Limits(48))
     (found,) = draw(small(devices=(2,), methods=default().methods[1:4]), [trace, trace])
     assert {one.rate for one in found} == {rate_of(trace)}
@@ -95,7 +95,7 @@ def test_a_recorded_run_drives_all_methods():
 
 
 def test_a_recorded_run_of_few_tokens_is_refused():
-    with engine.open("bundled", runtime="local-thread") as cluster:
+    with specscope.open("bundled", runtime="local-thread") as cluster:
         trace = cluster.run("speculative", "The sea", limits=Limits(12))
     with pytest.raises(UsageError, match=f"run {trace.header.run_id} has 12 tokens; record at least 48"):
         next(draw(small(), [trace]))

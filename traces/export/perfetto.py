@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 from typing import IO, TYPE_CHECKING, Any
 
-from engine.errors import UsageError
-from engine.trace.events import OTHERS
-from traces.imported import is_timed
-from traces.waiting import busy, lanes
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import OTHERS
+from specscope.traces.imported import is_timed
+from specscope.traces.waiting import busy, lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.trace.events import Span
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Span
+    from specscope.engine.trace.trace import Trace
 
 
 def write_perfetto(trace: Trace, file: IO[str]) -> None:

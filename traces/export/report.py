@@ -12,20 +12,20 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from engine.checkpoints.forms import model_name
-from engine.errors import UsageError
-from traces.comparable import other_load
-from traces.export.assets import report_template, viewer_script, viewer_style
-from traces.view.beginning import end_of, of_beginning
-from traces.view.document import Document, RunView, view_model
-from traces.view.figures import acceptance
-from traces.view.packed import packed
-from traces.view.settings import shown_config
+from specscope.engine.checkpoints.forms import model_name
+from specscope.engine.errors import UsageError
+from specscope.traces.comparable import other_load
+from specscope.traces.export.assets import report_template, viewer_script, viewer_style
+from specscope.traces.view.beginning import end_of, of_beginning
+from specscope.traces.view.document import Document, RunView, view_model
+from specscope.traces.view.figures import acceptance
+from specscope.traces.view.packed import packed
+from specscope.traces.view.settings import shown_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.trace import Trace
 
 Turn: TypeAlias = "tuple[Sequence[Trace], Sequence[Sequence[Trace]]]"
 """The runs of a turn, and the passes of each."""

@@ -6,15 +6,15 @@ import csv
 from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
-from engine.errors import UsageError
-from engine.trace.events import Commit, Copied, Decision, Round, Span, Top
-from traces.imported import NO_TOKEN, origin
-from traces.metrics import measure
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Commit, Copied, Decision, Round, Span, Top
+from specscope.traces.imported import NO_TOKEN, origin
+from specscope.traces.metrics import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.trace import Trace
 
 Table = Literal["tokens", "decisions", "rounds", "copies", "spans", "figures"]
 _DECISION = ("p", "q", "u", "rule")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import UsageError, shown
-from engine.trace.events import Footer
-from engine.trace.trace import Trace
-from traces.imported import Counts, Imported, origin
-from traces.imports.request_trace import (
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.events import Footer
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imported import Counts, Imported, origin
+from specscope.traces.imports.request_trace import (
     ALWAYS,
     LONGEST_DRAFT,
     Form,

@@ -14,14 +14,14 @@ from bisect import bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.errors import shown
-from engine.trace.events import Device, Footer, Span
-from engine.trace.trace import Trace
-from traces.imported import Imported
-from traces.imports.request_trace import Form, is_object, new_header, number
+from specscope.engine.errors import shown
+from specscope.engine.trace.events import Device, Footer, Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imported import Imported
+from specscope.traces.imports.request_trace import Form, is_object, new_header, number
 
 if TYPE_CHECKING:
-    from engine.trace.events import SpanKind
+    from specscope.engine.trace.events import SpanKind
 
 _NAME = "a trace of the torch profiler with SGLang's step[...] or vLLM's gpu_model_runner scopes"
 MOST_SCOPES = 500_000

@@ -10,21 +10,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import UsageError
-from engine.files import check_values, parse_json, read_bytes
-from engine.trace.jsonl import read_jsonl
-from traces.checks import check
-from traces.imported import with_unknown
-from traces.imports.modelopt import MODELOPT
-from traces.imports.profiler import PROFILER
-from traces.imports.servers import AIPERF, SGLANG, VLLM
-from traces.imports.vcr import VCR
+from specscope.engine.errors import UsageError
+from specscope.engine.files import check_values, parse_json, read_bytes
+from specscope.engine.trace.jsonl import read_jsonl
+from specscope.traces.checks import check
+from specscope.traces.imported import with_unknown
+from specscope.traces.imports.modelopt import MODELOPT
+from specscope.traces.imports.profiler import PROFILER
+from specscope.traces.imports.servers import AIPERF, SGLANG, VLLM
+from specscope.traces.imports.vcr import VCR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.trace.trace import Trace
-    from traces.imports.request_trace import Form
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.imports.request_trace import Form
 
 FORMS = (VLLM, AIPERF, SGLANG, VCR, MODELOPT, PROFILER)
 MAX_BYTES = 128 * 2**20
@@ -103,7 +103,7 @@ def _form_of(rows: list[Any]) -> Form | None:
 
 
 def _own(content: bytes, path: str | Path) -> Trace:
-    """Return the trace of SpecScope's own file, also of one that was recorded by `engine.record`.
+    """Return the trace of SpecScope's own file, which `specscope.record` writes, too.
 
     Without a footer its status is `incomplete`.
     """

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-from engine.errors import shown
-from engine.trace.events import Commit, Decision, Footer, Header, Round
-from engine.trace.trace import Trace
-from traces.imported import NO_TOKEN, Counts, Imported
+from specscope.engine.errors import shown
+from specscope.engine.trace.events import Commit, Decision, Footer, Header, Round
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imported import NO_TOKEN, Counts, Imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from engine.trace.events import Device, Row
+    from specscope.engine.trace.events import Device, Row
 
 ALWAYS = ("times", "texts of the tokens", "ids of rejected tokens", "probabilities")
 """What no file of counts holds."""

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from traces.imported import Counts
-from traces.imports.request_trace import (
+from specscope.traces.imported import Counts
+from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
     MOST_STEPS,
     MOST_TOKENS,
@@ -40,7 +40,7 @@ from traces.imports.request_trace import (
 )
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.trace import Trace
 
 _COMMON = (
     "mean_acceptance_length",

@@ -13,10 +13,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from engine.trace.events import Footer
-from engine.trace.trace import Trace
-from traces.imported import Counts, Imported
-from traces.imports.request_trace import (
+from specscope.engine.trace.events import Footer
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imported import Counts, Imported
+from specscope.traces.imports.request_trace import (
     ALWAYS,
     LONGEST_DRAFT,
     Form,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from engine.checkpoints.forms import model_name
-from engine.errors import UsageError, shown
-from engine.methods import METHODS
-from engine.types import check_range
+from specscope.engine.checkpoints.forms import model_name
+from specscope.engine.errors import UsageError, shown
+from specscope.engine.methods import METHODS
+from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
-    from engine.methods import Method, Setting
+    from specscope.engine.methods import Method, Setting
 
 ACCEPTANCE = "acceptance_rate"
 """Name of the axis whose values are acceptance rates: drafts are scripted, no model decodes."""

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.simulate.profile import Profile
-from traces.closed_forms import rate_of_share
+from specscope.engine.simulate.profile import Profile
+from specscope.traces.closed_forms import rate_of_share
 
 if TYPE_CHECKING:
-    from traces.lab.sweep import Sweep
+    from specscope.traces.lab.sweep import Sweep
 
 FILE = Path(__file__).resolve().parents[2] / "assets" / "papers" / "points.toml"
 

@@ -17,18 +17,18 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from engine.errors import RunCancelled, UsageError
-from engine.methods import BASELINE, find
-from engine.simulate.profile import Profile
-from engine.types import Limits, check_range
-from traces.comparable import conditions, differences
-from traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
-from traces.metrics import measure, speedup
-from traces.race import alternating
+from specscope.engine.errors import RunCancelled, UsageError
+from specscope.engine.methods import BASELINE, find
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.types import Limits, check_range
+from specscope.traces.comparable import conditions, differences
+from specscope.traces.lab.axes import MOST_CELLS, USUAL, Axis, Value, check_axis
+from specscope.traces.metrics import measure, speedup
+from specscope.traces.race import alternating
 
 if TYPE_CHECKING:
-    from engine.methods import Method
-    from engine.trace.trace import Trace
+    from specscope.engine.methods import Method
+    from specscope.engine.trace.trace import Trace
 
 MOST_PASSES = 9
 MOST_TOKENS = 512
@@ -250,7 +250,7 @@ class Scripted:
     profile_pair: str = ""
     tokens: int = 64
     doubt: float = 0.0
-    """See `engine.simulate.oracle.bernoulli_models`."""
+    """See `specscope.engine.simulate.oracle.bernoulli_models`."""
 
     def check(self, seeds: int) -> None:
         check_range("tokens", self.tokens, 1, MOST_TOKENS)
@@ -259,10 +259,10 @@ class Scripted:
 
     def __call__(self, job: Job) -> Trace:
         """Without doubt, second choices have no probability, so a tree is as good as its chain."""
-        import engine
-        from engine.checkpoints.pair import Pair  # imports torch, which takes seconds
-        from engine.simulate.oracle import Source, bernoulli_models
-        from traces.whatif.script import CONTEXT, NO_TEXTS
+        import specscope
+        from specscope.engine.checkpoints.pair import Pair  # imports torch, which takes seconds
+        from specscope.engine.simulate.oracle import Source, bernoulli_models
+        from specscope.traces.whatif.script import CONTEXT, NO_TEXTS
 
         assert job.rate is not None
         pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
@@ -271,7 +271,7 @@ class Scripted:
         )
         doubt = f":doubt={self.doubt:g}" if self.doubt else ""
         source = Source(models, f"bernoulli:{job.rate:g}{doubt}, seed {job.sample}")
-        with engine.open(
+        with specscope.open(
             pair,
             runtime="virtual",
             profile=self.profile,

@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.errors import UsageError
-from engine.methods import BASELINE, find
-from engine.simulate.profile import Profile
-from engine.types import check_range
-from traces.closed_forms import (
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import BASELINE, find
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.types import check_range
+from specscope.traces.closed_forms import (
     best_gamma,
     dsi_blocks_speedup,
     layer_parallel_speedup,
@@ -30,12 +30,12 @@ from traces.closed_forms import (
     speculative_speedup,
     ssd_speedup,
 )
-from traces.lab.sweep import Job, Scripted
-from traces.metrics import measure, speedup
+from specscope.traces.lab.sweep import Job, Scripted
+from specscope.traces.metrics import measure, speedup
 
 if TYPE_CHECKING:
-    from engine.simulate.latency import Latency
-    from engine.trace.trace import Trace
+    from specscope.engine.simulate.latency import Latency
+    from specscope.engine.trace.trace import Trace
 
 FILE = Path(__file__).resolve().parents[2] / "assets" / "examples" / "map.toml"
 
@@ -176,7 +176,7 @@ def _scripted(plan: Plan, c: int, rate: float) -> Race:
 
 
 def _replayed(plan: Plan, c: int, recorded: Sequence[Trace]) -> Race:
-    from traces.whatif.replay import Change, what_if
+    from specscope.traces.whatif.replay import Change, what_if
 
     def race(key: str, config: Mapping[str, Any]) -> list[tuple[Trace, Trace]]:
         change = Change(plan.profile, f"c{c}", method=key, config=config)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traces.papers.rows import Heat, Paper, Row, per_cell
+from specscope.traces.papers.rows import Heat, Paper, Row, per_cell
 
 PAPER = Paper("dsi")
 _DATA = PAPER.numbers

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from engine.model.fuzzy import layer_groups
-from engine.simulate.profile import Profile
-from traces.papers.rows import Paper, Row, cells, numbers, per_cell
+from specscope.engine.model.fuzzy import layer_groups
+from specscope.engine.simulate.profile import Profile
+from specscope.traces.papers.rows import Paper, Row, cells, numbers, per_cell
 
 PAPER = Paper("easyspec")
 _DATA = PAPER.numbers

@@ -21,8 +21,8 @@ from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from engine.simulate.profile import Profile
-from traces.papers.rows import Paper, Row, bisect, per_cell
+from specscope.engine.simulate.profile import Profile
+from specscope.traces.papers.rows import Paper, Row, bisect, per_cell
 
 PAPER = Paper("ems")
 _DATA = PAPER.numbers

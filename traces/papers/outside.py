@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from engine.heads.work import Work
-from engine.simulate.profile import Profile
-from engine.simulate.roofline import Model
-from traces.closed_forms import pearl_tokens
-from traces.papers.parallelspec import round_cost
-from traces.papers.rows import Paper, Row, cells
+from specscope.engine.heads.work import Work
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.simulate.roofline import Model
+from specscope.traces.closed_forms import pearl_tokens
+from specscope.traces.papers.parallelspec import round_cost
+from specscope.traces.papers.rows import Paper, Row, cells
 
 PAPER = Paper("outside")
 _DATA = PAPER.numbers

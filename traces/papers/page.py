@@ -12,10 +12,10 @@ from itertools import groupby
 
 import numpy as np
 
-from engine.plot import ticks
-from traces.export.assets import file_page, page_asset
-from traces.papers.rows import WITHIN, Heat, Paper, Row
-from traces.papers.summary import Summary
+from specscope.engine.plot import ticks
+from specscope.traces.export.assets import file_page, page_asset
+from specscope.traces.papers.rows import WITHIN, Heat, Paper, Row
+from specscope.traces.papers.summary import Summary
 
 _FILTERS = {
     "exact": "exact",

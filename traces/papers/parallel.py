@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from functools import cache
 from statistics import fmean
 
-from engine.drafting.pace import MISSES
-from traces.closed_forms import speculative_tokens, ssd_hit_rate
-from traces.papers import pearl_speeds
-from traces.papers.rows import Paper, Row, bisect, cells
+from specscope.engine.drafting.pace import MISSES
+from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.papers import pearl_speeds
+from specscope.traces.papers.rows import Paper, Row, bisect, cells
 
 PAPER = Paper("parallel")
 _DATA = PAPER.numbers
@@ -83,8 +83,8 @@ def _virtual() -> Iterator[Row]:
 @cache
 def virtual_speed(gamma: int) -> float:
     """Return the mean tokens per second of runs on the virtual cluster."""
-    from traces.lab.sweep import Job, Scripted
-    from traces.metrics import measure
+    from specscope.traces.lab.sweep import Job, Scripted
+    from specscope.traces.metrics import measure
 
     run, rate = Scripted(_VIRTUAL["profile"], _VIRTUAL["pair"], _VIRTUAL["tokens"]), rate_of_reproduction()
     jobs = [Job(_VIRTUAL["method"], {"gamma": gamma}, seed, rate, "") for seed in range(_VIRTUAL["seeds"])]

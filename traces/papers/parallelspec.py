@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.heads.work import Work
-from engine.simulate.profile import Profile
-from traces.closed_forms import speculative_tokens
-from traces.papers.rows import Paper, Row, bisect, cells, numbers, per_cell
+from specscope.engine.heads.work import Work
+from specscope.engine.simulate.profile import Profile
+from specscope.traces.closed_forms import speculative_tokens
+from specscope.traces.papers.rows import Paper, Row, bisect, cells, numbers, per_cell
 
 PAPER = Paper("parallelspec")
 _DATA = PAPER.numbers

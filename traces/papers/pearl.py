@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from engine.simulate.profile import Profile, profiles
-from traces.closed_forms import pearl_tokens, speculative_tokens
-from traces.papers.pearl_speeds import (
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.traces.closed_forms import pearl_tokens, speculative_tokens
+from specscope.traces.papers.pearl_speeds import (
     Pair,
     assisted,
     at_printed_gamma,
@@ -27,7 +27,7 @@ from traces.papers.pearl_speeds import (
     without_post_verify,
     without_pre_verify,
 )
-from traces.papers.rows import Paper, Row, cells, numbers, per_cell
+from specscope.traces.papers.rows import Paper, Row, cells, numbers, per_cell
 
 PAPER = Paper("pearl")
 _DATA = PAPER.numbers

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.simulate.latency import Latency
-from engine.simulate.profile import Profile, profiles
-from traces.closed_forms import pearl_tokens, speculative_tokens
-from traces.papers.rows import bisect, numbers
+from specscope.engine.simulate.latency import Latency
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.traces.closed_forms import pearl_tokens, speculative_tokens
+from specscope.traces.papers.rows import bisect, numbers
 
 _DATA = numbers("pearl")
 _LONGEST = 64

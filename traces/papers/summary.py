@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from engine.errors import UsageError, shown
-from traces.papers import dsi, easyspec, ems, outside, parallel, parallelspec, pearl
-from traces.papers.rows import WITHIN, Group, Paper, Row
+from specscope.engine.errors import UsageError, shown
+from specscope.traces.papers import dsi, easyspec, ems, outside, parallel, parallelspec, pearl
+from specscope.traces.papers.rows import WITHIN, Group, Paper, Row
 
 PAPERS = {
     module.PAPER.key: module.PAPER for module in (pearl, dsi, easyspec, ems, parallelspec, parallel, outside)

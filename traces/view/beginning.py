@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from engine.trace.trace import Trace
-from traces.view.aligned import aligned
-from traces.view.document import Document, RunView, sections
-from traces.waiting import timeline, working_devices
+from specscope.engine.trace.trace import Trace
+from specscope.traces.view.aligned import aligned
+from specscope.traces.view.document import Document, RunView, sections
+from specscope.traces.waiting import timeline, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,15 +16,15 @@ from collections import Counter
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.imported import CACHED, origin
-from traces.padding import finished, rounds_by_step, steps_of
-from traces.waiting import FORWARDS, WHOLE, Around, decoding_clock
+from specscope.traces.imported import CACHED, origin
+from specscope.traces.padding import finished, rounds_by_step, steps_of
+from specscope.traces.waiting import FORWARDS, WHOLE, Around, decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from engine.trace.events import Span
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Span
+    from specscope.engine.trace.trace import Trace
 
 STATES: tuple[str, ...] = (
     "earlier",

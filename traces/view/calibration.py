@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.calibration import calibrations, trials
-from traces.view import columns_of, row_of
-from traces.view.tokens import short
+from specscope.traces.calibration import calibrations, trials
+from specscope.traces.view import columns_of, row_of
+from specscope.traces.view.tokens import short
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
-    from traces.calibration import Calibration
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.calibration import Calibration
 
 
 class BinColumns(TypedDict):
-    """The bins with tested tokens, as in `traces.calibration.Bin`."""
+    """The bins with tested tokens, as in `specscope.traces.calibration.Bin`."""
 
     low: list[float]
     tested: list[int]

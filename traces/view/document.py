@@ -6,32 +6,41 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from engine.errors import SpecScopeError
-from engine.methods import METHODS
-from traces.comparable import batch_size, drafts, other_load
-from traces.imported import is_timed, origin, with_unknown
-from traces.metrics import Metrics, measure, speedup
-from traces.race import Racer, Spread, race_line, racers_of, spread
-from traces.verdict import Verdict, verdict
-from traces.view.aligned import AlignedView, aligned, equal_tokens
-from traces.view.caches import CacheView, PackingView, caches, packings
-from traces.view.calibration import CalibrationView, calibration_views
-from traces.view.fan import FanView, PlaceView, fans, hits
-from traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
-from traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
-from traces.view.forks import with_forks
-from traces.view.layers import LayersView, layers
-from traces.view.lengths import LengthView, lengths
-from traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
-from traces.view.servers import ServersView, server_pool
-from traces.view.settings import config_text, drafter_text, planned_text, policy_text, shown_config
-from traces.view.tokens import GhostView, TokenView, TreeView, committed, ghosts, has_trees, trees
-from traces.view.tracks import RoundView, ShareOfTime, TrackView, band, headline, queue, rounds, tracks
-from traces.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.methods import METHODS
+from specscope.traces.comparable import batch_size, drafts, other_load
+from specscope.traces.imported import is_timed, origin, with_unknown
+from specscope.traces.metrics import Metrics, measure, speedup
+from specscope.traces.race import Racer, Spread, race_line, racers_of, spread
+from specscope.traces.verdict import Verdict, verdict
+from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
+from specscope.traces.view.caches import CacheView, PackingView, caches, packings
+from specscope.traces.view.calibration import CalibrationView, calibration_views
+from specscope.traces.view.fan import FanView, PlaceView, fans, hits
+from specscope.traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
+from specscope.traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
+from specscope.traces.view.forks import with_forks
+from specscope.traces.view.layers import LayersView, layers
+from specscope.traces.view.lengths import LengthView, lengths
+from specscope.traces.view.ngrams import CopyView, NgramsView, SourceView, copies, ngrams, sources
+from specscope.traces.view.servers import ServersView, server_pool
+from specscope.traces.view.settings import config_text, drafter_text, planned_text, policy_text, shown_config
+from specscope.traces.view.tokens import GhostView, TokenView, TreeView, committed, ghosts, has_trees, trees
+from specscope.traces.view.tracks import (
+    RoundView,
+    ShareOfTime,
+    TrackView,
+    band,
+    headline,
+    queue,
+    rounds,
+    tracks,
+)
+from specscope.traces.waiting import WHOLE, Around, Timeline, decoding_clock, timeline, working_devices
 
 if TYPE_CHECKING:
-    from engine.trace.events import Device
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Device
+    from specscope.engine.trace.trace import Trace
 
 Made = TypeVar("Made")
 VERSION = 1
@@ -83,7 +92,7 @@ class Sections(Extent):
 
     tracks: list[TrackView]
     band: list[tuple[str, float, float]]
-    """(kind, start, end), see `traces.view.tracks`."""
+    """(kind, start, end), see `specscope.traces.view.tracks`."""
     headline: list[ShareOfTime]
     note: str
     """Why nothing was drafted, or what is unknown of an imported run; may be empty."""
@@ -167,7 +176,8 @@ def view_model(
 
     Args:
         traces: The runs compared, in the order shown. A run without a footer is in progress.
-        passes: For each run, all passes of it (see `traces.race`); empty if no run was repeated.
+        passes: For each run, all passes of it (see `specscope.traces.race`); empty if no run was
+            repeated.
         redact_prompt: Leave out the prompts, the texts in settings, and lost drafts that were
             copied from either.
     """

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
-from traces.forks import lookups
-from traces.view import columns_of
-from traces.view.tokens import NO_NODE, short
-from traces.waiting import WHOLE, Around, decoding_clock
+from specscope.traces.forks import lookups
+from specscope.traces.view import columns_of
+from specscope.traces.view.tokens import NO_NODE, short
+from specscope.traces.waiting import WHOLE, Around, decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from engine.trace.events import Decision, Forked, Round, Span
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Decision, Forked, Round, Span
+    from specscope.engine.trace.trace import Trace
 
     Row = TypeVar("Row", Decision, Forked, Span)
 

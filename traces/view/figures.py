@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from traces.definitions import FIGURES
-from traces.imported import origin
-from traces.metrics import measure
-from traces.places import drafted_levels
+from specscope.traces.definitions import FIGURES
+from specscope.traces.imported import origin
+from specscope.traces.metrics import measure
+from specscope.traces.places import drafted_levels
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from engine.trace.trace import Trace
-    from traces.metrics import Metrics
-    from traces.race import Spread
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.metrics import Metrics
+    from specscope.traces.race import Spread
 
 
 class FigureView(TypedDict):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view import row_of
-from traces.waiting import decoding_clock
+from specscope.traces.view import row_of
+from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.trace import Trace
 
 
 class ForecastView(TypedDict):

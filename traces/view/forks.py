@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view.tokens import NO_NODE, NodeColumns, TreeView, judged_drafts, short
+from specscope.traces.view.tokens import NO_NODE, NodeColumns, TreeView, judged_drafts, short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engine.trace.events import Decision
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Decision
+    from specscope.engine.trace.trace import Trace
 
 OVERLAPPING = ("pre-verify", "post-verify")
 """Modes of rounds that draft while they verify."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view import columns_of
-from traces.waiting import decoding_clock
+from specscope.traces.view import columns_of
+from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
-    from engine.trace.events import Part, Span
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Part, Span
+    from specscope.engine.trace.trace import Trace
 
 _DRAFTING = frozenset({"calibrate", "draft"})
 

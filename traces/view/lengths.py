@@ -6,14 +6,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view import row_of
-from traces.waiting import decoding_clock
+from specscope.traces.view import row_of
+from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.trace.events import Chain, Decision, Stop
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Chain, Decision, Stop
+    from specscope.engine.trace.trace import Trace
 
 
 class LengthView(TypedDict):

@@ -10,15 +10,15 @@ import codecs
 import re
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view import row_of
-from traces.view.tokens import judged_drafts
-from traces.waiting import decoding_clock
+from specscope.traces.view import row_of
+from specscope.traces.view.tokens import judged_drafts
+from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from engine.trace.events import Decision
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Decision
+    from specscope.engine.trace.trace import Trace
 
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(bos|eos|pad|unk)>")
 """The names of special tokens in the tokenizers of supported models."""

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from engine.trace.events import Commit, Span
-from traces.view import columns_of
-from traces.view.tokens import CommitView, commit_view
+from specscope.engine.trace.events import Commit, Span
+from specscope.traces.view import columns_of
+from specscope.traces.view.tokens import CommitView, commit_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.trace.events import Event
-    from traces.view.document import Document
+    from specscope.engine.trace.events import Event
+    from specscope.traces.view.document import Document
 
 OBJECTS = ("tokens", "ghosts", "rounds", "lengths")
 

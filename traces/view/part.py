@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from traces.verdict import NONE
-from traces.view.document import VERSION, heading, sections
-from traces.view.figures import figure_rows
-from traces.waiting import Timeline, decode_window, decoding_clock, timeline
+from specscope.traces.verdict import NONE
+from specscope.traces.view.document import VERSION, heading, sections
+from specscope.traces.view.figures import figure_rows
+from specscope.traces.waiting import Timeline, decode_window, decoding_clock, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.trace.events import Device
-    from traces.windows import Bins, Extent, Window
+    from specscope.engine.trace.events import Device
+    from specscope.traces.windows import Bins, Extent, Window
 
 PIECEMEAL = ("tokens", "ghosts", "rounds", "forecasts")
 """Sections whose rows have a time, and are cut to the window."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.view.tracks import span_fates
-from traces.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
+from specscope.traces.view.tracks import span_fates
+from specscope.traces.waiting import SCORING, WHOLE, Around, decoding_clock, preempted, side
 
 if TYPE_CHECKING:
-    from engine.trace.events import Device, Span
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Device, Span
+    from specscope.engine.trace.trace import Trace
 
 
 class ServerView(TypedDict):

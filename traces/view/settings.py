@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.checkpoints.forms import form_of, model_name
-from engine.drafting.static import tree
-from engine.errors import UsageError
-from engine.methods import METHODS
-from engine.run.policies import FIXED
-from traces.requests import load_of
+from specscope.engine.checkpoints.forms import form_of, model_name
+from specscope.engine.drafting.static import tree
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.run.policies import FIXED
+from specscope.traces.requests import load_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.trace.events import Header
+    from specscope.engine.trace.events import Header
 
 LONGEST = 32
 
@@ -64,7 +64,7 @@ def models_text(header: Header) -> str:
 
 
 class _Planned(NamedTuple):
-    """The facts of `engine.drafting.planner.Plan`."""
+    """The facts of `specscope.engine.drafting.planner.Plan`."""
 
     nodes: int
     levels: int

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, TypedDict
 
-from traces.calibration import chance_of
-from traces.imported import NO_TOKEN, shown_piece, shown_text
-from traces.view import row_of
-from traces.waiting import decoding_clock
+from specscope.traces.calibration import chance_of
+from specscope.traces.imported import NO_TOKEN, shown_piece, shown_text
+from specscope.traces.view import row_of
+from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from engine.trace.events import Commit, Decision, Top
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Commit, Decision, Top
+    from specscope.engine.trace.trace import Trace
 
 TOP = 5
 """Most probable tokens shown of a distribution."""

@@ -11,21 +11,21 @@ from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from engine.run.policies import MINEDRAFT
-from engine.trace.events import Span
-from traces import waiting
-from traces.imported import SPANS_OF_DRAFTS, origin
-from traces.metrics import measured_occupancy
-from traces.requests import load_of, requests
-from traces.view import columns_of, row_of
-from traces.waiting import decoding_clock, lanes, useful_glue, working_devices
+from specscope.engine.run.policies import MINEDRAFT
+from specscope.engine.trace.events import Span
+from specscope.traces import waiting
+from specscope.traces.imported import SPANS_OF_DRAFTS, origin
+from specscope.traces.metrics import measured_occupancy
+from specscope.traces.requests import load_of, requests
+from specscope.traces.view import columns_of, row_of
+from specscope.traces.waiting import decoding_clock, lanes, useful_glue, working_devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.trace.events import Device
-    from engine.trace.trace import Trace
-    from traces.waiting import Wait
+    from specscope.engine.trace.events import Device
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.waiting import Wait
 
 METERS = {"cpu": "psutil", "cuda": "NVML"}
 """What measures the load of a device of that kind."""

@@ -15,16 +15,16 @@ from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.errors import UsageError
-from engine.sampling.draws import Draws, Key
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
-from traces.whatif.rules import Rule, Way, recorded_way
+from specscope.engine.errors import UsageError
+from specscope.engine.sampling.draws import Draws, Key
+from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
+from specscope.traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from engine.trace.events import Commit, Decision
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Commit, Decision
+    from specscope.engine.trace.trace import Trace
 
 LEAST = 10
 """Tests that a place of a draft needs for a rate of its own."""

@@ -8,30 +8,30 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import engine
-from engine.drafting.suffix import Finished
-from engine.errors import UsageError
-from engine.methods import BASELINE, METHODS, find
-from engine.run.policies import FIXED
-from engine.sampling.draws import TOP
-from engine.simulate.profile import Profile
-from engine.simulate.records import MOST_GPUS
-from engine.types import check_range
-from traces.requests import load_of
-from traces.view.tokens import has_trees
-from traces.whatif.recording import longest_draft, read
-from traces.whatif.retimed import check, is_kept, kept, retimed
-from traces.whatif.rules import FIRST, way_of
-from traces.whatif.script import script_of
+import specscope
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import BASELINE, METHODS, find
+from specscope.engine.run.policies import FIXED
+from specscope.engine.sampling.draws import TOP
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.simulate.records import MOST_GPUS
+from specscope.engine.types import check_range
+from specscope.traces.requests import load_of
+from specscope.traces.view.tokens import has_trees
+from specscope.traces.whatif.recording import longest_draft, read
+from specscope.traces.whatif.retimed import check, is_kept, kept, retimed
+from specscope.traces.whatif.rules import FIRST, way_of
+from specscope.traces.whatif.script import script_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from engine.methods import Method
-    from engine.run.serving import Load
-    from engine.trace.events import Decision, Header
-    from engine.trace.trace import Trace
-    from traces.whatif.recording import Recording
+    from specscope.engine.methods import Method
+    from specscope.engine.run.serving import Load
+    from specscope.engine.trace.events import Decision, Header
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.whatif.recording import Recording
 
 OF_OTHER_ENGINES = "speculative"
 
@@ -87,7 +87,7 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
         _check(recording, method, config)
     script = script_of(recording)
     plain: Trace | None = None
-    with engine.open(
+    with specscope.open(
         script.pair, runtime="virtual", profile=profile, profile_pair=pair, tokens=script.tokens
     ) as cluster:
         load = _load(trace.header)
@@ -132,7 +132,7 @@ def _method(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
 
 
 def _load(header: Header) -> Load | None:
-    from engine.run.serving import Load
+    from specscope.engine.run.serving import Load
 
     known = load_of(header)
     if known is None:

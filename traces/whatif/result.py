@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from traces.comparable import batch_size
-from traces.imported import origin
-from traces.metrics import measure, speedup
-from traces.view.figures import acceptance, figure_rows, figure_texts
+from specscope.traces.comparable import batch_size
+from specscope.traces.imported import origin
+from specscope.traces.metrics import measure, speedup
+from specscope.traces.view.figures import acceptance, figure_rows, figure_texts
 
 if TYPE_CHECKING:
-    from engine.trace.trace import Trace
-    from traces.whatif.replay import WhatIf
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.whatif.replay import WhatIf
 
 SHOWN = (
     "tokens_per_second",

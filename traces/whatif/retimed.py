@@ -13,21 +13,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from engine.errors import UsageError
-from engine.layout import Colocated, Layout, Separate
-from engine.trace.events import Span
-from engine.trace.trace import Trace
-from traces.imported import origin
-from traces.view.tokens import has_trees
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Colocated, Layout, Separate
+from specscope.engine.trace.events import Span
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imported import origin
+from specscope.traces.view.tokens import has_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from engine.cluster.session import Cluster
-    from engine.heads.work import Work
-    from engine.methods import Method
-    from engine.simulate.latency import Latency
-    from engine.trace.events import Header
+    from specscope.engine.cluster.session import Cluster
+    from specscope.engine.heads.work import Work
+    from specscope.engine.methods import Method
+    from specscope.engine.simulate.latency import Latency
+    from specscope.engine.trace.events import Header
 
     Works: TypeAlias = Callable[[int, int], Work]
     """(levels of the draft, number of the draft's forward) -> the work of a head's forward."""
@@ -89,7 +89,7 @@ def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, pl
 
     `plain` is the header of a replay of plain decoding on this cluster.
     """
-    from engine.cluster.pool import labelled_devices
+    from specscope.engine.cluster.pool import labelled_devices
 
     header = trace.header
     assigned = {model: each for model, each in cluster.placement.pool.assign(layout).items() if each}
@@ -123,8 +123,8 @@ def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, pl
 
 
 def _works(path: Path) -> Works:
-    from engine.heads.files import check_head
-    from engine.heads.kinds import KINDS
+    from specscope.engine.heads.files import check_head
+    from specscope.engine.heads.kinds import KINDS
 
     config = check_head(path)
     return lambda levels, number: KINDS[config.kind].work(config, levels, number)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from engine.trace.events import Decision, Top
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Decision, Top
+    from specscope.engine.trace.trace import Trace
 
 FIRST = "target"
 """The rule of a token that the target drew itself: no draft was tested there."""

@@ -13,18 +13,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from engine.checkpoints.pair import Pair
-from engine.simulate.oracle import Source
-from engine.simulate.recorded import recorded_pair
-from engine.trace.events import Chain, Commit, Decision, Header
-from engine.trace.trace import Trace
-from engine.types import Limits
-from traces.imported import NO_TOKEN, UNKNOWN_TEXT
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.simulate.oracle import Source
+from specscope.engine.simulate.recorded import recorded_pair
+from specscope.engine.trace.events import Chain, Commit, Decision, Header
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
+from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from traces.whatif.recording import Output, Recording
+    from specscope.traces.whatif.recording import Output, Recording
 
 CONTEXT = 1 << 20
 _BEYOND = 64

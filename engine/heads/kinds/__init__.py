@@ -7,7 +7,7 @@ token, d_i the i-th drafted one.
 import importlib
 import pkgutil
 
-from engine.heads.kind import Kind
+from specscope.engine.heads.kind import Kind
 
 KINDS: dict[str, Kind] = {
     name: importlib.import_module(f"{__name__}.{name}").KIND

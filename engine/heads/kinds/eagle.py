@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.heads import modules, trainable
-from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from engine.heads.drafting import Head, HeadForwards, HeadLayer, LevelLogits, Take
-from engine.heads.kind import Kind, PublishedForm
-from engine.heads.kinds.eagle3 import matches as matches_eagle3
-from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
-from engine.heads.work import Work
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
+from specscope.engine.heads import modules, trainable
+from specscope.engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Head, HeadForwards, HeadLayer, LevelLogits, Take
+from specscope.engine.heads.kind import Kind, PublishedForm
+from specscope.engine.heads.kinds.eagle3 import matches as matches_eagle3
+from specscope.engine.heads.published import QKV_BIAS, Published, layer_config, target_name
+from specscope.engine.heads.work import Work
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
 
 
 def check(config: HeadConfig) -> None:

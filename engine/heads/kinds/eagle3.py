@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.heads import modules
-from engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
-from engine.heads.drafting import Head, HeadLayer, Take
-from engine.heads.kind import Kind, PublishedForm
-from engine.heads.published import QKV_BIAS, Published, layer_config, target_name
-from engine.heads.work import Work
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
-from engine.model.weights import Norm
+from specscope.engine.errors import ModelError
+from specscope.engine.heads import modules
+from specscope.engine.heads.config import LAYER_FIELDS, HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Head, HeadLayer, Take
+from specscope.engine.heads.kind import Kind, PublishedForm
+from specscope.engine.heads.published import QKV_BIAS, Published, layer_config, target_name
+from specscope.engine.heads.work import Work
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
+from specscope.engine.model.weights import Norm
 
 STATES = 3
 """States of the target that a head reads if its config does not list them."""

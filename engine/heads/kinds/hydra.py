@@ -17,16 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.errors import ModelError
-from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Growing, Head, HeadForwards, Take
-from engine.heads.kind import Kind, PublishedForm
-from engine.heads.kinds.medusa import check
-from engine.heads.modules import lent_lm_head, linear, residual, vocabulary_share, vocabulary_tensors
-from engine.heads.published import Published, target_name, vocab_size
-from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
-from engine.heads.work import Work
-from engine.model.decoder import Decoder
+from specscope.engine.errors import ModelError
+from specscope.engine.heads.config import HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Growing, Head, HeadForwards, Take
+from specscope.engine.heads.kind import Kind, PublishedForm
+from specscope.engine.heads.kinds.medusa import check
+from specscope.engine.heads.modules import (
+    lent_lm_head,
+    linear,
+    residual,
+    vocabulary_share,
+    vocabulary_tensors,
+)
+from specscope.engine.heads.published import Published, target_name, vocab_size
+from specscope.engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
+from specscope.engine.heads.work import Work
+from specscope.engine.model.decoder import Decoder
 
 _MLP = re.compile(r"hydra_mlp\.([0-9]{1,12})\.([0-9]{1,12})\.(.+)")
 _LM_HEAD = re.compile(r"hydra_lm_head\.([0-9]{1,12})\.(?:([0-9]{1,12})\.)?(weight|bias)")

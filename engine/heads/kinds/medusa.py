@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.errors import ModelError
-from engine.heads import modules
-from engine.heads.config import MOST, HeadConfig, TensorShapes
-from engine.heads.drafting import Growing, Head, HeadForwards, LevelLogits, Take
-from engine.heads.kind import Kind, PublishedForm
-from engine.heads.published import Published, target_name, vocab_size
-from engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
-from engine.heads.work import Work
-from engine.model.decoder import Decoder
-from engine.model.fields import MOST_TOKENS
-from engine.model.weights import Linear
+from specscope.engine.errors import ModelError
+from specscope.engine.heads import modules
+from specscope.engine.heads.config import MOST, HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Growing, Head, HeadForwards, LevelLogits, Take
+from specscope.engine.heads.kind import Kind, PublishedForm
+from specscope.engine.heads.published import Published, target_name, vocab_size
+from specscope.engine.heads.trainable import Frozen, Learned, Texts, TrainableHead
+from specscope.engine.heads.work import Work
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.fields import MOST_TOKENS
+from specscope.engine.model.weights import Linear
 
 _PREFIX = "medusa_head."
 _BLOCK = re.compile(r"([0-9]{1,12})\.([0-9]{1,12})\.linear\.weight")

@@ -7,14 +7,14 @@ mask reads; here it is learned, like the mask's embedding.
 
 from __future__ import annotations
 
-from engine.heads.config import MOST, HeadConfig, TensorShapes
-from engine.heads.drafting import Head, Take
-from engine.heads.kind import Kind
-from engine.heads.kinds import eagle
-from engine.heads.modules import draft_with_masks, learned_masks, mask_tensors
-from engine.heads.trainable import TrainableHead, layered_head
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
+from specscope.engine.heads.config import MOST, HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Head, Take
+from specscope.engine.heads.kind import Kind
+from specscope.engine.heads.kinds import eagle
+from specscope.engine.heads.modules import draft_with_masks, learned_masks, mask_tensors
+from specscope.engine.heads.trainable import TrainableHead, layered_head
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
 
 _VECTORS = ("embedding", "feature")
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from engine.heads import modules, trainable
-from engine.heads.config import HeadConfig, TensorShapes
-from engine.heads.drafting import Head, HeadLayer, Take
-from engine.heads.kind import Kind
-from engine.heads.kinds.parallelspec_eagle import check
-from engine.heads.work import Work
-from engine.model.decoder import Decoder
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
+from specscope.engine.heads import modules, trainable
+from specscope.engine.heads.config import HeadConfig, TensorShapes
+from specscope.engine.heads.drafting import Head, HeadLayer, Take
+from specscope.engine.heads.kind import Kind
+from specscope.engine.heads.kinds.parallelspec_eagle import check
+from specscope.engine.heads.work import Work
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
 
 
 def _layer(config: HeadConfig) -> ModelShape:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.errors import ModelError
-from engine.runtimes.process import Setup
-from engine.runtimes.ray.worker import Located, bytes_of, with_bytes, written_rows
-from engine.worker.host import Host, outcome
-from engine.worker.jobs import Connect, Drop, Job, Link, Load, Reply
+from specscope.engine.errors import ModelError
+from specscope.engine.runtimes.process import Setup
+from specscope.engine.runtimes.ray.worker import Located, bytes_of, with_bytes, written_rows
+from specscope.engine.worker.host import Host, outcome
+from specscope.engine.worker.jobs import Connect, Drop, Job, Link, Load, Reply
 
 GROUPS = {"control": 1, "beside": 4}
 """Concurrency group -> threads: for control jobs, and for calls beside all jobs."""

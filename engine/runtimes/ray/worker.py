@@ -22,10 +22,10 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
-from engine.environment import release
-from engine.errors import SpecScopeError, WorkerDied, one_line
-from engine.runtimes.process import Setup
-from engine.worker.jobs import (
+from specscope.engine.environment import release
+from specscope.engine.errors import SpecScopeError, WorkerDied, one_line
+from specscope.engine.runtimes.process import Setup
+from specscope.engine.worker.jobs import (
     CONTROL,
     Connect,
     Drop,
@@ -41,7 +41,7 @@ from engine.worker.jobs import (
     Reply,
     Score,
 )
-from engine.worker.worker import Ticket, settle
+from specscope.engine.worker.worker import Ticket, settle
 
 CONNECT_S = 2.0
 START_S = 120.0

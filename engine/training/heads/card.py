@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engine.checkpoints.config import read_config
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.heads.files import HeadWeights, read_head
-from engine.heads.kinds import KINDS
-from engine.heads.modules import target_ids
-from engine.heads.trainable import Frozen, Texts, TrainableHead
-from engine.model.shape import ModelShape
-from engine.training.card import table
-from engine.training.data import SOURCES
-from engine.training.heads.features import features_of
-from engine.training.heads.losses import DraftAcceptance, acceptance
-from engine.training.heads.train import PLOT, build_head, read_frozen
-from engine.training.loop import read_facts
-from engine.training.measure import LoadedPair, prompt_sets
-from engine.training.settings import HEAD_DEFAULTS, CardSettings
-from engine.types import Sampling
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.files import HeadWeights, read_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import target_ids
+from specscope.engine.heads.trainable import Frozen, Texts, TrainableHead
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.training.card import table
+from specscope.engine.training.data import SOURCES
+from specscope.engine.training.heads.features import features_of
+from specscope.engine.training.heads.losses import DraftAcceptance, acceptance
+from specscope.engine.training.heads.train import PLOT, build_head, read_frozen
+from specscope.engine.training.loop import read_facts
+from specscope.engine.training.measure import LoadedPair, prompt_sets
+from specscope.engine.training.settings import HEAD_DEFAULTS, CardSettings
+from specscope.engine.types import Sampling
 
 FOLDER = "heads"
 DRAFTS = 5

@@ -16,14 +16,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.checkpoints.loader import load
-from engine.errors import ModelError, RunCancelled, UsageError
-from engine.heads.trainable import Texts
-from engine.model.decoder import Decoder
-from engine.model.slots import Rows
-from engine.training.data import Corpus
-from engine.training.loop import Progress, Training
-from engine.training.target_text import fingerprint
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import ModelError, RunCancelled, UsageError
+from specscope.engine.heads.trainable import Texts
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.slots import Rows
+from specscope.engine.training.data import Corpus
+from specscope.engine.training.loop import Progress, Training
+from specscope.engine.training.target_text import fingerprint
 
 HELD_OUT = 50
 """One of every 50 texts is held out: it is measured on, never trained on."""

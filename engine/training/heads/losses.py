@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.heads.trainable import Frozen, Texts, TrainableHead
-from engine.training.settings import HeadOptions
-from engine.training.step import Losses
+from specscope.engine.heads.trainable import Frozen, Texts, TrainableHead
+from specscope.engine.training.settings import HeadOptions
+from specscope.engine.training.step import Losses
 
 _CHUNK = 128
 """States whose logits are in memory at once."""

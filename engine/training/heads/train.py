@@ -23,27 +23,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.checkpoints.checkpoint import Checkpoint, some
-from engine.checkpoints.config import read_config
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.files import replacing
-from engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes, layer_fields
-from engine.heads.files import check_head, read_head, tokenizer_digest, write_head
-from engine.heads.kinds import KINDS
-from engine.heads.modules import offsets
-from engine.heads.trainable import Frozen, TrainableHead
-from engine.model.shape import EMBEDDING, ModelShape
-from engine.plot import Line, Panel, draw
-from engine.training import loop
-from engine.training.data import Corpus, find_sources, read_mixture
-from engine.training.heads.features import Batches, stored_features
-from engine.training.heads.losses import acceptance, head_losses
-from engine.training.settings import HeadOptions
-from engine.training.step import Losses, Phase
-from engine.training.target_text import FILE as WRITTEN
-from engine.training.target_text import check_lengths, read_text, write_text
-from engine.types import check_range
+from specscope.engine.checkpoints.checkpoint import Checkpoint, some
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.files import replacing
+from specscope.engine.heads.config import INDEX_TENSORS, HeadConfig, TensorShapes, layer_fields
+from specscope.engine.heads.files import check_head, read_head, tokenizer_digest, write_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import offsets
+from specscope.engine.heads.trainable import Frozen, TrainableHead
+from specscope.engine.model.shape import EMBEDDING, ModelShape
+from specscope.engine.plot import Line, Panel, draw
+from specscope.engine.training import loop
+from specscope.engine.training.data import Corpus, find_sources, read_mixture
+from specscope.engine.training.heads.features import Batches, stored_features
+from specscope.engine.training.heads.losses import acceptance, head_losses
+from specscope.engine.training.settings import HeadOptions
+from specscope.engine.training.step import Losses, Phase
+from specscope.engine.training.target_text import FILE as WRITTEN
+from specscope.engine.training.target_text import check_lengths, read_text, write_text
+from specscope.engine.types import check_range
 
 PLOT = "curves.svg"
 

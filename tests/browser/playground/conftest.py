@@ -35,7 +35,7 @@ class Server:
 def playing(*options: str, command: str = "play", **environment: str) -> Iterator[Server]:
     """Start the playground on a free port; stop it by SIGINT."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.main", command, "--port", "0", *options],
+        [sys.executable, "-m", "specscope.app.main", command, "--port", "0", *options],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from engine.trace.jsonl import to_json
+from specscope.engine.trace.jsonl import to_json
 from tests.browser.looks import assert_looks
 from tests.browser.playground.conftest import ROOT, Server, Window, playing
 from tests.browser.playground.steps import viewer
@@ -22,7 +22,7 @@ from tests.traces.samples import sample_events
 pytestmark = pytest.mark.browser
 WRITER = """
 import sys, time
-from engine.trace.jsonl import from_json, to_json
+from specscope.engine.trace.jsonl import from_json, to_json
 
 events = [from_json(line) for line in open(sys.argv[1], encoding="utf-8")]
 with open(sys.argv[2], "w", encoding="utf-8") as file:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from app.pairs import able, usual
-from engine.methods import METHODS as KEYS
+from specscope.app.pairs import able, usual
+from specscope.engine.methods import METHODS as KEYS
 from tests.browser.looks import assert_looks
 from tests.browser.playground.steps import (
     METHODS,

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import engine
+import specscope
+from specscope.traces.view.document import view_model
 from tests.browser.report.opened import Opened
 from tests.traces.samples import sample_trace
-from traces.view.document import view_model
 
 
 @pytest.fixture(scope="package")
@@ -20,7 +20,7 @@ def beside():
 @pytest.fixture(scope="package")
 def decode(beside):
     """Run a method on a virtual cluster with the bundled pair."""
-    cluster = beside(engine.open, runtime="virtual", profile="pearl-4xA100")
+    cluster = beside(specscope.open, runtime="virtual", profile="pearl-4xA100")
     yield lambda method, *prompts, **options: beside(cluster.run, method, *prompts, **options)
     beside(cluster.close)
 

@@ -3,8 +3,8 @@
 import json
 from contextlib import contextmanager
 
-from traces.export.report import render_report
-from traces.view.document import view_model
+from specscope.traces.export.report import render_report
+from specscope.traces.view.document import view_model
 
 WIDTH, HEIGHT = 1400, 950
 

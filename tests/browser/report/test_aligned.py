@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.caches import caches
 from tests.traces.samples import sample_trace
-from traces.view.caches import caches
 
 pytestmark = pytest.mark.browser
 

@@ -5,11 +5,11 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from engine.types import Limits
+from specscope.engine.types import Limits
+from specscope.traces.view.caches import packings
+from specscope.traces.view.document import view_model
+from specscope.traces.view.tokens import trees
 from tests.browser.report.opened import centre_of, pane
-from traces.view.caches import packings
-from traces.view.document import view_model
-from traces.view.tokens import trees
 
 pytestmark = pytest.mark.browser
 PROMPTS = (

@@ -3,11 +3,11 @@
 import pytest
 from playwright.sync_api import expect
 
-from engine.types import Limits, Sampling
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.view.calibration import calibration_views
+from specscope.traces.view.document import view_model
 from tests.browser.report.opened import update
 from tests.traces.samples import sample_trace
-from traces.view.calibration import calibration_views
-from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-calibration"

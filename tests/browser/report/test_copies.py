@@ -2,11 +2,11 @@
 
 import pytest
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.ngrams import copies
+from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
-from traces.view.document import view_model
-from traces.view.ngrams import copies
-from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 

@@ -3,11 +3,11 @@
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.fan import fans, hits
 from tests.browser.report.opened import centre_of, update
 from tests.traces.samples import sample_trace
 from tests.traces.test_fan import ssd
-from traces.view.document import view_model
-from traces.view.fan import fans, hits
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-fan"

@@ -3,11 +3,11 @@
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.forecasts import forecasts, sums_of
 from tests.browser.report.opened import centre_of, update
 from tests.traces.samples import sample_trace
 from tests.traces.test_forecasts import expecting
-from traces.view.document import view_model
-from traces.view.forecasts import forecasts, sums_of
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-forecast"

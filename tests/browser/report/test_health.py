@@ -3,10 +3,10 @@
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.health import health
+from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace
 from tests.traces.test_health import run_of
-from traces.health import health
-from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 

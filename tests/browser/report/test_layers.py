@@ -5,11 +5,11 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.layers import layers
 from tests.browser.report.opened import centre_of
 from tests.traces.samples import sample_trace
 from tests.traces.test_layers import easyspec
-from traces.view.document import view_model
-from traces.view.layers import layers
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-layers"

@@ -3,12 +3,12 @@
 import pytest
 from playwright.sync_api import expect
 
-import engine
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.view.document import view_model
+from specscope.traces.view.lengths import lengths
 from tests.browser.report.opened import update
 from tests.traces.samples import sample_trace
-from traces.view.document import view_model
-from traces.view.lengths import lengths
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-lengths"
@@ -99,7 +99,7 @@ def test_the_chosen_sequence_of_a_load_is_shown(opened, decode):
         "Hi",
         config={"gamma": 3, "schedule": "average"},
         limits=Limits(20),
-        load=engine.Load((0.0, 0.0), batch=2),
+        load=specscope.Load((0.0, 0.0), batch=2),
     )
     page = opened.show(view_model([trace]))
     opened.ready()

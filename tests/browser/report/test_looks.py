@@ -2,8 +2,9 @@
 
 import pytest
 
-import engine
-from engine.types import Limits
+import specscope
+from specscope.engine.types import Limits
+from specscope.traces.view.document import view_model
 from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
 from tests.traces.samples import KINDS, sample_trace
@@ -12,7 +13,6 @@ from tests.traces.test_forecasts import expecting
 from tests.traces.test_layers import easyspec
 from tests.traces.test_ngrams import ahead
 from tests.traces.test_servers import dsi
-from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 VIEWS = (
@@ -32,7 +32,7 @@ def traces(beside, decode):
     batch = decode("ems", *PROMPTS, limits=Limits(6))
     uneven = {"gamma": 4, "schedule": "threshold"}
     own.append(decode("pearl", "Hi", config=uneven, limits=Limits(12)))
-    load = engine.Load((0.0, 0.0), 1, policy="minedraft")
+    load = specscope.Load((0.0, 0.0), 1, policy="minedraft")
     own.append(decode("speculative", *PROMPTS, limits=Limits(6), load=load))
     return [*samples, *own, batch, decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6))]
 

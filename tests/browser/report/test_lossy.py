@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from engine.types import Limits, Sampling
+from specscope.engine.types import Limits, Sampling
 from tests.browser.report.opened import pane
 
 pytestmark = pytest.mark.browser

@@ -5,11 +5,11 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.ngrams import ngrams
 from tests.browser.report.opened import centre_of, update
 from tests.traces.samples import sample_trace
 from tests.traces.test_ngrams import ahead
-from traces.view.document import view_model
-from traces.view.ngrams import ngrams
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-grams"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-import engine
+import specscope
 from tests.traces.samples import sample_trace
 
 pytestmark = pytest.mark.browser
@@ -58,12 +58,12 @@ def test_without_scripts_the_figures_are_shown(visited):
     page, _ = visited(traces[1]._repr_html_(), java_script_enabled=False)
     expect(page.locator("td").first).to_be_visible()
     expect(page.locator("iframe").content_frame.get_by_text("The timeline needs scripts")).to_be_visible()
-    page, _ = visited(engine.diff(*traces)._repr_html_(), java_script_enabled=False)
+    page, _ = visited(specscope.diff(*traces)._repr_html_(), java_script_enabled=False)
     expect(page.locator("iframe").content_frame.locator("td").first).to_be_visible()
 
 
 def test_the_waterfalls_of_a_difference_are_drawn(visited):
-    found = engine.diff(sample_trace("speculative"), sample_trace("pearl"))
+    found = specscope.diff(sample_trace("speculative"), sample_trace("pearl"))
     page, asked = visited(found._repr_html_())
     frame = page.locator("iframe").content_frame
     expect(frame.get_by_role("heading", name="Waterfalls")).to_be_visible()

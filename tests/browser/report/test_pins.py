@@ -5,8 +5,8 @@ from urllib.parse import parse_qs
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.document import view_model
 from tests.browser.report.opened import centre_of, drawn_after
-from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.servers import server_pool
+from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import bar_of, colours, pane, window
 from tests.traces.samples import sample_trace
 from tests.traces.test_servers import PROMPT, dsi
-from traces.view.document import view_model
-from traces.view.servers import server_pool
-from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 BAR = ".ss-pool-bar"

@@ -2,9 +2,9 @@
 
 import pytest
 
-import engine
+import specscope
+from specscope.traces.imports.reading import read_traces
 from tests.browser.looks import assert_looks
-from traces.imports.reading import read_traces
 
 pytestmark = pytest.mark.browser
 MS = 1_000_000
@@ -16,7 +16,7 @@ def traces(tmp_path_factory):
     """Two rounds of a tree, with other work; without probabilities and cached rows."""
     path = tmp_path_factory.mktemp("recorded") / "mine.jsonl"
     words = [" zero", " one", " two", "<i>three</i>", " four", " five"]
-    with engine.record(
+    with specscope.record(
         path,
         method=TITLE,
         devices={"gpu0": "drafter", "gpu1": "target"},

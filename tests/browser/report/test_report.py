@@ -2,9 +2,9 @@
 
 import pytest
 
+from specscope.traces.view.document import view_model
+from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import Opened, bar_of, centre_of, colours, pane, visible_text
-from traces.view.document import view_model
-from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 

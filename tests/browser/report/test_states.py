@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from engine.trace.events import Commit, Footer
-from engine.trace.trace import Trace
+from specscope.engine.trace.events import Commit, Footer
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import delta, packed
+from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import (
     Opened,
     centre_of,
@@ -20,10 +24,6 @@ from tests.browser.report.opened import (
     window,
 )
 from tests.traces.samples import sample_events, sample_trace
-from traces.imports.reading import read_traces
-from traces.view.document import view_model
-from traces.view.packed import delta, packed
-from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 IMPORTED = Path(__file__).parents[2] / "traces" / "imported"

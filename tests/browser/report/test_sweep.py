@@ -3,13 +3,13 @@
 import pytest
 from playwright.sync_api import expect
 
-from app.render.lab import page as sweep_page
-from engine.methods import find
+from specscope.app.render.lab import page as sweep_page
+from specscope.engine.methods import find
+from specscope.traces.lab.axes import axis
+from specscope.traces.lab.points import points_of
+from specscope.traces.lab.sweep import Scripted, Sweep, sweep
 from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
-from traces.lab.axes import axis
-from traces.lab.points import points_of
-from traces.lab.sweep import Scripted, Sweep, sweep
 
 pytestmark = pytest.mark.browser
 PROFILE, PAIR = "8xA100", "llama-3-8-70-tp8"

@@ -3,9 +3,9 @@
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.document import view_model
 from tests.browser.report.opened import Opened, bar_of, centre_of, colours, drawn_after, pane, window
 from tests.traces.samples import sample_trace
-from traces.view.document import view_model
 
 pytestmark = pytest.mark.browser
 

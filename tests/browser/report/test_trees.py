@@ -5,11 +5,11 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from specscope.traces.view.document import view_model
+from specscope.traces.view.tokens import trees
+from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import WORDS, sample_trace
-from traces.view.document import view_model
-from traces.view.tokens import trees
-from traces.waiting import decoding_clock
 
 pytestmark = pytest.mark.browser
 

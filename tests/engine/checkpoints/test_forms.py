@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.checkpoints.forms import FORMS, split_form, usual_form
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.cluster.measurements import measured_path
-from engine.cluster.open import find_pair
-from engine.errors import ModelError, UsageError
-from engine.model import weights
-from engine.model.decoder import Decoder
-from engine.model.slots import Rows
+from specscope.engine.checkpoints.forms import FORMS, split_form, usual_form
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.measurements import measured_path
+from specscope.engine.cluster.open import find_pair
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.model import weights
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.slots import Rows
 from tests.engine.model import tiny
 from tests.engine.model.together import on_ranks
 

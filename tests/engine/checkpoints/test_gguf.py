@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.checkpoints import gguf
-from engine.checkpoints.gguf import converted
-from engine.checkpoints.gguf_file import KINDS
-from engine.checkpoints.loader import load
-from engine.checkpoints.progress import Progress
-from engine.errors import ModelError
-from engine.model.slots import Rows
+from specscope.engine.checkpoints import gguf
+from specscope.engine.checkpoints.gguf import converted
+from specscope.engine.checkpoints.gguf_file import KINDS
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.progress import Progress
+from specscope.engine.errors import ModelError
+from specscope.engine.model.slots import Rows
 from tests.engine.checkpoints.gguf_files import VOCAB, WIDTH, write
 
 IDS = [5, 90, 17, 200, 31, 8, 254]
@@ -82,7 +82,8 @@ def test_a_file_is_converted_once_and_again_when_it_changes(tmp_path, monkeypatc
     folder = converted(file)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "engine.checkpoints.gguf_file.GgufFile", lambda file: pytest.fail("the file is read again")
+            "specscope.engine.checkpoints.gguf_file.GgufFile",
+            lambda file: pytest.fail("the file is read again"),
         )
         assert converted(file) == folder
     os.utime(file, ns=(0, 0))

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.checkpoints.checkpoint import Checkpoint, pack
-from engine.checkpoints.loader import load, load_reference
-from engine.errors import ModelError
-from engine.heads.config import HeadConfig
-from engine.heads.files import check_head, read_head, write_head
-from engine.heads.kinds import KINDS
-from engine.model.int8 import dequantised
-from engine.model.slots import Rows
+from specscope.engine.checkpoints.checkpoint import Checkpoint, pack
+from specscope.engine.checkpoints.loader import load, load_reference
+from specscope.engine.errors import ModelError
+from specscope.engine.heads.config import HeadConfig
+from specscope.engine.heads.files import check_head, read_head, write_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.model.int8 import dequantised
+from specscope.engine.model.slots import Rows
 from tests.engine.heads.forms import SHAPE, D, V, drawn
 from tests.engine.model import tiny
 

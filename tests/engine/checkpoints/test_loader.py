@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoints.loader import load
-from engine.errors import ModelError
-from engine.model.slots import Rows
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import ModelError
+from specscope.engine.model.slots import Rows
 from tests.engine.model.tiny import reference, save
 
 torch.set_num_threads(1)

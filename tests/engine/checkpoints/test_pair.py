@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoints import catalog
-from engine.checkpoints.catalog import CATALOG
-from engine.checkpoints.forms import model_name
-from engine.checkpoints.pair import Pair
-from engine.cluster.open import find_pair
-from engine.errors import ModelError, PairError, UsageError
+from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints.catalog import CATALOG
+from specscope.engine.checkpoints.forms import model_name
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.open import find_pair
+from specscope.engine.errors import ModelError, PairError, UsageError
 
 BUNDLED = Pair.find("bundled")
 USER, ASSISTANT, SYSTEM, BOS, EOS = 3, 4, 5, 1, 2

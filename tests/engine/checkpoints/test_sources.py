@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoints import catalog, hub
-from engine.checkpoints.forms import usual_form
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.progress import Progress
-from engine.checkpoints.sources import is_slow, resolve, resolve_local
-from engine.errors import ModelError
+from specscope.engine.checkpoints import catalog, hub
+from specscope.engine.checkpoints.forms import usual_form
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.progress import Progress
+from specscope.engine.checkpoints.sources import is_slow, resolve, resolve_local
+from specscope.engine.errors import ModelError
 from tests.engine.checkpoints.gguf_files import write
 
 
@@ -49,7 +49,7 @@ def test_a_short_name_names_a_target_and_a_pair(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="smollm2 is no longer in the cache"):
         resolve_local("smollm2")
     monkeypatch.setattr(catalog, "installed", lambda name: folder)
-    monkeypatch.setattr("engine.checkpoints.catalog.PAIRS", tmp_path)
+    monkeypatch.setattr("specscope.engine.checkpoints.catalog.PAIRS", tmp_path)
     assert resolve("smollm2") == resolve_local("smollm2") == folder
     pair = Pair.find("smollm2")
     assert (pair.name, pair.target_path) == ("smollm2", folder)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.text import Detokenizer, IncrementalText
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.text import Detokenizer, IncrementalText
 
 TOKENIZER = Pair.find("bundled").tokenizer
 

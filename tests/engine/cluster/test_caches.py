@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.cluster import memory
-from engine.cluster.memory import Memory, RunSize, check_caches
-from engine.errors import OutOfMemory
-from engine.layout import Packing
-from engine.model.cache import Cache
-from engine.run.serving import Load
-from engine.types import Limits, Sampling
-from engine.worker.jobs import Begin, CacheMemory
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster import memory
+from specscope.engine.cluster.memory import Memory, RunSize, check_caches
+from specscope.engine.errors import OutOfMemory
+from specscope.engine.layout import Packing
+from specscope.engine.model.cache import Cache
+from specscope.engine.run.serving import Load
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker.jobs import Begin, CacheMemory
 from tests.app.commands import call
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.worker.harness import AnsweredWorker
@@ -34,7 +34,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture
 def cluster(pair):
-    with engine.open(pair, runtime="local-thread", device="cpu") as opened:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as opened:
         yield opened
 
 

@@ -7,14 +7,14 @@ from collections.abc import Generator
 
 import pytest
 
-import engine
-from engine import Load
-from engine.cluster import measurements
-from engine.cluster.costs import ROWS, profile_costs
-from engine.cluster.probing import CONTEXT, MANY_ROWS
-from engine.drafting.pace import Curve
-from engine.simulate.profile import Profile, profiles
-from engine.types import Limits
+import specscope
+from specscope import Load
+from specscope.engine.cluster import measurements
+from specscope.engine.cluster.costs import ROWS, profile_costs
+from specscope.engine.cluster.probing import CONTEXT, MANY_ROWS
+from specscope.engine.drafting.pace import Curve
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.types import Limits
 from tests.engine.methods.pairs import make_pair
 
 LOAD, LIMITS = Load((0.0,), batch=1, policy="survival"), Limits(6)
@@ -24,10 +24,12 @@ CURVE: Curve = ((1, 0.1), (512, 0.2))
 @pytest.fixture
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Generator[engine.Cluster]:
+) -> Generator[specscope.Cluster]:
     folder = tmp_path_factory.mktemp("costs")
     monkeypatch.setenv("SPECSCOPE_CACHE", str(folder / "cache"))
-    with engine.open(make_pair(folder, "qwen3", "other")[0], runtime="local-thread", device="cpu") as opened:
+    with specscope.open(
+        make_pair(folder, "qwen3", "other")[0], runtime="local-thread", device="cpu"
+    ) as opened:
         yield opened
 
 
@@ -43,7 +45,7 @@ def test_a_profiles_costs_are_its_latencies(name: str) -> None:
 
 
 def test_target_and_drafter_are_measured_once(
-    cluster: engine.Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: specscope.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, asked = list[tuple[str, tuple[int, ...]]](), list[bool]()
 
@@ -62,14 +64,14 @@ def test_target_and_drafter_are_measured_once(
     assert asked == [True]
 
 
-def test_the_measurement_of_real_forwards_gives_a_run(cluster: engine.Cluster) -> None:
+def test_the_measurement_of_real_forwards_gives_a_run(cluster: specscope.Cluster) -> None:
     fixed = cluster.run("speculative", (5, 9, 23), limits=LIMITS, load=Load((0.0,), batch=1))
     trace = cluster.run("speculative", (5, 9, 23), limits=LIMITS, load=LOAD)
     assert trace.token_ids() == fixed.token_ids()
 
 
 def test_a_run_that_is_stopped_while_it_measures_ends_as_cancelled(
-    cluster: engine.Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: specscope.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancel = threading.Event()
 

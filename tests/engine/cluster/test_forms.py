@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.cluster.session import Cluster
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.types import Limits, Sampling
 from tests.engine.checkpoints.gguf_files import write
 from tests.engine.runtimes.processes import six_cores
 
@@ -38,7 +38,7 @@ def text(cluster: Cluster, method: str, sampling: Sampling = GREEDY, **config: o
 @pytest.fixture(scope="module")
 def expected() -> dict[bool, tuple[int, ...]]:
     """Whether the text is greedy -> the target's own text."""
-    with engine.open(target=TARGET, **THREADS) as cluster:
+    with specscope.open(target=TARGET, **THREADS) as cluster:
         texts = {s.greedy: text(cluster, "autoregressive", s) for s in (GREEDY, WARM)}
     assert texts[True] != texts[False]
     return texts
@@ -46,7 +46,7 @@ def expected() -> dict[bool, tuple[int, ...]]:
 
 @pytest.fixture(scope="module", params=["int4", "int8"])
 def threads(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with engine.open(target=TARGET, drafter=request.param, **THREADS) as cluster:
+    with specscope.open(target=TARGET, drafter=request.param, **THREADS) as cluster:
         assert cluster.pair.drafter_path == TARGET / request.param
         yield cluster
 
@@ -79,7 +79,7 @@ def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads: Cluster) -> No
 def test_a_long_prompts_rows_move_in_parts(
     threads: Cluster, expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.run.models.PREFILL_ROWS", 5)
+    monkeypatch.setattr("specscope.engine.run.models.PREFILL_ROWS", 5)
     trace = threads.run("speculative", PROMPT, limits=NEW)
     assert tuple(trace.token_ids()) == expected[True]
     parts = [(s.context, s.rows) for s in trace.spans if s.kind == "communicate" and s.model == "drafter"]
@@ -126,8 +126,8 @@ def test_a_header_names_the_form_and_opens_the_same_models_again(threads: Cluste
 def test_texts_do_not_depend_on_the_runtime(
     form: str, place: dict[str, str], expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
-    with engine.open(target=TARGET, drafter=form, **place) as cluster:
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
+    with specscope.open(target=TARGET, drafter=form, **place) as cluster:
         if place.get("dtype") == "bfloat16":
             assert text(cluster, "speculative") == text(cluster, "autoregressive")
             return
@@ -139,16 +139,16 @@ def test_texts_do_not_depend_on_the_runtime(
 def test_processes_that_split_a_form_draft_for_the_targets_text(
     expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
-    with engine.open(target=TARGET, drafter="int4", device="cpu", drafter_tp=2) as cluster:
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
+    with specscope.open(target=TARGET, drafter="int4", device="cpu", drafter_tp=2) as cluster:
         trace = cluster.run("speculative", PROMPT, config={"gamma": 3}, limits=Limits(8))
     assert tuple(trace.token_ids()) == expected[True][:8]
     assert sum(r.accepted for r in trace.rounds) > 3
 
 
 def test_several_forms_race(expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
-    with engine.open(target=TARGET, drafter=["int4", "int8"], **THREADS) as cluster:
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
+    with specscope.open(target=TARGET, drafter=["int4", "int8"], **THREADS) as cluster:
         trace = cluster.run("dsi", PROMPT, config={"drafters": 2, "lookahead": 2}, limits=NEW)
         assert tuple(trace.token_ids()) == expected[True]
         assert trace.header.environment["further_drafters"] == [str(TARGET / "int8")]
@@ -157,9 +157,9 @@ def test_several_forms_race(expected: dict[bool, tuple[int, ...]], monkeypatch: 
 
 def test_a_gguf_file_drafts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("engine.model.weights.PACKED_FROM", 0)
+    monkeypatch.setattr("specscope.engine.model.weights.PACKED_FROM", 0)
     file = write(tmp_path / "a.gguf", "Q4_0")
-    with engine.open(target=file, drafter=["int8", "int4"], **THREADS) as cluster:
+    with specscope.open(target=file, drafter=["int8", "int4"], **THREADS) as cluster:
         plain = text(cluster, "autoregressive")
         assert text(cluster, "speculative") == text(cluster, "pearl") == plain
         folder = cluster.pair.target_path

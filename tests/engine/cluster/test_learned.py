@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cluster.measurements import FEWEST, KEPT, learn, scaled
-from engine.drafting.planner import Plan
-from engine.trace.events import OTHERS, Occupancy
+from specscope.engine.cluster.measurements import FEWEST, KEPT, learn, scaled
+from specscope.engine.drafting.planner import Plan
+from specscope.engine.trace.events import OTHERS, Occupancy
 from tests.traces.samples import sample_trace
 
 VERIFY = ((1, 0.1), (8, 0.2))

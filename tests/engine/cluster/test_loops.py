@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-import engine
-from engine.trace.events import Commit
-from engine.types import Limits
+import specscope
+from specscope.engine.trace.events import Commit
+from specscope.engine.types import Limits
 
 VIRTUAL = {"runtime": "virtual", "profile": "pearl-4xA100"}
 PLACES = {
@@ -50,7 +50,7 @@ HOSTS = (under_asyncio_run, in_a_notebook)
 
 def decoded(place):
     """Return the text and the events' number of a run, and of a measurement before it."""
-    with engine.open("bundled", **place) as cluster:
+    with specscope.open("bundled", **place) as cluster:
         seen = []
         trace = cluster.run("speculative", "Tell me a story.", limits=Limits(12), listener=seen.append)
         return trace.text, trace.status, bool(cluster.c), seen[-1] is trace.footer
@@ -77,7 +77,7 @@ def test_ctrl_c_cancels_a_run_on_a_running_loop(host, presses):
                 time.sleep(0.3)
 
     def cell():
-        with engine.open("bundled", runtime="local-thread", device="cpu") as cluster:
+        with specscope.open("bundled", runtime="local-thread", device="cpu") as cluster:
             try:
                 cluster.run("autoregressive", "Tell me a story.", limits=Limits(2000), listener=listen)
             finally:

@@ -11,17 +11,17 @@ from types import FunctionType, ModuleType
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.sizes import Split, checked_shape, layer_sizes, model_size
-from engine.cluster import memory
-from engine.cluster.memory import MACHINE, Memory, Part, parse_limits
-from engine.errors import ModelError, UsageError
-from engine.model.decoder import Decoder
-from engine.model.shard import SplitHead
-from engine.model.weights import LayerNorm, Linear, Norm
-from engine.trace.events import Device
-from engine.worker import memory as worker_memory
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.sizes import Split, checked_shape, layer_sizes, model_size
+from specscope.engine.cluster import memory
+from specscope.engine.cluster.memory import MACHINE, Memory, Part, parse_limits
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.shard import SplitHead
+from specscope.engine.model.weights import LayerNorm, Linear, Norm
+from specscope.engine.trace.events import Device
+from specscope.engine.worker import memory as worker_memory
 from tests.engine.model import tiny
 from tests.engine.model.together import on_ranks
 
@@ -130,7 +130,7 @@ def test_large_matrices_of_a_form_take_their_part_of_float32(form, part):
 
 
 def test_forms_on_a_gpu_pack_layers_of_bfloat16_in_int4_only(monkeypatch):
-    monkeypatch.setattr("engine.checkpoints.sizes.PACKED_FROM", 0)
+    monkeypatch.setattr("specscope.engine.checkpoints.sizes.PACKED_FROM", 0)
     folder, on_gpu = Pair.find("bundled").target_path, partial(model_size, on_cpu=False)
     whole = on_gpu(folder, torch.bfloat16).weights
     assert on_gpu(folder / "int8", torch.bfloat16).weights == whole

@@ -13,9 +13,9 @@ from types import ModuleType, SimpleNamespace
 import psutil
 import pytest
 
-from engine.cluster import occupancy
-from engine.cluster.occupancy import Sampler
-from engine.trace.events import Device, Occupancy
+from specscope.engine.cluster import occupancy
+from specscope.engine.cluster.occupancy import Sampler
+from specscope.engine.trace.events import Device, Occupancy
 
 CORE = min(os.sched_getaffinity(0))
 CPU = Device(f"cpu:{CORE}", "target", "CPU core", "cpu")

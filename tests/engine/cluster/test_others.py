@@ -3,11 +3,11 @@
 import psutil
 import pytest
 
-import engine
-from engine.cluster import occupancy
-from engine.cluster.occupancy import OtherPrograms, ProcessorTime
-from engine.trace.events import OTHERS
-from engine.types import Limits
+import specscope
+from specscope.engine.cluster import occupancy
+from specscope.engine.cluster.occupancy import OtherPrograms, ProcessorTime
+from specscope.engine.trace.events import OTHERS
+from specscope.engine.types import Limits
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_process_that_has_ended_is_left_out():
 )
 def test_measured_runs_record_it_once_and_virtual_runs_do_not(monkeypatch, place):
     monkeypatch.setattr(occupancy, "SHORTEST", 0.0)
-    with engine.open(**place) as cluster:
+    with specscope.open(**place) as cluster:
         trace = cluster.run("autoregressive", "Hello", limits=Limits(max_new_tokens=4))
     rows = [row for row in trace.occupancy if row.device == OTHERS]
     assert len(rows) == (place["runtime"] != "virtual")

@@ -2,15 +2,15 @@
 
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import LocalDevices
-from engine.cluster.options import Options
-from engine.cluster.placement import Placement
-from engine.errors import UsageError
-from engine.layout import Layout, Separate
-from engine.trace.events import Device
-from engine.types import Limits
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.local_devices import LocalDevices
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.trace.events import Device
+from specscope.engine.types import Limits
 from tests.engine.worker.harness import scripted_cluster
 
 
@@ -42,7 +42,7 @@ def test_a_pool_is_listed_with_the_drafter_first_and_then_as_people_count():
     [("A100-OPT", "opt-6.7b", 12_397), ("8xA100", "llama-3-70-vanilla", 116_104)],
 )
 def test_a_profiles_pair_without_a_drafter_runs_the_methods_that_need_none(profile, pair, step_us):
-    with engine.open(
+    with specscope.open(
         runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.5"
     ) as cluster:
         plain = cluster.run("autoregressive", [5, 6], limits=Limits(3))
@@ -61,13 +61,13 @@ def test_a_profiles_pair_without_a_drafter_runs_the_methods_that_need_none(profi
 )
 def test_a_wrong_token_source_is_refused(tokens: str):
     with pytest.raises(UsageError, match=f"tokens is '{tokens}'; it must be pair or bernoulli:RATE"):
-        engine.open(runtime="virtual", profile="8xA100", tokens=tokens)
+        specscope.open(runtime="virtual", profile="8xA100", tokens=tokens)
 
 
 def test_scripted_drafts_doubt_if_asked():
     drafts = list[set[float]]()
     for tokens in ("bernoulli:0.6", "bernoulli:0.6:doubt=0.5:misses=0.5"):
-        with engine.open(runtime="virtual", profile="8xA100", tokens=tokens) as cluster:
+        with specscope.open(runtime="virtual", profile="8xA100", tokens=tokens) as cluster:
             trace = cluster.run("speculative", [5, 6], config={"gamma": 3}, limits=Limits(30))
         drafts.append({round(d.q, 3) for d in trace.decisions if d.node >= 0 and d.q is not None})
     assert drafts == [{1.0}, {0.3, 0.8}]

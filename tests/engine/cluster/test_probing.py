@@ -11,20 +11,26 @@ from types import SimpleNamespace
 
 import pytest
 
-import engine
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.cluster import measurements, probing
-from engine.cluster.measurements import measured_path, read_curve, read_probe, write_curve, write_probe
-from engine.cluster.probing import orders_of, probe_of, rates_of
-from engine.drafting.pace import Probe
-from engine.drafting.static import tree
-from engine.model.language import LanguageModel
-from engine.trace.events import Decision, Header, Round, Span
-from engine.trace.trace import Trace
-from engine.types import Limits
-from engine.worker.forwards import measure
-from engine.worker.jobs import Measure
+import specscope
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster import measurements, probing
+from specscope.engine.cluster.measurements import (
+    measured_path,
+    read_curve,
+    read_probe,
+    write_curve,
+    write_probe,
+)
+from specscope.engine.cluster.probing import orders_of, probe_of, rates_of
+from specscope.engine.drafting.pace import Probe
+from specscope.engine.drafting.static import tree
+from specscope.engine.model.language import LanguageModel
+from specscope.engine.trace.events import Decision, Header, Round, Span
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits
+from specscope.engine.worker.forwards import measure
+from specscope.engine.worker.jobs import Measure
 from tests.engine.heads.random_heads import make_heads
 from tests.engine.methods.head_runs import drifting
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -188,12 +194,12 @@ def quick(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def cluster(pair, quick) -> Iterator[engine.Cluster]:
-    with engine.open(pair, runtime="local-thread", device="cpu", plans=True) as opened:
+def cluster(pair, quick) -> Iterator[specscope.Cluster]:
+    with specscope.open(pair, runtime="local-thread", device="cpu", plans=True) as opened:
         yield opened
 
 
-def planned(cluster: engine.Cluster, method: str, **config: object) -> Trace:
+def planned(cluster: specscope.Cluster, method: str, **config: object) -> Trace:
     return cluster.run(method, PROMPT, config=config, limits=LIMITS)
 
 
@@ -225,7 +231,7 @@ def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(method, clus
 
 
 def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_than_fewer(cluster, monkeypatch):
-    monkeypatch.setattr("engine.worker.forwards.seconds_of", lambda *_: next(noisy))
+    monkeypatch.setattr("specscope.engine.worker.forwards.seconds_of", lambda *_: next(noisy))
     noisy = cycle([0.2, 0.1, 0.3])
     monkeypatch.setattr(probing, "VERIFY_S", 60.0)
     monkeypatch.setattr(measurements, "ROWS", (1, 2, 4))
@@ -242,7 +248,7 @@ def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_tha
 
 
 def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, monkeypatch):
-    def draft(opened: engine.Cluster) -> list[float]:
+    def draft(opened: specscope.Cluster) -> list[float]:
         plan = planned(opened, "hydra").header.environment["planned"]
         return [plan[fact] for fact in ("nodes", "levels", "tokens_per_forward")]
 
@@ -253,7 +259,7 @@ def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, mon
 
     monkeypatch.setattr(measurements, "measure_probe", forbidden)
     assert draft(cluster) == first
-    with engine.open(pair, runtime="local-thread", device="cpu", plans=True) as other:
+    with specscope.open(pair, runtime="local-thread", device="cpu", plans=True) as other:
         assert draft(other) == first
         with pytest.raises(AssertionError, match="measured again"):
             planned(other, "hydra", heads=1)
@@ -292,22 +298,22 @@ def test_toys_and_virtual_clusters_use_the_papers_values(pair, monkeypatch):
         "eagle2": {"top": 10, "depth": 6, "total": 59},
         "speculative": {"gamma": 5},
     }
-    with engine.open(pair, runtime="local-thread", device="cpu") as toy:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as toy:
         for method, values in papers.items():
             trace = toy.run(method, PROMPT, limits=Limits(2))
             assert values.items() <= trace.header.config.items()
             assert "planned" not in trace.header.environment
-    with engine.open(profile="8xA100", runtime="virtual") as virtual:
+    with specscope.open(profile="8xA100", runtime="virtual") as virtual:
         assert virtual.run("speculative", "Hi", limits=Limits(2)).header.config["gamma"] == 5
 
 
 def test_a_method_without_a_drafter_is_refused_before_anything_is_measured(pair, quick, monkeypatch):
     monkeypatch.setattr(measurements, "measure_probe", None)
     alone = replace(pair, drafter_path=None)
-    with engine.open(alone, runtime="local-thread", device="cpu", plans=True) as cluster:
-        with pytest.raises(engine.UsageError, match="needs a drafter"):
+    with specscope.open(alone, runtime="local-thread", device="cpu", plans=True) as cluster:
+        with pytest.raises(specscope.UsageError, match="needs a drafter"):
             planned(cluster, "speculative")
-        with pytest.raises(engine.UsageError, match="prompt is empty"):
+        with pytest.raises(specscope.UsageError, match="prompt is empty"):
             cluster.run("eagle", "")
 
 

@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.cluster import ray_cluster
-from engine.cluster.ray_cluster import RayCluster
-from engine.cluster.ray_connect import import_ray
-from engine.errors import SpecScopeError
+from specscope.engine.cluster import ray_cluster
+from specscope.engine.cluster.ray_cluster import RayCluster
+from specscope.engine.cluster.ray_connect import import_ray
+from specscope.engine.errors import SpecScopeError
 
 HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 1}
 
@@ -53,7 +53,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(ray_cluster, "free_by_node", dict)
     monkeypatch.setattr(RayCluster, "_free_devices", lambda _: None)
     monkeypatch.setattr(ray_cluster, "reachable", fake.reachable)
-    monkeypatch.setattr("engine.runtimes.ray.worker.reachable", fake.reachable)
+    monkeypatch.setattr("specscope.engine.runtimes.ray.worker.reachable", fake.reachable)
     monkeypatch.setattr(ray_cluster, "EVERY_S", 0.005)
     return fake
 

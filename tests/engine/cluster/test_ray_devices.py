@@ -9,15 +9,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.cluster.options import Options
-from engine.cluster.pool import ModelPart, part_of
-from engine.cluster.ray_cluster import Bundle, Place
-from engine.cluster.ray_devices import RayDevices
-from engine.errors import ModelError, SpecScopeError, UsageError
-from engine.layout import Layout, Separate
-from engine.runtimes.ray.worker import Node
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.pool import ModelPart, part_of
+from specscope.engine.cluster.ray_cluster import Bundle, Place
+from specscope.engine.cluster.ray_devices import RayDevices
+from specscope.engine.errors import ModelError, SpecScopeError, UsageError
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.runtimes.ray.worker import Node
 
 HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
 
@@ -84,14 +84,14 @@ def test_devices_that_another_split_uses_are_refused(monkeypatch):
     nodes.take(0, 2)
     nodes.take(1, 1)
     nodes.places |= dict.fromkeys((m.name for m in target.members), HELD)
-    monkeypatch.setattr("engine.cluster.ray_devices.FRESH_S", 0)
+    monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     with pytest.raises(UsageError, match="cpu:0/target holds a part of the target for other devices"):
         pool.assign(Layout(Separate(1)))
 
 
 def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     """Two CPUs of node 0 are in use; it reserves one, another takes one more, a node joins."""
-    monkeypatch.setattr("engine.cluster.ray_devices.FRESH_S", 0)
+    monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     nodes = Nodes(4, 1)
     nodes.take(0, 2)
     pool = RayDevices(Pair.find("bundled"), nodes, ray())
@@ -138,7 +138,9 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
 
 def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
     """Workers are stand-ins: real ones import Ray, which then keeps its first token for good."""
-    monkeypatch.setattr("engine.cluster.ray_devices.RayWorker", lambda *_: SimpleNamespace(ended=False))
+    monkeypatch.setattr(
+        "specscope.engine.cluster.ray_devices.RayWorker", lambda *_: SimpleNamespace(ended=False)
+    )
     nodes = Nodes(1, 1)
     nodes.places |= {"cpu:0": HELD, "cpu:1": HELD}
     pool = RayDevices(Pair.find("bundled"), nodes, ray())
@@ -157,10 +159,10 @@ def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch)
     nodes = Nodes(2, 4)
     nodes.take(1, 1)
     nodes.close = Mock()
-    monkeypatch.setattr("engine.cluster.open.RayCluster", lambda *_: nodes)
+    monkeypatch.setattr("specscope.engine.cluster.open.RayCluster", lambda *_: nodes)
     message = "split over 4 devices of one node, and no node of the Ray cluster has more than 3 free CPU"
     with pytest.raises(UsageError, match=message):
-        engine.open(runtime="ray", tp=4)
+        specscope.open(runtime="ray", tp=4)
     nodes.close.assert_called_once()
 
 

@@ -9,21 +9,21 @@ from dataclasses import replace
 import pytest
 from safetensors import safe_open
 
-import engine
-from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.checkpoints.sizes import Size
-from engine.cluster.fit import fit, layer_spans, split_by_memory
-from engine.cluster.local_devices import LocalDevices, base_layout, devices_of
-from engine.cluster.memory import Memory
-from engine.cluster.options import Options
-from engine.cluster.placement import Placement
-from engine.errors import ModelError, UsageError
-from engine.layout import Colocated, Layout, Pipelined, Separate
-from engine.run.serving import Load
-from engine.trace.events import Device
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.checkpoints.sizes import Size
+from specscope.engine.cluster.fit import fit, layer_spans, split_by_memory
+from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
+from specscope.engine.cluster.memory import Memory
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.layout import Colocated, Layout, Pipelined, Separate
+from specscope.engine.run.serving import Load
+from specscope.engine.trace.events import Device
+from specscope.engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import make_head, make_heads
 from tests.engine.model import tiny
 
@@ -141,13 +141,13 @@ SPLIT = {"device": "cpu", "runtime": "local-thread", "memory": "0=75MB,1=60MB"}
 
 @pytest.fixture(scope="module")
 def split():
-    with engine.open("bundled", **SPLIT) as cluster:
+    with specscope.open("bundled", **SPLIT) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def whole():
-    with engine.open("bundled", device="cpu", runtime="local-thread") as cluster:
+    with specscope.open("bundled", device="cpu", runtime="local-thread") as cluster:
         yield cluster
 
 
@@ -211,10 +211,10 @@ def untied(tmp_path_factory):
     return replace(Pair.of(folder), heads_path=heads)
 
 
-def opened(pair, spans, heads=()) -> engine.Cluster:
+def opened(pair, spans, heads=()) -> specscope.Cluster:
     """Open a pair on two threads, with its target split into these layers."""
     pool = LocalDevices(pair, Options("local-thread"), devices_of("cpu")[:2], spans)
-    return engine.Cluster(pair, Placement("local-thread", pool, base_layout(pair)), heads)
+    return specscope.Cluster(pair, Placement("local-thread", pool, base_layout(pair)), heads)
 
 
 @pytest.mark.parametrize("method", ["eagle", "hydra"])

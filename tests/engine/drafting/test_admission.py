@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting.admission import (
+from specscope.engine.drafting.admission import (
     PRIOR,
     START,
     Costs,
@@ -18,10 +18,10 @@ from engine.drafting.admission import (
     offered,
     speed,
 )
-from engine.drafting.schedule import Ask
-from engine.run.lengths import RoundLengths
-from engine.run.policies import LENGTHS, SURVIVAL
-from engine.types import Draft, DraftToken, Sampling, Verdict
+from specscope.engine.drafting.schedule import Ask
+from specscope.engine.run.lengths import RoundLengths
+from specscope.engine.run.policies import LENGTHS, SURVIVAL
+from specscope.engine.types import Draft, DraftToken, Sampling, Verdict
 from tests.engine.toy import Blurred, Method, Table, ToyRun
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.drafting.level import levels, next_level
-from engine.drafting.tree import Branches, Node, root
-from engine.sampling.draws import Draws
-from engine.types import Sampling
+from specscope.engine.drafting.level import levels, next_level
+from specscope.engine.drafting.tree import Branches, Node, root
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.types import Sampling
 
 ONE = Sampling(1.0)
 

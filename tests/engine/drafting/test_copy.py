@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting.copy import LONGER, Copier
-from engine.types import CopySource, Draft
+from specscope.engine.drafting.copy import LONGER, Copier
+from specscope.engine.types import CopySource, Draft
 
 
 def array(tokens) -> np.ndarray:

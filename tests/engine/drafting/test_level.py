@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting import level
-from engine.drafting.level import SPARE, ranked
-from engine.drafting.tree import Branches, Dynamic, Static, Wide
-from engine.errors import ModelError
-from engine.types import Sampling
+from specscope.engine.drafting import level
+from specscope.engine.drafting.level import SPARE, ranked
+from specscope.engine.drafting.tree import Branches, Dynamic, Static, Wide
+from specscope.engine.errors import ModelError
+from specscope.engine.types import Sampling
 
 SHAPES = (Wide(7, 3), Dynamic(6, 3, 9), Static(((0,), (1,), (0, 0), (0, 1), (0, 2))), Branches(5, 3, 0.1))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting.ngrams import Lookahead, Pool, Window
-from engine.types import NO_TREE, Draft, DraftToken
+from specscope.engine.drafting.ngrams import Lookahead, Pool, Window
+from specscope.engine.types import NO_TREE, Draft, DraftToken
 
 
 def test_a_pool_is_most_recent_first_and_drops_the_oldest():

@@ -8,12 +8,19 @@ from itertools import pairwise, product
 
 import pytest
 
-from engine.drafting.pace import Probe
-from engine.drafting.planner import LONGEST, best_dynamic, best_parallel, best_tree, best_wide, likeliest
-from engine.drafting.static import MOST_NODES, spelled, tree
-from engine.drafting.tree import Ranks
-from engine.errors import UsageError
-from traces.closed_forms import best_gamma, pearl_speedup
+from specscope.engine.drafting.pace import Probe
+from specscope.engine.drafting.planner import (
+    LONGEST,
+    best_dynamic,
+    best_parallel,
+    best_tree,
+    best_wide,
+    likeliest,
+)
+from specscope.engine.drafting.static import MOST_NODES, spelled, tree
+from specscope.engine.drafting.tree import Ranks
+from specscope.engine.errors import UsageError
+from specscope.traces.closed_forms import best_gamma, pearl_speedup
 
 
 def all_trees(most: int, width: int, depth: int) -> list[frozenset[Ranks]]:

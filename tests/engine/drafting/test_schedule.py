@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting import schedule
-from engine.drafting.schedule import MOST, WINDOW, Ask, Average, Schedule, fixed, heuristic, ladder
-from engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
+from specscope.engine.drafting import schedule
+from specscope.engine.drafting.schedule import MOST, WINDOW, Ask, Average, Schedule, fixed, heuristic, ladder
+from specscope.engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
 from tests.engine.toy import Table, ToyRun
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting.suffix import Budget, Finished, Found, SuffixTree
+from specscope.engine.drafting.suffix import Budget, Finished, Found, SuffixTree
 
 Texts = dict[int, list[int]]
 WIDE = Budget(factor=1.0, offset=0.0, most=32, least=0.1)

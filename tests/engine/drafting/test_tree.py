@@ -13,12 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting.level import levels, next_level
-from engine.drafting.static import tree
-from engine.drafting.tree import Dynamic, Node, Static, TreeShape, Wide, root
-from engine.errors import UsageError
-from engine.sampling.draws import Draws, Key, pick
-from engine.types import Sampling
+from specscope.engine.drafting.level import levels, next_level
+from specscope.engine.drafting.static import tree
+from specscope.engine.drafting.tree import Dynamic, Node, Static, TreeShape, Wide, root
+from specscope.engine.errors import UsageError
+from specscope.engine.sampling.draws import Draws, Key, pick
+from specscope.engine.types import Sampling
 
 ONE = Sampling(1.0)
 

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-import engine
-from app.bench.cuda import CPU, GPU
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import OutOfMemory, WorkerDied
-from engine.model.int4 import GROUP, int4_product, quantised
-from engine.model.slots import Rows
-from engine.types import Limits, Sampling
+import specscope
+from specscope.app.bench.cuda import CPU, GPU
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import OutOfMemory, WorkerDied
+from specscope.engine.model.int4 import GROUP, int4_product, quantised
+from specscope.engine.model.slots import Rows
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.metrics import measure
 from tests.bench.attention import CASES, Ragged
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.model.test_static import check_static_steps
@@ -33,7 +34,6 @@ from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
 from tests.engine.trace.watched import CALLS, check_rounds, generated, pair_of, set_up
 from tests.engine.trace.watched import PROMPT as WATCHED
 from tests.engine.worker.test_shortage import limited
-from traces.metrics import measure
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("SPECSCOPE_GPU_TESTS", "cuda")
@@ -56,14 +56,14 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def opened(pair):
     """Return a function that opens the cluster of a mode, in float32; the next one closes it."""
-    current: dict[str, engine.Cluster] = {}
+    current: dict[str, specscope.Cluster] = {}
 
-    def open_(mode: str) -> engine.Cluster:
+    def open_(mode: str) -> specscope.Cluster:
         if mode not in current:
             for cluster in current.values():
                 cluster.close()
             current.clear()
-            current[mode] = engine.open(pair, device=DEVICE, dtype="float32", **MODES[mode])
+            current[mode] = specscope.open(pair, device=DEVICE, dtype="float32", **MODES[mode])
         return current[mode]
 
     yield open_
@@ -107,7 +107,7 @@ def test_static_forwards_decide_as_eager_ones_do(name, opened):
 
 @pytest.mark.parametrize("mode", ["threads", "threads, static"])
 def test_requests_under_load_have_the_texts_of_their_prompts_alone(mode, opened):
-    cluster, load = opened(mode), engine.Load((0.0, 0.0, 0.01), batch=2, chunk=8)
+    cluster, load = opened(mode), specscope.Load((0.0, 0.0, 0.01), batch=2, chunk=8)
     prompts = [PROMPT, f"{PROMPT} Why?", "Hello"]
     for name in ("speculative", "pearl", "ouroboros", "medusa", "eagle"):
         trace = cluster.run(name, *prompts, config=CONFIGS[name], limits=LIMITS, load=load)
@@ -152,7 +152,7 @@ def test_int4_products_are_those_of_the_rounded_weights(size):
 @pytest.mark.parametrize("forward", ["eager", "static"])
 def test_drafts_of_int4_weights(forward, pair):
     """In bf16, where a row's logits depend on the rows beside it: texts part at near ties only."""
-    with engine.open(pair, drafter="int4", device=DEVICE, dtype="bfloat16", forward=forward) as cluster:
+    with specscope.open(pair, drafter="int4", device=DEVICE, dtype="bfloat16", forward=forward) as cluster:
         runs = [cluster.run(key, PROMPT, limits=Limits(64)) for key in ("autoregressive", "speculative")]
         assert measure(runs[1]).acceptance_rate > 0.5
     texts = [run.token_ids() for run in runs]
@@ -173,7 +173,7 @@ def test_watch_times_transformers_by_events(call):
     ids = torch.tensor([WATCHED], device=DEVICE)
     alone = generated(target, ids, **more)
     set_up(drafter, **settings)
-    with engine.watch(target, drafter) as trace:
+    with specscope.watch(target, drafter) as trace:
         tokens = generated(target, ids, **more)
     check_rounds(trace)
     assert tokens == alone == trace.token_ids()
@@ -189,19 +189,19 @@ def test_occupancy_is_sampled(opened):
 
 
 def test_a_killed_worker_ends_its_run_and_the_next_run_works(pair):
-    with engine.open(pair, device=DEVICE) as cluster:
+    with specscope.open(pair, device=DEVICE) as cluster:
         pid = servers(cluster)["target"].pid
         kill = at_span(8, lambda: os.kill(pid, signal.SIGKILL))
         with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
             cluster.run("speculative", PROMPT, limits=Limits(200), listener=kill)
-    with engine.open(pair, device=DEVICE) as cluster:
+    with specscope.open(pair, device=DEVICE) as cluster:
         trace = cluster.run("speculative", PROMPT, limits=Limits(4))
         assert trace.status == "done"
         assert trace.header.environment["forward"] == ("eager" if DEVICE == "cpu" else "static")
 
 
 @contextmanager
-def little_memory(cluster: engine.Cluster, more: int) -> Iterator[None]:
+def little_memory(cluster: specscope.Cluster, more: int) -> Iterator[None]:
     """Let the target's device take `more` bytes: of a GPU's memory by torch, else by the kernel."""
     if DEVICE == "cpu":
         with limited(servers(cluster)["target"].pid, more):

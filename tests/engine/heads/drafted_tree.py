@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoints.loader import load
-from engine.heads.drafting import Columns
-from engine.heads.files import check_head
-from engine.heads.find import load_head
-from engine.heads.trainable import Frozen, Texts, TrainableHead, pack
-from engine.layout import Packing
-from engine.types import Prefix, Sampling
-from engine.worker.drafting import PackedForwards
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Grown, Load, Prefill
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.heads.drafting import Columns
+from specscope.engine.heads.files import check_head
+from specscope.engine.heads.find import load_head
+from specscope.engine.heads.trainable import Frozen, Texts, TrainableHead, pack
+from specscope.engine.layout import Packing
+from specscope.engine.types import Prefix, Sampling
+from specscope.engine.worker.drafting import PackedForwards
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Grown, Load, Prefill
 from tests.engine.model import tiny
 
 NODES = ((20, -1), (21, -1), (22, 0), (23, 1), (24, 1))
@@ -48,7 +48,7 @@ def new_host(
 
 
 class Tree:
-    """The tree after a prefix (`engine.heads.drafting.Growing`), at a depth."""
+    """The tree after a prefix (`specscope.engine.heads.drafting.Growing`), at a depth."""
 
     def __init__(self, prefix: Prefix, levels: int) -> None:
         self.prefix, self.levels, self.depth = prefix, levels, 0

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
-from engine.heads.config import LAYER_FIELDS
+from specscope.engine.heads.config import LAYER_FIELDS
 
 D, V, INNER, HEADS, KV = 16, 40, 24, 4, 2
 CONFIG = {

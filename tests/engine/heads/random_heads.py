@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.config import read_config
-from engine.checkpoints.pair import Pair
-from engine.heads.config import HeadConfig
-from engine.heads.files import tokenizer_digest, write_head
-from engine.heads.kinds import KINDS
-from engine.heads.modules import offsets
+from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.heads.config import HeadConfig
+from specscope.engine.heads.files import tokenizer_digest, write_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import offsets
 
 MASKS, HEADS = 4, 5
 ORDER = ("medusa", "hydra", "eagle", "eagle3", "parallelspec_eagle", "parallelspec_medusa")

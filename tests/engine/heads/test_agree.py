@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.config import read_config
-from engine.checkpoints.loader import load
-from engine.heads.files import read_head, write_head
-from engine.heads.trainable import Texts, TrainableHead
-from engine.model.shape import ModelShape
-from engine.training.heads.features import features_of
-from engine.training.heads.train import build_head, head_config, read_frozen
-from engine.training.settings import HEAD_DEFAULTS, HeadOptions
-from engine.types import Prefix
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.heads.files import read_head, write_head
+from specscope.engine.heads.trainable import Texts, TrainableHead
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.training.heads.features import features_of
+from specscope.engine.training.heads.train import build_head, head_config, read_frozen
+from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
+from specscope.engine.types import Prefix
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to, state_after
 from tests.engine.model import tiny
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import engine
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import ModelError, UsageError
-from engine.heads.files import check_head, read_head
-from engine.heads.find import HeadFile, load_head
-from engine.heads.work import Work
-from engine.types import Limits, Prefix, Sampling
-from engine.worker.jobs import Prefill
+import specscope
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.heads.files import check_head, read_head
+from specscope.engine.heads.find import HeadFile, load_head
+from specscope.engine.heads.work import Work
+from specscope.engine.types import Limits, Prefix, Sampling
+from specscope.engine.worker.jobs import Prefill
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to
 from tests.engine.heads.forms import normed, reference_layer, store
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -186,7 +186,7 @@ def test_texts_equal_the_targets_and_drafts_are_in_the_draft_vocabulary(case, kn
     tensors = with_ids(drawn(shapes(at, known=known)))
     head, allowed = store(tmp_path / "head", tensors, config), set(tensors["t2d"].nonzero()[:, 0].tolist())
     warm, prompt = Sampling(1.2, top_k=30, seed=5), list(TEXT)
-    with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
+    with specscope.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
         for sampling in (Sampling(), warm):
             alone = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(12)).token_ids()
             for method, settings in (("eagle", {}), ("eagle", {"drafts": "greedy"}), ("eagle2", {})):
@@ -285,7 +285,7 @@ def test_a_wrong_file_is_refused_by_name_before_anything_is_loaded(
     tensors = with_ids(drawn(shapes("midlayer")))
     change(tensors)
     head = store(tmp_path / "head", tensors, CONFIG | config)
-    with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
+    with specscope.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
         with pytest.raises((ModelError, UsageError), match=message) as error:
             cluster.run("eagle2", list(TEXT), limits=Limits(4))
         assert "\n" not in str(error.value)
@@ -300,7 +300,7 @@ def test_a_target_of_few_layers_needs_its_layers_listed(tmp_path):
     with pytest.raises(ModelError, match=f"there are 4, at least 5 are needed: name others .* as {AUX}$"):
         check_head(default, tmp_path / "target")
     named = store(tmp_path / "named", tensors, CONFIG | {AUX: [1, 2, 4]})
-    with engine.open(
+    with specscope.open(
         Pair.of(tmp_path / "target"), runtime="local-thread", device="cpu", head=named
     ) as cluster:
         trace = cluster.run("eagle", list(TEXT), limits=Limits(12))
@@ -310,7 +310,7 @@ def test_a_target_of_few_layers_needs_its_layers_listed(tmp_path):
 
 def test_a_method_of_another_kind_refuses_the_head(target, tmp_path):
     head = store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
-    with engine.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
+    with specscope.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
         with pytest.raises(
             UsageError, match="is a head of kind eagle3; this method needs one of kind medusa"
         ):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.checkpoints.catalog import PAIRS
-from engine.checkpoints.config import read_object
-from engine.errors import ModelError, UsageError
-from engine.heads.config import HeadConfig, layer_shape
-from engine.heads.files import check_target, read_head, tokenizer_digest, write_head
-from engine.heads.kinds import KINDS
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.config import read_object
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.heads.config import HeadConfig, layer_shape
+from specscope.engine.heads.files import check_target, read_head, tokenizer_digest, write_head
+from specscope.engine.heads.kinds import KINDS
 from tests.engine.heads.forms import CONFIG, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
 
 
@@ -235,5 +235,5 @@ def test_the_shape_of_a_layer_is_the_same_without_transformers(kind, monkeypatch
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "transformers", None)  # its import would fail
         plain = layer_shape(fields)
-    monkeypatch.setattr("engine.heads.config.is_complete", lambda _: False)
+    monkeypatch.setattr("specscope.engine.heads.config.is_complete", lambda _: False)
     assert layer_shape(fields) == plain

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.heads.files import read_head
-from engine.heads.kinds import KINDS
+from specscope.engine.heads.files import read_head
+from specscope.engine.heads.kinds import KINDS
 from tests.engine.heads.forms import CONFIG, HEADS, D, V, drawn, eagle, hydra, medusa_1, store
 
 Shapes = dict[str, tuple[int, ...]]

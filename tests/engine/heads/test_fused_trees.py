@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.drafting.tree import Dynamic, Static, Wide
-from engine.errors import UsageError
-from engine.model.clock import StreamClock
-from engine.model.fused import FusedDrafts
-from engine.types import Sampling
-from engine.worker.jobs import Propose
+from specscope.engine.drafting.tree import Dynamic, Static, Wide
+from specscope.engine.errors import UsageError
+from specscope.engine.model.clock import StreamClock
+from specscope.engine.model.fused import FusedDrafts
+from specscope.engine.types import Sampling
+from specscope.engine.worker.jobs import Propose
 from tests.engine.heads.drafted_tree import new_host
 from tests.engine.heads.random_heads import make_head
 from tests.engine.heads.test_together import PREFIXES

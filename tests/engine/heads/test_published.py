@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.types import Limits
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import METHODS, PROMPT, drifting, rounds, walk
 from tests.engine.methods.pairs import save_with_tokenizer
@@ -120,7 +120,7 @@ def test_a_published_head_drafts_as_the_reference_and_the_text_equals_the_target
     (pair, model), method = world, PUBLISHED[style]
     head, own = make_published(style, tmp_path, pair, model)
     config = METHODS[method][1]
-    with engine.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
         trace = cluster.run(method, PROMPT, config=config, limits=Limits(NEW))
         alone = cluster.run("autoregressive", PROMPT, limits=Limits(NEW))
     assert trace.token_ids() == alone.token_ids()

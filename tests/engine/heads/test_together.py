@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.drafting.tree import Static
-from engine.heads.kinds import KINDS
-from engine.types import Prefix
-from engine.worker.host import Host
-from engine.worker.jobs import Prefill, Propose, Stamp
+from specscope.engine.drafting.tree import Static
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.types import Prefix
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Prefill, Propose, Stamp
 from tests.engine.heads.drafted_tree import level_rows, level_rows_of_each, new_host
 from tests.engine.heads.random_heads import make_head
 

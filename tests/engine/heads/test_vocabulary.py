@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from engine.checkpoints.config import read_config
-from engine.checkpoints.loader import load
-from engine.errors import ModelError
-from engine.heads.config import HeadConfig
-from engine.heads.drafting import Columns
-from engine.heads.files import check_head, tokenizer_digest, write_head
-from engine.heads.find import load_head
-from engine.heads.kinds import KINDS
-from engine.heads.modules import offsets, target_ids
-from engine.model.weights import PACKED_FROM, Linear
-from engine.types import Prefix
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import ModelError
+from specscope.engine.heads.config import HeadConfig
+from specscope.engine.heads.drafting import Columns
+from specscope.engine.heads.files import check_head, tokenizer_digest, write_head
+from specscope.engine.heads.find import load_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import offsets, target_ids
+from specscope.engine.model.weights import PACKED_FROM, Linear
+from specscope.engine.types import Prefix
 from tests.engine.heads.forms import D, V, drawn
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.pairs import save_with_tokenizer

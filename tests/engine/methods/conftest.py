@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-import engine
+import specscope
 
 RUNTIMES = {
     "local-thread": {"runtime": "local-thread"},
@@ -18,13 +18,13 @@ RUNTIMES = {
 
 
 @pytest.fixture(scope="package")
-def bundled() -> Generator[Callable[[str], engine.Cluster]]:
+def bundled() -> Generator[Callable[[str], specscope.Cluster]]:
     """Runtime -> a cluster of the bundled pair, opened at first use and shared by this folder."""
     with ExitStack() as opened:
 
         @cache
-        def cluster(runtime: str) -> engine.Cluster:
-            return opened.enter_context(engine.open(device="cpu", **RUNTIMES[runtime]))
+        def cluster(runtime: str) -> specscope.Cluster:
+            return opened.enter_context(specscope.open(device="cpu", **RUNTIMES[runtime]))
 
         yield cluster
 

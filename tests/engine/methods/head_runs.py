@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.drafting.static import tree
-from engine.sampling.draws import Draws
-from engine.trace.events import Round
-from engine.types import Sampling
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.drafting.static import tree
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.trace.events import Round
+from specscope.engine.types import Sampling
 from tests.engine.heads.random_heads import make_heads, with_eagle3
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.methods.plain_heads import Node, Plain, Rows, dynamic_tree, static_tree
@@ -50,11 +50,11 @@ def drifting(family: str) -> torch.nn.Module:
 class Clusters:
     """Two clusters of one target; the second uses an EAGLE-3 head."""
 
-    def __init__(self, *clusters: engine.Cluster) -> None:
+    def __init__(self, *clusters: specscope.Cluster) -> None:
         self._clusters = clusters
         self.pair = clusters[0].pair
 
-    def of(self, method: str) -> engine.Cluster:
+    def of(self, method: str) -> specscope.Cluster:
         return self._clusters["EAGLE-3" in method]
 
     def run(self, method: str, *prompts, **settings):
@@ -70,8 +70,8 @@ def open_world(family: str, folder: Path) -> Iterator[tuple[Clusters, torch.nn.M
     pair = replace(Pair.of(folder / "target"), heads_path=heads)
     third = with_eagle3(pair, folder / "eagle3")
     with (
-        engine.open(pair, runtime="local-thread", device="cpu") as cluster,
-        engine.open(third, runtime="local-thread", device="cpu") as other,
+        specscope.open(pair, runtime="local-thread", device="cpu") as cluster,
+        specscope.open(third, runtime="local-thread", device="cpu") as other,
     ):
         yield Clusters(cluster, other), model, heads
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import engine
-from engine.methods import METHODS
+import specscope
+from specscope.engine.methods import METHODS
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import DRAFTERS, make_pair
 
@@ -179,14 +179,14 @@ def assert_same(model, prompt: list[int], mine: list[int], theirs: list[int]) ->
 @contextmanager
 def tiny_clusters(
     folder: Path,
-) -> Generator[Callable[[tuple[str, str]], tuple[engine.Cluster, torch.nn.Module]]]:
+) -> Generator[Callable[[tuple[str, str]], tuple[specscope.Cluster, torch.nn.Module]]]:
     """(family, drafter) -> a cluster with heads and its target, opened at first use."""
     with ExitStack() as opened:
 
         @cache
-        def cluster(pair: tuple[str, str]) -> tuple[engine.Cluster, torch.nn.Module]:
+        def cluster(pair: tuple[str, str]) -> tuple[specscope.Cluster, torch.nn.Module]:
             tiny, model = make_pair(folder, *pair)
             tiny = with_heads(tiny, folder / f"heads-{pair[0]}")
-            return opened.enter_context(engine.open(tiny, runtime="local-thread", device="cpu")), model
+            return opened.enter_context(specscope.open(tiny, runtime="local-thread", device="cpu")), model
 
         yield cluster

@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.checkpoints.pair import Pair
-from engine.trace.trace import Trace
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.trace.trace import Trace
 from tests.engine.model import tiny
 
 DRAFTERS = ("other", "right", "wrong")

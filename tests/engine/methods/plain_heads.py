@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.sampling.draws import Draws, Key
-from engine.types import Sampling
+from specscope.engine.sampling.draws import Draws, Key
+from specscope.engine.types import Sampling
 from tests.engine.toy import warp_plainly
 
 Rows = Callable[[list[int]], Tensor]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import engine
-from engine.errors import UsageError
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
@@ -142,7 +142,7 @@ def test_the_trace_holds_window_and_pool():
 def tiny_cluster(tmp_path_factory):
     """Open a tiny pair; the target also as a transformers model."""
     pair, model = make_pair(tmp_path_factory.mktemp("pair"), "llama3-rope", "other")
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
         yield cluster, model
 
 

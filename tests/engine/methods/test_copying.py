@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.trace.events import Copied, Document
-from engine.types import Limits, Sampling
+from specscope.engine.trace.events import Copied, Document
+from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.test_baselines import JUDGED_US, TARGET_US, rounds, run, times
 
 COUNTED = [*range(10, 60), 10, 11]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import UsageError
-from engine.methods.dsi import servers
-from engine.trace.trace import Trace
+from specscope.engine.errors import UsageError
+from specscope.engine.methods.dsi import servers
+from specscope.engine.trace.trace import Trace
 from tests.engine.worker.harness import Flat, TestCluster, scripted_cluster
 
 PROMPT = [1, 2, 3]

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import LocalDevices
-from engine.cluster.options import Options
-from engine.cluster.placement import Placement
-from engine.cluster.session import Cluster
-from engine.errors import UsageError, WorkerDied
-from engine.layout import Layout, Separate
-from engine.methods.dsi import servers
-from engine.run.serving import Load
-from engine.trace.events import Device, Span
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.local_devices import LocalDevices
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.errors import UsageError, WorkerDied
+from specscope.engine.layout import Layout, Separate
+from specscope.engine.methods.dsi import servers
+from specscope.engine.run.serving import Load
+from specscope.engine.trace.events import Device, Span
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, drafter, run, speeds, target_token, times
 from tests.engine.worker.harness import Flat, scripted_cluster
@@ -174,7 +174,7 @@ def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
     texts = []
     for opening in (
         three_devices(trio, "local-thread"),
-        engine.open(trio, runtime="virtual", profile="8xA100"),
+        specscope.open(trio, runtime="virtual", profile="8xA100"),
     ):
         with opening as opened:
             trace = raced(opened, sampling)
@@ -208,7 +208,7 @@ def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
 def test_bernoulli_drafters_err_independently():
     def rate(tokens: str, **config: int) -> tuple[float, list[int]]:
         place = {"runtime": "virtual", "profile": "8xA100", "profile_pair": "starcoder-15b-humaneval"}
-        with engine.open(**place, tokens=tokens) as cluster:
+        with specscope.open(**place, tokens=tokens) as cluster:
             trace = cluster.run("dsi", "Hello", config=config, limits=Limits(100))
         return times(trace)[-1], trace.token_ids()
 
@@ -224,7 +224,7 @@ def test_bernoulli_drafters_err_independently():
 
 def test_a_bernoulli_text_and_its_agreement_depend_on_the_runs_seed():
     """Sequence i of a run with seed s is that of its prompt alone with seed s + i."""
-    with engine.open(runtime="virtual", profile="8xA100", tokens="bernoulli:0.6") as cluster:
+    with specscope.open(runtime="virtual", profile="8xA100", tokens="bernoulli:0.6") as cluster:
 
         def run(seed: int, prompts: int = 1) -> Trace:
             load = Load((0.0,) * prompts)

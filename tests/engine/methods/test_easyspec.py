@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.drafting.tree import Wide
-from engine.errors import UsageError
-from engine.methods import find
-from engine.sampling.draws import Draws, process_logits
-from engine.types import Draft, Limits
+import specscope
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import find
+from specscope.engine.sampling.draws import Draws, process_logits
+from specscope.engine.types import Draft, Limits
+from specscope.traces.metrics import measure
 from tests.engine.methods.lossless import assert_same, generate
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
@@ -21,7 +22,6 @@ from tests.engine.test_reference import SAMPLINGS, rounds_of
 from tests.engine.toy import PROMPT, Blurred, Table, ToyRun
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.worker.harness import Flat, scripted_cluster
-from traces.metrics import measure
 
 LAYERS = 9
 
@@ -88,7 +88,7 @@ def test_text_of_deep_models_equals_the_targets(tmp_path, family, devices):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tiny._SIZES, "num_hidden_layers", LAYERS)
         pair, model = make_pair(tmp_path, family, "other")
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
         for size, width, calibrate in ((4, 1, False), (5, 4, True)):
             config = {"size": size, "width": width, "calibrate": calibrate, "devices": devices, "gamma": 4}
             for prompt, new in (([5], 9), (list(range(20, 31)), 20)):
@@ -143,7 +143,7 @@ def test_calibration_forwards_accepted_tokens_and_the_targets_own_again():
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_times_of_a_profile_follow_its_formula(size):
-    with engine.open(runtime="virtual", profile="8xA100", profile_pair="llama-3-8-70-tp8") as cluster:
+    with specscope.open(runtime="virtual", profile="8xA100", profile_pair="llama-3-8-70-tp8") as cluster:
         trace = cluster.run(
             "easyspec", "Tell me a story.", config={"gamma": 4, "size": size}, limits=Limits(16)
         )
@@ -175,7 +175,7 @@ def test_times_of_a_profile_follow_its_formula(size):
 
 
 def test_a_profile_without_collective_times_drafts_on_one_device():
-    with engine.open(runtime="virtual", profile="pearl-3xA100") as cluster:
+    with specscope.open(runtime="virtual", profile="pearl-3xA100") as cluster:
         trace = cluster.run("easyspec", "Hi", limits=Limits(8))
         assert trace.header.config["devices"] == 1
         with pytest.raises(UsageError, match="devices is 2; it must be at least 0 and at most 1"):

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.drafting.tree import Wide
-from engine.layout import Packing
-from engine.model.clock import StreamClock
-from engine.types import Prefix, Sampling
-from engine.worker.exchange import exchange_memory
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Join, Load, Prefill, Propose
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.layout import Packing
+from specscope.engine.model.clock import StreamClock
+from specscope.engine.types import Prefix, Sampling
+from specscope.engine.worker.exchange import exchange_memory
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Join, Load, Prefill, Propose
 from tests.engine.model import tiny
 from tests.engine.model.test_clock import FakeStream
 from tests.engine.worker.harness import chains

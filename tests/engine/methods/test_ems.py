@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import engine
-from engine.errors import UsageError
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.metrics import measure
+from specscope.traces.view.caches import packings
 from tests.engine.methods.pairs import make_pair
 from tests.engine.worker.harness import Flat, scripted_cluster
-from traces.metrics import measure
-from traces.view.caches import packings
 
 BASES = ("llma", "speculative")
 TREES = {"base": "speculative", "width": 3, "gamma": 4}
@@ -104,7 +104,7 @@ def test_one_prompt_has_the_rounds_of_the_base_method(cluster, base, sampling):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     pair, _ = make_pair(tmp_path_factory.mktemp("pairs"), "mistral-window", "other")
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
         yield cluster
 
 
@@ -213,7 +213,7 @@ def test_virtual_time_counts_the_padding():
     """Bernoulli drafts have equal lengths until the end, so only the KV padding differs."""
     opened = {"profile": "A100-OPT", "profile_pair": "opt-125m-6.7b", "tokens": "bernoulli:0.7"}
     config = {"base": "speculative", "batch": len(PROMPTS)}
-    with engine.open(runtime="virtual", **opened) as cluster:
+    with specscope.open(runtime="virtual", **opened) as cluster:
         traces = {
             name: cluster.run("ems", *PROMPTS, config={**config, **variant}, limits=Limits(100))
             for name, variant in VARIANTS.items()

@@ -9,14 +9,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.layout import Layout, Packing, Separate
-from engine.methods import METHODS
-from engine.methods.ems import Batch
-from engine.types import Draft, DraftToken
+from specscope.engine.layout import Layout, Packing, Separate
+from specscope.engine.methods import METHODS
+from specscope.engine.methods.ems import Batch
+from specscope.engine.types import Draft, DraftToken
+from specscope.traces.metrics import measure
+from specscope.traces.padding import batches, shortfalls
+from specscope.traces.view.caches import packings
 from tests.engine.worker.harness import scripted_cluster
-from traces.metrics import measure
-from traces.padding import batches, shortfalls
-from traces.view.caches import packings
 
 PREDICTED = [(5, 2), (2, 5)]
 """Per step: the draft tokens of sample 0 and of sample 1."""
@@ -132,8 +132,8 @@ def test_appendix_b_wastes_30_percent_at_accuracy_0_9():
 
 
 def _trace(lengths: list[list[int]]):
-    from engine.trace.events import Commit, Header, Round
-    from engine.trace.trace import Trace
+    from specscope.engine.trace.events import Commit, Header, Round
+    from specscope.engine.trace.trace import Trace
 
     n = max(len(counts) for counts in lengths)
     ids = ((1,),) * n

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.cluster.placement import Placement
-from engine.layout import Layout
-from engine.runtimes.virtual import VirtualLoop
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.layout import Layout
+from specscope.engine.runtimes.virtual import VirtualLoop
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.metrics import measure
+from specscope.traces.view.tokens import trees
 from tests.engine.methods.pairs import make_pair, timeless
 from tests.engine.methods.test_ems import BASES, PROMPTS, SAMPLINGS, TREES, VARIANTS, own, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
 from tests.engine.worker.harness import Racks, TestCluster
-from traces.metrics import measure
-from traces.view.tokens import trees
 
 NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
 """Often allows fewer tokens than a level's width: the trees of a round differ in size."""
@@ -161,7 +161,7 @@ def test_24_sequences_with_the_largest_trees_have_enough_rows_of_q(tmp_path):
     pair, _ = make_pair(tmp_path, "qwen3", "other")
     config = {"base": "speculative", "batch": 24, "width": 4, "gamma": 16}
     sampling, prompts = Sampling(1.0, seed=3), [[3 + i, 7] for i in range(24)]
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
         trace = cluster.run("ems", *prompts, config=config, sampling=sampling, limits=Limits(20))
         last = cluster.run("tree", prompts[23], config={"width": 4, "depth": 16},
                            sampling=replace(sampling, seed=26), limits=Limits(20))  # fmt: skip

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.drafting.static import tree
-from engine.errors import ModelError, UsageError
-from engine.types import Limits
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.drafting.static import tree
+from specscope.engine.errors import ModelError, UsageError
+from specscope.engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import PROMPT, drafts, open_world
 
@@ -30,7 +30,7 @@ def pair(world):
 
 def refused(pair: Pair, method: str, message: str, head: Path | None = None, **config: object) -> None:
     """Check that a run is refused before its head is loaded, and that the cluster still works."""
-    with engine.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
         with pytest.raises((UsageError, ModelError), match=message):
             cluster.run(method, PROMPT, config=config, limits=Limits(4))
         assert not any(w._host.forwards.heads for w in cluster.placement.workers), "no head is loaded"
@@ -85,7 +85,7 @@ def test_a_tree_deeper_than_the_head_is_refused(pair, tmp_path):
 
 def test_a_head_with_fewer_levels_than_the_papers_tree_drafts_its_first_levels(pair, tmp_path):
     path = make_head(tmp_path / "head", "medusa", pair.target_path, heads=2)
-    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
         cluster.check("medusa")
         trace = cluster.run("medusa", PROMPT, limits=Limits(6))
         with pytest.raises(UsageError, match="the tree medusa has 4 levels; the head drafts at least 1"):
@@ -103,7 +103,7 @@ def test_a_users_tree_is_drafted(world, tmp_path):
 
 
 def test_tokens_without_hidden_states_are_refused(pair):
-    with engine.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
+    with specscope.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
         with pytest.raises(
             UsageError, match=r"tokens that are bernoulli:0\.8 have none: leave tokens at pair"
         ):
@@ -121,7 +121,7 @@ def test_a_text_longer_than_the_heads_context_is_refused(pair, tmp_path):
     config = json.loads((path / "config.json").read_text())
     config["shape"]["max_position_embeddings"] = 20
     (path / "config.json").write_text(json.dumps(config))
-    with engine.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
         with pytest.raises(UsageError, match=r"are 21 tokens together; the head .* knows at most 20"):
             cluster.run("eagle", PROMPT, limits=Limits(17))
         assert len(cluster.run("eagle", PROMPT, limits=Limits(16)).token_ids()) == 16

@@ -9,12 +9,12 @@ from functools import cache
 
 import pytest
 
-import engine
-from engine.heads.files import read_head
-from engine.heads.kinds import KINDS
-from engine.heads.modules import target_ids
-from engine.sampling.draws import Draws, Key
-from engine.types import Limits, Sampling, Typical
+import specscope
+from specscope.engine.heads.files import read_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import target_ids
+from specscope.engine.sampling.draws import Draws, Key
+from specscope.engine.types import Limits, Sampling, Typical
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.head_runs import (
     METHODS,
@@ -95,7 +95,7 @@ def test_optional_parts_of_a_head_draft_as_the_reference(world, tmp_path, method
     cluster, model, _ = world
     (kind, config), target = METHODS[method], cluster.pair.target_path
     make_head(tmp_path / "head", kind, target, own=True, seed=9, scale=0.5, **changes)
-    with engine.open(cluster.pair, runtime="local-thread", device="cpu", head=tmp_path / "head") as mine:
+    with specscope.open(cluster.pair, runtime="local-thread", device="cpu", head=tmp_path / "head") as mine:
         trace = mine.run(method.split()[0], PROMPT, config=config, limits=Limits(8))
     assert list(rounds(trace, Plain(copy.deepcopy(model), tmp_path / "head"), method, config))
 
@@ -118,7 +118,7 @@ def test_a_head_of_a_shortened_vocabulary_drafts_as_the_reference(world, tmp_pat
     (kind, config), target = METHODS[method], cluster.pair.target_path
     head = make_head(tmp_path / "head", kind, target, seed=9, scale=0.5, draft_vocab=40)
     allowed = set(target_ids(read_head(head).tensors["d2t"]).tolist())
-    with engine.open(cluster.pair, runtime="local-thread", device="cpu", head=head) as mine:
+    with specscope.open(cluster.pair, runtime="local-thread", device="cpu", head=head) as mine:
         trace = mine.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(12))
     plain, done = Plain(copy.deepcopy(model), head), trace.token_ids()
     draws = None if sampling.greedy or "drafts" not in trace.header.config else Draws(sampling.seed, 0)

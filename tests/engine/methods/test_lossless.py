@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import Limits
+from specscope.engine.types import Limits
 from tests.engine.methods.lossless import (
     FAMILIES,
     OTHER,

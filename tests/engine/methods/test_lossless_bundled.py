@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.lossless import assert_same, generate, one_each, rule_2
 
@@ -23,7 +23,7 @@ def bundled(tmp_path_factory):
     pair = with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pairs") / "heads")
     model = AutoModelForCausalLM.from_pretrained(pair.target_path, dtype=torch.float32)
     model.generation_config.eos_token_id = None
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
         yield cluster, model
 
 

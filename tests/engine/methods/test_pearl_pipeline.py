@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.cluster.pool import StageLimits
-from engine.errors import SpecScopeError, UsageError
-from engine.layout import Packing
-from engine.model.stage import to_bytes
-from engine.types import Limits, Prefix, Sampling
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Export, Import, Load, Prefill
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.pool import StageLimits
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.layout import Packing
+from specscope.engine.model.stage import to_bytes
+from specscope.engine.types import Limits, Prefix, Sampling
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Export, Import, Load, Prefill
+from specscope.traces.metrics import measure
 from tests.engine.worker.harness import Flat, chains, scripted_cluster
-from traces.metrics import measure
 
 STEP = 1000
 """Microseconds of a sub-step: eta in the paper."""
@@ -252,9 +252,9 @@ def test_stages_out_of_range_are_refused_with_value_and_range(monkeypatch, pipel
 
 def test_q_of_sampled_drafts_comes_from_both_ends():
     """Rule 1 judges drafts by the q of the device that drew them."""
-    import engine
+    import specscope
 
-    with engine.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+    with specscope.open(runtime="virtual", profile="pearl-4xA100") as cluster:
         warm = Sampling(0.9, seed=4)
         traces = [
             cluster.run("pearl", "Hi", config={"gamma": 4, "placement": p}, sampling=warm, limits=Limits(40))

@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-import engine
-from engine.drafting import schedule
-from engine.errors import UsageError
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.drafting import schedule
+from specscope.engine.errors import UsageError
+from specscope.engine.types import Limits, Sampling
 from tests.engine.worker.harness import Flat, scripted_cluster
 
 KEYS = ("speculative", "pearl")
@@ -113,7 +113,7 @@ def test_each_request_of_a_load_has_a_schedule_of_its_own(method):
             [8, 10],
             config={"gamma": 2, "schedule": "average", "off_below": 0.2},
             limits=cluster.limits(LONG_RUN),
-            load=engine.Load((0.0, 0.0), batch=2),
+            load=specscope.Load((0.0, 0.0), batch=2),
         )
     asked = {s: [c.asked for c in trace.chains if c.sequence == s] for s in (0, 1)}
     assert max(asked[0]) == 4

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.drafting.planner import Plan
-from engine.errors import UsageError
-from engine.methods import METHODS, Setting, Situation, find
+from specscope.engine.drafting.planner import Plan
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS, Setting, Situation, find
 
 SETTINGS = [(key, setting) for key, method in METHODS.items() for setting in method.settings()]
 

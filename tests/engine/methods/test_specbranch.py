@@ -8,14 +8,14 @@ from math import log
 import pytest
 import torch
 
-from engine.cluster.placement import Placement
-from engine.errors import UsageError
-from engine.layout import Layout
-from engine.methods import find
-from engine.model.language import Output
-from engine.runtimes.virtual import VirtualLoop
-from engine.simulate.oracle import Scripted
-from engine.trace.trace import Trace
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout
+from specscope.engine.methods import find
+from specscope.engine.model.language import Output
+from specscope.engine.runtimes.virtual import VirtualLoop
+from specscope.engine.simulate.oracle import Scripted
+from specscope.engine.trace.trace import Trace
 from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
 
 PROMPT = [1, 2, 3]

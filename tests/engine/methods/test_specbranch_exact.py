@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.drafting.tree import Branches
-from engine.methods.specbranch import _below, _forked
-from engine.types import Draft, Sampling
+from specscope.engine.drafting.tree import Branches
+from specscope.engine.methods.specbranch import _below, _forked
+from specscope.engine.types import Draft, Sampling
 from tests.engine.toy import Table, ToyRun
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method

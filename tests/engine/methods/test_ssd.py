@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-import engine
-from engine.errors import UsageError
-from engine.methods import METHODS
-from engine.methods.ssd import Config, fans, geometric, plan
-from engine.model.slots import Slots
-from engine.simulate.oracle import Scripted
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.methods.ssd import Config, fans, geometric, plan
+from specscope.engine.model.slots import Slots
+from specscope.engine.simulate.oracle import Scripted
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.metrics import measure
 from tests.engine.toy import Table, ToyRun
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method
 from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled, scripted_cluster
-from traces.metrics import measure
 
 PROMPT = "Tell me a story about a fox who lost its hat."
 VOCABULARY = 64
@@ -31,7 +31,7 @@ VOCABULARY = 64
 
 @pytest.fixture(scope="module")
 def cluster():
-    with engine.open("bundled", runtime="virtual", profile="H100") as opened:
+    with specscope.open("bundled", runtime="virtual", profile="H100") as opened:
         yield opened
 
 
@@ -78,16 +78,16 @@ def real_cluster(latency):
     """Return the bundled pair on virtual devices with these times."""
     pair = bundled()
     models = {
-        name: engine.checkpoints.loader.load(path, name=name)  # type: ignore[attr-defined]
+        name: specscope.engine.checkpoints.loader.load(path, name=name)  # type: ignore[attr-defined]
         for name, path in (("target", pair.target_path), ("drafter", pair.drafter_path))
     }
     return virtual(models, latency)
 
 
 def virtual(models, latency):
-    from engine.cluster.placement import Placement
-    from engine.layout import Layout
-    from engine.runtimes.virtual import VirtualLoop
+    from specscope.engine.cluster.placement import Placement
+    from specscope.engine.layout import Layout
+    from specscope.engine.runtimes.virtual import VirtualLoop
 
     placement = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
     return TestCluster(bundled(), placement)

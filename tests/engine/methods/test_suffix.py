@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine import Load
-from engine.drafting.suffix import Finished
-from engine.errors import UsageError
-from engine.trace.events import Copied, Document, Forecast
-from engine.types import Limits, Sampling
+from specscope import Load
+from specscope.engine.drafting.suffix import Finished
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Copied, Document, Forecast
+from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.test_baselines import (
     DRAFTER_US,
     TARGET_US,

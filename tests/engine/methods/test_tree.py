@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-import engine
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.cluster.placement import Placement
-from engine.drafting.tree import Wide
-from engine.layout import Layout, Packing
-from engine.methods import find
-from engine.model.language import Output
-from engine.runtimes.virtual import VirtualLoop
-from engine.sampling.draws import Draws
-from engine.simulate.oracle import Scripted
-from engine.types import Limits, Prefix, Sampling
-from engine.worker.drafting import Drafting, draft
-from engine.worker.forwards import NO_DRAFT, Forwards
-from engine.worker.jobs import Begin, Grown, Propose, Stamp
+import specscope
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.layout import Layout, Packing
+from specscope.engine.methods import find
+from specscope.engine.model.language import Output
+from specscope.engine.runtimes.virtual import VirtualLoop
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.simulate.oracle import Scripted
+from specscope.engine.types import Limits, Prefix, Sampling
+from specscope.engine.worker.drafting import Drafting, draft
+from specscope.engine.worker.forwards import NO_DRAFT, Forwards
+from specscope.engine.worker.jobs import Begin, Grown, Propose, Stamp
 from tests.engine.methods.pairs import make_pair, timeless
 from tests.engine.worker.harness import Flat, Racks, TestCluster
 
@@ -238,7 +238,7 @@ def test_a_verified_tree_leaves_the_rows_of_the_accepted_branch(drafter):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     pair, _ = make_pair(tmp_path_factory.mktemp("pair"), "llama3-rope", "other")
-    with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
         yield cluster
 
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from engine.model import clock
-from engine.model.clock import Clock, StreamClock
+from specscope.engine.model import clock
+from specscope.engine.model.clock import Clock, StreamClock
 
 
 class FakeStream:

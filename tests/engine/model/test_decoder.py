@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoints.loader import load
-from engine.errors import UsageError
-from engine.model import weights
-from engine.model.attention import SlotAttention
-from engine.model.slots import PAD, PROVISIONAL, Rows
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import UsageError
+from specscope.engine.model import weights
+from specscope.engine.model.attention import SlotAttention
+from specscope.engine.model.slots import PAD, PROVISIONAL, Rows
 from tests.engine.model.tiny import CONFIGS, CONTEXT, VOCAB, reference, save
 
 torch.set_num_threads(1)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.drafting.tree import Wide
-from engine.model.clock import Clock
-from engine.model.fused import FusedDrafts, Given
-from engine.model.slots import Rows
-from engine.sampling.draws import Draws, Key, pick, pick_rows
-from engine.types import Sampling
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.model.clock import Clock
+from specscope.engine.model.fused import FusedDrafts, Given
+from specscope.engine.model.slots import Rows
+from specscope.engine.sampling.draws import Draws, Key, pick, pick_rows
+from specscope.engine.types import Sampling
 from tests.engine.model.test_static import text
 from tests.engine.model.tiny import CONFIGS, VOCAB, reference, save
 from tests.engine.toy_draws import propose_token

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.errors import UsageError
-from engine.model.fuzzy import Fuzzy, layer_groups
-from engine.model.similarity import similarity
-from engine.model.slots import Rows
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import UsageError
+from specscope.engine.model.fuzzy import Fuzzy, layer_groups
+from specscope.engine.model.similarity import similarity
+from specscope.engine.model.slots import Rows
 from tests.engine.model import tiny
 
 LAYERS = 10

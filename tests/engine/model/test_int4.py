@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.model import int4
-from engine.model.int4 import (
+from specscope.engine.model import int4
+from specscope.engine.model.int4 import (
     GROUP,
     arm_product,
     cuda_product,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.model import int8, weights
-from engine.model.int8 import PAIRED_STEPS, REFINED, fbgemm_product, has_fbgemm, weight_only_product
-from engine.model.weights import Linear
+from specscope.engine.model import int8, weights
+from specscope.engine.model.int8 import PAIRED_STEPS, REFINED, fbgemm_product, has_fbgemm, weight_only_product
+from specscope.engine.model.weights import Linear
 
 
 def error(got: Tensor, exact: Tensor) -> float:

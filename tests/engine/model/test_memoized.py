@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.model.decoder import Decoder
-from engine.model.fuzzy import Fuzzy
-from engine.model.memoized import MemoizedModel
-from engine.model.slots import PROVISIONAL, Rows
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.fuzzy import Fuzzy
+from specscope.engine.model.memoized import MemoizedModel
+from specscope.engine.model.slots import PROVISIONAL, Rows
 from tests.engine.model import tiny
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -151,7 +151,7 @@ def test_a_forward_with_hidden_states_is_computed(model):
 def test_a_full_memory_is_cleared(model, monkeypatch):
     counted = Counted(model)
     memoized = MemoizedModel(counted)
-    monkeypatch.setattr("engine.model.memoized.BYTES", 4 * model.vocab_size * 12)
+    monkeypatch.setattr("specscope.engine.model.memoized.BYTES", 4 * model.vocab_size * 12)
     extend(memoized, memoized.new_cache(1, 32), TEXT)
     extend(memoized, memoized.new_cache(1, 32), [8, 7, 6])
     counted.rows = 0

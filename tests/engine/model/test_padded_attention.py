@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.model.attention import PaddedAttention, attention_parts
-from engine.model.slots import PAD, Rows
-from engine.types import Prefix
-from engine.worker.forwards import Alignment, padded
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.model.attention import PaddedAttention, attention_parts
+from specscope.engine.model.slots import PAD, Rows
+from specscope.engine.types import Prefix
+from specscope.engine.worker.forwards import Alignment, padded
 from tests.engine.model import tiny
 
 FAMILIES = ("llama3-rope", "mistral-window", "qwen3")

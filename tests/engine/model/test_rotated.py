@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.checkpoint import Checkpoint
-from engine.checkpoints.config import read_config
-from engine.model.decoder import Decoder
-from engine.model.int8 import can_rotate, fbgemm_product, rotated, rotated_blocks, rotated_model
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
+from specscope.engine.checkpoints.checkpoint import Checkpoint
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.model.int8 import can_rotate, fbgemm_product, rotated, rotated_blocks, rotated_model
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
 from tests.engine.model import tiny
 
 CPU = torch.device("cpu")

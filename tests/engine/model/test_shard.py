@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoints.checkpoint import Checkpoint, pack
-from engine.checkpoints.config import read_config
-from engine.checkpoints.loader import load
-from engine.model import weights
-from engine.model.shape import ModelShape
-from engine.model.shard import Part, Shard, padded
-from engine.model.slots import Rows
+from specscope.engine.checkpoints.checkpoint import Checkpoint, pack
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.model import weights
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.shard import Part, Shard, padded
+from specscope.engine.model.slots import Rows
 from tests.engine.model import tiny
 from tests.engine.model.test_stage import TOKENS, steps
 from tests.engine.model.together import on_ranks

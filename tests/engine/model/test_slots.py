@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import UsageError
-from engine.model.slots import PAD, PROVISIONAL, Rows, Slots
+from specscope.engine.errors import UsageError
+from specscope.engine.model.slots import PAD, PROVISIONAL, Rows, Slots
 
 CAPACITY = 24
 TOKENS = 3

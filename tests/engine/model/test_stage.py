@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.errors import SpecScopeError, UsageError
-from engine.model.slots import Rows
-from engine.model.stage import StageIO, from_bytes, layer_stages, to_bytes
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.model.slots import Rows
+from specscope.engine.model.stage import StageIO, from_bytes, layer_stages, to_bytes
 from tests.engine.model import tiny
 
 TOKENS = [5, 9, 40, 3, 77, 12, 60, 31]

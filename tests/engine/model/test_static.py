@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.model.slots import PAD, Rows
-from engine.model.static import ROWS, StaticSteps
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.model.slots import PAD, Rows
+from specscope.engine.model.static import ROWS, StaticSteps
 from tests.engine.model.tiny import CONFIGS, VOCAB, reference, save
 from tests.engine.model.together import on_ranks
 

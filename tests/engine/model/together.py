@@ -18,7 +18,7 @@ class Meeting:
 
 
 class ThreadRanks:
-    """One thread's side of a meeting (`engine.model.shard.Ranks`)."""
+    """One thread's side of a meeting (`specscope.engine.model.shard.Ranks`)."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.rank, self.ways = rank, len(meeting.tensors)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import engine
-from engine.checkpoints.catalog import stored_heads
-from engine.checkpoints.pair import Pair
-from engine.cluster import probing
-from engine.cluster.session import Cluster
-from engine.methods import METHODS
+import specscope
+from specscope.engine.checkpoints.catalog import stored_heads
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster import probing
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.methods import METHODS
 from tests.conftest import USER_CACHE
 
 NAME, TOKENS = "smollm2", 16
@@ -48,7 +48,7 @@ def cluster() -> Iterator[Cluster]:
         patch.setattr(probing, "VERIFY_S", 0.1)
         patch.setattr(probing, "BUDGET_S", 0.0)
         patch.setattr(probing, "FEWEST", 2)
-        with engine.open(pair, runtime="local-thread", device="cpu") as cluster:
+        with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
             yield cluster
 
 
@@ -67,10 +67,10 @@ def expected(cluster: Cluster) -> list[int]:
 def test_a_method_writes_the_greedy_text_of_transformers(
     cluster: Cluster, expected: list[int], key: str
 ) -> None:
-    trace = cluster.run(key, PROMPT, limits=engine.Limits(max_new_tokens=TOKENS))
+    trace = cluster.run(key, PROMPT, limits=specscope.Limits(max_new_tokens=TOKENS))
     assert trace.token_ids() == expected
 
 
 def test_copied_drafts_save_target_forwards(cluster: Cluster) -> None:
-    trace = cluster.run("prompt_lookup", PROMPT, limits=engine.Limits(max_new_tokens=TOKENS))
+    trace = cluster.run("prompt_lookup", PROMPT, limits=specscope.Limits(max_new_tokens=TOKENS))
     assert len(trace.rounds) < TOKENS / 2

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-import engine
-import engine.cluster.open
-from engine import Load
-from engine.cluster.local_devices import devices_of
-from engine.drafting.admission import Costs
-from engine.errors import UsageError
-from engine.layout import LayerParallel, Layout
-from engine.run.policies import BY_BATCH, FIXED, LENGTHS, MINEDRAFT, POLICIES, SURVIVAL, with_policy
-from engine.simulate.profile import Profile
-from engine.trace.events import Event, Span
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
+import specscope
+import specscope.engine.cluster.open
+from specscope import Load
+from specscope.engine.cluster.local_devices import devices_of
+from specscope.engine.drafting.admission import Costs
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import LayerParallel, Layout
+from specscope.engine.run.policies import BY_BATCH, FIXED, LENGTHS, MINEDRAFT, POLICIES, SURVIVAL, with_policy
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.trace.events import Event, Span
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
 from tests.engine.run.test_serving import LIMITS, PROMPTS, SAMPLINGS
@@ -43,14 +43,14 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[engine.Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[specscope.Cluster]:
     folder = tmp_path_factory.mktemp("policies")
     pair = with_heads(make_pair(folder, "qwen3", "other")[0], folder / "heads")
-    with engine.open(pair, runtime="virtual", profile="pearl-4xA100") as opened:
+    with specscope.open(pair, runtime="virtual", profile="pearl-4xA100") as opened:
         yield opened
 
 
-def served(cluster: engine.Cluster, method: str, policy: str, load: Load = LOAD, **options: Any) -> Trace:
+def served(cluster: specscope.Cluster, method: str, policy: str, load: Load = LOAD, **options: Any) -> Trace:
     asked = {"limits": LIMITS, "load": replace(load, policy=policy), **options}
     trace = cluster.run(method, *(PROMPTS[i % len(PROMPTS)] for i in range(len(load.arrivals))), **asked)
     assert trace.status == "done"
@@ -66,7 +66,7 @@ def texts(trace: Trace) -> list[list[int]]:
 
 @pytest.mark.parametrize(("policy", "method", "config"), CASES, ids=str)
 def test_at_temperature_0_every_policy_gives_the_same_texts(
-    cluster: engine.Cluster, policy: str, method: str, config: dict[str, Any]
+    cluster: specscope.Cluster, policy: str, method: str, config: dict[str, Any]
 ) -> None:
     plain = served(cluster, "autoregressive", FIXED)
     assert texts(served(cluster, method, policy, config=config)) == texts(plain)
@@ -74,7 +74,7 @@ def test_at_temperature_0_every_policy_gives_the_same_texts(
 
 @pytest.mark.parametrize(("method", "config"), SEPARATE, ids=str)
 def test_the_draws_do_not_depend_on_the_batch_that_a_request_is_in(
-    cluster: engine.Cluster, method: str, config: dict[str, Any]
+    cluster: specscope.Cluster, method: str, config: dict[str, Any]
 ) -> None:
     asked = {"config": config, "sampling": SAMPLINGS[1]}
     fixed, minedraft = (served(cluster, method, policy, **asked) for policy in (FIXED, MINEDRAFT))
@@ -84,8 +84,8 @@ def test_the_draws_do_not_depend_on_the_batch_that_a_request_is_in(
     assert minedraft.footer.reasons == fixed.footer.reasons
 
 
-def test_measured_runs_have_the_texts_of_virtual_ones(cluster: engine.Cluster) -> None:
-    with engine.open(cluster.pair, runtime="local-thread", device="cpu") as threads:
+def test_measured_runs_have_the_texts_of_virtual_ones(cluster: specscope.Cluster) -> None:
+    with specscope.open(cluster.pair, runtime="local-thread", device="cpu") as threads:
         for policy in POLICIES:
             found = served(threads, "speculative", policy, config={"gamma": 3})
             assert texts(found) == texts(served(cluster, "autoregressive", FIXED)), policy
@@ -115,7 +115,7 @@ def steps_of(trace: Trace) -> dict[int, dict[str, tuple[int, int]]]:
 MANY = Load((0.0,) * 8, batch=4, chunk=256)
 
 
-def test_a_step_takes_as_long_as_the_slower_of_drafter_and_target(cluster: engine.Cluster) -> None:
+def test_a_step_takes_as_long_as_the_slower_of_drafter_and_target(cluster: specscope.Cluster) -> None:
     trace = served(cluster, "speculative", MINEDRAFT, MANY, config={"gamma": 3}, limits=Limits(24))
     steps, both = steps_of(trace), 0
     for step, after in pairwise(sorted(steps)):
@@ -127,7 +127,7 @@ def test_a_step_takes_as_long_as_the_slower_of_drafter_and_target(cluster: engin
 
 
 @pytest.mark.parametrize("gamma", [2, 8])
-def test_max_of_v_and_d_exactly(cluster: engine.Cluster, gamma: int) -> None:
+def test_max_of_v_and_d_exactly(cluster: specscope.Cluster, gamma: int) -> None:
     """With gamma 2 the target is slower, with gamma 8 the drafter."""
     trace = served(cluster, "speculative", MINEDRAFT, MANY, config={"gamma": gamma}, limits=Limits(34))
     steps = steps_of(trace)
@@ -143,7 +143,7 @@ def test_max_of_v_and_d_exactly(cluster: engine.Cluster, gamma: int) -> None:
         assert (spent["target"] > spent["drafter"]) == (gamma == 2)
 
 
-def test_two_batches_alternate(cluster: engine.Cluster) -> None:
+def test_two_batches_alternate(cluster: specscope.Cluster) -> None:
     trace = served(cluster, "speculative", MINEDRAFT, MANY, config={"gamma": 2}, limits=Limits(24))
     batches = verified(trace)
     assert len({s for step in batches.values() for s in step}) == 8
@@ -157,7 +157,7 @@ def test_two_batches_alternate(cluster: engine.Cluster) -> None:
     assert trace.header.environment["load"]["policy"] == MINEDRAFT
 
 
-def test_a_new_request_joins_the_smaller_batch(cluster: engine.Cluster) -> None:
+def test_a_new_request_joins_the_smaller_batch(cluster: specscope.Cluster) -> None:
     load = Load((0.0, 0.0, 0.6, 0.6, 0.6), batch=3, chunk=256)
     trace = served(cluster, "speculative", MINEDRAFT, load, config={"gamma": 2}, limits=Limits(30))
     batches = verified(trace)
@@ -173,7 +173,7 @@ def test_a_new_request_joins_the_smaller_batch(cluster: engine.Cluster) -> None:
     assert all(first_tokens[i] <= waits[i] for i in (2, 3, 4)), "a first token waits for no batch"
 
 
-def test_one_request_decodes_as_without_the_policy(cluster: engine.Cluster) -> None:
+def test_one_request_decodes_as_without_the_policy(cluster: specscope.Cluster) -> None:
     alone = Load((0.0,), batch=1)
     fixed, minedraft = (
         served(cluster, "speculative", policy, alone, config={"gamma": 3}) for policy in (FIXED, MINEDRAFT)
@@ -183,10 +183,10 @@ def test_one_request_decodes_as_without_the_policy(cluster: engine.Cluster) -> N
     ]
 
 
-def test_an_empty_batch_leaves_ordinary_turns(cluster: engine.Cluster) -> None:
+def test_an_empty_batch_leaves_ordinary_turns(cluster: specscope.Cluster) -> None:
     """The second request ends first; then draft and verification of the other one take turns."""
     load = Load((0.0, 0.0), batch=1, chunk=256)
-    with engine.open(cluster.pair, runtime="virtual", profile="pearl-4xA100") as opened:
+    with specscope.open(cluster.pair, runtime="virtual", profile="pearl-4xA100") as opened:
         trace = opened.run(
             "speculative",
             *PROMPTS[:2],
@@ -205,12 +205,12 @@ def test_an_empty_batch_leaves_ordinary_turns(cluster: engine.Cluster) -> None:
     assert all(len(models) == 1 for models in after[1:])
 
 
-def served_token(cluster: engine.Cluster, prompt: tuple[int, ...]) -> int:
+def served_token(cluster: specscope.Cluster, prompt: tuple[int, ...]) -> int:
     """Return a token that this prompt's text reaches before those of others."""
     return cluster.run("autoregressive", prompt, limits=Limits(5)).token_ids()[-1]
 
 
-def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None:
+def test_a_cancelled_run_keeps_what_is_finished(cluster: specscope.Cluster) -> None:
     cancel = threading.Event()
 
     def listen(event: Event) -> None:
@@ -224,7 +224,7 @@ def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None
     assert served(cluster, "speculative", MINEDRAFT).status == "done"
 
 
-def test_slots_are_those_of_both_batches(cluster: engine.Cluster) -> None:
+def test_slots_are_those_of_both_batches(cluster: specscope.Cluster) -> None:
     load = Load((0.0,) * 12, batch=2, chunk=256)
     trace = served(cluster, "speculative", MINEDRAFT, load, config={"gamma": 2})
     begins = {i: min(s.start for s in trace.spans if s.sequence == i) for i in range(12)}
@@ -238,12 +238,12 @@ def test_slots_are_those_of_both_batches(cluster: engine.Cluster) -> None:
 
 
 @pytest.mark.parametrize("policy", LENGTHS)
-def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: engine.Cluster, policy: str) -> None:
+def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: specscope.Cluster, policy: str) -> None:
     """On this profile a draft token costs 0.18 verifications."""
     load = Load((0.0,) * 5, batch=5, chunk=256)
     drafted = dict[str, list[int]]()
     for tokens in ("bernoulli:0.0", "bernoulli:1.0"):
-        with engine.open(cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens=tokens) as opened:
+        with specscope.open(cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens=tokens) as opened:
             trace = served(opened, "speculative", policy, load, config={"gamma": 4}, limits=Limits(34))
         drafted[tokens] = [r.drafted for r in trace.rounds if r.step > 1]
         stops = {chain.stop for chain in trace.chains if chain.drafted < chain.asked} - {"end"}
@@ -252,9 +252,9 @@ def test_hopeless_drafts_are_dropped_and_good_ones_are_not(cluster: engine.Clust
     assert set(drafted["bernoulli:1.0"][:10]) == {4}
 
 
-def test_by_survival_each_request_has_its_own_length(cluster: engine.Cluster) -> None:
+def test_by_survival_each_request_has_its_own_length(cluster: specscope.Cluster) -> None:
     load, asked = Load((0.0,) * 5, batch=5, chunk=256), {"config": {"gamma": 5}, "limits": Limits(34)}
-    with engine.open(
+    with specscope.open(
         cluster.pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8"
     ) as opened:
         steep = Costs(((1, 1.0), (64, 20.0)), ((1, 0.05), (64, 0.1)))
@@ -287,7 +287,7 @@ def test_by_survival_each_request_has_its_own_length(cluster: engine.Cluster) ->
     ],
 )
 def test_refusals(
-    cluster: engine.Cluster, method: str, policy: str, config: dict[str, Any], words: str
+    cluster: specscope.Cluster, method: str, policy: str, config: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         served(cluster, method, policy, config=config)
@@ -302,11 +302,11 @@ def test_a_drafter_on_several_devices_is_refused(policy: str, words: str) -> Non
         with_policy("m", Layout(LayerParallel(2)), policy)
 
 
-def test_minedraft_needs_a_device_for_the_drafter(cluster: engine.Cluster) -> None:
+def test_minedraft_needs_a_device_for_the_drafter(cluster: specscope.Cluster) -> None:
     profile = Profile.load("A100-40G")
     profile = replace(profile, gpus=profile.gpus[:1])
     words = "the policy minedraft needs a device for the drafter alone: .*; the profile A100-40G has 1"
-    with engine.open(cluster.pair, runtime="virtual", profile=profile) as opened:
+    with specscope.open(cluster.pair, runtime="virtual", profile=profile) as opened:
         assert served(opened, "speculative", FIXED).status == "done"
         with pytest.raises(UsageError, match=words):
             served(opened, "speculative", MINEDRAFT)
@@ -315,11 +315,11 @@ def test_minedraft_needs_a_device_for_the_drafter(cluster: engine.Cluster) -> No
 
 
 def test_minedraft_is_refused_on_one_local_device(
-    cluster: engine.Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: specscope.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = devices_of("cpu")[:1]
-    monkeypatch.setattr(engine.cluster.open, "devices_of", lambda _: one)
-    with engine.open(cluster.pair, runtime="local-thread", device="cpu") as opened:
+    monkeypatch.setattr(specscope.engine.cluster.open, "devices_of", lambda _: one)
+    with specscope.open(cluster.pair, runtime="local-thread", device="cpu") as opened:
         with pytest.raises(UsageError, match=f"and {one[0].name} holds the target, too"):
             served(opened, "speculative", MINEDRAFT)
 
@@ -329,7 +329,7 @@ def test_an_unknown_policy() -> None:
         Load((0.0,), policy="fast")
 
 
-def test_the_draws_of_lengths_keep_the_sampled_run_whole(cluster: engine.Cluster) -> None:
+def test_the_draws_of_lengths_keep_the_sampled_run_whole(cluster: specscope.Cluster) -> None:
     warm = Sampling(temperature=0.9, seed=4)
     for policy in LENGTHS:
         trace = served(cluster, "speculative", policy, config={"gamma": 3}, sampling=warm)

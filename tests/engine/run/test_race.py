@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.run.run import Race
+from specscope.engine.run.run import Race
 
 
 def test_stopped_work_has_no_result_even_if_it_was_ready():

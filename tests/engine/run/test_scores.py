@@ -5,12 +5,12 @@ import gc
 
 import numpy as np
 
-from engine.run.dispatch import Dispatcher
-from engine.run.models import Model
-from engine.trace.emitter import TraceEmitter
-from engine.types import Draft, Prefix
-from engine.worker.jobs import Drop, Job, Reply
-from engine.worker.worker import Ticket
+from specscope.engine.run.dispatch import Dispatcher
+from specscope.engine.run.models import Model
+from specscope.engine.trace.emitter import TraceEmitter
+from specscope.engine.types import Draft, Prefix
+from specscope.engine.worker.jobs import Drop, Job, Reply
+from specscope.engine.worker.worker import Ticket
 
 
 class SlowWorker:

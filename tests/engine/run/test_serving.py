@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-import engine
-from engine import Load
-from engine.errors import UsageError
-from engine.run import models
-from engine.trace.events import Event, Span
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from engine.worker import host
+import specscope
+from specscope import Load
+from specscope.engine.errors import UsageError
+from specscope.engine.run import models
+from specscope.engine.trace.events import Event, Span
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker import host
+from specscope.traces.view.caches import packings
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
-from traces.view.caches import packings
 
 PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 30, 4, 12))]
 LOAD = Load((0.0, 0.0, 0.03, 0.3, 4.0), batch=2, chunk=6)
@@ -57,15 +57,15 @@ CONFIGS = [
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[engine.Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[specscope.Cluster]:
     folder = tmp_path_factory.mktemp("load")
     pair = with_heads(make_pair(folder, "qwen3", "other")[0], folder / "heads")
-    with engine.open(pair, runtime="virtual", profile="pearl-4xA100") as opened:
+    with specscope.open(pair, runtime="virtual", profile="pearl-4xA100") as opened:
         yield opened
 
 
 def alone(
-    cluster: engine.Cluster, method: str, number: int, prompt: tuple[int, ...], **options: Any
+    cluster: specscope.Cluster, method: str, number: int, prompt: tuple[int, ...], **options: Any
 ) -> tuple[list[int], str]:
     """Return the text of request `number` from runs without load, and the reason of its end."""
     sampling = options["sampling"]
@@ -79,7 +79,7 @@ def alone(
     return text, rest.footer.reasons[0]
 
 
-def loaded(cluster: engine.Cluster, method: str, **options: Any) -> Trace:
+def loaded(cluster: specscope.Cluster, method: str, **options: Any) -> Trace:
     options = {"limits": LIMITS, "load": LOAD, **options}
     return cluster.run(method, *PROMPTS, **options)
 
@@ -87,7 +87,7 @@ def loaded(cluster: engine.Cluster, method: str, **options: Any) -> Trace:
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("method", "config"), CONFIGS, ids=str)
 def test_texts_are_those_of_the_prompts_alone(
-    cluster: engine.Cluster, method: str, config: dict[str, Any], sampling: Sampling
+    cluster: specscope.Cluster, method: str, config: dict[str, Any], sampling: Sampling
 ) -> None:
     """The first token is plain decoding's, the rest that of the prompt with this token alone.
 
@@ -109,7 +109,7 @@ def test_texts_are_those_of_the_prompts_alone(
     ("method", "config"), [("autoregressive", {}), ("pearl", {"gamma": 3}), ("medusa", {})]
 )
 def test_the_forward_that_ends_a_prompt_gives_its_first_token(
-    cluster: engine.Cluster, method: str, config: dict[str, Any]
+    cluster: specscope.Cluster, method: str, config: dict[str, Any]
 ) -> None:
     """No draft and no further forward of the target come before it, as in vLLM."""
     trace = loaded(cluster, method, config=config, load=Load((0.0,) * 5, batch=3, chunk=64))
@@ -126,14 +126,14 @@ def test_the_forward_that_ends_a_prompt_gives_its_first_token(
         assert len(rounds) >= 1
 
 
-def test_a_request_of_one_token_needs_its_prefill_only(cluster: engine.Cluster) -> None:
+def test_a_request_of_one_token_needs_its_prefill_only(cluster: specscope.Cluster) -> None:
     trace = loaded(cluster, "pearl", limits=Limits(1))
     assert trace.status == "done"
     assert {s.kind for s in trace.spans} == {"prefill"}
     assert [len(trace.token_ids(i)) for i in range(5)] == [1] * 5
 
 
-def test_a_request_waits_for_a_slot_and_its_prompt_is_cached_in_chunks(cluster: engine.Cluster) -> None:
+def test_a_request_waits_for_a_slot_and_its_prompt_is_cached_in_chunks(cluster: specscope.Cluster) -> None:
     trace = loaded(cluster, "autoregressive")
     chunks = [s for s in trace.spans if s.kind == "prefill" and s.model == "target" and s.sequence == 2]
     assert [s.rows for s in chunks] == [6, 6, 6, 6, 6]
@@ -143,7 +143,7 @@ def test_a_request_waits_for_a_slot_and_its_prompt_is_cached_in_chunks(cluster: 
     assert min(c.time for c in trace.commits if c.sequence == 4) > LOAD.times[4]
 
 
-def test_a_chunk_shares_the_forward_that_decodes_the_others(cluster: engine.Cluster) -> None:
+def test_a_chunk_shares_the_forward_that_decodes_the_others(cluster: specscope.Cluster) -> None:
     trace = loaded(cluster, "autoregressive")
     forwards = {(s.start, s.end): s for s in trace.spans if s.kind == "verify"}
     shared = [s for s in trace.spans if s.kind == "prefill" and (s.start, s.end) in forwards]
@@ -155,7 +155,7 @@ def test_a_chunk_shares_the_forward_that_decodes_the_others(cluster: engine.Clus
 
 @pytest.mark.parametrize("load", [None, Load((0.0,), batch=1, chunk=9)], ids=["alone", "chunks"])
 def test_all_rows_of_a_long_prompt_are_in_spans_once(
-    cluster: engine.Cluster, load: Load | None, monkeypatch: pytest.MonkeyPatch
+    cluster: specscope.Cluster, load: Load | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (host, models):
         monkeypatch.setattr(module, "PREFILL_ROWS", 8)
@@ -168,7 +168,7 @@ def test_all_rows_of_a_long_prompt_are_in_spans_once(
     assert len({s.id for s in trace.spans}) == len(trace.spans)
 
 
-def test_rounds_and_slots(cluster: engine.Cluster) -> None:
+def test_rounds_and_slots(cluster: specscope.Cluster) -> None:
     trace = loaded(cluster, "speculative", config={"gamma": 3})
     steps = [(s.step, s.start) for s in trace.spans if s.kind == "verify"]
     assert all(a[0] < b[0] for a, b in pairwise(steps))  # one verification in each round
@@ -186,7 +186,7 @@ def test_rounds_and_slots(cluster: engine.Cluster) -> None:
     assert trace.header.environment["load"] == {"arrivals": LOAD.times, "batch": 2, "chunk": 6}
 
 
-def test_pearl_drafts_for_all_sequences_while_their_drafts_are_verified(cluster: engine.Cluster) -> None:
+def test_pearl_drafts_for_all_sequences_while_their_drafts_are_verified(cluster: specscope.Cluster) -> None:
     load = Load((0.0,) * 5, batch=4, chunk=64)
     trace = loaded(cluster, "pearl", config={"gamma": 3}, load=load, limits=Limits(30))
     forwards = [s for s in trace.spans if s.kind in ("verify", "pre-verify")]
@@ -205,20 +205,20 @@ def test_pearl_drafts_for_all_sequences_while_their_drafts_are_verified(cluster:
     assert all((kinds[r.step] == "pre-verify") <= (r.mode == "pre-verify") for r in judging)
 
 
-def test_a_reference_is_recorded_once(cluster: engine.Cluster) -> None:
+def test_a_reference_is_recorded_once(cluster: specscope.Cluster) -> None:
     trace = loaded(cluster, "llma", config={"match": 1, "reference": "abc"})
     assert [document.document for document in trace.documents] == [0]
 
 
-def test_virtual_runs_repeat(cluster: engine.Cluster) -> None:
+def test_virtual_runs_repeat(cluster: specscope.Cluster) -> None:
     first, second = loaded(cluster, "speculative"), loaded(cluster, "speculative")
     assert list(first.rows()) == list(second.rows())
 
 
 @pytest.mark.parametrize("method", ["speculative", "pearl"])
-def test_a_measured_run_in_threads(cluster: engine.Cluster, method: str) -> None:
+def test_a_measured_run_in_threads(cluster: specscope.Cluster, method: str) -> None:
     load = Load((0.0, 0.0, 0.01, 0.02, 0.03), batch=3, chunk=8)
-    with engine.open(cluster.pair, runtime="local-thread") as threads:
+    with specscope.open(cluster.pair, runtime="local-thread") as threads:
         trace = loaded(threads, method, config={"gamma": 3}, load=load)
     virtual = loaded(cluster, method, config={"gamma": 3})
     assert [trace.token_ids(i) for i in range(5)] == [virtual.token_ids(i) for i in range(5)]
@@ -227,15 +227,15 @@ def test_a_measured_run_in_threads(cluster: engine.Cluster, method: str) -> None
 
 
 @pytest.mark.parametrize("method", ["pearl", "medusa", "eagle2"])
-def test_static_forwards_of_several_sequences(cluster: engine.Cluster, method: str) -> None:
+def test_static_forwards_of_several_sequences(cluster: specscope.Cluster, method: str) -> None:
     load = Load((0.0,) * 5, batch=3, chunk=8)
-    with engine.open(cluster.pair, runtime="local-thread", device="cpu", forward="static") as static:
+    with specscope.open(cluster.pair, runtime="local-thread", device="cpu", forward="static") as static:
         trace = loaded(static, method, load=load)
     eager = loaded(cluster, method)
     assert [trace.token_ids(i) for i in range(5)] == [eager.token_ids(i) for i in range(5)]
 
 
-def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None:
+def test_a_cancelled_run_keeps_what_is_finished(cluster: specscope.Cluster) -> None:
     cancel = threading.Event()
 
     def listen(event: Event) -> None:
@@ -267,7 +267,7 @@ def test_a_cancelled_run_keeps_what_is_finished(cluster: engine.Cluster) -> None
     ],
 )
 def test_refusals(
-    cluster: engine.Cluster, method: str, config: dict[str, Any], load: Load, words: str
+    cluster: specscope.Cluster, method: str, config: dict[str, Any], load: Load, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         loaded(cluster, method, config=config, load=load)
@@ -283,7 +283,7 @@ def test_the_values_of_a_load() -> None:
             Load((wrong,))
 
 
-def test_the_view_of_a_shared_forward_leaves_first_tokens_out(cluster: engine.Cluster) -> None:
+def test_the_view_of_a_shared_forward_leaves_first_tokens_out(cluster: specscope.Cluster) -> None:
     trace = loaded(cluster, "speculative", config={"gamma": 3}, load=Load((0.0,) * 5, batch=3, chunk=64))
     known = {s.id: s for s in trace.spans}
     shared = packings(trace)

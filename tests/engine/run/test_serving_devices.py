@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-import engine
-from engine import Load
-from engine.types import Limits, Sampling
+import specscope
+from specscope import Load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
 from tests.engine.run.test_serving import alone
@@ -20,7 +21,7 @@ LIMITS = Limits(10)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> engine.Pair:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Models of 5 layers: groups of the layers 0, 1 and 2, 3, 4."""
     folder: Path = tmp_path_factory.mktemp("devices")
     with pytest.MonkeyPatch.context() as patch:
@@ -33,10 +34,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> engine.Pair:
     "options", [{"runtime": "virtual", "profile": "8xA100"}, {"runtime": "local-thread"}]
 )
 def test_the_layers_of_easyspecs_drafter_are_shared(
-    pair: engine.Pair, options: dict[str, Any], config: dict[str, Any]
+    pair: Pair, options: dict[str, Any], config: dict[str, Any]
 ) -> None:
     config = {"gamma": 3, "devices": 2, **config}
-    with engine.open(pair, device="cpu", **options) as cluster:
+    with specscope.open(pair, device="cpu", **options) as cluster:
         for warm in (Sampling(), Sampling(temperature=0.9, seed=4)):
             trace = cluster.run("easyspec", *PROMPTS, config=config, sampling=warm, limits=LIMITS, load=LOAD)
             assert {"draft", "verify"} <= {s.kind for s in trace.spans if s.sequence == -1}

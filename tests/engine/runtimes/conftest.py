@@ -2,10 +2,10 @@
 
 import pytest
 
-import engine
+import specscope
 
 
 @pytest.fixture(scope="package")
 def cluster():
-    with engine.open(device="cpu") as opened:
+    with specscope.open(device="cpu") as opened:
         yield opened

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import psutil
 
-from engine.cluster.local_devices import devices_of
-from engine.layout import LayerParallel, Layout, Pipelined
-from engine.runtimes.ensemble import Ensemble
-from engine.trace.events import Device, Span
+from specscope.engine.cluster.local_devices import devices_of
+from specscope.engine.layout import LayerParallel, Layout, Pipelined
+from specscope.engine.runtimes.ensemble import Ensemble
+from specscope.engine.trace.events import Device, Span
 
 PROMPT = "Tell me a story about a lighthouse."
 SPLIT = {"gamma": 4, "placement": "pipeline", "stages": 2}
@@ -47,7 +47,7 @@ def six_cores(device: str) -> tuple[Device, ...]:
 def worker_processes(program: int) -> list[psutil.Process]:
     """Return the worker processes of a program, in the order of their start."""
     started = psutil.Process(program).children(recursive=True)
-    ours = [process for process in started if "engine.runtimes" in process.cmdline()]
+    ours = [process for process in started if "specscope.engine.runtimes" in process.cmdline()]
     workers = [p for p in ours if p.ppid() != program or p.cmdline()[-1] != "forks"]
     return sorted(workers, key=lambda process: (process.create_time(), process.pid))
 

@@ -12,13 +12,13 @@ import time
 from itertools import pairwise
 from statistics import median
 
-import engine
-from engine.cluster.session import Cluster
-from engine.layout import Packing
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
-from engine.worker.jobs import AskCaches, Begin
-from traces.metrics import measure
+import specscope
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.layout import Packing
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker.jobs import AskCaches, Begin
+from specscope.traces.metrics import measure
 
 METHODS = {"autoregressive": {}, "speculative": {"gamma": 4}, "pearl": {"gamma": 4}}
 PASSES = 3
@@ -52,7 +52,7 @@ def gaps(trace: Trace) -> list[float]:
 
 def main(pair: str = "bundled") -> None:
     """Measure and print."""
-    with engine.open(pair) as here, engine.open(pair, runtime="ray") as ray:
+    with specscope.open(pair) as here, specscope.open(pair, runtime="ray") as ray:
         clusters = {"local-process": here, "ray": ray}
         trips, between = ({runtime: list[float]() for runtime in clusters} for _ in range(2))
         speeds = {method: dict.fromkeys(clusters, 0.0) for method in METHODS}

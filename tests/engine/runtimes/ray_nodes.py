@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-import engine
-from app.runs import LiveRun
+import specscope
+from specscope.app.runs import LiveRun
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
@@ -37,13 +37,13 @@ def two_nodes() -> Iterator[Any]:
 
 
 class Opened:
-    """`engine.open`, with the processes of the workers of each cluster that it opened."""
+    """`specscope.open`, with the processes of the workers of each cluster that it opened."""
 
     def __init__(self) -> None:
         self.pids: list[list[int]] = []
 
     def __call__(self, **place):
-        cluster = engine.open(**place)
+        cluster = specscope.open(**place)
         self.pids.append([worker.pid for worker in cluster.placement.workers])
         return cluster
 

@@ -11,12 +11,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.trace.events import Footer, Header, Span
-from engine.trace.trace import Trace
-from engine.types import Limits, Sampling
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Footer, Header, Span
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
 from tests.engine.heads.random_heads import with_eagle3, with_heads
 
 RUNTIMES = {
@@ -90,7 +90,7 @@ def pair(tmp_path_factory):
 def clusters(pair):
     """Return a function that opens the cluster of a runtime at its first call."""
     with ExitStack() as stack:
-        yield cache(lambda name: stack.enter_context(engine.open(pair, device="cpu", **RUNTIMES[name])))
+        yield cache(lambda name: stack.enter_context(specscope.open(pair, device="cpu", **RUNTIMES[name])))
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
@@ -157,7 +157,7 @@ def test_an_eagle_3_head_drafts_the_same_on_every_runtime(pair, tmp_path):
     )
     runs = dict[str, list[Trace]]()
     for runtime, count in (("local-thread", 4), ("virtual", 4), ("local-process", 1)):
-        with engine.open(pair, device="cpu", **RUNTIMES[runtime]) as opened:
+        with specscope.open(pair, device="cpu", **RUNTIMES[runtime]) as opened:
             runs[runtime] = [
                 opened.run(method, PROMPT, sampling=sampling, limits=SHORT)
                 for method, sampling in settings[:count]

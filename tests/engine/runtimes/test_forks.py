@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from engine.errors import SpecScopeError, WorkerDied
-from engine.runtimes import forks
-from engine.runtimes.process import ProcessWorker, Setup
-from engine.trace.events import Device
-from engine.worker.jobs import Load
+from specscope.engine.errors import SpecScopeError, WorkerDied
+from specscope.engine.runtimes import forks
+from specscope.engine.runtimes.process import ProcessWorker, Setup
+from specscope.engine.trace.events import Device
+from specscope.engine.worker.jobs import Load
 from tests.engine.runtimes.processes import worker_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")

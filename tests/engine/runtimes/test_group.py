@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import UsageError
-from engine.types import Limits, Sampling
+from specscope.engine.errors import UsageError
+from specscope.engine.types import Limits, Sampling
 from tests.engine.runtimes.processes import PROMPT, TWO, at_span, ranks
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-import engine
-from engine.errors import SpecScopeError, UsageError, WorkerDied
-from engine.layout import Packing
-from engine.runtimes.ensemble import pipeline_of
-from engine.types import Draft, Limits, Prefix, Sampling
-from engine.worker.jobs import Begin, Drop, Judge, Prefill, Reply, Score, Stamp
+import specscope
+from specscope.engine.errors import SpecScopeError, UsageError, WorkerDied
+from specscope.engine.layout import Packing
+from specscope.engine.runtimes.ensemble import pipeline_of
+from specscope.engine.types import Draft, Limits, Prefix, Sampling
+from specscope.engine.worker.jobs import Begin, Drop, Judge, Prefill, Reply, Score, Stamp
 from tests.engine.runtimes.processes import PROMPT, SPLIT, at_span, stages
 from tests.engine.worker.harness import AnsweredWorker
 
@@ -83,7 +83,9 @@ def test_too_many_stages_are_refused(cluster, monkeypatch, devices, count, messa
 )
 def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message):
     with (
-        engine.open(runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.8") as opened,
+        specscope.open(
+            runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.8"
+        ) as opened,
         pytest.raises(UsageError, match=message),
     ):
         opened.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.errors import ModelError, WorkerDied
-from engine.trace.events import Footer, Span
-from engine.types import Limits
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import ModelError, WorkerDied
+from specscope.engine.trace.events import Footer, Span
+from specscope.engine.types import Limits
 from tests.engine.runtimes.processes import PROMPT, SPLIT, TWO, at_span, ranks, servers, stages
 
 KILLED = (signal.SIGKILL, "was killed by SIGKILL")
@@ -50,7 +50,7 @@ def works(cluster, method: str, config: dict[str, object]) -> bool:
 def test_a_killed_or_stopped_worker_fails_its_run_with_an_error_that_names_it(victim):
     method, config, workers, key, spans, (number, how) = VICTIMS[victim]
     handles = shared_memory()  # of clusters that other tests keep open
-    with engine.open(device="cpu") as cluster:
+    with specscope.open(device="cpu") as cluster:
         assert works(cluster, method, config), "also after the cluster of another victim"
         pid, events = workers(cluster)[key].pid, list[object]()
         others = [worker.pid for worker in servers(cluster).values() if worker.pid != pid]
@@ -84,4 +84,4 @@ def test_a_model_that_cannot_be_loaded_is_an_error_at_opening(tmp_path):
         data = file.read_bytes()
         (broken / file.name).write_bytes(data[:5000] if file.suffix == ".safetensors" else data)
     with pytest.raises(ModelError, match="safetensors"):
-        engine.open(target=str(broken), device="cpu")
+        specscope.open(target=str(broken), device="cpu")

@@ -17,25 +17,25 @@ from subprocess import run
 import psutil
 import pytest
 
-import engine
-from app.main import main
-from app.ray import Ray
-from app.runs import RunRequest
-from app.service import Service
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.cluster.local_devices import devices_of
-from engine.cluster.ray_cluster import Bundle, RayCluster
-from engine.errors import ModelError, SpecScopeError, WorkerDied
-from engine.runtimes.process import Setup
-from engine.runtimes.ray.worker import RayWorker, References
-from engine.types import Limits, Sampling
-from engine.worker.jobs import Load
+import specscope
+from specscope.app.main import main
+from specscope.app.ray import Ray
+from specscope.app.runs import RunRequest
+from specscope.app.service import Service
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.local_devices import devices_of
+from specscope.engine.cluster.ray_cluster import Bundle, RayCluster
+from specscope.engine.errors import ModelError, SpecScopeError, WorkerDied
+from specscope.engine.runtimes.process import Setup
+from specscope.engine.runtimes.ray.worker import RayWorker, References
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker.jobs import Load
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
 from tests.engine.runtimes.processes import PROMPT, at_span
 from tests.engine.runtimes.ray_nodes import Opened, assert_ended, await_spans, kill_node, two_nodes
 from tests.engine.runtimes.test_contract import WARM, facts
-from traces.store import Store
-from traces.view.document import view_model
 
 SHORT = Limits(12)
 TARGET = Pair.find("bundled").target_path
@@ -59,7 +59,7 @@ def nodes():
 
 @pytest.fixture(scope="module")
 def on_ray(nodes):
-    with engine.open(runtime="ray", address=nodes.address) as opened:
+    with specscope.open(runtime="ray", address=nodes.address) as opened:
         yield opened
 
 
@@ -72,13 +72,13 @@ def test_two_sessions_never_have_the_same_device(nodes, monkeypatch):
     assert [node.free.get("CPU", 0) for node in second.nodes()] == [0, 0]
     message = r"did not reserve 1 CPU on node 2 \(.*\) in .* s; free now: 0 of 1 CPU on node 2 \("
     with monkeypatch.context() as patch:
-        patch.setattr("engine.cluster.ray_cluster.RESERVE_S", 0.5)
+        patch.setattr("specscope.engine.cluster.ray_cluster.RESERVE_S", 0.5)
         with pytest.raises(SpecScopeError, match=message):
             second.reserve([two])
     first.close()
     assert [node.free.get("CPU", 0) for node in second.nodes()] == [1, 1], "free when close() returns"
     with monkeypatch.context() as patch:
-        patch.setattr("engine.cluster.ray_cluster.reachable", lambda *_: False)
+        patch.setattr("specscope.engine.cluster.ray_cluster.reachable", lambda *_: False)
         with pytest.raises(SpecScopeError, match=r"head of the Ray cluster \(.*\) does not answer; start"):
             second.nodes()
     second.reserve([one, two])
@@ -150,7 +150,7 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
     (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
     pid, worker.pid = worker.pid, 0
     with monkeypatch.context() as patch:
-        patch.setattr("engine.runtimes.ray.worker.release", lambda _: "9")
+        patch.setattr("specscope.engine.runtimes.ray.worker.release", lambda _: "9")
         with pytest.raises(SpecScopeError, match=r"node 2 .* has SpecScope .*, this machine 9: install one"):
             worker.answer(os.getpid)
     worker.pid = 0
@@ -256,7 +256,7 @@ def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(nodes, 
 DEAD_HEAD = """
 import threading, time
 import psutil
-from engine.cluster.ray_cluster import RayCluster
+from specscope.engine.cluster.ray_cluster import RayCluster
 
 def kill():
     while not (heads := [p for p in psutil.Process().children() if p.name() == "gcs_server"]):

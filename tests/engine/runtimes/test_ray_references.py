@@ -9,16 +9,16 @@ from threading import Thread
 import pytest
 import torch
 
-from app.main import main
-from engine.cluster.ray_connect import reason, speaks_grpc
-from engine.errors import SpecScopeError
-from engine.runtimes.process import Setup
-from engine.runtimes.ray.server import RayServer
-from engine.runtimes.ray.worker import Clock, References, bytes_of, compare, with_bytes
-from engine.trace.events import Device
-from engine.types import Draft, DraftToken, RowRef
-from engine.worker.host import Host
-from engine.worker.jobs import Connect, Import, Judge, JudgeAll, Prefill, Reply, Score, Stage, Stamp
+from specscope.app.main import main
+from specscope.engine.cluster.ray_connect import reason, speaks_grpc
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.runtimes.process import Setup
+from specscope.engine.runtimes.ray.server import RayServer
+from specscope.engine.runtimes.ray.worker import Clock, References, bytes_of, compare, with_bytes
+from specscope.engine.trace.events import Device
+from specscope.engine.types import Draft, DraftToken, RowRef
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Connect, Import, Judge, JudgeAll, Prefill, Reply, Score, Stage, Stamp
 from tests.engine.worker.harness import chains
 
 

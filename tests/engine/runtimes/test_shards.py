@@ -17,16 +17,16 @@ import psutil
 import pytest
 import torch
 
-import engine
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import SpecScopeError, UsageError, WorkerDied
-from engine.heads.find import load_head
-from engine.runtimes import ensemble
-from engine.runtimes.ensemble import Ensemble, ranks_of
-from engine.trace.events import Footer
-from engine.types import Judged, Judgement, Limits, Sampling
-from engine.worker.jobs import Grown, JudgeAll, Measure, Reply
+import specscope
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import SpecScopeError, UsageError, WorkerDied
+from specscope.engine.heads.find import load_head
+from specscope.engine.runtimes import ensemble
+from specscope.engine.runtimes.ensemble import Ensemble, ranks_of
+from specscope.engine.trace.events import Footer
+from specscope.engine.types import Judged, Judgement, Limits, Sampling
+from specscope.engine.worker.jobs import Grown, JudgeAll, Measure, Reply
 from tests.engine.heads.random_heads import make_head
 from tests.engine.model.together import on_ranks
 from tests.engine.runtimes.processes import PROMPT, at_span, six_cores
@@ -60,9 +60,9 @@ def pair():
 def opened(pair):
     """Open a cluster of whole models, and clusters whose target is split over 2 and 3 processes."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("engine.cluster.open.devices_of", six_cores)
+        patch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
         splits = {"whole": {}, **SPLITS}
-        yield {n: stack.enter_context(engine.open(pair, device="cpu", **s)) for n, s in splits.items()}
+        yield {n: stack.enter_context(specscope.open(pair, device="cpu", **s)) for n, s in splits.items()}
 
 
 def _members(cluster, model: str = "target"):
@@ -173,10 +173,10 @@ def test_ranks_that_measure_stop_after_the_same_forward(opened):
     ],
 )
 def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeypatch, rank, number, how):
-    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
     events = list[object]()
     handles = shared_memory()
-    with engine.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
+    with specscope.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
         pids = [member.pid for member in _members(cluster)]
         pid = pids[rank]
         kill = at_span(12, lambda: os.kill(pid, number))
@@ -268,10 +268,10 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_numbers_and_runtimes_are_refused_before_a_process_starts(message, monkeypatch):
-    monkeypatch.setattr("engine.cluster.open.devices_of", six_cores)
-    monkeypatch.setattr("engine.cluster.open.Placement", None)
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
+    monkeypatch.setattr("specscope.engine.cluster.open.Placement", None)
     with pytest.raises(UsageError, match=message):
-        engine.open(**{"pair": "bundled", "device": "cpu", **WRONG[message]})
+        specscope.open(**{"pair": "bundled", "device": "cpu", **WRONG[message]})
 
 
 @pytest.mark.parametrize("placement", ["pipeline", "co-located"])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runtimes.virtual import Processor, VirtualLoop
-from engine.types import Limits, Sampling
+from specscope.engine.runtimes.virtual import Processor, VirtualLoop
+from specscope.engine.types import Limits, Sampling
 from tests.engine.worker.harness import Flat, scripted_cluster
 
 

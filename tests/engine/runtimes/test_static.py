@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.model import weights
-from engine.types import Limits
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.model import weights
+from specscope.engine.types import Limits
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.runtimes.test_contract import CONFIGS, PROMPT, WARM, facts
 
@@ -22,7 +22,10 @@ def clusters(tmp_path_factory):
     options = {"runtime": "local-thread", "device": "cpu"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "PACKED_FROM", 1 << 40)
-        with engine.open(pair, **options) as eager, engine.open(pair, forward="static", **options) as static:
+        with (
+            specscope.open(pair, **options) as eager,
+            specscope.open(pair, forward="static", **options) as static,
+        ):
             yield eager, static
 
 
@@ -48,8 +51,8 @@ def test_a_batch_decides_the_same(unpad, clusters):
 
 def test_only_local_runtimes_have_static_forwards():
     with pytest.raises(UsageError, match="runtime virtual takes auto only"):
-        engine.open("bundled", runtime="virtual", profile="pearl-4xA100", forward="static")
+        specscope.open("bundled", runtime="virtual", profile="pearl-4xA100", forward="static")
     with pytest.raises(UsageError, match="no forward 'fast'; choose one of auto, eager, static"):
-        engine.open("bundled", forward="fast")
+        specscope.open("bundled", forward="fast")
     with pytest.raises(UsageError, match="no dtype 'int4'; choose one of auto, float32, bfloat16"):
-        engine.open("bundled", dtype="int4")
+        specscope.open("bundled", dtype="int4")

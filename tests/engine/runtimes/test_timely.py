@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from engine.types import Limits
+from specscope.engine.types import Limits
 from tests.engine.runtimes.processes import PROMPT, SPLIT, TWO, at_span
 
 ATTEMPTS = 20

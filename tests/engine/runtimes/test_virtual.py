@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.errors import Deadlock
-from engine.runtimes.virtual import VirtualLoop
+from specscope.engine.errors import Deadlock
+from specscope.engine.runtimes.virtual import VirtualLoop
 from tests.engine.worker.harness import Flat, scripted_cluster
 
 LATENCY = Flat(target_us=1000, drafter_us=250, sample_us=7, communicate_us=3)
@@ -101,7 +101,7 @@ def test_a_deadlock_is_an_error():
 
 def test_a_cancelled_job_holds_its_device_until_its_forward_ends():
     """The method continues at once; the span is cancelled; the next job waits for its end."""
-    from engine.methods.registry import METHODS
+    from specscope.engine.methods.registry import METHODS
 
     async def decode(run, cfg):
         task = asyncio.ensure_future(run.drafter.propose(run.x, 4))

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from engine.errors import ModelError
-from engine.sampling.accept import judge
-from engine.sampling.draws import Draws, facts
-from engine.types import Draft, DraftToken, RowRef, Sampling
+from specscope.engine.errors import ModelError
+from specscope.engine.sampling.accept import judge
+from specscope.engine.sampling.draws import Draws, facts
+from specscope.engine.types import Draft, DraftToken, RowRef, Sampling
 from tests.engine.toy import rows
 from tests.engine.toy_draws import Fixed
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.sampling.draws import damped
-from engine.types import Damping
+from specscope.engine.sampling.draws import damped
+from specscope.engine.types import Damping
 
 Q = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.25, 0.25, 0.5, 0.0]])
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ModelError
-from engine.sampling.draws import Draws, Key, facts, pick, process_logits
-from engine.types import Sampling
+from specscope.engine.errors import ModelError
+from specscope.engine.sampling.draws import Draws, Key, facts, pick, process_logits
+from specscope.engine.types import Sampling
 from tests.engine.toy import Table, rows, warp_plainly
 from tests.engine.toy_draws import Fixed
 

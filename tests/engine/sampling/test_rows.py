@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ModelError
-from engine.sampling.accept import judge
-from engine.sampling.draws import Draws, Key, process_logits, softmax
-from engine.sampling.rows import Case, read
-from engine.types import Draft, DraftToken, RowRef, Sampling, Typical
+from specscope.engine.errors import ModelError
+from specscope.engine.sampling.accept import judge
+from specscope.engine.sampling.draws import Draws, Key, process_logits, softmax
+from specscope.engine.sampling.rows import Case, read
+from specscope.engine.types import Draft, DraftToken, RowRef, Sampling, Typical
 from tests.engine.toy_draws import Branches, Enumerated
 
 SAMPLINGS = [

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.methods import METHODS
-from engine.sampling.accept import judge
-from engine.sampling.draws import Draws
-from engine.types import Draft, DraftToken, Sampling, Typical
+from specscope.engine.methods import METHODS
+from specscope.engine.sampling.accept import judge
+from specscope.engine.sampling.draws import Draws
+from specscope.engine.types import Draft, DraftToken, Sampling, Typical
 from tests.engine.toy import PROMPT, Parallel, Table, ToyRun, rows, warp_plainly
 from tests.engine.toy_draws import Fixed
 from tests.engine.toy_joint import joint, target_joint

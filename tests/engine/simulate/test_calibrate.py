@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.simulate import calibrate as measuring
-from engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate, profile_text
-from engine.simulate.profile import Profile
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.simulate import calibrate as measuring
+from specscope.engine.simulate.calibrate import FULL, QUICK, Cell, Plan, Times, calibrate, profile_text
+from specscope.engine.simulate.profile import Profile
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model.tiny import CONTEXT
 

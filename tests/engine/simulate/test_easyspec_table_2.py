@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from engine.simulate.profile import Profile
+from specscope.engine.simulate.profile import Profile
 
 METHODS = ("+sd", "+tree", "EasySpec")
 PAIRS = {"Llama": "llama-3-8-70-tp8", "Qwen2": "qwen2-7-72-tp8"}

@@ -8,11 +8,11 @@ from statistics import median
 
 import pytest
 
-from engine.errors import UsageError
-from engine.heads.work import Work
-from engine.simulate.latency import Latency
-from engine.simulate.profile import Profile, profiles
-from engine.simulate.roofline import Grid, Hardware, Model
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.work import Work
+from specscope.engine.simulate.latency import Latency
+from specscope.engine.simulate.profile import Profile, profiles
+from specscope.engine.simulate.roofline import Grid, Hardware, Model
 
 ALL = [(name, pair) for name in profiles() for pair in Profile.load(name).pairs]
 GRIDS = ("A100-OPT", "ssd-5xH100")

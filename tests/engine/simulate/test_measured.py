@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import UsageError
-from engine.simulate.profile import Profile
-from engine.simulate.roofline import Grid
+from specscope.engine.errors import UsageError
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.simulate.roofline import Grid
 
 # rows 1, 3; context 0, 100; batch 1, 4: a plane 1000 + 100 (rows - 1) + context + 50 (batch - 1)
 POINTS = [

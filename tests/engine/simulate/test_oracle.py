@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import UsageError
-from engine.model.language import LanguageModel
-from engine.model.slots import Rows
-from engine.simulate.oracle import Scripted, bernoulli_models
-from engine.simulate.recorded import recorded_pair
-from engine.trace.events import Commit, Decision, Header
-from engine.trace.trace import Trace
-from engine.types import Sampling
+from specscope.engine.errors import UsageError
+from specscope.engine.model.language import LanguageModel
+from specscope.engine.model.slots import Rows
+from specscope.engine.simulate.oracle import Scripted, bernoulli_models
+from specscope.engine.simulate.recorded import recorded_pair
+from specscope.engine.trace.events import Commit, Decision, Header
+from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Sampling
 from tests.engine.worker.harness import scripted_pair
 
 
@@ -268,7 +268,7 @@ class TestRecorded:
 
 
 def test_one_certain_token_survives_all_logits_processors():
-    from engine.sampling.draws import process_logits
+    from specscope.engine.sampling.draws import process_logits
 
     model, _ = scripted_pair(lambda _: 2, lambda _: 2, vocab_size=5)
     logits = model.forward(model.new_cache(1, 1), Rows.chain(0, [0], 0), np.array([0])).logits

@@ -12,11 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from engine.errors import UsageError
-from engine.model.fuzzy import layer_groups
-from engine.simulate.latency import Latency
-from engine.simulate.profile import FOLDER, Profile, parse
-from engine.simulate.roofline import ATTENTION_LAUNCHES, Hardware, Model
+from specscope.engine.errors import UsageError
+from specscope.engine.model.fuzzy import layer_groups
+from specscope.engine.simulate.latency import Latency
+from specscope.engine.simulate.profile import FOLDER, Profile, parse
+from specscope.engine.simulate.roofline import ATTENTION_LAUNCHES, Hardware, Model
 
 TOY = Hardware("toy", bandwidth_gb_s=1, peak_tflops=1, link_gb_s=1, source="test", collective_us=50)
 # 4 layers: attention 2 * 128^2 + 2 * 128 * 128 = 65,536 weights, MLP 3 * 128 * 256 = 98,304;

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import UsageError
-from engine.simulate.profile import FOLDER, Profile, profiles
+from specscope.engine.errors import UsageError
+from specscope.engine.simulate.profile import FOLDER, Profile, profiles
 
 # PEARL Table 10, typed again from the paper: layers, dim, FFN dim, tokens/s.
 TABLE_10 = {

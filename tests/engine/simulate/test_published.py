@@ -4,11 +4,11 @@ from functools import cache
 
 import pytest
 
-import engine
-from engine.simulate.profile import Profile
-from engine.types import Limits
-from traces.metrics import measure
-from traces.papers.pearl_speeds import pair_of
+import specscope
+from specscope.engine.simulate.profile import Profile
+from specscope.engine.types import Limits
+from specscope.traces.metrics import measure
+from specscope.traces.papers.pearl_speeds import pair_of
 
 PROMPTS = [[1 + i] * 16 for i in range(3)]
 """The prompt determines the text and the positions where the drafter agrees."""
@@ -27,7 +27,7 @@ def speed_up(cluster, method, new=128, **config) -> float:
 
 
 def opened(profile, pair, rate):
-    return engine.open(runtime="virtual", profile=profile, profile_pair=pair, tokens=f"bernoulli:{rate}")
+    return specscope.open(runtime="virtual", profile=profile, profile_pair=pair, tokens=f"bernoulli:{rate}")
 
 
 def rate_of(alpha: float, gamma: int) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.trace.jsonl import read_jsonl
-from traces.checks import check
+from specscope.engine.trace.jsonl import read_jsonl
+from specscope.traces.checks import check
 
 ROOT = Path(__file__).parents[3]
 DEVICES = {"d": "drafter", "t": "target"}

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-import engine
-from engine.trace.jsonl import read_jsonl, to_json
+import specscope
+from specscope.engine.trace.jsonl import read_jsonl, to_json
 from tests.engine.trace.recordings import DEVICES, TREE, read
 
 
 def test_a_loop_in_five_lines(path):
-    with engine.record(path, method="my loop", devices=DEVICES, sampling={"temperature": 0}) as rec:
+    with specscope.record(path, method="my loop", devices=DEVICES, sampling={"temperature": 0}) as rec:
         assert rec.prompt("The prompt", ids=[1, 2, 3]) == 0
         with rec.span("draft", rows=1):
             time.sleep(0.001)
@@ -60,9 +60,9 @@ def test_a_loop_in_five_lines(path):
 
 
 def test_roles_alone_name_the_devices(path):
-    with engine.record(path, "mine", devices=["drafter", "target"]) as rec:
+    with specscope.record(path, "mine", devices=["drafter", "target"]) as rec:
         rec.start()
-    with engine.record(path.with_name("default"), "mine") as rec:
+    with specscope.record(path.with_name("default"), "mine") as rec:
         rec.start()
     devices = [read(p).header.devices for p in (path, path.with_name("default"))]
     assert [[(d.name, d.role, d.label, d.kind) for d in found] for found in devices] == [
@@ -72,7 +72,7 @@ def test_roles_alone_name_the_devices(path):
 
 
 def test_the_same_trace_is_read_again(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         with rec.span("verify"):
             pass
         rec.round(drafted=[4], accepted=1, emitted=[4, 5])
@@ -84,7 +84,7 @@ def test_the_same_trace_is_read_again(path):
 
 def test_a_plain_loop_and_the_token_of_the_prompts_forward(path):
     """The first token is step 0 if no verification made it; plain rounds have a target span."""
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.prompt("p", ids=[7])
         with rec.span("prefill", rows=1, context=0):
             pass
@@ -101,7 +101,7 @@ def test_a_plain_loop_and_the_token_of_the_prompts_forward(path):
 
 @pytest.mark.parametrize("accepted", [2, [1, 4]])
 def test_a_tree_with_the_number_of_its_accepted_tokens_or_their_indices(path, accepted):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         for _ in range(3):
             with rec.span("draft"):
                 pass
@@ -124,14 +124,14 @@ def test_a_tree_with_the_number_of_its_accepted_tokens_or_their_indices(path, ac
 
 
 def test_a_tree_that_is_accepted_to_a_leaf_has_a_bonus(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.round(**TREE, accepted=2, emitted=[10, 12, 99], verify=5)
     assert read(path).decisions[-1].outcome == "bonus"
 
 
 def test_a_round_without_a_token_of_the_targets_own(path):
     """PEARL: after a full acceptance no own token; after the end of the text none is rejected."""
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.round(drafted=[1, 2], accepted=2, emitted=[1, 2])
         rec.round(drafted=[3, 4, 5], accepted=2, emitted=[3, 4], reason="eos")
     trace = read(path)
@@ -141,7 +141,7 @@ def test_a_round_without_a_token_of_the_targets_own(path):
 
 def test_a_batch_shares_spans_and_steps(path):
     """One verification of two sequences: both rounds have its step and its span."""
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.prompt("a", ids=[1])
         rec.prompt("b", ids=[1, 2])
         for step in range(2):
@@ -174,7 +174,7 @@ def test_drafts_of_a_wrong_text_are_no_rounds_drafts(path):
         start = next(clock)
         return rec.add(kind, start, start + length, device)
 
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         first = add("draft", "d", 9)
         verify = add("verify", "t", 100)
         wrong = add("draft", "d", 9)
@@ -192,7 +192,7 @@ def test_drafts_of_a_wrong_text_are_no_rounds_drafts(path):
 
 def test_a_draft_that_grows_while_it_is_judged(path):
     """PEARL with gamma 2: its first token is judged first, then one more than the forward had."""
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         rec.start(0)
         drafts = []
         for step, (mode, drafted, accepted, emitted) in enumerate(
@@ -212,7 +212,7 @@ def test_a_draft_that_grows_while_it_is_judged(path):
 
 
 def test_drafts_that_are_thrown_away_unjudged(path):
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         rec.prompt(ids=[1, 2])
         with rec.span("draft") as work:
             pass
@@ -228,7 +228,7 @@ def test_a_decoder_gives_the_texts(path):
     def decode(ids):
         return b"".join(words[i] for i in ids).decode("utf-8", "replace")
 
-    with engine.record(path, decode=decode) as rec:
+    with specscope.record(path, decode=decode) as rec:
         rec.prompt(ids=[1])
         rec.round(drafted=[2, 3], accepted=2, emitted=[2, 3, 4])
     trace = read(path)
@@ -239,7 +239,7 @@ def test_a_decoder_gives_the_texts(path):
 
 
 def test_a_mode_and_a_reason_may_be_none(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.round(emitted=[1], mode=None, reason=None)
         rec.round(emitted=[2], reason="eos")
     assert read(path).footer.reasons == ("eos",)
@@ -249,7 +249,7 @@ def test_tensors_and_arrays_are_token_ids(path):
     import numpy as np
     import torch
 
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.prompt(ids=torch.tensor([1, 2]))
         rec.round(
             drafted=torch.tensor([3, 4]),
@@ -265,7 +265,7 @@ def test_tensors_and_arrays_are_token_ids(path):
 
 def test_a_draft_ahead_of_a_bonus_is_of_no_round(path):
     """A draft that began before the target's own token was known continues another text."""
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         rec.start(0)
         rec.add("draft", 0, 10, "d")
         rec.add("verify", 10, 30, "t")
@@ -281,7 +281,7 @@ def test_a_draft_ahead_of_a_bonus_is_of_no_round(path):
     ("temperature", "rule", "rules"), [(0, "", "match"), (0.8, "ratio", "ratio"), (0.8, "", "")]
 )
 def test_the_rule_is_the_given_one_and_match_at_temperature_0(path, temperature, rule, rules):
-    with engine.record(path, sampling={"temperature": temperature}, rule=rule) as rec:
+    with specscope.record(path, sampling={"temperature": temperature}, rule=rule) as rec:
         rec.round([1, 2], 1, [1, 3])
         rec.round([4], 1, [4, 5])
     found = [d.rule for d in read(path).decisions]
@@ -289,7 +289,7 @@ def test_the_rule_is_the_given_one_and_match_at_temperature_0(path, temperature,
 
 
 def test_the_text_of_a_long_output_is_the_texts_of_its_tokens(path):
-    with engine.record(path, decode=lambda ids: " ".join(map(str, ids))) as rec:
+    with specscope.record(path, decode=lambda ids: " ".join(map(str, ids))) as rec:
         rec.prompt(ids=[7])
         for token in range(50):
             rec.round(emitted=[token])
@@ -297,7 +297,7 @@ def test_the_text_of_a_long_output_is_the_texts_of_its_tokens(path):
 
 
 def test_each_line_is_one_json_object_with_short_ids(path):
-    with engine.record(path, method='my "loop"\n', devices={'a"b': "drafter+target"}) as rec:
+    with specscope.record(path, method='my "loop"\n', devices={'a"b': "drafter+target"}) as rec:
         for _ in range(3):
             with rec.span("draft"):
                 pass

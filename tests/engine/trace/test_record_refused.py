@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-import engine
-from engine.errors import UsageError
+import specscope
+from specscope.engine.errors import UsageError
 from tests.engine.trace.recordings import DEVICES, TREE, read
 
 
@@ -81,7 +81,7 @@ from tests.engine.trace.recordings import DEVICES, TREE, read
     ],
 )
 def test_a_round_that_cannot_be_is_refused_in_one_line(path, given, message):
-    with engine.record(path) as rec, pytest.raises(UsageError) as error:
+    with specscope.record(path) as rec, pytest.raises(UsageError) as error:
         rec.round(**given)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -89,7 +89,7 @@ def test_a_round_that_cannot_be_is_refused_in_one_line(path, given, message):
 
 
 def test_no_round_follows_the_end_of_an_output(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.round(drafted=[1, 2], accepted=2, emitted=[1])
         with pytest.raises(UsageError, match="sequence 0 has a round after its end at token 1"):
             rec.round(emitted=[3])
@@ -97,7 +97,7 @@ def test_no_round_follows_the_end_of_an_output(path):
 
 def test_spans_that_overlap_on_a_device_are_refused(path):
     ms = 1_000_000
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         rec.add("verify", 1 * ms, 3 * ms, "t")
         rec.add("draft", 2 * ms, 4 * ms, "d")
         with pytest.raises(
@@ -126,7 +126,7 @@ def test_spans_that_overlap_on_a_device_are_refused(path):
     ],
 )
 def test_a_span_that_cannot_be_is_refused(path, span, message):
-    with engine.record(path, devices=DEVICES) as rec, pytest.raises(UsageError) as error:
+    with specscope.record(path, devices=DEVICES) as rec, pytest.raises(UsageError) as error:
         rec.span(**span)
     assert message in str(error.value)
 
@@ -143,7 +143,7 @@ def test_a_span_that_cannot_be_is_refused(path, span, message):
     ],
 )
 def test_a_round_that_cannot_be_is_refused(path, given, message):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         with pytest.raises(UsageError) as error:
             rec.round(drafted=[4], accepted=0, emitted=[5], **given)
         rec.round(drafted=[4], accepted=0, emitted=[5])
@@ -152,7 +152,7 @@ def test_a_round_that_cannot_be_is_refused(path, given, message):
 
 
 def test_a_device_is_named_where_several_fit(path):
-    with engine.record(path, devices={"t0": "target", "t1": "target"}) as rec:
+    with specscope.record(path, devices={"t0": "target", "t1": "target"}) as rec:
         with pytest.raises(UsageError, match="a verify may be on t0, t1; give device=, one of these"):
             rec.span("verify")
         with pytest.raises(UsageError, match="device 't0' has the role target; give it drafter\\+target"):
@@ -173,23 +173,23 @@ def test_a_device_is_named_where_several_fit(path):
 )
 def test_settings_that_cannot_be_are_refused(path, given, message):
     with pytest.raises(UsageError, match=message):
-        engine.record(path, **given)
+        specscope.record(path, **given)
     assert not path.exists()
 
 
 def test_settings_of_sampling_may_be_none(path):
-    with engine.record(path, sampling={"temperature": 0.7, "top_k": None, "seed": None}) as rec:
+    with specscope.record(path, sampling={"temperature": 0.7, "top_k": None, "seed": None}) as rec:
         rec.round(emitted=[1])
     assert read(path).header.sampling == {"temperature": 0.7, "top_k": None, "seed": None}
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"cannot record to .*absent/x.jsonl: No such file"):
-        engine.record(tmp_path / "absent" / "x.jsonl")
+        specscope.record(tmp_path / "absent" / "x.jsonl")
 
 
 def test_prompts_are_given_before_the_first_span(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.prompt("one")
         with rec.span("verify"):
             pass
@@ -209,19 +209,19 @@ def test_prompts_are_given_before_the_first_span(path):
     ],
 )
 def test_a_span_of_strange_values_writes_no_line(path, given, message):
-    with engine.record(path) as rec, pytest.raises(UsageError, match=message):
+    with specscope.record(path) as rec, pytest.raises(UsageError, match=message):
         rec.add("verify", 1, **given)
     assert read(path).spans == []
 
 
 def test_settings_that_json_cannot_hold_are_refused(path):
-    rec = engine.record(path, config={"gamma": {1, 2}})
+    rec = specscope.record(path, config={"gamma": {1, 2}})
     with pytest.raises(UsageError, match=r"config of a header is .*; give Python's own values"):
         rec.start()
 
 
 def test_nothing_is_recorded_after_the_end(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.start()
     with pytest.raises(UsageError, match="is closed; end all work before close"), rec.span("verify"):
         pass
@@ -230,7 +230,7 @@ def test_nothing_is_recorded_after_the_end(path):
 
 
 def test_a_span_that_never_ended_fails_the_recording(path):
-    rec = engine.record(path, devices=DEVICES)
+    rec = specscope.record(path, devices=DEVICES)
     for _ in range(2):
         rec.span("draft")
     rec.drop(rec.span("verify"))
@@ -243,7 +243,7 @@ def test_a_span_that_never_ended_fails_the_recording(path):
 
 
 def test_the_blocks_own_error_is_the_one_to_see(path):
-    rec = engine.record(path, decode=lambda _: 1 / 0)
+    rec = specscope.record(path, decode=lambda _: 1 / 0)
     rec.prompt("Hello", ids=[1])
     with pytest.raises(ZeroDivisionError), rec:
         rec.start()
@@ -251,7 +251,7 @@ def test_the_blocks_own_error_is_the_one_to_see(path):
 
 
 def test_times_of_another_clock_are_refused(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.start()
         with pytest.raises(
             UsageError, match=r"a verify on .* ends \d+ s from now; give times of time.perf_co"
@@ -263,54 +263,54 @@ def test_times_of_another_clock_are_refused(path):
 
 
 def test_a_second_recording_does_not_write_to_the_same_file(path):
-    with engine.record(path, method="one") as rec:
+    with specscope.record(path, method="one") as rec:
         rec.start()
         with pytest.raises(
             UsageError, match=r"another recording writes to .*; close it, give another file, or j"
         ):
-            engine.record(path, method="two")
+            specscope.record(path, method="two")
     assert read(path).header.title == "one"
-    engine.record(path, method="two").close()
+    specscope.record(path, method="two").close()
     assert read(path).header.title == "two"
 
 
 def test_a_forked_child_does_not_keep_the_file(path):
-    rec = engine.record(path)
+    rec = specscope.record(path)
     rec.start()
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
     rec.close()
-    engine.record(path).close()
+    specscope.record(path).close()
     child.kill()
     child.join()
 
 
 def test_a_decoder_makes_texts(path):
-    with engine.record(path, decode=lambda ids: ids) as rec:
+    with specscope.record(path, decode=lambda ids: ids) as rec:
         with pytest.raises(UsageError, match=r"decode of \[1\] is \[1\]; give what makes a text"):
             rec.round(emitted=[1])
 
 
 @pytest.mark.parametrize("text", [[1, 2], None])
 def test_a_prompt_is_a_text(path, text):
-    with engine.record(path) as rec, pytest.raises(UsageError, match="give a text, and token ids as ids="):
+    with specscope.record(path) as rec, pytest.raises(UsageError, match="give a text, and token ids as ids="):
         rec.prompt(text)
 
 
 def test_no_draft_is_discarded_before_the_outputs_end(path):
-    with engine.record(path) as rec, pytest.raises(UsageError, match="begin 1 before the output's end"):
+    with specscope.record(path) as rec, pytest.raises(UsageError, match="begin 1 before the output's end"):
         rec.discard([1], ahead=-1)
 
 
 def test_the_status_of_a_recording_is_a_known_one(path):
-    with engine.record(path) as rec, pytest.raises(UsageError, match="is 'success'; give running, done"):
+    with specscope.record(path) as rec, pytest.raises(UsageError, match="is 'success'; give running, done"):
         rec.close("success")
     assert read(path).status == "done"
 
 
 def test_only_a_recording_can_be_joined(path, tmp_path):
     with pytest.raises(UsageError, match=r"cannot join the recording .*absent.*call start"):
-        engine.record(tmp_path / "absent", join=True)
+        specscope.record(tmp_path / "absent", join=True)
     path.write_text('{"event":"piece","token":1,"text":""}\n')
     with pytest.raises(UsageError, match="it is no recording"):
-        engine.record(path, join=True)
+        specscope.record(path, join=True)

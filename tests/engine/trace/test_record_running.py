@@ -11,16 +11,16 @@ from itertools import pairwise
 
 import pytest
 
-import engine
-from engine.errors import UsageError
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.traces.imports.reading import read_traces
 from tests.engine.trace.recordings import DEVICES, ROOT, Event, read
-from traces.imports.reading import read_traces
 
 
 def test_threads_may_record_at_once(path):
     """Every line is whole, every id is its own, and each span is on its thread's device."""
     devices = {f"d{i}": "drafter" for i in range(3)} | {"t": "target"}
-    with engine.record(path, devices=devices) as rec:
+    with specscope.record(path, devices=devices) as rec:
         rec.start()
 
         def work(device):
@@ -48,13 +48,13 @@ def test_threads_may_record_at_once(path):
 
 PROCESS = """
 import sys, time, engine
-with engine.record(sys.argv[1], join=True) as rec:
+with specscope.record(sys.argv[1], join=True) as rec:
     now = time.perf_counter_ns()
     work = rec.add("draft", now, now + 5, "d", rows=int(sys.argv[2]))
     print(now, work.id)
     try:
         rec.round(emitted=[1])
-    except engine.UsageError as error:
+    except specscope.UsageError as error:
         assert "records spans only" in str(error)
     else:
         sys.exit("a joined process recorded a round")
@@ -62,7 +62,7 @@ with engine.record(sys.argv[1], join=True) as rec:
 
 
 def test_processes_append_to_one_file_with_one_clock(path):
-    with engine.record(path, devices=DEVICES) as rec:
+    with specscope.record(path, devices=DEVICES) as rec:
         begin = time.perf_counter_ns()
         rec.start(begin)
         runs = [
@@ -87,7 +87,7 @@ def test_processes_append_to_one_file_with_one_clock(path):
 
 FORKED = """
 import os, sys, engine
-with engine.record(sys.argv[1], devices={"d": "drafter", "t": "target"}) as rec:
+with specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"}) as rec:
     with rec.span("verify"): pass
     if os.fork() == 0:
         with rec.span("draft"): pass
@@ -109,7 +109,7 @@ def test_a_forked_child_records_with_its_parents_recorder(path):
 @pytest.mark.parametrize("offset", [1000, 10**18])
 def test_the_clock_of_another_machine_is_shifted_and_its_error_kept(path, offset):
     clocks = {"d": {"node": "10.0.0.2", "offset_ns": offset, "uncertainty_ns": 40}}
-    with engine.record(path, devices=DEVICES, clocks=clocks) as rec:
+    with specscope.record(path, devices=DEVICES, clocks=clocks) as rec:
         rec.start(5000)
         rec.add("draft", 5100 + offset, 5200 + offset, "d")
         rec.add("verify", 5200, 5300, "t")
@@ -121,7 +121,7 @@ def test_the_clock_of_another_machine_is_shifted_and_its_error_kept(path, offset
 def test_cuda_events_time_the_spans_of_cuda_devices(path):
     """The times are those of the events, the order that of the stream; the header has the error."""
     devices = {"cuda:0": "target", "cpu": "drafter"}
-    with engine.record(path, devices=devices, events=Event) as rec:
+    with specscope.record(path, devices=devices, events=Event) as rec:
         with rec.span("verify"):
             pass
         with rec.span("verify"):
@@ -137,9 +137,9 @@ def test_cuda_events_time_the_spans_of_cuda_devices(path):
 
 def test_a_process_that_joins_has_cuda_events_too(path):
     devices = {"cuda:0": "target", "cuda:1": "drafter"}
-    with engine.record(path, devices=devices) as rec:
+    with specscope.record(path, devices=devices) as rec:
         rec.start()
-        with engine.record(path, join=True, events=Event) as other:
+        with specscope.record(path, join=True, events=Event) as other:
             for _ in range(2):
                 with other.span("draft"):
                     pass
@@ -149,7 +149,7 @@ def test_a_process_that_joins_has_cuda_events_too(path):
 
 def test_an_error_ends_the_recording_as_failed(path):
     def loop():
-        with engine.record(path) as rec:
+        with specscope.record(path) as rec:
             rec.round(emitted=[1], texts=["x"])
             with rec.span("verify"):
                 raise ZeroDivisionError("by zero")
@@ -163,14 +163,14 @@ def test_an_error_ends_the_recording_as_failed(path):
 
 
 def test_an_interrupt_ends_it_as_cancelled(path):
-    with pytest.raises(KeyboardInterrupt), engine.record(path):
+    with pytest.raises(KeyboardInterrupt), specscope.record(path):
         raise KeyboardInterrupt
     assert read(path).status == "cancelled"
 
 
 KILLED = """
 import sys, time, engine
-rec = engine.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
+rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
 rec.prompt("p", ids=[1])
 for i in range(10**6):
     with rec.span("draft"): pass
@@ -195,7 +195,7 @@ def test_a_killed_process_loses_no_row(path):
 
 
 def test_a_file_that_ends_within_a_line_keeps_the_lines_before(path):
-    with engine.record(path) as rec:
+    with specscope.record(path) as rec:
         rec.round(emitted=[1], texts=["a"])
         rec.round(drafted=[2], accepted=1, emitted=[2], texts=["b"])
     lines = path.read_bytes().splitlines(keepends=True)[:-1]
@@ -210,7 +210,7 @@ def test_a_file_that_ends_within_a_line_keeps_the_lines_before(path):
 
 @pytest.mark.parametrize("off", [{"path": None}, {"enabled": False}])
 def test_a_recording_that_is_off_does_nothing(path, off):
-    with engine.record(**{"path": path, **off}) as rec:
+    with specscope.record(**{"path": path, **off}) as rec:
         rec.prompt("x", ids=[1])
         rec.start()
         with rec.span("nonsense", device="nowhere") as work:
@@ -236,6 +236,6 @@ def test_a_span_costs_microseconds_and_nothing_when_off(path):
             best = min(best, (time.perf_counter() - begun) / 200)
         return best
 
-    with engine.record(path) as on, engine.record(None) as off:
+    with specscope.record(path) as on, specscope.record(None) as off:
         assert cost(on) < 50e-6
         assert cost(off) < 5e-6

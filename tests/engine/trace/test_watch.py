@@ -1,4 +1,4 @@
-"""`engine.watch` with architectures that SpecScope's own decoder does not have."""
+"""`specscope.watch` with architectures that SpecScope's own decoder does not have."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
-import engine
-from engine.errors import UsageError
-from engine.model.families import FAMILIES
-from engine.trace import watched as call_module
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.model.families import FAMILIES
+from specscope.engine.trace import watched as call_module
+from specscope.traces.checks import check
+from specscope.traces.diff import diff
+from specscope.traces.export.report import render_report
+from specscope.traces.metrics import measure
 from tests.engine.trace.watched import (
     ARCHITECTURES,
     CALLS,
@@ -27,14 +31,10 @@ from tests.engine.trace.watched import (
     set_up,
     words,
 )
-from traces.checks import check
-from traces.diff import diff
-from traces.export.report import render_report
-from traces.metrics import measure
 
 
 def watched(target, drafter, **call):
-    with engine.watch(target, drafter) as trace:
+    with specscope.watch(target, drafter) as trace:
         tokens = generated(target, **call)
     check(trace)
     return trace, tokens
@@ -139,7 +139,7 @@ def test_plain_decoding_of_several_sequences():
     call = {"attention_mask": mask, "max_new_tokens": 12, "pad_token_id": 0}
     ended = target.generate(prompts, **call)[0, len(PROMPT) + 5].item()
     alone = target.generate(prompts, **call, eos_token_id=ended)
-    with engine.watch(target) as trace:
+    with specscope.watch(target) as trace:
         output = target.generate(prompts, **call, eos_token_id=ended)
     check(trace)
     assert output.tolist() == alone.tolist()
@@ -174,7 +174,7 @@ def test_two_tokenizers(do_sample):
     arguments = {"assistant_model": drafter, "do_sample": do_sample, **tokenizers}
     generated(target, prompt, **arguments)  # the first call changes the drafter's head, and draws for it
     alone = generated(target, prompt, **arguments)
-    with engine.watch(target, drafter, tokenizer=theirs) as trace:
+    with specscope.watch(target, drafter, tokenizer=theirs) as trace:
         tokens = generated(target, prompt, **arguments)
     check(trace)
     assert tokens == alone == trace.token_ids()
@@ -189,7 +189,7 @@ def test_two_tokenizers(do_sample):
 def test_a_trace_in_memory_is_that_of_the_file_and_all_tools_read_it(tmp_path):
     target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="heuristic")
     path = tmp_path / "mine.jsonl"
-    with engine.watch(target, drafter, path=path) as trace:
+    with specscope.watch(target, drafter, path=path) as trace:
         generated(target, assistant_model=drafter)
     assert read(path) == trace
     plain, _ = watched(target, None)
@@ -223,7 +223,7 @@ def test_nothing_is_left_behind_by_an_exception_and_the_rows_so_far_are_kept(tmp
     handle = target.model.register_forward_pre_hook(broken)
     with (
         pytest.raises(RuntimeError, match="out of memory"),
-        engine.watch(target, drafter, path=path) as trace,
+        specscope.watch(target, drafter, path=path) as trace,
     ):
         generated(target, assistant_model=drafter)
     handle.remove()
@@ -237,25 +237,25 @@ def test_nothing_is_left_behind_by_an_exception_and_the_rows_so_far_are_kept(tmp
 
 def test_a_call_that_cannot_be_recorded_is_refused():
     target, drafter = pair_of("Mixtral")
-    with pytest.raises(UsageError, match="num_beams is 2"), engine.watch(target):
+    with pytest.raises(UsageError, match="num_beams is 2"), specscope.watch(target):
         generated(target, num_beams=2)
-    with pytest.raises(UsageError, match="assistant_model is not watched"), engine.watch(target):
+    with pytest.raises(UsageError, match="assistant_model is not watched"), specscope.watch(target):
         generated(target, assistant_model=drafter)
-    with engine.watch(target):
+    with specscope.watch(target):
         generated(target)
         with pytest.raises(UsageError, match="a second call"):
             generated(target)
-    with pytest.raises(UsageError, match="nothing was recorded"), engine.watch(target):
+    with pytest.raises(UsageError, match="nothing was recorded"), specscope.watch(target):
         generated(drafter)
     for wrong, name in ((torch.nn.Linear(1, 1), "Linear"), (None, "NoneType")):
-        with pytest.raises(UsageError, match=f"{name} has no _prefill"), engine.watch(wrong):
+        with pytest.raises(UsageError, match=f"{name} has no _prefill"), specscope.watch(wrong):
             pass
 
 
 def test_the_tokens_are_texts_with_a_tokenizer():
     tokenizer = words()
     target, _ = pair_of("GPTNeoX", vocab=len(tokenizer))
-    with engine.watch(target, tokenizer=tokenizer) as trace:
+    with specscope.watch(target, tokenizer=tokenizer) as trace:
         tokens = generated(target)
     assert trace.text == tokenizer.decode([*PROMPT, *tokens])[len(tokenizer.decode(PROMPT)) :]
     assert trace.header.prompts == (tokenizer.decode(PROMPT),)

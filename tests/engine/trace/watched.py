@@ -1,4 +1,4 @@
-"""What the tests of `engine.watch` share: small random models, calls of generate, tokenizers."""
+"""What the tests of `specscope.watch` share: small random models, calls of generate, tokenizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from engine.trace.jsonl import read_jsonl
+from specscope.engine.trace.jsonl import read_jsonl
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

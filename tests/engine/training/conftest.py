@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.training.pair import train_pair
-from engine.training.settings import PairOptions, Shape
+from specscope.engine.training.pair import train_pair
+from specscope.engine.training.settings import PairOptions, Shape
 from tests.engine.training.tiny import chats, stories, write_source
 
 

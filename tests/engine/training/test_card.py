@@ -12,15 +12,15 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import engine
-from engine.checkpoints.catalog import PAIRS
-from engine.checkpoints.pair import Pair
-from engine.errors import SpecScopeError, UsageError
-from engine.training.card import Measured, Sample, Sizes, make_card, render
-from engine.training.cli import cancel_on_interrupt
-from engine.training.data import Encoder, find_sources, is_held_out, read_documents
-from engine.training.loop import read_facts
-from engine.training.measure import (
+import specscope
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.training.card import Measured, Sample, Sizes, make_card, render
+from specscope.engine.training.cli import cancel_on_interrupt
+from specscope.engine.training.data import Encoder, find_sources, is_held_out, read_documents
+from specscope.engine.training.loop import read_facts
+from specscope.engine.training.measure import (
     Acceptance,
     Cost,
     LoadedPair,
@@ -32,8 +32,8 @@ from engine.training.measure import (
     measure_losses,
     read_prompts,
 )
-from engine.training.settings import PROMPTS, CardSettings, PairOptions
-from engine.types import Limits, Sampling
+from specscope.engine.training.settings import PROMPTS, CardSettings, PairOptions
+from specscope.engine.types import Limits, Sampling
 from tests.engine.training.tiny import train
 
 FIXED = json.loads(PROMPTS.read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def test_answers_equal_those_of_a_run() -> None:
     prompt = FIXED["prompts"][0]
     written, logits = loaded.write(pair.encode(prompt), 12, sampling)
     assert logits.shape == (len(written), pair.vocab_size)
-    with engine.open("bundled", runtime="local-thread") as cluster:
+    with specscope.open("bundled", runtime="local-thread") as cluster:
         trace = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(12))
     assert [c.token for c in trace.commits] == written
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import UsageError
-from engine.training import data
-from engine.training.data import (
+from specscope.engine.errors import UsageError
+from specscope.engine.training import data
+from specscope.engine.training.data import (
     Corpus,
     Stream,
     find_sources,

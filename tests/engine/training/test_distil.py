@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoints.loader import load
-from engine.errors import ModelError, RunCancelled, UsageError
-from engine.training.data import Corpus, Mixed, Stream
-from engine.training.loop import Progress, read_log
-from engine.training.pair import distil_drafter, new_model, prune
-from engine.training.settings import DistilOptions, Shape
-from engine.training.step import losses
-from engine.training.target_text import Text, read_text, save_text
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import ModelError, RunCancelled, UsageError
+from specscope.engine.training.data import Corpus, Mixed, Stream
+from specscope.engine.training.loop import Progress, read_log
+from specscope.engine.training.pair import distil_drafter, new_model, prune
+from specscope.engine.training.settings import DistilOptions, Shape
+from specscope.engine.training.step import losses
+from specscope.engine.training.target_text import Text, read_text, save_text
 from tests.engine.training.test_pair import stop_after
 from tests.engine.training.tiny import train
 

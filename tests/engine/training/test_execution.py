@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from engine.errors import UsageError
-from engine.training.heads.losses import distilled
-from engine.training.loop import CHECKPOINTS, Training, ignore, read_log
-from engine.training.pair import new_model
-from engine.training.settings import PairOptions, Recipe, Shape
-from engine.training.step import (
+from specscope.engine.errors import UsageError
+from specscope.engine.training.heads.losses import distilled
+from specscope.engine.training.loop import CHECKPOINTS, Training, ignore, read_log
+from specscope.engine.training.pair import new_model
+from specscope.engine.training.settings import PairOptions, Recipe, Shape
+from specscope.engine.training.step import (
     Execution,
     LossesOf,
     Phase,
@@ -144,9 +144,9 @@ TWO_PROCESSES = """
 import json, os, sys
 import torch
 from pathlib import Path
-from engine.training.step import Execution
-from engine.training.step import Losses
-from engine.training.settings import Recipe
+from specscope.engine.training.step import Execution
+from specscope.engine.training.step import Losses
+from specscope.engine.training.settings import Recipe
 
 rank = 0 if os.fork() else 1
 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}

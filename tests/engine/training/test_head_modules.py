@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoints.config import read_config
-from engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
-from engine.model.shape import ModelShape
-from engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
-from engine.training.heads.train import build_head
-from engine.training.settings import HEAD_DEFAULTS, HeadOptions
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
+from specscope.engine.training.heads.train import build_head
+from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from tests.engine.heads.drafted_tree import state_after
 
 WIDTH, VOCABULARY = 32, 40

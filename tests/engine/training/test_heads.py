@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.config import read_config
-from engine.checkpoints.loader import load
-from engine.errors import RunCancelled, UsageError
-from engine.heads.files import read_head
-from engine.heads.kinds import KINDS
-from engine.model.shape import ModelShape
-from engine.model.slots import Rows
-from engine.training import cli
-from engine.training.data import Corpus
-from engine.training.heads.features import Batches, features_of, stored_features
-from engine.training.heads.train import read_frozen, train_head
-from engine.training.loop import Progress, read_log
-from engine.training.settings import HEAD_DEFAULTS, HeadOptions
-from engine.training.target_text import read_text
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import RunCancelled, UsageError
+from specscope.engine.heads.files import read_head
+from specscope.engine.heads.kinds import KINDS
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.model.slots import Rows
+from specscope.engine.training import cli
+from specscope.engine.training.data import Corpus
+from specscope.engine.training.heads.features import Batches, features_of, stored_features
+from specscope.engine.training.heads.train import read_frozen, train_head
+from specscope.engine.training.loop import Progress, read_log
+from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
+from specscope.engine.training.target_text import read_text
 from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import HEAD, parse, train
 
@@ -272,7 +272,9 @@ def test_the_command_line_takes_a_target_instead_of_a_pair(
 ) -> None:
     target, words = settings("medusa").target, "medusa --data data --out out --target"
     assert cli.find_target(parse(f"{words} {target}")) == (target, "target")
-    monkeypatch.setattr("engine.checkpoints.sources.resolve", lambda name, report: Path("cache", str(name)))
+    monkeypatch.setattr(
+        "specscope.engine.checkpoints.sources.resolve", lambda name, report: Path("cache", str(name))
+    )
     assert cli.find_target(parse(f"{words} owner/name")) == (Path("cache/owner/name"), "owner/name")
     with pytest.raises(SystemExit) as error:
         parse(f"{words} smollm2 --pair bundled")

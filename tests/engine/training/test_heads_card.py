@@ -9,16 +9,16 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from engine.checkpoints.config import read_config
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.heads.files import HeadWeights, read_head
-from engine.model.shape import ModelShape
-from engine.plot import Line, Panel, draw
-from engine.training.heads.card import chained, make_heads_card, restore
-from engine.training.heads.losses import DraftAcceptance
-from engine.training.heads.train import train_head, training_curves
-from engine.training.settings import CardSettings, HeadOptions
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.files import HeadWeights, read_head
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.plot import Line, Panel, draw
+from specscope.engine.training.heads.card import chained, make_heads_card, restore
+from specscope.engine.training.heads.losses import DraftAcceptance
+from specscope.engine.training.heads.train import train_head, training_curves
+from specscope.engine.training.settings import CardSettings, HeadOptions
 from tests.engine.training.tiny import HEAD, train
 
 SVG = "{http://www.w3.org/2000/svg}"

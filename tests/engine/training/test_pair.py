@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.checkpoints.loader import load
-from engine.errors import ModelError, RunCancelled, UsageError
-from engine.model.slots import Rows
-from engine.training.data import Corpus, Encoder, Stream, find_sources
-from engine.training.loop import Progress, read_log
-from engine.training.pair import new_model, save_model, train_pair
-from engine.training.settings import PairOptions, Shape
-from engine.training.step import learning_rate, losses, pick_device, plan
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.errors import ModelError, RunCancelled, UsageError
+from specscope.engine.model.slots import Rows
+from specscope.engine.training.data import Corpus, Encoder, Stream, find_sources
+from specscope.engine.training.loop import Progress, read_log
+from specscope.engine.training.pair import new_model, save_model, train_pair
+from specscope.engine.training.settings import PairOptions, Shape
+from specscope.engine.training.step import learning_rate, losses, pick_device, plan
 from tests.engine.training.tiny import stories, write_source
 
 Options = Callable[..., PairOptions]

@@ -12,21 +12,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-import engine
-from engine.checkpoints.config import read_config
-from engine.errors import UsageError
-from engine.heads.files import read_head
-from engine.heads.modules import target_ids
-from engine.heads.trainable import Frozen, Learned, Texts
-from engine.model.shape import ModelShape
-from engine.training import cli
-from engine.training.data import Corpus
-from engine.training.heads.card import restore
-from engine.training.heads.losses import acceptance, head_losses
-from engine.training.heads.train import most_frequent, shorten_head, train_head
-from engine.training.loop import read_log
-from engine.training.settings import HeadOptions
-from engine.types import Limits
+import specscope
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.errors import UsageError
+from specscope.engine.heads.files import read_head
+from specscope.engine.heads.modules import target_ids
+from specscope.engine.heads.trainable import Frozen, Learned, Texts
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.training import cli
+from specscope.engine.training.data import Corpus
+from specscope.engine.training.heads.card import restore
+from specscope.engine.training.heads.losses import acceptance, head_losses
+from specscope.engine.training.heads.train import most_frequent, shorten_head, train_head
+from specscope.engine.training.loop import read_log
+from specscope.engine.training.settings import HeadOptions
+from specscope.engine.types import Limits
 from tests.engine.heads.random_heads import make_head
 from tests.engine.training.test_head_modules import VOCABULARY, WIDTH, stub
 from tests.engine.training.tiny import HEAD, parse, train
@@ -139,7 +139,7 @@ def test_medusa_heads_learn_lm_heads_of_their_own(head: Path, trained: Path, tmp
     shape = ModelShape.of(read_config(trained / "target"), trained)
     texts = restore(weights, shape).module.state_dict()
     torch.testing.assert_close(texts["1.1.weight"], weights.tensors["1.1.weight"].float())
-    with engine.open(
+    with specscope.open(
         target=trained / "target", runtime="local-thread", device="cpu", head=options.out
     ) as cluster:
         expected, trace = (

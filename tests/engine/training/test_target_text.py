@@ -15,19 +15,19 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import RunCancelled, UsageError
-from engine.heads.trainable import Learned
-from engine.model.attention import attention_parts
-from engine.model.decoder import Decoder
-from engine.training.data import ASSISTANT, BOS, Stream, narrow, split_chat
-from engine.training.heads.features import Batches
-from engine.training.heads.train import train_head
-from engine.training.loop import Progress
-from engine.training.measure import LoadedPair
-from engine.training.settings import HeadOptions
-from engine.training.target_text import (
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import RunCancelled, UsageError
+from specscope.engine.heads.trainable import Learned
+from specscope.engine.model.attention import attention_parts
+from specscope.engine.model.decoder import Decoder
+from specscope.engine.training.data import ASSISTANT, BOS, Stream, narrow, split_chat
+from specscope.engine.training.heads.features import Batches
+from specscope.engine.training.heads.train import train_head
+from specscope.engine.training.loop import Progress
+from specscope.engine.training.measure import LoadedPair
+from specscope.engine.training.settings import HeadOptions
+from specscope.engine.training.target_text import (
     PART,
     Text,
     Writer,
@@ -39,7 +39,7 @@ from engine.training.target_text import (
     save_text,
     slots_for,
 )
-from engine.types import Sampling
+from specscope.engine.types import Sampling
 from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import chats
 
@@ -95,7 +95,7 @@ def test_all_slots_share_one_attention_call(
         calls.append(len(parts))
         return parts
 
-    monkeypatch.setattr("engine.model.decoder.attention_parts", counted)
+    monkeypatch.setattr("specscope.engine.model.decoder.attention_parts", counted)
     prompts = (np.array([BOS, *range(20, 21 + i)]) for i in range(1000))
     Writer(target, prompts, (), (30, 8), seed=0, slots=8).run(8 * 4, ignore)
     assert calls[0] == 8, "the prefill reads each prompt at its own length"
@@ -105,7 +105,7 @@ def test_all_slots_share_one_attention_call(
 def test_keys_and_values_limit_the_slots(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert slots_for(target, (20, 11), 10_000) == 128
     assert slots_for(target, (20, 11), 5) == 5
-    monkeypatch.setattr("engine.training.target_text.CACHE_BYTES", 3 * 2 * 2 * 32 * 4 * 32 + 1)
+    monkeypatch.setattr("specscope.engine.training.target_text.CACHE_BYTES", 3 * 2 * 2 * 32 * 4 * 32 + 1)
     assert slots_for(target, (20, 11), 10_000) == 3
 
 

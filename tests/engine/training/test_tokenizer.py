@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.checkpoints.catalog import PAIRS
-from engine.training.data import SPECIALS, Encoder, split_chat, train_tokenizer
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.training.data import SPECIALS, Encoder, split_chat, train_tokenizer
 from tests.engine.training.tiny import chats, stories
 
 

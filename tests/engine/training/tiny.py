@@ -6,7 +6,7 @@ import argparse
 import lzma
 from pathlib import Path
 
-from engine.training import cli
+from specscope.engine.training import cli
 
 HEAD = {
     "batch": 8,

@@ -9,23 +9,23 @@ from functools import cache
 
 import numpy as np
 
-from engine.checkpoints.pair import Pair
-from engine.cluster.memory import Memory, Part
-from engine.cluster.placement import Placement
-from engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
-from engine.cluster.session import Cluster
-from engine.drafting.tree import Wide
-from engine.errors import UsageError, WorkerDied
-from engine.heads.work import Work
-from engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
-from engine.model.fuzzy import PartTime
-from engine.model.language import LanguageModel
-from engine.runtimes.virtual import Processor, VirtualLoop, VirtualWorker
-from engine.simulate.oracle import Scripted
-from engine.trace.events import Device
-from engine.types import Limits, Prefix, drafter_key
-from engine.worker.jobs import Job, Preparation, Propose, Reply, Stamp
-from engine.worker.worker import Ticket
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.memory import Memory, Part
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.drafting.tree import Wide
+from specscope.engine.errors import UsageError, WorkerDied
+from specscope.engine.heads.work import Work
+from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
+from specscope.engine.model.fuzzy import PartTime
+from specscope.engine.model.language import LanguageModel
+from specscope.engine.runtimes.virtual import Processor, VirtualLoop, VirtualWorker
+from specscope.engine.simulate.oracle import Scripted
+from specscope.engine.trace.events import Device
+from specscope.engine.types import Limits, Prefix, drafter_key
+from specscope.engine.worker.jobs import Job, Preparation, Propose, Reply, Stamp
+from specscope.engine.worker.worker import Ticket
 
 NextToken = Callable[[np.ndarray], int]
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.layout import Packing
-from engine.simulate.oracle import Scripted
-from engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, Sampling, Tree
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Judge, Load, Score
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.layout import Packing
+from specscope.engine.simulate.oracle import Scripted
+from specscope.engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, Sampling, Tree
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Judge, Load, Score
 from tests.engine.methods.pairs import make_pair
 from tests.engine.worker.harness import chains
 

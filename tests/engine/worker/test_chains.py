@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.errors import UsageError
-from engine.layout import Packing
-from engine.model.clock import StreamClock
-from engine.model.fused import FusedDrafts
-from engine.types import Prefix, Sampling
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Load, Prefill
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Packing
+from specscope.engine.model.clock import StreamClock
+from specscope.engine.model.fused import FusedDrafts
+from specscope.engine.types import Prefix, Sampling
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Load, Prefill
 from tests.engine.model.test_clock import FakeStream
 from tests.engine.worker.harness import chains
 

@@ -10,9 +10,9 @@ from contextlib import closing
 import pytest
 import torch
 
-from engine.errors import SpecScopeError
-from engine.worker import exchange
-from engine.worker.exchange import Exchange, exchange_memory
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.worker import exchange
+from specscope.engine.worker.exchange import Exchange, exchange_memory
 
 
 @pytest.fixture

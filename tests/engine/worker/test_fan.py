@@ -8,13 +8,13 @@ from itertools import count
 import numpy as np
 import pytest
 
-from engine.checkpoints.loader import load
-from engine.checkpoints.pair import Pair
-from engine.layout import Packing
-from engine.model.language import never
-from engine.types import Damping, Prefix, Sampling
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Fan, Load, Prefill
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.layout import Packing
+from specscope.engine.model.language import never
+from specscope.engine.types import Damping, Prefix, Sampling
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Fan, Load, Prefill
 from tests.engine.worker.harness import chains
 
 WARM = Sampling(1.0, top_p=0.95, seed=2)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import SpecScopeError, UsageError
-from engine.methods import METHODS, find
-from engine.run.run import Sequence
-from engine.runtimes.process import Wire
-from engine.types import Draft, DraftToken, Limits, Prefix, Sampling
-from engine.worker.jobs import Prefill
-from engine.worker.shared import ROWS, QBuffer, attach
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.methods import METHODS, find
+from specscope.engine.run.run import Sequence
+from specscope.engine.runtimes.process import Wire
+from specscope.engine.types import Draft, DraftToken, Limits, Prefix, Sampling
+from specscope.engine.worker.jobs import Prefill
+from specscope.engine.worker.shared import ROWS, QBuffer, attach
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoints.loader import load
-from engine.layout import Packing
-from engine.model.cache import zeros
-from engine.types import Prefix, Sampling
-from engine.worker import host as host_module
-from engine.worker.host import Host
-from engine.worker.jobs import Begin, Load, Prefill
+from specscope.engine.checkpoints.loader import load
+from specscope.engine.layout import Packing
+from specscope.engine.model.cache import zeros
+from specscope.engine.types import Prefix, Sampling
+from specscope.engine.worker import host as host_module
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Load, Prefill
 from tests.engine.model.tiny import CONTEXT, VOCAB, reference, save
 
 LAYERS = 3

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.errors import SpecScopeError
-from engine.worker import shared
-from engine.worker.shared import SharedMemory
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.worker import shared
+from specscope.engine.worker.shared import SharedMemory
 
 
 def mapped(memory: SharedMemory, size: int) -> np.ndarray:

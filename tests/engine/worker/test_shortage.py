@@ -14,18 +14,18 @@ import psutil
 import pytest
 import torch
 
-import engine
-from engine.checkpoints.pair import Pair
-from engine.cluster import local_devices
-from engine.errors import OutOfMemory, SpecScopeError, WorkerDied
-from engine.layout import Packing
-from engine.runtimes.ensemble import merged
-from engine.trace.events import Footer
-from engine.types import Limits, Sampling
-from engine.worker import memory
-from engine.worker.forwards import Forwards
-from engine.worker.jobs import Begin, Load, Reply
-from engine.worker.memory import out_of_memory
+import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster import local_devices
+from specscope.engine.errors import OutOfMemory, SpecScopeError, WorkerDied
+from specscope.engine.layout import Packing
+from specscope.engine.runtimes.ensemble import merged
+from specscope.engine.trace.events import Footer
+from specscope.engine.types import Limits, Sampling
+from specscope.engine.worker import memory
+from specscope.engine.worker.forwards import Forwards
+from specscope.engine.worker.jobs import Begin, Load, Reply
+from specscope.engine.worker.memory import out_of_memory
 from tests.engine.worker.harness import chains, scripted_cluster
 
 JOB = chains("drafter", (), ())
@@ -143,7 +143,7 @@ def limited(pid: int, more: int) -> Iterator[None]:
 
 def test_a_process_without_memory_ends_the_run_and_not_itself():
     pair = replace(Pair.find("bundled"), drafter_path=None)
-    with engine.open(pair, device="cpu") as cluster:
+    with specscope.open(pair, device="cpu") as cluster:
         (worker,) = cluster.placement.workers
         text = cluster.run("autoregressive", PROMPT, limits=Limits(8)).text
         pid = worker.pid
@@ -173,6 +173,6 @@ def test_a_load_without_memory_says_what_takes_less(monkeypatch):
         r"cpu:\d+ has no memory for loading the drafter: .* are free; try --dtype bfloat16 or a smaller model"
     )
     with pytest.raises(OutOfMemory, match=message):
-        engine.open("bundled", device="cpu", runtime="local-thread")
+        specscope.open("bundled", device="cpu", runtime="local-thread")
     with pytest.raises(OutOfMemory, match="are free; try a smaller model"):
-        engine.open("bundled", device="cpu", runtime="local-thread", dtype="bfloat16")
+        specscope.open("bundled", device="cpu", runtime="local-thread", dtype="bfloat16")

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from traces.papers import dsi
-from traces.papers.dsi import measured_time
+from specscope.traces.papers import dsi
+from specscope.traces.papers.dsi import measured_time
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from traces.papers import easyspec
-from traces.papers.rows import numbers
+from specscope.traces.papers import easyspec
+from specscope.traces.papers.rows import numbers
 
 
 def test_table_2_decomposes_into_the_times_of_a_forward():

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from traces.papers import ems
+from specscope.traces.papers import ems
 
 
 @pytest.mark.parametrize("accuracy", [0.3, 0.8, 0.9])

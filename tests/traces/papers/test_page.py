@@ -7,10 +7,10 @@ from base64 import b64decode
 import numpy as np
 import pytest
 
-from app.main import main
-from traces.papers import page as pages
-from traces.papers.rows import Heat, Row
-from traces.papers.summary import PAPERS
+from specscope.app.main import main
+from specscope.traces.papers import page as pages
+from specscope.traces.papers.rows import Heat, Row
+from specscope.traces.papers.summary import PAPERS
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from traces.closed_forms import speculative_tokens, ssd_hit_rate
-from traces.papers import parallel
-from traces.papers.rows import Row
+from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
+from specscope.traces.papers import parallel
+from specscope.traces.papers.rows import Row
 
 
 def rows(item: str) -> dict[str, Row]:

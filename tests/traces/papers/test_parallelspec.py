@@ -2,7 +2,7 @@
 
 import pytest
 
-from traces.papers import outside, parallelspec
+from specscope.traces.papers import outside, parallelspec
 
 
 def test_the_cost_of_a_round_is_tau_over_the_speed_up_of_vicuna_7b():

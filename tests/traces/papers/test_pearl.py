@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from traces.papers import pearl as tables
-from traces.papers import pearl_speeds as pearl
-from traces.papers.pearl import Step, followed
-from traces.papers.rows import numbers
+from specscope.traces.papers import pearl as tables
+from specscope.traces.papers import pearl_speeds as pearl
+from specscope.traces.papers.pearl import Step, followed
+from specscope.traces.papers.rows import numbers
 
 
 def test_the_rate_of_codellama_7_70_is_table_7s():

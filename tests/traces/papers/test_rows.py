@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from app.main import main
-from traces.papers.rows import WITHIN, Row, cells, numbers
-from traces.papers.summary import PAPERS, Summary
+from specscope.app.main import main
+from specscope.traces.papers.rows import WITHIN, Row, cells, numbers
+from specscope.traces.papers.summary import PAPERS, Summary
 
 KEYS = ["paper", "item", "row", "published", "ours", "difference", "kind", "assumption", "fitted", "easy"]
 
