@@ -63,7 +63,12 @@ THOROUGH = (
     *("tests/engine/test_joint.py::test_drafts_that_survive_a_round", "tests/engine/trace/test_watch.py"),
     # clusters of several nodes and devices, and servers that hang
     *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),
-    *("tests/security/test_hub.py", "tests/security/test_page_files.py", "tests/security/test_requests.py"),
+    *(
+        "tests/security/test_foreign_folder.py::TestTheWheel",
+        "tests/security/test_hub.py",
+        "tests/security/test_page_files.py",
+        "tests/security/test_requests.py",
+    ),
     *("tests/engine/checkpoints/test_catalog.py", "tests/engine/cluster/test_splitting.py"),
     *("tests/engine/cluster/test_forms.py", "tests/engine/run/test_policies.py::test_measured"),
     # looks in both themes and all widths; tabs whose results are also checked without a browser
