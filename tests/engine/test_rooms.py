@@ -34,11 +34,12 @@ ROOMS = (
 
 
 def modules() -> dict[str, Path]:
-    """Return dotted name, without `specscope.`, -> path of all modules of the three folders.
+    """Return dotted name, without `specscope.`, -> path of all modules in the three folders.
 
     The package itself imports its names lazily, so every module may import it.
     """
     files = (file for package in ("engine", "traces", "app") for file in (ROOT / package).rglob("*.py"))
+    files = (file for file in files if file != ROOT / "engine" / "__init__.py")  # it imports nothing
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
 
