@@ -19,6 +19,9 @@ from specscope.engine.files import cache_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """One thread per test process: two processes run at once, and a sum depends on how it is split."""
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+"""Of the processes that tests start: this tree's package, and the tests' own models."""
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")

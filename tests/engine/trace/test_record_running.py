@@ -47,7 +47,7 @@ def test_threads_may_record_at_once(path):
 
 
 PROCESS = """
-import sys, time, engine
+import sys, time, specscope
 with specscope.record(sys.argv[1], join=True) as rec:
     now = time.perf_counter_ns()
     work = rec.add("draft", now, now + 5, "d", rows=int(sys.argv[2]))
@@ -86,7 +86,7 @@ def test_processes_append_to_one_file_with_one_clock(path):
 
 
 FORKED = """
-import os, sys, engine
+import os, sys, specscope
 with specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"}) as rec:
     with rec.span("verify"): pass
     if os.fork() == 0:
@@ -169,7 +169,7 @@ def test_an_interrupt_ends_it_as_cancelled(path):
 
 
 KILLED = """
-import sys, time, engine
+import sys, time, specscope
 rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
 rec.prompt("p", ids=[1])
 for i in range(10**6):
