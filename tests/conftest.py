@@ -19,6 +19,8 @@ from specscope.engine.files import cache_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """One thread per test process: two processes run at once, and a sum depends on how it is split."""
+paths = (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # workers import the tests' models
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")

@@ -13,6 +13,7 @@ import pytest
 from specscope.engine.errors import SpecScopeError, WorkerDied
 from specscope.engine.trace.events import Footer
 from specscope.engine.types import Limits
+from tests.engine.runtimes.processes import gone
 from tests.reliability.odd import behave, crash, fail, odd_cluster, pid_of, prompt, sleep, spin
 
 LIMIT_S = 10
@@ -26,10 +27,6 @@ def cluster():
 
 def run(cluster, act, events: list[object], **more: object):
     return cluster.run("autoregressive", prompt(act), limits=Limits(400), listener=events.append, **more)
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid)
 
 
 def test_a_worker_stopped_before_it_received_a_large_message_is_named_in_ten_seconds():
