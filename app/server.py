@@ -26,7 +26,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specscope.app.guard import Boundary, LateJoins, Login, Refusals
+from specscope.app.guard import Boundary, LateJoins, Login, Refusals, unknown_handler
 from specscope.app.limits import BoundedConnection, SmallBodies
 from specscope.app.main import handling
 from specscope.app.page import build_page
@@ -80,6 +80,7 @@ def build_app(
         theme=build_theme(),
         head=head(),
     )
+    app.routes[-1].app.add_exception_handler(KeyError, unknown_handler)  # Gradio's, mounted above
     return protect(Early(app, scripts()), host, auth)
 
 
