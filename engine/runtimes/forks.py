@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from specscope.engine.environment import command, variables
-from specscope.engine.errors import WorkerDied
+from specscope.engine.errors import StarterDied
 from specscope.engine.hangs import IDLE_LONG, watched
 
 END_S = 3
@@ -88,7 +88,7 @@ class ForkServer:
         return self.owner == os.getpid() and self.process.poll() is None
 
     def fork(self, connection: socket.socket) -> Forked:
-        """Fork a worker that serves a connection; WorkerDied if the server has ended or hangs."""
+        """Fork a worker that serves a connection; StarterDied if the server has ended or hangs."""
         outputs = [number for number in (1, 2) if _is_open(number)]
         how, answer = "has ended", b""
         with self._lock, watched(self.process, IDLE_LONG) as reasons:  # its imports take seconds
@@ -97,7 +97,9 @@ class ForkServer:
                 answer = self._control.recv(16)
         if answer:
             return Forked(self, int(answer))
-        raise WorkerDied(
+        with contextlib.suppress(subprocess.TimeoutExpired):  # so that `runs` is false
+            self.process.wait(END_S)
+        raise StarterDied(
             f"the process that starts the workers (process {self.process.pid}) {next(iter(reasons), how)}; start the run again"
         )
 

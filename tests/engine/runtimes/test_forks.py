@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from specscope.engine import environment, hangs
-from specscope.engine.errors import SpecScopeError, WorkerDied
+from specscope.engine.errors import SpecScopeError, StarterDied, WorkerDied
 from specscope.engine.runtimes import forks, process
 from specscope.engine.runtimes.process import ProcessWorker, Setup
 from specscope.engine.trace.events import Device
@@ -89,10 +89,10 @@ def test_a_stopped_server_is_killed_when_it_is_asked_for_a_worker(quick):
     server = forks.ForkServer()
     server.process.send_signal(signal.SIGSTOP)
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(WorkerDied, match=r"starts the workers .* was stopped by a signal"):
+    with ours, theirs, pytest.raises(StarterDied, match=r"starts the workers .* was stopped by a signal"):
         server.fork(theirs)
-    assert server.process.wait(10) == -signal.SIGKILL
     assert not server.runs
+    assert server.process.returncode == -signal.SIGKILL
     server.close()
 
 
