@@ -41,6 +41,10 @@ class WorkerDied(SpecScopeError):  # noqa: N818 - a state, like asyncio.Cancelle
     """A worker ended during a run; the message names the device."""
 
 
+class StarterDied(WorkerDied):
+    """The process that starts workers ended, or hung and was killed."""
+
+
 class RunCancelled(SpecScopeError):  # noqa: N818
     """The run was stopped on request."""
 
