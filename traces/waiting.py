@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -257,10 +258,12 @@ def lanes(spans: Iterable[Span]) -> list[int]:
 
     The spans are those of one device, by start.
     """
-    ends, taken = list[int](), list[int]()
+    free, busy, taken = list[int](), list[tuple[int, int]](), list[int]()
     for span in spans:
-        lane = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
-        ends[lane : lane + 1] = [span.end]
+        while busy and busy[0][0] <= span.start:
+            heappush(free, heappop(busy)[1])
+        lane = heappop(free) if free else len(busy)
+        heappush(busy, (span.end, lane))
         taken.append(lane)
     return taken
 
