@@ -79,7 +79,9 @@ class Opener:
         size = store.extent(run_id)
         if size is not None and size.spans:
             part_document([(store.opening(run_id, size, 20), size)])
-            self._client.get(f"/specscope/window?run={run_id}&low=-1&high={(size.end - size.begin) / 1e6 + 1}")
+            self._client.get(
+                f"/specscope/window?run={run_id}&low=-1&high={(size.end - size.begin) / 1e6 + 1}"
+            )
         health(trace)
         measure(trace).to_dict()
         for form in FORMATS:

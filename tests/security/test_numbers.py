@@ -86,7 +86,9 @@ def places(rows: list[Any]) -> dict[str, tuple[int, Place]]:
 
 
 def _numbers(value: Any, path: Place = ()) -> Iterator[Place]:
-    parts: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts: Any = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
     for key, part in parts:
         yield from _numbers(part, (*path, key))
     if isinstance(value, int | float) and not isinstance(value, bool):
