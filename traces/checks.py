@@ -76,6 +76,9 @@ def _faults(
     for row in trace.pooled:
         if not all((*row.tried, *row.gained)):
             yield f"step {row.step} has an n-gram without tokens"
+    for row in trace.rounds:
+        if row.accepted > row.drafted:
+            yield f"step {row.step} accepted {row.accepted} of {row.drafted} drafted tokens"
     for row in trace.chains:
         if row.drafted > row.asked:
             yield f"a draft of {row.drafted} tokens was asked for {row.asked}"

@@ -37,8 +37,8 @@ the device already has its job.
 BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"
 _GRID = 2**40
-MOST_WAITS = 5_000_000
-"""Of a document: with 8 devices, those of a run of 300,000 spans or more."""
+MOST_WAITS = 4_000_000
+"""Spans x devices of a document: each device may begin to wait when a span begins or ends."""
 Interval: TypeAlias = tuple[int, int]
 Active: TypeAlias = "Counter[tuple[str, bool]]"
 """(side, whether it moves data) -> the number of devices with such a span."""
@@ -121,11 +121,16 @@ def band(trace: Trace) -> list[Band]:
 def timeline(trace: Trace) -> Timeline:
     """Return the waits and the band, which need the same pass over the spans.
 
-    UsageError if there are more than MOST_WAITS waits.
+    UsageError if there are so many spans and devices that neither time nor memory would suffice.
     """
+    if len(trace.spans) * len(trace.header.devices) > MOST_WAITS:
+        raise UsageError(
+            f"run {trace.header.run_id} has {len(trace.spans)} spans on {len(trace.header.devices)} devices, too many to "
+            f"show at once (at most {MOST_WAITS} spans x devices); open a window of it in the History"
+        )
     waits_of: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
     roles = {d.name: d.role for d in trace.header.devices}
-    stages, row, found = _stages(trace), list[Band](), 0
+    stages, row = _stages(trace), list[Band]()
     for start, end, work, active in _states(trace):
         _extend_band(row, start, end, active)
         reasons = {role: _reason(role, active) for role in {*roles.values()}}
@@ -139,12 +144,6 @@ def timeline(trace: Trace) -> Timeline:
                 idle[-1] = Wait(device, idle[-1].start, end, reason)
             else:
                 idle.append(Wait(device, start, end, reason))
-                found += 1
-        if found > MOST_WAITS:
-            raise UsageError(
-                f"run {trace.header.run_id} has {len(trace.spans)} spans on {len(roles)} devices, which wait more than "
-                f"{MOST_WAITS} times: too many to show at once; open a window of it in the History"
-            )
     return Timeline([w for idle in waits_of.values() for w in idle], row)
 
 

@@ -102,7 +102,11 @@ def spans(draw: st.DrawFn, sequences: int) -> list[Span]:
 def rows(sequences: int) -> st.SearchStrategy[object]:
     sequence = st.integers(0, sequences - 1)
     rounds = st.builds(
-        Round, numbers, sequence, st.sampled_from(schema.MODES), numbers, numbers, numbers, times, numbers
+        lambda step, number, mode, accepted, more, emitted, time, span: Round(
+            step, number, mode, accepted + more, accepted, emitted, time, span
+        ),
+        *(numbers, sequence, st.sampled_from(schema.MODES), st.integers(0, 2**26), st.integers(0, 9)),
+        *(numbers, times, numbers),
     )
     decisions = st.builds(
         Decision,
