@@ -48,7 +48,7 @@ window.SpecScopeAddress = (() => {
   function chatOf(place) {
     const { last, races } = chats();
     const race = place.race || (place.run || place.follow || place.tab ? last : "");
-    return race ? races[race] ?? { race } : null;
+    return race ? (Object.hasOwn(races, race) ? races[race] : { race }) : null;
   }
 
   /** Keep every conversation that the component gets, and give the page the address of a new race. */

@@ -77,7 +77,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, 0, 10)
-        check_range("top_k", self.top_k, 0)
+        check_range("top_k", self.top_k, 0, 2**31 - 1)
         check_range("top_p", self.top_p, 0, 1, exclusive=True)
         check_range("seed", self.seed, 0, 2**63 - 1)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
+from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import from_json
 from specscope.engine.trace.trace import Trace
-from specscope.traces.checks import check_header, check_rows
+from specscope.traces.checks import check_rows
 from specscope.traces.imports.reading import MOST_TRACE_BYTES, read_traces
 from specscope.traces.places import FATES
 

@@ -91,7 +91,7 @@ def health(trace: Trace) -> str:
 
     A loop explains acceptances and changes, so they are then left out.
     """
-    texts = [trace.token_ids(i) for i in range(len(trace.header.prompt_ids))]
+    texts = trace.outputs()
     tests = level_tests(trace)
     size = sum(map(len, tests.values()))
     stretches = {i: found for i, rows in tests.items() if (found := stretch(rows, size))}

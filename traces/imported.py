@@ -87,20 +87,20 @@ class Imported:
 
 
 def origin(header: Header) -> Imported | None:
-    """Return the origin of a run; None for SpecScope's own, and for an entry of another form."""
+    """Return the origin of a run; None for SpecScope's own."""
     entry: Any = header.environment.get(RECORDED)
-    if isinstance(entry, dict):
-        unknown = entry.get("unknown")
-        known = unknown if isinstance(unknown, list | tuple) else ()
-        return Imported(header.title, tuple(fact for fact in FACTS if fact in known), recorded=True)
-    entry = header.environment.get("imported")
-    if not isinstance(entry, dict):
+    recorded = entry is not None
+    if entry is None and (entry := header.environment.get("imported")) is None:
         return None
-    source, unknown, counts = (entry.get(name) for name in ("source", "unknown", "counts"))
-    if not isinstance(source, str) or not isinstance(unknown, list | tuple):
-        return None
+    unknown, counts = entry.get("unknown", ()), entry.get("counts")
+    source = header.title if recorded else entry.get("source", "")
     facts = tuple(fact for fact in FACTS if fact in unknown)
-    return Imported(source, facts, _counts(counts) if isinstance(counts, dict) else None)
+    return Imported(source, facts, _counts(counts) if counts else None, recorded)
+
+
+def _counts(entry: Mapping[str, Any]) -> Counts:
+    numbers = (entry.get(name) for name in ("drafted", "gamma", "tokens"))
+    return Counts(tuple(entry.get("histogram", ())), *numbers)
 
 
 def is_foreign(header: Header) -> bool:
@@ -112,20 +112,6 @@ def is_foreign(header: Header) -> bool:
 def is_timed(header: Header) -> bool:
     found = origin(header)
     return found is None or found.timed
-
-
-def _counts(entry: Mapping[str, Any]) -> Counts | None:
-    histogram: Any = entry.get("histogram")
-    numbers: list[Any] = [entry.get(name) for name in ("drafted", "gamma", "tokens")]
-    if not isinstance(histogram, list | tuple) or len(histogram) > 2**16:
-        return None
-    if not all(_natural(value) for value in (*histogram, *(n for n in numbers if n is not None))):
-        return None
-    return Counts(tuple(histogram), *numbers)
-
-
-def _natural(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
 
 
 def shown_text(header: Header, commit: Commit) -> str:
@@ -150,7 +136,7 @@ def shown_piece(trace: Trace, token: int) -> str:
 def with_unknown(trace: Trace) -> Trace:
     """Return a recorded trace whose header names what its rows leave unknown; another as it is."""
     entry = trace.header.environment.get(RECORDED)
-    if not isinstance(entry, dict):
+    if entry is None:
         return trace
     unknown = [fact for fact, known in _known_facts(trace).items() if not known]
     facts = {**trace.header.environment, RECORDED: {**entry, "unknown": unknown}}

@@ -161,7 +161,9 @@ class Analysis:
         """Return the controls of a what-if as the run was recorded."""
         header, metrics = trace.header, measure(trace)
         profile = header.profile if header.profile in profiles() else "pearl-4xA100"
-        pair = header.environment.get("profile_pair") if profile == header.profile else ""
+        recorded = header.environment.get("profile_pair")
+        # an own profile may have the name of a bundled one, with other pairs
+        pair = recorded if profile == header.profile and recorded in Profile.load(profile).pairs else ""
         gamma = header.config.get("gamma") or max((r.drafted for r in trace.rounds), default=0) or 4
         rate = metrics.acceptance_rate_tested
         latency = Profile.load(profile).latency(pair or None)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from specscope.engine.errors import UsageError, one_line, shown
 from specscope.engine.trace.events import Event, Footer, Header, Status
-from specscope.engine.trace.jsonl import check_types, to_json
+from specscope.engine.trace.header import check_header
+from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.outputs import Given, Outputs, Spans
 from specscope.engine.trace.pending import Pending
 from specscope.engine.trace.rounds import ids_of
@@ -92,7 +93,7 @@ class Recorder:
                 facts["clocks"] = errors | facts.get("clocks", {})
             header = replace(self._header, prompts=texts, prompt_ids=ids, environment=facts)
             try:
-                check_types([header])
+                check_header(header)
             except ValueError as error:
                 raise UsageError(f"{error}; give Python's own values: texts, numbers, lists") from None
             if self._texts is not None:

@@ -183,7 +183,7 @@ def view_model(
     """
     traces = [with_unknown(trace) for trace in traces]
     timelines = [timeline(t) for t in traces]
-    measured = [measure(t, known) for t, known in zip(traces, timelines, strict=True)]
+    measured = [measure(t, known.band) for t, known in zip(traces, timelines, strict=True)]
     racers = racers_of(traces, measured, passes)
     measured = [_mean_speed(m, racer) for m, racer in zip(measured, racers, strict=True)]
     spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]

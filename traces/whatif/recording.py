@@ -18,6 +18,7 @@ from zlib import crc32
 from specscope.engine.errors import UsageError
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
+from specscope.traces.places import slots_of
 from specscope.traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
@@ -229,10 +230,9 @@ def _of_counts(trace: Trace, counts: Counts) -> Recording:
     top = counts.gamma or len(counts.histogram) - 1
     if top < 1 or not counts.steps:
         raise UsageError(f"run {trace.header.run_id} counts no drafts; import a file that does")
-    reached = {k: sum(counts.histogram[k:]) for k in range(top + 1)}
+    slots = slots_of(counts.histogram, top)
     rates = Rates(
-        Counter({k: reached[k - 1] for k in range(1, top + 1)}),
-        Counter({k: n for k, n in reached.items() if k}),
+        Counter({s.slot: s.tested for s in slots}), Counter({s.slot: s.accepted or 0 for s in slots})
     )
     order, few = Random(trace.header.run_id), counts.steps <= MOST_ROUNDS
     if few:

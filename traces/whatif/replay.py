@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import specscope
 from specscope.engine.drafting.suffix import Finished
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, shown
 from specscope.engine.methods import BASELINE, METHODS, find
 from specscope.engine.run.policies import FIXED
 from specscope.engine.sampling.draws import TOP
-from specscope.engine.simulate.profile import Profile
+from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.simulate.records import MOST_GPUS
 from specscope.engine.types import check_range
 from specscope.traces.requests import load_of
@@ -141,9 +141,10 @@ def _load(header: Header) -> Load | None:
 
 
 def _cluster(header: Header, change: Change) -> tuple[Profile, str | None]:
-    if not change.profile and not header.virtual:
+    if not change.profile and header.profile not in profiles():  # never a file that a trace names
+        what = f"of the profile {shown(header.profile)}" if header.virtual else header.clock.partition(" ")[0]
         raise UsageError(
-            f"run {header.run_id} is {header.clock.partition(' ')[0]}: name a cluster for the what-if with --profile, "
+            f"run {header.run_id} is {what}: name a cluster for the what-if with --profile, "
             "such as pearl-4xA100, or this machine's own from `specscope calibrate`"
         )
     same = change.profile in ("", header.profile)
