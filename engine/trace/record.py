@@ -138,17 +138,9 @@ def _path(path: Any) -> Path:
 
 
 def _settings(name: str, settings: Any) -> dict[str, Any]:
-    """Return settings, each with a name that is a text, at all levels."""
-    if settings is None:
-        return {}
-    if not isinstance(settings, Mapping):
+    if not isinstance(settings, Mapping | None):
         raise UsageError(f"{name} is {shown(settings)}; give name -> value")
-    given: dict[Any, Any] = dict(cast("Mapping[Any, Any]", settings))
-    for key, value in given.items():
-        text(f"a name in {name}", key)
-        if isinstance(value, Mapping):
-            given[key] = _settings(f"{key} of {name}", value)
-    return given
+    return dict(settings or {})
 
 
 def _sampling(sampling: Any) -> dict[str, Any]:

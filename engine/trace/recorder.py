@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
@@ -15,6 +16,7 @@ from specscope.engine.trace.events import Event, Footer, Header, Status
 from specscope.engine.trace.given import LAST, MOST, choice, is_text, whole
 from specscope.engine.trace.given import text as words
 from specscope.engine.trace.jsonl import MOST_LINE, from_json, to_json
+from specscope.engine.trace.load import Load, Member
 from specscope.engine.trace.outputs import Given, Outputs, Spans
 from specscope.engine.trace.pending import Pending
 from specscope.engine.trace.rounds import ids_of
@@ -64,9 +66,16 @@ class Recorder:
         """The end of the last work."""
         self._pending = Pending(streams or {})
         self._closed = False
+        self._load: Load | None = None
+        """Of the process that opened the recording."""
+        self._member: Member | None = None
+        """Of a process that joined it."""
         if texts is None:
             self._pending.align()
             self._run(header)
+            self._member = Member(self._begin, header.environment[RECORDED].get("pid"))
+        else:
+            self._load = Load()
 
     def prompt(self, text: str = "", ids: Any = ()) -> int:
         """Name the prompt of the next sequence, before the first span; return its number."""
@@ -100,7 +109,7 @@ class Recorder:
                 )
             self._prompts = self._prompts or [("", ())]
             texts, ids = zip(*self._prompts, strict=True)
-            facts = {**self._header.environment, RECORDED: {"start_ns": begin}}
+            facts = {**self._header.environment, RECORDED: {"start_ns": begin, "pid": os.getpid()}}
             if errors:
                 facts["clocks"] = errors | facts.get("clocks", {})
             header = replace(self._header, prompts=texts, prompt_ids=ids, environment=facts)
@@ -108,6 +117,8 @@ class Recorder:
             if self._texts is not None:
                 self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
             self._run(header)
+            if self._load is not None:
+                self._load.start(begin)
             self._emit(header)
 
     def _fork(self) -> None:
@@ -115,7 +126,7 @@ class Recorder:
         if self._devices is None:
             raise UsageError("the recording has not started; call start() before the fork")
         self._process, self._lock = Process.token, RLock()
-        self._texts = self._outputs = None
+        self._texts = self._outputs = self._load = None
         self._pending.forget()
         self._lines = self._lines.joined(self._header.run_id)
         self._numbers = Numbers(self._lines.place, joined=True)
@@ -237,6 +248,13 @@ class Recorder:
         if work.end > self._time:
             self._time = work.end
         self._lines.write(line)
+        if self._member is not None and work.end > self._member.due:
+            self._tell(self._member)
+
+    def _tell(self, load: Load | Member) -> None:
+        """Record the load of the machine, if it is known."""
+        if (row := load.row()) is not None:
+            self._emit(row)
 
     def _sequence(self, sequence: Any, low: int) -> int:
         last = len(self._prompts) - 1
@@ -359,8 +377,12 @@ class Recorder:
                 self._read_events(wait=True)
                 if self._texts is not None:
                     outputs, _ = self._rounds(0, perf_counter_ns())
+                    assert self._load is not None, "this process opened the recording"
+                    self._tell(self._load)
                     ended: Status = "failed" if left else status
                     self._emit(Footer(ended, outputs.reasons, outputs.texts, self._time, why or left))
+                elif self._member is not None:
+                    self._tell(self._member)
             finally:
                 self._lines.close()
             if left:
