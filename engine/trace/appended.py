@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from threading import RLock
 
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.jsonl import MOST_LINE, MOST_TRACE_BYTES, from_json
 
@@ -19,6 +19,8 @@ if sys.platform != "win32":
 MOST_HEADER_BYTES = MOST_LINE
 MOST_KEPT = 64 * 2**20
 """Bytes that wait in memory for a disk that is full; with more, the recording ends."""
+MOST_NAME = 500
+"""Characters of a path that a message shows whole."""
 CHECKED = 2**20
 """Bytes that are written between two looks at the file's size."""
 _SPARE = 16 * CHECKED
@@ -57,11 +59,13 @@ class Lines:
 
     def __init__(self, path: Path, *, replace: bool) -> None:
         self.path = path.absolute()
+        name = str(path)
+        self._name = name if name.isprintable() and len(name) < MOST_NAME else shown(name)
         self._process, self._lock = Process.token, RLock()
         self._kept = b""
         self._room = 0
         """Bytes until the next look at the file's size."""
-        self._fault = f"the recording {path} is closed; end all work before close()"
+        self._fault = f"the recording {self._name} is closed; end all work before close()"
         """Why nothing can be written once the file is closed."""
         self._file = -1
         try:
@@ -72,21 +76,21 @@ class Lines:
             if isinstance(error, UsageError):
                 raise
             if replace:
-                raise UsageError(f"cannot record to {path}: {_reason(error)}") from None
+                raise UsageError(f"cannot record to {self._name}: {_reason(error)}") from None
             raise UsageError(
-                f"cannot join the recording {path}: {_reason(error)}; call start() in the process that opened it first"
+                f"cannot join the recording {self._name}: {_reason(error)}; call start() in the process that opened it first"
             ) from None
 
     def _begin(self, replace: bool) -> None:
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            raise UsageError(f"cannot record to {self.path}: it is not a regular file; give a file")
+            raise UsageError(f"cannot record to {self._name}: it is not a regular file; give a file")
         alone = replace if sys.platform == "win32" else _alone(self._file)
         if replace and not alone:
             raise UsageError(
-                f"another recording writes to {self.path}; close it, give another file, or join it with join=True"
+                f"another recording writes to {self._name}; close it, give another file, or join it with join=True"
             )
         if not replace and alone:
-            raise UsageError(f"cannot join {self.path}: no program records to it now; join before close()")
+            raise UsageError(f"cannot join {self._name}: no program records to it now; join before close()")
         if replace:
             os.ftruncate(self._file, 0)
         if sys.platform != "win32":
@@ -102,7 +106,7 @@ class Lines:
             self._kept = lines if why else b""
             if not why:
                 return
-            failed = f"cannot record to {self.path}: {why}; its last {_count(lines)} rows"
+            failed = f"cannot record to {self._name}: {why}; its last {_count(lines)} rows"
             if len(lines) > MOST_KEPT:
                 self._fault = f"{failed} are lost, and it ends before them"
                 self._closed()
@@ -122,12 +126,12 @@ class Lines:
             event = from_json(first.decode())
         except ValueError as error:
             raise UsageError(
-                f"cannot join {self.path}: {error}; call start() in the process that opened it first"
+                f"cannot join {self._name}: {error}; call start() in the process that opened it first"
             ) from None
         entry = event.environment.get("recorded") if isinstance(event, Header) else None
         if not isinstance(event, Header) or not isinstance(entry, dict) or "start_ns" not in entry:
             raise UsageError(
-                f"cannot join {self.path}: it is no recording; give the file of specscope.record()"
+                f"cannot join {self._name}: it is no recording; give the file of specscope.record()"
             )
         return event
 
@@ -151,7 +155,7 @@ class Lines:
             self._closed()
             if why:
                 raise UsageError(
-                    f"cannot record to {self.path}: {why}; its last {_count(kept)} rows are lost"
+                    f"cannot record to {self._name}: {why}; its last {_count(kept)} rows are lost"
                 )
 
     def _closed(self) -> None:
@@ -197,7 +201,7 @@ class Lines:
             left = MOST_TRACE_BYTES - _SPARE - os.fstat(self._file).st_size - len(self._kept) - len(lines)
             if left < 0:
                 raise UsageError(
-                    f"{self.path} has {MOST_TRACE_BYTES - _SPARE} bytes, the most of a recording; end it, and "
+                    f"{self._name} has {MOST_TRACE_BYTES - _SPARE} bytes, the most of a recording; end it, and "
                     "record each request in a file of its own"
                 )
             self._room = min(CHECKED, left)

@@ -48,3 +48,11 @@ def choice(what: str, value: object, choices: tuple[str, ...]) -> str:
         left_out = ", or leave it out" if "" in choices else ""
         raise UsageError(f"{what} is {shown(value)}; give {names}{left_out}")
     return value
+
+
+def flag(what: str, value: Any) -> bool:
+    """Return whether a value is true, as `if` decides; an array of several values is neither."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} is {shown(value)}; give True or False") from None

@@ -27,7 +27,7 @@ from specscope.engine.environment import processor
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Device, Header
-from specscope.engine.trace.given import LAST, choice, text, whole
+from specscope.engine.trace.given import LAST, choice, flag, text, whole
 from specscope.engine.trace.recorder import RECORDED, Recorder, check_header
 from specscope.engine.trace.stream import Stream
 from specscope.engine.trace.texts import Texts
@@ -85,10 +85,10 @@ def record(
     Raises:
         UsageError: An argument is wrong, or the file cannot be written.
     """
-    if path is None or not enabled:
+    if path is None or not flag("enabled", enabled):
         return cast("Recorder", Off())
     file = path if isinstance(path, Lines | Memory) else _path(path)
-    if join and isinstance(file, Path):
+    if flag("join", join) and isinstance(file, Path):
         lines = Lines(file, replace=False)
         try:
             header = lines.header()
@@ -166,7 +166,7 @@ def _clocks(clocks: Any, devices: Sequence[Device]) -> dict[str, Any]:
 
 
 def _streams(devices: Sequence[Device], events: Any) -> dict[str, Stream]:
-    if not events:
+    if events is None:
         return {}
     names = [device.name for device in devices if device.kind == "cuda"]
     makes: Mapping[str, Any] = events if isinstance(events, Mapping) else dict.fromkeys(names, events)

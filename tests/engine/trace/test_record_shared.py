@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import resource
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -19,7 +16,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.trace import appended
 from specscope.traces.follow import Tail
 from specscope.traces.imports.reading import read_traces
-from tests.engine.trace.recordings import DEVICES, ROOT, read
+from tests.engine.trace.recordings import ROOT, read
 
 JOINED = """
 import sys, specscope
@@ -137,13 +134,23 @@ with specscope.record(sys.argv[1], method="second") as second:
 def test_forked_children_record_spans_only_and_end_nothing_of_their_parents(path):
     """A child's close neither ends nor unlocks the recording; one of a closed one records nothing."""
     reading, writing = os.pipe()
-    code = FORKS.replace('rec.close()\nwith specscope.record(sys.argv[1], method="second")', "rec.close()\nif len(sys.argv) > 4: sys.exit()\nwith specscope.record(sys.argv[1], method=\"second\")")
+    code = FORKS.replace(
+        'rec.close()\nwith specscope.record(sys.argv[1], method="second")',
+        'rec.close()\nif len(sys.argv) > 4: sys.exit()\nwith specscope.record(sys.argv[1], method="second")',
+    )
     command = [sys.executable, "-c", code, path, str(reading), str(writing)]
     try:
         for more, title, kinds in (([], "second", []), (["x"], "own loop", ["draft"] * 4 + ["verify"] * 2)):
             if more:
                 os.write(writing, b"x")
-            done = subprocess.run([*command, *more], cwd=ROOT, pass_fds=(reading, writing), capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [*command, *more],
+                cwd=ROOT,
+                pass_fds=(reading, writing),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             assert (done.returncode, done.stderr) == (0, "")
             ids(path)
             trace = read(path)
