@@ -8,7 +8,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,8 @@ def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool 
         raise UsageError(f"there is no run {', '.join(map(shown, names[:3]))}: {error}") from None
 
 
-def open_cluster(args: argparse.Namespace) -> Any:
+@contextmanager
+def open_cluster(args: argparse.Namespace) -> Generator[Any]:
     """Open the cluster that the options describe; show downloads of its models on stderr."""
     runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
     if runtime == "local-process" and args.device != "cuda":
@@ -101,10 +103,11 @@ def open_cluster(args: argparse.Namespace) -> Any:
         names = ("target", "drafter", "profile", "profile_pair", "tokens", "device", "forward", "dtype")
         names += ("tp", "drafter_tp", "address", "memory", "head")
         options = {name: getattr(args, name) for name in names}
-        cluster = specscope.open(args.pair, runtime=runtime, progress=bar.show, **options)
-    if cluster.note:
-        note(cluster.note)
-    return cluster
+        opened = specscope.open(args.pair, runtime=runtime, progress=bar.show, **options)
+    with opened as cluster:
+        if cluster.note:
+            note(cluster.note)
+        yield cluster
 
 
 def recorded(
