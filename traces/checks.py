@@ -6,7 +6,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import shown
-from specscope.engine.trace.events import OTHERS, Span
+from specscope.engine.trace.events import NO_DEVICES, Span
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
 from specscope.traces.schema import ROWS, RUN, Code
@@ -59,7 +59,7 @@ def _faults(
         yield "two spans have the same id"
     if trace.footer and max(len(trace.footer.texts), len(trace.footer.reasons)) > sequences:
         yield f"the footer has more texts or reasons than the header's {sequences} prompts"
-    for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
+    for row in chain(trace.spans, (row for row in trace.occupancy if row.device not in NO_DEVICES)):
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
     decoded = (trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from specscope.engine.trace.events import OTHERS
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.work import DRAFTS
 from specscope.traces.definitions import FACTS, FIGURES
@@ -25,6 +26,7 @@ TEXTS = "texts of the tokens"
 """The fact without which ids or blocks are shown."""
 SPANS_OF_DRAFTS = "span of each draft"
 CACHED = "rows cached before each forward"
+LOAD = "load by other programs"
 NO_TOKEN = -1
 """The id of a token that the file does not name."""
 UNKNOWN_TEXT = "▒"
@@ -152,6 +154,7 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
     decoded = bool(trace.commits)
     running = trace.status == "running"
     begun = decoded or running
+    loads = [row for row in trace.occupancy if row.device == OTHERS]
     return {
         "times": bool(trace.spans) or running,
         "number of tokens": begun,
@@ -166,5 +169,6 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
         TEXTS: bool(trace.pieces) or not decoded,
         "ids of the tokens": all(c.token != NO_TOKEN for c in trace.commits),
         "ids of rejected tokens": all(d.token != NO_TOKEN for d in drafted),
+        LOAD: bool(loads) or running or not trace.spans,
         "probabilities": not tested or any(d.p is not None or d.q is not None for d in tested),
     }

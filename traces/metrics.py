@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from specscope.engine.trace.events import OTHERS
+from specscope.engine.trace.events import NO_DEVICES
 from specscope.traces import padding, waiting
 from specscope.traces.calibration import calibration, trials
 from specscope.traces.forks import lookups, untaken
@@ -187,7 +187,7 @@ def measured_occupancy(trace: Trace) -> dict[str, float]:
     start, end = waiting.decode_window(trace)
     loads: dict[str, list[float]] = {}
     for sample in trace.occupancy:
-        if start <= sample.time <= end and sample.device != OTHERS:
+        if start <= sample.time <= end and sample.device not in NO_DEVICES:
             loads.setdefault(sample.device, []).append(sample.busy)
     return {device: fmean(shares) for device, shares in loads.items()}
 

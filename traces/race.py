@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
-from specscope.traces.comparable import comparisons, other_load
+from specscope.traces.comparable import comparisons, lacks_load, other_load
 from specscope.traces.metrics import measure
 from specscope.traces.view.settings import config_text, shown_config
 
@@ -52,6 +52,8 @@ class Racer(NamedTuple):
     reason: str
     loaded: bool
     """Whether other programs used the machine during one of its passes."""
+    unknown: bool = False
+    """Whether that is not recorded."""
 
 
 def racers_of(
@@ -60,7 +62,7 @@ def racers_of(
     groups = passes or [[trace] for trace in traces]
     compared = comparisons([[trace] for trace in traces])
     return [
-        Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group))
+        Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group), any(map(lacks_load, group)))
         for trace, metrics, group, (baseline, reason) in zip(traces, measured, groups, compared, strict=True)
     ]
 
@@ -98,6 +100,8 @@ def race_line(racers: Sequence[Racer]) -> str:
         return (
             "No winner: other programs used this machine during the race. Run it again when they have ended."
         )
+    if any(racer.unknown for racer, _ in field):
+        return "No winner: the load by other programs was not recorded."
     (first, fastest), (second, _), *_ = field
     near = [racer for racer, speed in field if racer is first or speed.high >= fastest.low]
     if len(near) > 1:

@@ -161,7 +161,7 @@ def make_requests(
     with _part("sampling"):
         heat, nucleus = _number(values, "temperature"), _number(values, "top_p")
         sampling = Sampling(heat, _whole(values, "top_k"), nucleus, _whole(values, "seed"))
-        stop = tuple(line for line in (values["stop"] or "").splitlines() if line)
+        stop = tuple(line for line in (values["stop"] or "").split("\n") if line)
         limits = Limits(_whole(values, "max_new_tokens"), stop)
     with _part("place"):
         place = _place(values, ray)
@@ -267,7 +267,7 @@ def _drafters(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def lines_of(typed: object) -> tuple[str, ...]:
-    return tuple(line.strip() for line in str(typed or "").splitlines() if line.strip())
+    return tuple(line.strip() for line in str(typed or "").split("\n") if line.strip())
 
 
 def check_profile(name: str, *others: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from specscope.engine.errors import ModelError, UsageError, one_line
+from specscope.engine.errors import ModelError, UsageError, one_line, plain_name, shown
 from specscope.engine.files import parse_json, read_bytes
 from specscope.engine.model.families import family_of
 from specscope.engine.model.fields import READ, check_fields
@@ -69,6 +69,25 @@ def is_complete(raw: Mapping[str, Any]) -> bool:
     rope: Any = raw.get("rope_parameters")
     plain = isinstance(rope, dict) and rope.keys() == {"rope_type", "rope_theta"}
     return complete and plain and rope["rope_type"] == "default" and type(rope["rope_theta"]) is float
+
+
+DRAFTING = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+"""Fields of a config with the number of its own drafting layers (MTP), by families of models."""
+
+
+def unused_layers(directory: Path) -> str:
+    """Return that a model that opens declares layers for drafting; empty if it declares none.
+
+    Their tensors would be unknown ones, with which no model opens.
+    """
+    raw = read_object(directory / "config.json")
+    for name in DRAFTING:
+        if type(count := raw.get(name)) is int and count > 0:
+            return (
+                f"{plain_name(directory.name)}: config.json declares {name} = {shown(count)}, but the weights hold no "
+                "such layers; nothing drafts with them"
+            )
+    return ""
 
 
 def read_object(path: Path, limit: int = LONGEST_CONFIG) -> dict[str, Any]:

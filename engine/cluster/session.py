@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from specscope.engine.checkpoints.config import unused_layers
+from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.text import Detokenizer
 from specscope.engine.cluster.execution import Execution, Listener, Recording, Request
@@ -80,6 +82,12 @@ class Cluster:
     @property
     def context(self) -> int:
         return self.pair.context
+
+    @property
+    def note(self) -> str:
+        """What a user should know of the opened models; empty if there is nothing."""
+        folders = dict.fromkeys(split_form(path)[0] for path in self.pair.models.values())
+        return "; ".join(filter(None, map(unused_layers, folders)))
 
     def stages(self, asked: int) -> int:
         """Return how many devices a target's layers are split over: `asked`; by default for 0."""
@@ -303,6 +311,8 @@ class Cluster:
         facts = {**self.placement.details, "pair": self.pair.name}
         if paths := self.pair.drafter_paths[1 : len(workers.by_model.get("drafter", ()))]:
             facts["further_drafters"] = [str(path) for path in paths]
+        if self.note:
+            facts["note"] = self.note
         if request.head is not None:
             facts["head"] = str(request.head.path)
         if request.plan is not None:

@@ -21,6 +21,9 @@ of the header and the rule `typical`; 5 added the `occupancy` of other programs;
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
+MEMBER = "member"
+"""The load by a process that joined a recording; that of `OTHERS` has it, too, until its row."""
+NO_DEVICES = (OTHERS, MEMBER)
 TOO_BUSY = 0.5
 """Cores used by other programs from which on times are doubtful."""
 
@@ -350,11 +353,12 @@ class Occupancy:
 
     tag: ClassVar[str] = "occupancy"
     device: str
-    """A device of the header; or `OTHERS`, once at the end of a measured run."""
+    """A device of the header; or `OTHERS`, once at the end of a measured run; or `MEMBER`."""
     time: Time
     busy: Amount
     """Utilisation of the device by all processes, 0 to 1; of `OTHERS` the share of all cores that
-    other programs used since the run's start."""
+    other programs used since the run's start; of `MEMBER` what one used since its last row, as a
+    share of all cores since the run's start."""
     memory: Size
     """Bytes: on a CPU the worker's resident memory, on a GPU the memory in use on the card."""
     power: Amount | None = None

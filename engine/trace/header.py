@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from specscope.engine.bounds import MOST_SEQUENCES
 from specscope.engine.errors import shown
-from specscope.engine.trace.events import OTHERS, Header
+from specscope.engine.trace.events import NO_DEVICES, Header
 from specscope.engine.trace.jsonl import check_types, expected, fits
 from specscope.engine.trace.ranges import (
     LONGEST_DRAFT,
@@ -117,8 +117,8 @@ def _check_devices(names: list[str]) -> None:
         raise ValueError(f"there are {len(names)} devices; at most {MOST_DEVICES} are read")
     if len(set(names)) < len(names):
         raise ValueError(f"two devices have the same name: {shown(', '.join(names))}")
-    if not all(names) or OTHERS in names:
-        raise ValueError(f"a device has the name {shown('' if OTHERS not in names else OTHERS)}; rename it")
+    if taken := [name for name in names if name in ("", *NO_DEVICES)]:
+        raise ValueError(f"a device has the name {shown(taken[0])}; rename it")
 
 
 def _check_counts(header: Header) -> None:

@@ -25,6 +25,12 @@ _NAMES = {t: tuple(f.name for f in fields(t)) for t in _TYPES.values()}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
+MOST_TRACE_BYTES = 512 * 2**20
+"""Largest file that is read."""
+MOST_LINE = 16 * 2**20
+"""Most bytes of a line of a file that grows."""
+
+
 def to_json(event: Event) -> str:
     """Return the event as one JSONL line without the line end; not-a-number becomes null."""
     row = asdict(event) if isinstance(event, Header) else {n: getattr(event, n) for n in _NAMES[type(event)]}

@@ -276,8 +276,8 @@ def check_empty(out: Path, otherwise: str = "") -> None:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a log, without an incomplete last line."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
 def write_facts(out: Path, facts: Mapping[str, Any]) -> None:

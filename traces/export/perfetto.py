@@ -11,7 +11,7 @@ import json
 from typing import IO, TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import OTHERS
+from specscope.engine.trace.events import NO_DEVICES
 from specscope.traces.imported import is_timed
 from specscope.traces.waiting import busy, by_device, lanes
 
@@ -132,7 +132,7 @@ def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
                     "args": {"busy": works},
                 }
     for sample in trace.occupancy:
-        if sample.device == OTHERS:  # one mean, not a counter
+        if sample.device in NO_DEVICES:  # means, not a counter
             continue
         at = {"pid": pids[sample.device], "ts": _us(sample.time)}
         yield {"ph": "C", "name": "measured load", **at, "args": {"share": sample.busy}}
