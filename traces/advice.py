@@ -20,6 +20,8 @@ from specscope.engine.methods import METHODS
 from specscope.traces import waiting
 from specscope.traces.comparable import batch_size
 from specscope.traces.imported import origin
+from specscope.traces.metrics import measure
+from specscope.traces.places import first_rate, level_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -221,7 +223,7 @@ class Rates:
     nodes: tuple[float, ...]
     """[level]: drafted nodes, the mean over the drafts with this level."""
     any: float
-    """Accepted / (accepted + rejected), the acceptance rate at every level of a chain."""
+    """The acceptance rate at every level of a chain, see `specscope.traces.places.first_rate`."""
     drafting: float
     """Share of the rounds that verified a draft."""
     plain: float
@@ -243,10 +245,18 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
     None if it verified no draft, or if every target forward had one row: what another row costs is
     then unknown.
     """
-    plain = _plain_time(baseline)
+    speed = measure(baseline).tokens_per_second
+    plain = 1 / speed if speed else 0.0
     judging = [r for r in trace.rounds if r.drafted]
-    rate = metrics.acceptance_rate_tested
-    if origin(trace.header) or batch_size(trace) > 1 or not judging or not plain or rate is None:
+    rate, chain = level_rate(metrics.per_level), first_rate(trace.decisions)
+    if (
+        origin(trace.header)
+        or batch_size(trace) > 1
+        or not judging
+        or not plain
+        or rate is None
+        or chain is None
+    ):
         return None
     depths, nodes = _shape(trace)
     accepted = [(min(r.accepted, depths.get(r.step, 0)), depths.get(r.step, 0)) for r in judging]
@@ -274,7 +284,7 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
         orders=(),
         rounds=len(judging),
     )
-    return Rates(probe, tuple(nodes[: len(levels)]), rate, len(judging) / len(trace.rounds), plain)
+    return Rates(probe, tuple(nodes[: len(levels)]), chain, len(judging) / len(trace.rounds), plain)
 
 
 def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
@@ -289,12 +299,6 @@ def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
             counts.setdefault(level, []).append(positions.count(position))
     depths = {step: max(p) - min(p) + 1 for step, p in rounds.items()}
     return depths, [fmean(counts[level]) for level in sorted(counts)]
-
-
-def _plain_time(baseline: Trace) -> float:
-    prefill = max((s.end for s in baseline.spans if s.kind == "prefill" and s.step == 0), default=0)
-    tokens = len(baseline.commits)
-    return (max(c.time for c in baseline.commits) - prefill) / tokens / 1e9 if tokens else 0.0
 
 
 def _line(verifies: Iterable[Span], baseline: Trace) -> tuple[float, float]:
