@@ -25,9 +25,8 @@ _OTHERS = {
     "communicate": "moving data",
     "sample": "deciding on tokens after the forward",
     "prefill": "the prefill of other prompts",
-    "none": "the time in which no model works",
 }
-"""What goes on beside forwards, by part of the time."""
+"""The work beside forwards, by kind of span."""
 
 
 def cause(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
@@ -66,19 +65,21 @@ def _slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
     time = brings / unit / faster.value
     noise = max(ENOUGH - 1, time - brings / unit / faster.high)
     parts = {part: time * share for part, share in waiting.time_by_part(trace).items()}
-    target, draft = parts.pop("target", 0.0), parts.pop("drafter", 0.0)
+    target, draft, rest = (parts.pop(part, 0.0) for part in ("target", "drafter", "none"))
     rows, few = _rows(_target_forwards(trace)), _rows(_target_forwards(plain))
     named = [f"{target:.2f} for {f'its {rows:.1f} rows' if rows else 'itself'}"]
     if metrics.draft_forwards:
         named.append(f"{draft:.2f} waiting for drafts")
     others = {_OTHERS.get(part, f"work of the kind {part}"): value for part, value in sorted(parts.items())}
     named += [f"{value:.2f} for {name}" for name, value in others.items() if value >= 0.005]
+    named.append(f"{rest:.2f} in which no model works")
     c = metrics.c
     ratio = f", whose forward takes 1/{c:.1f} of a target forward (c = {c:.1f})" if c else ""
     wide = f", {rows:.1f} rows instead of {few:.1f}" if rows and few else ""
     causes = {
         f"the width of the target's forwards{wide}": target - 1,
         f"waiting for the drafter{ratio}": draft,
+        "the time between forwards": rest,
         **others,
     }
     largest, loss = max(causes.items(), key=lambda found: found[1])

@@ -100,7 +100,7 @@ class Side:
         return named(self.token, self.text)
 
     def lead(self, other: int | None) -> float | None:
-        """Return by how much the token's logit of the target is above another's; None if unknown."""
+        """Return how far the token's logit of the target is above another's; None if unknown."""
         chances = {candidate.token: candidate.p for candidate in self.p}
         mine, theirs = chances.get(self.token), chances.get(other)
         return log(mine / theirs) if mine and theirs else None
@@ -123,13 +123,19 @@ class FirstDifference:
         leads = [lead for lead in (first.lead(second.token), second.lead(first.token)) if lead is not None]
         if not self.greedy or not leads:
             return ""
+        for name, side in zip(("first", "second"), self.sides, strict=True):
+            best = max(side.p, key=lambda one: one.p, default=None)
+            if best and -(side.lead(best.token) or 0.0) > TIE:
+                return f"Not a tie: by its own p, the target of the {name} run prefers {best.name}."
         gap = sum(leads)
         apart = f"the target's logits of the two tokens would have to move by {abs(gap):.2g}"
-        if abs(gap) <= TIE:
+        if gap <= TIE:
             return f"A tie: {apart}, so rounding alone decides."
-        if 0 < gap <= NEAR:
-            return f"Perhaps a tie: {apart}; bfloat16 has steps of 0.125 at a logit of 16 to 32, float32 far smaller ones."
-        return f"Not a tie: {apart}, more than by rounding."
+        if gap <= NEAR:
+            return (
+                f"Perhaps a tie: {apart}; at 16 to 32, bfloat16 has steps of 0.125, float32 far smaller ones."
+            )
+        return f"Not a tie: {apart}, which rounding does not do."
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def health(trace: Trace) -> str:
 
 
 def disobeyed(trace: Trace) -> str:
-    """Return that drafts were accepted more or less often than their p and q allow; else nothing."""
+    """Return that drafts were not accepted as often as p and q say; empty if they were."""
     drawn = [t for t in trials(trace) if t.chance is not None]
     expected = sum(t.chance or 0.0 for t in drawn)
     variance = sum((t.chance or 0.0) * (1 - (t.chance or 0.0)) for t in drawn)

@@ -88,7 +88,10 @@ def test_the_first_differing_token_has_both_distributions():
     assert found is not None
     assert (found.sequence, found.index) == (0, place)
     assert [side.token for side in found.sides] == [commit.token, token]
-    assert list(found.sides[1].p) == [(trace.pieces[token], 0.75), (trace.pieces[commit.token], 0.25)]
+    assert list(found.sides[1].p) == [
+        (token, trace.pieces[token], 0.75),
+        (commit.token, trace.pieces[commit.token], 0.25),
+    ]
     shorter = Trace(trace.header, spans=trace.spans, commits=trace.commits[:-1], footer=trace.footer)
     ended = diff(trace, shorter).first_difference
     assert ended is not None
@@ -113,8 +116,9 @@ def test_the_first_differing_token_has_its_probabilities_where_no_others_are_kno
     )
     found = diff(one, other).first_difference
     assert found is not None
-    text = trace.pieces[trace.commits[place].token]
-    assert (found.sides[0].p, found.sides[0].q) == ([(text, 0.5)], [(text, 0.25)])
+    token = trace.commits[place].token
+    text = trace.pieces[token]
+    assert (found.sides[0].p, found.sides[0].q) == ([(token, text, 0.5)], [(token, text, 0.25)])
 
 
 def test_tokens_by_time_and_times_by_token_agree():

@@ -68,7 +68,9 @@ def test_a_planned_run_shows_what_was_predicted_beside_what_was_measured() -> No
     assert judged(trace)["summary"].endswith(". The plan predicted 1.31×.")
     learned = {**plan, "low": 1.2, "high": 1.4, "runs": 3}
     trace.header = replace(trace.header, environment={**trace.header.environment, "planned": learned})
-    assert view_model([trace])["runs"][0]["planned"].endswith("1.31× (1.20 to 1.40, from 3 earlier runs)")
+    assert view_model([trace])["runs"][0]["planned"].endswith(
+        "1.31× (1.20 to 1.40 by each of the last 3 runs of this method and pair on this machine)"
+    )
 
 
 def test_only_a_finished_run_with_a_baseline_has_a_verdict() -> None:
