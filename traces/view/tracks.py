@@ -161,9 +161,10 @@ def _measured(trace: Trace, device: Device) -> MeasuredView | None:
     if not samples:
         return None
     clock, powers = decoding_clock(trace), [o.power for o in samples if o.power is not None]
+    whose = "this worker" if trace.header.runtime == "ray" and device.kind == "cpu" else "all programs"
     meter = METERS.get(device.kind)
     return {
-        "label": f"measured ({meter})" if meter else "measured",
+        "label": f"{whose} ({meter})" if meter else "measured",
         "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in samples],
         "busy": measured_occupancy(trace).get(device.name),
         "memory": max(o.memory for o in samples),
