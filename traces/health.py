@@ -30,8 +30,6 @@ DIFFERENCE = 0.2
 """Least difference of two acceptance rates."""
 LONG = 16
 """Least tests of a stretch with one outcome."""
-VARIANCE = 4.0
-"""Least variance of a number of acceptances whose distribution is called normal."""
 PART = 32
 """Least tests on either side of a change; below, shares are far from normal."""
 LOOP_TOKENS = 48
@@ -108,17 +106,19 @@ def health(trace: Trace) -> str:
 
 
 def disobeyed(trace: Trace) -> str:
-    """Return that drafts were not accepted as often as p and q say; empty if they were."""
-    drawn = [t for t in trials(trace) if t.chance is not None]
-    expected = sum(t.chance or 0.0 for t in drawn)
-    variance = sum((t.chance or 0.0) * (1 - (t.chance or 0.0)) for t in drawn)
-    kept = sum(t.accepted for t in drawn)
-    if variance < VARIANCE or abs(kept - expected) <= -NormalDist().inv_cdf(ALPHA / 2) * variance**0.5:
+    """Return that drafts were not accepted as often as p and q say; empty if they were.
+
+    The bound is Bernstein's inequality for a sum of draws with these chances.
+    """
+    drawn = [(t.chance, t.accepted) for t in trials(trace) if t.chance is not None]
+    expected, kept = sum(chance for chance, _ in drawn), sum(accepted for _, accepted in drawn)
+    variance, away = sum(chance * (1 - chance) for chance, _ in drawn), abs(kept - expected)
+    if away * away <= -2 * log(ALPHA / 2) * (variance + away / 3):
         return ""
-    z = (kept - expected) / variance**0.5
+    z = f" (z = {(kept - expected) / variance**0.5:.1f})" if variance >= 1 else ""
     return (
-        f"Of {len(drawn)} tested drafts, {expected:.0f} are expected to be accepted by the recorded p and q, and {kept} were "
-        f"(z = {z:.1f}): the verification does not follow the rule, or p and q are not those it used."
+        f"Of {len(drawn)} tested drafts, {expected:.0f} are expected to be accepted by the recorded p and q, and {kept} "
+        f"were{z}: the verification does not follow the rule, or p and q are not those it used."
     )
 
 

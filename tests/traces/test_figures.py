@@ -24,14 +24,13 @@ from specscope.traces.view.tokens import has_trees
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.lossless import CASES
 from tests.traces import plain_figures
-from tests.traces.samples import KINDS, read_file, sample_trace
+from tests.traces.samples import KINDS, recorded_loop, sample_trace
 
 PROMPTS = ("Once upon a time there was a small town", "The sea is salty because", "Hello, my name is")
 WARM = Sampling(temperature=0.9, seed=3)
 ENDS = (Limits(20), Limits(20, stop=("s",)), Limits(3))
 """The text ends by its length, by a stop string inside of a draft, or in the first rounds."""
 IMPORTED = sorted(Path("tests/traces/imported").iterdir())
-MS = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +91,14 @@ def agree(trace, m):
     assert sum(s.tested for s in m.per_position) == m.accepted + m.rejected
     assert sum(s.accepted for s in m.per_position) == sum(r.accepted for r in m.per_level) == m.accepted
     if m.drafted:
-        assert m.rollback_rate == pytest.approx(1 - m.acceptance_rate)
+        assert m.rollback_rate in (None, pytest.approx(1 - m.acceptance_rate))
         assert m.acceptance_rate <= (m.acceptance_rate_tested or 0)
     if m.acceptance_rate_tested is not None:
         assert m.acceptance_rate_tested <= level_rate(m.per_level) + 1e-9
         chain = not has_trees(trace.decisions)
         assert not chain or first_rate(trace.decisions) == pytest.approx(m.acceptance_rate_tested)
-    assert m.preempted_device_seconds <= m.wasted_device_seconds + 1e-12
+    if m.wasted_device_seconds is not None:
+        assert m.preempted_device_seconds <= m.wasted_device_seconds + 1e-12
     assert (m.sp_degree or 0) <= m.target_forwards
     decided = m.tokens - plain_figures.prefilled(trace, before=False)
     assert (m.tokens_per_target_forward or 0) * m.target_forwards == pytest.approx(decided)
@@ -161,36 +161,10 @@ def test_figures_of_a_sample(kind):
     check(sample_trace(kind, tokens=40))
 
 
-def recorded(path, rounds, *, first, plain=False):
-    """Record a loop of rounds (drafted, accepted); `first`: what decides the prompt's own token."""
-    with specscope.record(
-        path, method="loop", devices=["drafter+target"], sampling={"temperature": 0}
-    ) as rec:
-        rec.prompt("Hi", ids=[1, 2])
-        rec.start(0)
-        now, token = 10 * MS, iter(range(10, 1000))
-        prefill = rec.add("prefill", 0, now, rows=2, context=0)
-        if first == "prefill":
-            rec.round(emitted=[next(token)], time=now)
-        elif first == "draft in the prefill":
-            ids = [next(token) for _ in range(3)]
-            rec.round(drafted=ids[:2], accepted=2, emitted=ids, verify=prefill, time=now)
-        for drafted, accepted in rounds:
-            for _ in range(drafted):
-                rec.add("draft", now, now + MS, rows=1, context=2)
-                now += MS
-            rec.add("verify", now, now + 6 * MS, rows=drafted + 1, context=2)
-            now += 6 * MS
-            ids = [next(token) for _ in range(accepted + 1)]
-            wrong = [0] * (drafted - accepted)
-            rec.round(drafted=[*ids[:accepted], *wrong], accepted=accepted, emitted=ids, time=now)
-    return read_file(path)
-
-
 @pytest.mark.parametrize("first", ["prefill", "draft in the prefill", "decoding"])
 def test_a_prefill_and_its_token_are_both_left_out(tmp_path, store, first):
-    plain = recorded(tmp_path / "a.jsonl", [(0, 0)] * 12, first=first)
-    loop = recorded(tmp_path / "b.jsonl", [(2, 1), (2, 2), (2, 0)], first=first)
+    plain = recorded_loop(tmp_path / "a.jsonl", [(0, 0)] * 12, first="prefill" if "draft" in first else first)
+    loop = recorded_loop(tmp_path / "b.jsonl", [(2, 1), (2, 2), (2, 0)], first=first)
     for trace in (plain, loop):
         check(trace)
         store.insert(trace)
