@@ -188,7 +188,7 @@ def _beside(connection: Connection, keys: Collection[int]) -> list[list[int]]:
     """
     if not keys:
         return []
-    same = func.dense_rank().over(order_by=(RUN.c.prompts, RUN.c.target_path))
+    same = func.dense_rank().over(order_by=(RUN.c.prompt_ids, RUN.c.target_path))
     where = select(RUN.c.id, same).where(RUN.c.group == "")
     places = {row.id: row[1] for row in connection.execute(where)}
     rounds, asked = schema.ROWS[Round], dict[int, list[int]]()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from specscope.engine.checkpoints.forms import form_of
-from specscope.traces.advice import GAIN, Advice, advise, longest_drafter, rates_of
+from specscope.traces.advice import GAIN, Advice, advise, longest_drafter
 from specscope.traces.causes import cause
 from specscope.traces.comparable import drafts
 from specscope.traces.health import health
 from specscope.traces.imported import origin
 from specscope.traces.places import level_rate
 from specscope.traces.race import Racer, Speed, speedup_of
+from specscope.traces.rates import OVERLAP, rates_of
 from specscope.traces.view.settings import predicted_speedup
 from specscope.traces.view.tokens import has_trees
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from specscope.traces.metrics import Metrics
     from specscope.traces.places import Level
 
-OVERLAP = 0.05
-"""Share of decoding from which on the sides are said to work at the same time."""
 LOADED = "under the load of other programs."
 OFTEN = 0.25
 """Share of wrong first tokens from which on another drafter is named."""
@@ -153,7 +152,10 @@ def _advice(i: int, racers: Sequence[Racer], metrics: Metrics, baseline: Trace) 
     if best is not None and best["speedup"] > measured.high:
         same = best["method"] == racer.trace.header.method
         name = best["setting"] if same else f"{best['title']} with {best['setting']}"
-        return f"Try {name}: predicted {best['speedup']:.2f}× instead of {measured.value:.2f}×.", best
+        return (
+            f"Try {name}: predicted {best['speedup']:.2f}× instead of {measured.value:.2f}×.",
+            None if origin(racer.trace.header) else best,
+        )
     helped = measured.high > 1 or any(speed >= GAIN for _, speed in rivals)
     return "" if helped else _needed(racer.trace, metrics, baseline), None
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import replace
 
 import pytest
 
-from specscope.engine.trace.events import OTHERS, Occupancy
+from specscope.engine.trace.events import OTHERS, Device, Occupancy
 from specscope.traces.imported import CACHED, origin
+from specscope.traces.metrics import measure
+from specscope.traces.rates import rates_of
 from specscope.traces.view.document import view_model
 from tests.traces.samples import recorded_loop
 
@@ -99,3 +103,47 @@ def test_a_range_says_where_it_is_from(page):
     document, run, _ = page(GOOD)
     assert "one pass, each speed ± 6 %)" in run["verdict"]["summary"]
     assert "one pass, each speed ± 6 %)" in document["race"]
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_a_recorded_loop_is_told_the_best_draft_length_by_its_own_times(page, sequences):
+    """Seven drafts of 1.5 ms; a further row of the target takes 3/7 ms."""
+    rates, draws = (0.55, 0.45, 0.4, 0.3, 0.3, 0.3, 0.3), random.Random(3)
+
+    def rounds(length):
+        kept = ([draws.random() < rate for rate in rates[:length]] + [False] for _ in range(300))
+        return [(length, tests.index(False)) for tests in kept]
+
+    def speed(length):
+        given = {"verify": 6 + 3 / 7 * length, "draft": 1.5, "sequences": sequences}
+        document, run, _ = page(rounds(length), **given)
+        return run["metrics"]["tokens_per_second"] / document["runs"][0]["metrics"]["tokens_per_second"], run
+
+    slow, run = speed(7)
+    assert slow < 0.7
+    if sequences > 1:
+        assert run["verdict"]["advice"] == "", "batches are not predicted"
+        return
+    found = re.match(r"Try drafts of 1 token: predicted (\S+)× instead of", run["verdict"]["advice"])
+    assert float(found[1]) == pytest.approx(speed(1)[0], rel=0.06)
+    assert run["verdict"]["run"] is None, "SpecScope cannot run it"
+
+
+def test_nothing_is_predicted_for_loops_that_overlap_or_draft_trees(tmp_path):
+    loop = recorded_loop(tmp_path / "b.jsonl", [(7, 1)] * 20, verify=9.0, draft=1.5)
+    plain = recorded_loop(tmp_path / "a.jsonl", [(0, 0)] * 20)
+
+    def rates(trace):
+        return rates_of(trace, measure(trace), plain)
+
+    assert rates(loop) is not None
+    beside = [
+        replace(s, device="b") if s.kind == "draft" else replace(s, start=s.start - 9_000_000)
+        for s in loop.spans
+    ]
+    devices = (*loop.header.devices, Device("b", "drafter", "b", "cpu"))
+    assert rates(replace(loop, spans=beside, header=replace(loop.header, devices=devices))) is None
+    siblings = [replace(d, parent=-1, position=3) if d.node >= 0 else d for d in loop.decisions]
+    assert rates(replace(loop, decisions=siblings)) is None
+    mixed = recorded_loop(tmp_path / "c.jsonl", [(7, 1), (2, 1), (4, 1)] * 8)
+    assert rates(mixed) is None, "lengths that adapt"

@@ -143,7 +143,7 @@ def test_two_greedy_texts_part_at_a_tie_or_not(first, second, temperature, word)
         trace = sample_trace("autoregressive", tokens=12)
         trace.header = replace(trace.header, sampling={"temperature": temperature})
         place = trace.commits[5].position
-        trace.commits[5] = replace(trace.commits[5], token=token)
+        trace.commits[5] = replace(trace.commits[5], token=token, text="")
         trace.decisions = [
             replace(d, token=token, top_p=((91, p[0]), (92, p[1]))) if d.position == place else d
             for d in trace.decisions

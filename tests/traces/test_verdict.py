@@ -9,9 +9,10 @@ import specscope
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.types import Limits
-from specscope.traces.advice import Rates, advise, kind_of, predicted, rates_of
+from specscope.traces.advice import advise, kind_of, predicted
 from specscope.traces.metrics import measure
 from specscope.traces.places import first_rate, level_rate
+from specscope.traces.rates import Rates, rates_of
 from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace, slowed
 
