@@ -7,26 +7,22 @@ scaled by measured speed-up / predicted speed-up of the used setting.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
-from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from specscope.engine.drafting.pace import Probe, in_turns, overlapped, seconds_at, with_servers
+from specscope.engine.drafting.pace import Probe, in_turns, overlapped, with_servers
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.methods import METHODS
-from specscope.traces import waiting
-from specscope.traces.comparable import batch_size
-from specscope.traces.imported import origin
+from specscope.traces.rates import Rates, rates_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from specscope.engine.methods.registry import Method
-    from specscope.engine.trace.events import Header, Span
+    from specscope.engine.trace.events import Header
     from specscope.engine.trace.trace import Trace
     from specscope.traces.metrics import Metrics
 
@@ -46,8 +42,6 @@ SOURCES: dict[Kind, str] = {
     "overlap": "the two modes of PEARL, algorithm 2",
     "servers": "the turns of DSI, algorithm 1",
 }
-_WIDEST = 1024
-"""Further rows of the widest predicted forward."""
 
 
 class Advice(TypedDict):
@@ -75,10 +69,11 @@ def advise(
     """
     method = METHODS.get(trace.header.method)
     rates = rates_of(trace, metrics, baseline)
-    if method is None or rates is None:
+    if rates is None:
         return None
     run = [(header.method, header.config) for header, _ in rivals]
-    new = [a for a in _candidates(trace, method, rates, speedup) if (a["method"], a["config"]) not in run]
+    found = _recorded(trace, rates, speedup) if method is None else _candidates(trace, method, rates, speedup)
+    new = [a for a in found if (a["method"], a["config"]) not in run]
     best = max(new, key=lambda a: a["speedup"], default=None)
     fastest = max((speedup, *(speed for _, speed in rivals)))
     return best if best and best["speedup"] >= GAIN * fastest else None
@@ -148,6 +143,22 @@ def _candidates(trace: Trace, method: Method, rates: Rates, speedup: float) -> I
         yield from _others(method, rates, at_once=not _share_a_card(trace))
 
 
+def _recorded(trace: Trace, rates: Rates, speedup: float) -> Iterable[Advice]:
+    """Yield the other draft lengths of a recorded loop, whose settings are its own."""
+    used, header = max(r.drafted for r in trace.rounds), trace.header
+    scale = speedup / predicted("turns", rates, used)
+    for length in range(1, 1 + (LONGEST if rates.draft else 1) * used):
+        if length != used:
+            yield Advice(
+                method=header.method,
+                title=header.title,
+                config={**header.config, "tokens of a draft": length},
+                setting=f"drafts of {length} token{'s' * (length > 1)}",
+                speedup=scale * predicted("turns", rates, length),
+                source=SOURCES["turns"],
+            )
+
+
 def _others(method: Method, rates: Rates, *, at_once: bool) -> Iterable[Advice]:
     """Yield other methods that draft chains of gamma tokens with the same drafter.
 
@@ -210,101 +221,3 @@ def _share_a_card(trace: Trace) -> bool:
     """Return whether devices are streams of one GPU: `cuda:0/drafter` and `cuda:0/target`."""
     cards = [device.name.partition("/")[0] for device in trace.header.devices]
     return len({*cards}) < len(cards)
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Acceptance and times of a run."""
-
-    probe: Probe
-    """Its rates have one rank: the share of the tested drafts of a level that were accepted, where
-    all levels above were. Levels that no draft reached have `any`."""
-    nodes: tuple[float, ...]
-    """[level]: drafted nodes, the mean over the drafts with this level."""
-    any: float
-    """Accepted / (accepted + rejected), the acceptance rate at every level of a chain."""
-    drafting: float
-    """Share of the rounds that verified a draft."""
-    plain: float
-    """The baseline's seconds per token: a *plain token*."""
-
-    @property
-    def draft(self) -> float:
-        """In plain tokens, of a level, or of a whole draft in one forward."""
-        return self.probe.first[0][1] / self.plain
-
-    def forward(self, rows: int) -> float:
-        """In plain tokens."""
-        return seconds_at(self.probe.verify, rows) / self.plain
-
-
-def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
-    """Return the rates of a run of one sequence.
-
-    None if it verified no draft, or if every target forward had one row: what another row costs is
-    then unknown.
-    """
-    plain = _plain_time(baseline)
-    judging = [r for r in trace.rounds if r.drafted]
-    rate = metrics.acceptance_rate_tested
-    if origin(trace.header) or batch_size(trace) > 1 or not judging or not plain or rate is None:
-        return None
-    depths, nodes = _shape(trace)
-    accepted = [(min(r.accepted, depths.get(r.step, 0)), depths.get(r.step, 0)) for r in judging]
-    levels: list[float] = []
-    for level in range(max((depth for _, depth in accepted), default=0)):
-        tested = [kept > level for kept, depth in accepted if depth > level and kept >= level]
-        if not tested:
-            break
-        levels.append(fmean(tested))
-    work = [s for s in waiting.forwards(trace) if s.outcome == "done"]
-    drafts = [s for s in work if waiting.side(s) == "drafter"]
-    verifies = [s for s in work if waiting.side(s) == "target"]
-    drafted = sum(depth for _, depth in accepted)
-    once = bool(drafts) and len(drafts) <= len(judging) < drafted
-    draft = sum(s.end - s.start for s in drafts) / max(1, len(drafts)) / 1e9
-    if all(s.rows < 2 for s in verifies):
-        return None
-    first, more = _line(verifies, baseline)
-    probe = Probe(
-        verify=((1, first), (1 + _WIDEST, first + _WIDEST * more)),
-        first=((1, draft),),
-        later=() if once else ((1, draft),),
-        outside=max(0.0, plain - first),
-        rates=(*((level,) for level in levels), (rate,)),
-        orders=(),
-        rounds=len(judging),
-    )
-    return Rates(probe, tuple(nodes[: len(levels)]), rate, len(judging) / len(trace.rounds), plain)
-
-
-def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
-    """Return the levels of each round's draft, and the mean number of nodes of each level."""
-    rounds: dict[int, list[int]] = {}
-    for d in trace.decisions:
-        if d.node >= 0:
-            rounds.setdefault(d.step, []).append(d.position)
-    counts: dict[int, list[int]] = {}
-    for positions in rounds.values():
-        for level, (_, size) in enumerate(sorted(Counter(positions).items())):
-            counts.setdefault(level, []).append(size)
-    depths = {step: len(set(positions)) for step, positions in rounds.items()}
-    return depths, [fmean(counts[level]) for level in sorted(counts)]
-
-
-def _plain_time(baseline: Trace) -> float:
-    prefill = max((s.end for s in baseline.spans if s.kind == "prefill" and s.step == 0), default=0)
-    tokens = len(baseline.commits)
-    return (max(c.time for c in baseline.commits) - prefill) / tokens / 1e9 if tokens else 0.0
-
-
-def _line(verifies: Iterable[Span], baseline: Trace) -> tuple[float, float]:
-    """Return the seconds of a one-row forward of the target, and of each further row.
-
-    The line goes through the median one-row forward of the baseline and the run's mean forward.
-    """
-    plain = [s.end - s.start for s in waiting.forwards(baseline) if waiting.side(s) == "target"]
-    first = float(median(plain)) if plain else 0.0
-    wide = [s for s in verifies if s.rows > 1]
-    rows, time = fmean(s.rows for s in wide), fmean(s.end - s.start for s in wide)
-    return first / 1e9, max(0.0, (time - first) / (rows - 1)) / 1e9

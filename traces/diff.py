@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from math import log
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.errors import UsageError
 from specscope.traces import waiting
 from specscope.traces.comparable import conditions, differences
-from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT, is_foreign, is_timed
+from specscope.traces.imported import NO_TOKEN, is_foreign, is_timed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Commit, Device, Top
     from specscope.engine.trace.trace import Trace
 
+TIE, NEAR = 0.01, 0.25
+"""Difference of two logits up to which rounding decides, and up to which bfloat16 may."""
 MOMENTS = 10
 """Moments of the longer run at which both runs are compared."""
 
@@ -63,6 +66,24 @@ class Waterfall:
     """Work first, then waits; the changes sum to the difference of the decoding times."""
 
 
+class Candidate(NamedTuple):
+    """A token with its probability."""
+
+    token: int
+    text: str
+    p: float
+
+    @property
+    def name(self) -> str:
+        return named(self.token, self.text)
+
+
+def named(token: int | None, text: str) -> str:
+    """Return a token's text and id, as far as they are known."""
+    known = "" if token in (None, NO_TOKEN) else f"{token}"
+    return f"{text!r} ({known})" if text and known else known or repr(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """A run at the first token that differs."""
@@ -71,8 +92,18 @@ class Side:
     """None after the run's last token."""
     text: str
     origin: str
-    p: Sequence[tuple[str, float]]
-    q: Sequence[tuple[str, float]]
+    p: Sequence[Candidate]
+    q: Sequence[Candidate]
+
+    @property
+    def name(self) -> str:
+        return named(self.token, self.text)
+
+    def lead(self, other: int | None) -> float | None:
+        """Return how far the token's logit of the target is above another's; None if unknown."""
+        chances = {candidate.token: candidate.p for candidate in self.p}
+        mine, theirs = chances.get(self.token), chances.get(other)
+        return log(mine / theirs) if mine and theirs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +113,29 @@ class FirstDifference:
     sequence: int
     index: int
     sides: tuple[Side, Side]
+    greedy: bool
+    """Whether both runs are of temperature 0: then only rounding may part them."""
+
+    @property
+    def sentence(self) -> str:
+        """Whether it is a tie of the target's two best tokens; empty where nothing shows it."""
+        first, second = self.sides
+        leads = [lead for lead in (first.lead(second.token), second.lead(first.token)) if lead is not None]
+        if not self.greedy or not leads:
+            return ""
+        for name, side in zip(("first", "second"), self.sides, strict=True):
+            best = max(side.p, key=lambda one: one.p, default=None)
+            if best and -(side.lead(best.token) or 0.0) > TIE:
+                return f"Not a tie: by its own p, the target of the {name} run prefers {best.name}."
+        gap = sum(leads)
+        apart = f"the target's logits of the two tokens would have to move by {abs(gap):.2g}"
+        if gap <= TIE:
+            return f"A tie: {apart}, so rounding alone decides."
+        if gap <= NEAR:
+            return (
+                f"Perhaps a tie: {apart}; at 16 to 32, bfloat16 has steps of 0.125, float32 far smaller ones."
+            )
+        return f"Not a tie: {apart}, which rounding does not do."
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +198,16 @@ class Diff:
             ],
             "by_token_ms": [[time / 1e6 for time in pair] for pair in self.by_token],
             "by_time": [[time / 1e6, *counts] for time, *counts in self.by_time],
-            "first_difference": asdict(self.first_difference) if self.first_difference else None,
+            "first_difference": _plain(self.first_difference) if self.first_difference else None,
         }
+
+
+def _plain(found: FirstDifference) -> dict[str, Any]:
+    sides = [
+        {**asdict(side), "p": [c._asdict() for c in side.p], "q": [c._asdict() for c in side.q]}
+        for side in found.sides
+    ]
+    return {**asdict(found), "sides": sides, "sentence": found.sentence}
 
 
 def diff(first: Trace, second: Trace) -> Diff:
@@ -182,8 +244,8 @@ def diff(first: Trace, second: Trace) -> Diff:
 
 
 def _prefilled(trace: Trace) -> int:
-    spans = {span.id for span in trace.spans if span.kind == "prefill"}
-    return sum(r.emitted for r in trace.rounds if r.span in spans)
+    rounds = waiting.of_prefill(trace, before=True)
+    return sum((c.sequence, c.step) in rounds for c in trace.commits)
 
 
 def _not_comparable(first: Trace, second: Trace) -> list[str]:
@@ -241,6 +303,7 @@ def _sequence(trace: Trace, sequence: int) -> list[Commit]:
 
 def _first_difference(first: Trace, second: Trace) -> FirstDifference | None:
     count = max(len(first.header.prompts), len(second.header.prompts))
+    greedy = all(trace.header.sampling.get("temperature") == 0 for trace in (first, second))
     for sequence in range(count):
         rows = [_sequence(trace, sequence) for trace in (first, second)]
         for index, (mine, theirs) in enumerate(zip_longest(*rows)):
@@ -248,7 +311,8 @@ def _first_difference(first: Trace, second: Trace) -> FirstDifference | None:
             if NO_TOKEN in ids:
                 break
             if ids[0] != ids[1]:
-                return FirstDifference(sequence, index, (_side(first, mine), _side(second, theirs)))
+                sides = (_side(first, mine), _side(second, theirs))
+                return FirstDifference(sequence, index, sides, greedy)
     return None
 
 
@@ -269,5 +333,5 @@ def _known(top: Top, token: int, probability: float | None) -> Top:
     return top or (() if probability is None else ((token, probability),))
 
 
-def _named(top: Top, pieces: Mapping[int, str]) -> list[tuple[str, float]]:
-    return [(pieces.get(token, UNKNOWN_TEXT), probability) for token, probability in top]
+def _named(top: Top, pieces: Mapping[int, str]) -> list[Candidate]:
+    return [Candidate(token, pieces.get(token, ""), probability) for token, probability in top]

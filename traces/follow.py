@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,6 +178,10 @@ class Tally:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    decoded: int = 0
+    """Tokens but those that a prefill decided."""
+    prefills: set[int] = field(default_factory=set[int])
+    """Ids of the prefill's spans."""
     begin: int = 0
     """When prefill ended, in ns."""
     last: int = 0
@@ -195,7 +199,9 @@ class Tally:
                 self.drafted += event.length
             elif isinstance(event, Round):
                 self.rounds += 1
+                self.decoded += 0 if event.span in self.prefills else event.emitted
             elif isinstance(event, Span) and event.kind == "prefill" and event.step == 0:
+                self.prefills.add(event.id)
                 self.begin = max(self.begin, event.end)
 
     @property
@@ -205,4 +211,4 @@ class Tally:
     @property
     def tokens_per_second(self) -> float | None:
         seconds = (self.last - self.begin) / 1e9
-        return self.tokens / seconds if self.tokens and seconds > 0 else None
+        return self.decoded / seconds if self.decoded and seconds > 0 else None

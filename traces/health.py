@@ -14,6 +14,7 @@ from math import lgamma, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
+from specscope.traces.calibration import trials
 from specscope.traces.comparable import drafts
 from specscope.traces.imported import NO_TOKEN
 from specscope.traces.places import decided_levels, rounds_of
@@ -94,14 +95,51 @@ def health(trace: Trace) -> str:
     texts = trace.outputs()
     tests = level_tests(trace)
     size = sum(map(len, tests.values()))
-    stretches = {i: found for i, rows in tests.items() if (found := stretch(rows, size))}
     loops = {i: _of_loop(found, drafts(trace)) for i, ids in enumerate(texts) if (found := loop(ids))}
+    parts = {i: _parted(rows, size) for i, rows in tests.items()}
+    stretches = {i: found for i, (found, _) in parts.items() if found}
     rejections = {i: _of_stretch(one, tests[i]) for i, one in stretches.items() if not one.accepted}
-    if loops or rejections:
-        return " ".join(filter(None, (_worst(trace, loops), _worst(trace, rejections))))
-    acceptances = {i: _of_stretch(one, tests[i]) for i, one in stretches.items()}
-    changes = {i: _of_change(found, rows) for i, rows in tests.items() if (found := change(rows, size))}
-    return _worst(trace, acceptances or changes)
+    acceptances = {i: _of_stretch(one, tests[i]) for i, one in stretches.items() if one.accepted}
+    changes = {i: _of_change(found, tests[i]) for i, (_, found) in parts.items() if found}
+    notes = (loops, rejections) if loops else (rejections, changes, acceptances)
+    return " ".join([note for note in (disobeyed(trace), *(_worst(trace, n) for n in notes)) if note][:2])
+
+
+def disobeyed(trace: Trace) -> str:
+    """Return that drafts were not accepted as often as p and q say; empty if they were.
+
+    The bound is Bernstein's inequality for a sum of draws with these chances.
+    """
+    drawn = [(t.chance, t.accepted) for t in trials(trace) if t.chance is not None]
+    expected, kept = sum(chance for chance, _ in drawn), sum(accepted for _, accepted in drawn)
+    variance, away = sum(chance * (1 - chance) for chance, _ in drawn), abs(kept - expected)
+    if away * away <= -2 * log(ALPHA / 2) * (variance + away / 3):
+        return ""
+    z = f" (z = {(kept - expected) / variance**0.5:.1f})" if variance >= 1 else ""
+    return (
+        f"Of {len(drawn)} tested drafts, {expected:.0f} are expected to be accepted by the recorded p and q, and {kept} "
+        f"were{z}: the verification does not follow the rule, or p and q are not those it used."
+    )
+
+
+def _parted(tests: Sequence[LevelTest], size: int) -> tuple[Stretch | None, Change | None]:
+    """Return the stretch and the change of a sequence, without the one that the other explains.
+
+    A change that the other tests show without the stretch makes stretches likely on one of its
+    sides: the stretch must be improbable there.
+    """
+    found, shift = stretch(tests, size), change(tests, size)
+    if found is None or shift is None:
+        return found, shift
+    if change([*tests[: found.start], *tests[found.end :]], size) is None:
+        return found, None
+    sides = ((0, tests[: shift.at]), (shift.at, tests[shift.at :]))
+    inside = [
+        one._replace(start=one.start + begin, end=one.end + begin)
+        for begin, side in sides
+        if (one := stretch(side, size))
+    ]
+    return min(inside, key=lambda one: one.chance, default=None), shift
 
 
 def _worst(trace: Trace, notes: Mapping[int, Note]) -> str:

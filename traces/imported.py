@@ -15,6 +15,7 @@ from specscope.engine.trace.events import OTHERS
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.work import DRAFTS
 from specscope.traces.definitions import FACTS, FIGURES
+from specscope.traces.waiting import FORWARDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,8 @@ TEXTS = "texts of the tokens"
 SPANS_OF_DRAFTS = "span of each draft"
 CACHED = "rows cached before each forward"
 LOAD = "load by other programs"
+FED = FORWARDS | {"prefill"}
+"""Kinds of spans that feed rows to a model; one of 0 rows, a search for n-grams, feeds none."""
 NO_TOKEN = -1
 """The id of a token that the file does not name."""
 UNKNOWN_TEXT = "▒"
@@ -164,7 +167,7 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
         "draft length of each step": begun,
         "forwards of the drafter": bool(drafting) or not drafted,
         SPANS_OF_DRAFTS: not drafting or (begun and all(d.draft_span >= 0 for d in drafted)),
-        CACHED: all(min(s.rows, s.context) >= 0 for s in trace.spans),
+        CACHED: all(min(s.rows, s.context) >= 0 for s in trace.spans if s.kind in FED and s.rows),
         "prompt": all(trace.header.prompt_ids),
         TEXTS: bool(trace.pieces) or not decoded,
         "ids of the tokens": all(c.token != NO_TOKEN for c in trace.commits),

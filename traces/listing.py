@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from statistics import fmean, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import String, case, func, or_, select, type_coerce
+from sqlalchemy import String, case, func, or_, select, tuple_, type_coerce
 from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.checkpoints.forms import model_name
@@ -22,7 +22,7 @@ from specscope.traces.race import grouped
 from specscope.traces.schema import RUN
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Table
 
 _TERM = re.compile(r"(?P<name>[a-z-]+):(?P<sign>[<>]=?|=?)(?P<value>\S+)$")
 _SIGNS: dict[str, Callable[[float, float], bool]] = {
@@ -39,6 +39,8 @@ _DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     DatabaseError,
 )
+BESIDE = 20
+"""Runs without drafts among which the baseline of a run of no race is looked for."""
 BUSY = "load:busy"
 """The search for the runs whose times may be wrong."""
 
@@ -58,16 +60,12 @@ class Facts(NamedTuple):
     """What a run's rows say."""
 
     tokens: int
-    decode_seconds: float | None
-    """From the end of prefill to the last committed token; None without a token."""
+    tokens_per_second: float | None
+    """Of decoding; None without a token."""
     speedup: float | None = None
-    """Over the plain decoding of its race; None without one, and for a run that is not done."""
+    """Over plain decoding, see `_speedups`; None without one, and for a run that is not done."""
     load: str = ""
     """The warning that other programs used the machine; empty for a quiet one."""
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
 def parse(query: str) -> Search:
@@ -162,21 +160,47 @@ def facts(
 def _facts(
     connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
 ) -> dict[int, Facts]:
-    races = {k: name for k, name in _select(connection, RUN.c.id, keys, RUN.c.group) if name}
-    members = dict[str, list[int]]()
-    for key, name in connection.execute(
-        select(RUN.c.id, RUN.c.group).where(RUN.c.group.in_(set(races.values()))).order_by(RUN.c.id)
-    ).all():
-        members.setdefault(name, []).append(key)
-    everyone = [*dict.fromkeys([*keys, *(k for race in members.values() for k in race)])]
-    known = _speeds(connection, everyone)
+    names = dict(_select(connection, RUN.c.id, keys, RUN.c.group))
+    races, alone = _races(connection, {*names.values()} - {""}), [k for k in keys if not names[k]]
+    fields = [*races, *_beside(connection, alone)]
+    known = _speeds(connection, [*dict.fromkeys([*keys, *(k for field in fields for k in field)])])
     faster = dict[int, float]()
-    for race in members.values():
-        found = {key: header for key in race if (header := headers(key)) is not None}
+    for i, field in enumerate(fields):
+        found = {key: header for key in field if (header := headers(key)) is not None}
         with suppress(*_DAMAGE):  # a damaged run leaves its race without speed-ups
-            faster |= _speedups(connection, found, known)
+            faster |= _speedups(connection, found, known, passes=i < len(races))
     loads = _loads(connection, keys)
     return {key: known[key]._replace(speedup=faster.get(key), load=loads.get(key, "")) for key in keys}
+
+
+def _races(connection: Connection, names: Collection[str]) -> list[list[int]]:
+    races = dict[str, list[int]]()
+    rows = select(RUN.c.group, RUN.c.id).where(RUN.c.group.in_(names)).order_by(RUN.c.id)
+    for name, key in connection.execute(rows).all():
+        races.setdefault(name, []).append(key)
+    return [*races.values()]
+
+
+def _beside(connection: Connection, keys: Collection[int]) -> list[list[int]]:
+    """Return runs of no race, each list with those without drafts of the same prompts and target.
+
+    Of these, at most the newest `BESIDE` are looked at.
+    """
+    if not keys:
+        return []
+    same = func.dense_rank().over(order_by=(RUN.c.prompt_ids, RUN.c.target_path))
+    where = select(RUN.c.id, same).where(RUN.c.group == "")
+    places = {row.id: row[1] for row in connection.execute(where)}
+    rounds, asked = schema.ROWS[Round], dict[int, list[int]]()
+    for key in keys:
+        asked.setdefault(places[key], []).append(key)
+    around = [key for key, n in places.items() if n in asked]
+    drafted = select(rounds.c.run).where(rounds.c.run.in_(around), rounds.c.drafted > 0)
+    some, found = {*connection.scalars(drafted.distinct()).all()}, list[list[int]]()
+    for n, mine in asked.items():
+        plain = sorted(key for key in around if places[key] == n and key not in some)[-BESIDE:]
+        found.append(sorted({*mine, *plain}))
+    return found
 
 
 def _select(connection: Connection, column: Any, keys: Iterable[int], *more: Any) -> list[tuple[Any, ...]]:
@@ -185,44 +209,52 @@ def _select(connection: Connection, column: Any, keys: Iterable[int], *more: Any
 
 
 def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
-    """Return tokens and decode seconds of runs, as `specscope.traces.metrics` defines them."""
-    token, span = schema.ROWS[Commit], schema.ROWS[Span]
-    ended = {
-        key: (count, last)
-        for key, count, last in connection.execute(
-            select(token.c.run, func.count(), func.max(token.c.time))
-            .where(token.c.run.in_(keys))
-            .group_by(token.c.run)
-        ).all()
-    }
-    begun = dict(
-        connection.execute(
-            select(span.c.run, func.max(span.c.end))
-            .where(span.c.run.in_(keys), span.c.kind == "prefill", span.c.step == 0)
-            .group_by(span.c.run)
-        ).all()
-    )
+    """Return tokens and tokens/s of runs, as `specscope.traces.metrics` defines them."""
+    token, span, one = schema.ROWS[Commit], schema.ROWS[Span], schema.ROWS[Round]
+    prefills = (span.c.run.in_(keys), span.c.kind == "prefill", span.c.step == 0)
+    ended = _by_run(connection, token, keys, func.count(), func.max(token.c.time))
+    begun = _by_run(connection, span, keys, func.max(span.c.end), where=prefills)
+    late = tuple_(one.c.run, one.c.span).not_in(select(span.c.run, span.c.id).where(*prefills))
+    decoded = _by_run(connection, one, keys, func.sum(one.c.emitted), where=(late,))
     found = dict[int, Facts]()
     for key in keys:
-        (count, last), first = ended.get(key, (0, None)), begun.get(key) or 0
-        whole = isinstance(last, int) and isinstance(first, int)  # SQLite does not check types
-        found[key] = Facts(count, max(0, last - first) / 1e9 if whole else None)
+        (count, last), (first,), (after,) = (
+            ended.get(key, (0, None)),
+            begun.get(key, (0,)),
+            decoded.get(key, (0,)),
+        )
+        whole = all(isinstance(value, int) for value in (last, first, after))  # SQLite does not check types
+        speed = after / (last - first) * 1e9 if whole and after and last > first else None
+        found[key] = Facts(count, speed)
     return found
 
 
+def _by_run(
+    connection: Connection, table: Table, keys: Sequence[int], *sums: Any, where: Iterable[Any] = ()
+) -> dict[int, Sequence[Any]]:
+    """Return sums over the rows of each run that has some."""
+    rows = select(table.c.run, *sums).where(table.c.run.in_(keys), *where).group_by(table.c.run)
+    return {key: values for key, *values in connection.execute(rows).all()}
+
+
 def _speedups(
-    connection: Connection, headers: Mapping[int, Header], known: Mapping[int, Facts]
+    connection: Connection, headers: Mapping[int, Header], known: Mapping[int, Facts], *, passes: bool
 ) -> dict[int, float]:
+    """Return the speed-ups of runs as the page and the report of all of them show them.
+
+    In a race, runs with the same settings are `passes` of one method.
+    """
     done = {key for key, status in _select(connection, RUN.c.id, headers, RUN.c.status) if status == "done"}
-    runs = {headers[key].run_id: key for key in headers if key in done and known[key].speed}
-    groups = [[runs[h.run_id] for h in group] for group in grouped([headers[key] for key in runs.values()])]
+    runs = {headers[key].run_id: key for key in headers if key in done and known[key].tokens_per_second}
+    some = [headers[key] for key in runs.values()]
+    groups = [[runs[h.run_id] for h in group] for group in (grouped(some) if passes else [[h] for h in some])]
     outlines = [_outline(connection, group[0], headers[group[0]]) for group in groups]
     faster = dict[int, float]()
     for group, (baseline, _) in zip(groups, comparisons([[one] for one in outlines]), strict=True):
         if baseline is not None:
-            plain = [known[key].speed for key in groups[baseline]]
+            plain = [known[key].tokens_per_second or 0.0 for key in groups[baseline]]
             over = fmean(plain) if len(plain) == 2 else median_low(plain)
-            faster |= {key: known[key].speed / over for key in group}
+            faster |= {key: (known[key].tokens_per_second or 0.0) / over for key in group}
     return faster
 
 

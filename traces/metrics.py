@@ -19,7 +19,7 @@ from specscope.traces.imported import origin, with_unknown
 from specscope.traces.places import FATES, Level, Slot, levels_of, per_level, per_position, slots_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from specscope.engine.trace.events import Decision, Span
     from specscope.engine.trace.trace import Trace
@@ -128,20 +128,23 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
     hits, misses = ([one for one in found if bool(one.taken) == hit] for hit in (True, False))
     draft_rows = [s.rows for s in drafts]
     tokens = len(trace.commits)
+    timed = _tokens_but(trace, waiting.of_prefill(trace, before=True))
+    decoded = _tokens_but(trace, waiting.of_prefill(trace))
     whole = trace.footer.time if trace.footer else end
     decode = max(0, max(c.time for c in trace.commits) - start) if tokens else None
     run_length = _mean(_runs(trace.decisions))
     judging = [r.accepted for r in trace.rounds if r.drafted]
     several = len(trace.header.prompts) > 1
     padded = sum(sum(counts.values()) for counts in padding.shortfalls(trace).values())
-    lengths = padding.acceptance_lengths(trace)
+    emitted = padding.emitted(trace)
+    batches = [[fmean(emitted[s]) for s in batch if s in emitted] for batch in padding.batches(trace)]
     calibrated = calibration(trials(trace))
     return Metrics(
         tokens=tokens,
         seconds=whole / 1e9,
         decode_seconds=None if decode is None else decode / 1e9,
-        tokens_per_second=_ratio(tokens, (decode or 0) / 1e9),
-        tokens_per_second_per_sequence=_ratio(tokens, _sequence_time(trace) / 1e9),
+        tokens_per_second=_ratio(timed, (decode or 0) / 1e9),
+        tokens_per_second_per_sequence=_ratio(decoded, _sequence_time(trace) / 1e9),
         tokens_per_second_with_prefill=_ratio(tokens, whole / 1e9),
         ttft_ms=min((c.time for c in trace.commits), default=0) / 1e6 if tokens else None,
         tpot_ms=_time_per_token(trace),
@@ -153,22 +156,22 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         discarded=drafted - accepted - rejected,
         acceptance_rate=_ratio(accepted, drafted),
         acceptance_rate_tested=_ratio(accepted, accepted + rejected),
-        rollback_rate=_ratio(len(fates) - accepted, len(fates)),
+        rollback_rate=_ratio(drafted - accepted, drafted),
         expected_acceptance=calibrated and calibrated.expected,
         calibration_error=calibrated and calibrated.error,
         dsi_acceptance=None if run_length is None else 1 - 1 / (1 + run_length),
-        tokens_per_target_forward=_ratio(tokens, len(verifies)),
+        tokens_per_target_forward=_ratio(decoded, len(verifies)),
         mean_accepted_length=_mean(judging),
-        acceptance_length=_mean([r.emitted for r in trace.rounds]),
-        least_acceptance_length=_mean([min(lengths[s] for s in batch) for batch in padding.batches(trace)]),
+        acceptance_length=_mean([n for counts in emitted.values() for n in counts]),
+        least_acceptance_length=_mean([min(batch) for batch in batches if batch]),
         padding_ratio=_mean(list(padding.padding_ratios(trace).values())) if several else None,
         padding_share=_ratio(padded, padded + tokens) if several else None,
         attention_cells=sum(s.cells for s in verifies),
         run_length=run_length,
         per_position=per_position(trace.decisions),
         per_level=per_level(trace.decisions),
-        draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, tokens),
-        verify_seconds_per_100_tokens=_ratio(_seconds(verifies) * 100, tokens),
+        draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, decoded),
+        verify_seconds_per_100_tokens=_ratio(_seconds(verifies) * 100, decoded),
         c=_ratio(_median(verifies), _median(drafts)) or None,
         waiting=_waiting(trace, waiting.overlap(trace, band)),
         occupancy=waiting.occupancy(trace),
@@ -177,10 +180,14 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         hit_rate=_ratio(len(hits), len(found)),
         tokens_per_hit=_mean([one.following.emitted for one in hits]),
         tokens_per_miss=_mean([one.following.emitted for one in misses]),
-        draft_rows_per_token=_ratio(sum(draft_rows), tokens) if min(draft_rows, default=-1) > 0 else None,
+        draft_rows_per_token=_ratio(sum(draft_rows), decoded) if min(draft_rows, default=-1) > 0 else None,
         wasted_device_seconds=_seconds(waiting.wasted(trace)),
         preempted_device_seconds=_seconds(waiting.preempted(trace)),
     )
+
+
+def _tokens_but(trace: Trace, rounds: Collection[tuple[int, int]]) -> int:
+    return sum((c.sequence, c.step) not in rounds for c in trace.commits)
 
 
 def measured_occupancy(trace: Trace) -> dict[str, float]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from math import inf
-from statistics import fmean
 from typing import TYPE_CHECKING
+
+from specscope.traces.waiting import of_prefill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,11 +48,13 @@ def padding_ratios(trace: Trace) -> dict[int, float]:
     return {sequence: padding.get(sequence, 0) / n for sequence, n in tokens.items() if n}
 
 
-def acceptance_lengths(trace: Trace) -> dict[int, float]:
-    emitted: dict[int, list[int]] = {}
+def emitted(trace: Trace) -> dict[int, list[int]]:
+    """Return the tokens of each round of a sequence, without that of its prefill."""
+    counts, before = dict[int, list[int]](), of_prefill(trace)
     for r in trace.rounds:
-        emitted.setdefault(r.sequence, []).append(r.emitted)
-    return {sequence: fmean(counts) for sequence, counts in emitted.items()}
+        if (r.sequence, r.step) not in before:
+            counts.setdefault(r.sequence, []).append(r.emitted)
+    return counts
 
 
 def batches(trace: Trace) -> list[list[int]]:

@@ -91,6 +91,30 @@ def drafted_levels(decisions: Iterable[Decision]) -> tuple[int, int]:
     return kept, all_levels
 
 
+def level_rate(levels: Sequence[Level]) -> float | None:
+    """Return the share of decided levels with an accepted token; of chains accepted / tested.
+
+    Siblings of a tree count once: those that lost beside an accepted one are no rejections.
+    """
+    reached = sum(level.reached for level in levels)
+    return sum(level.accepted for level in levels) / reached if reached else None
+
+
+def first_rate(decisions: Iterable[Decision]) -> float | None:
+    """Return how often the first of the tokens that continue an accepted path was accepted.
+
+    Of chains it is accepted / tested. Of trees it is what chains of the same drafter would have:
+    siblings that lost beside an accepted one are no rejections, and ones that won are no chain's.
+    """
+    found: list[bool] = []
+    for judged in rounds_of(decisions):
+        nodes = [d for _, d in judged if d.node >= 0]
+        path = {-1, *(d.node for d in nodes if d.outcome == "accepted")}
+        first = {d.parent: d for d in sorted(nodes, key=lambda d: -d.node) if d.parent in path}
+        found += [d.outcome == "accepted" for d in first.values() if d.outcome != "discarded"]
+    return sum(found) / len(found) if found else None
+
+
 def per_level_of(traces: Iterable[Trace]) -> tuple[Level, ...]:
     counts: dict[int, tuple[int, int]] = {}
     for row in (row for trace in traces for row in per_level(trace.decisions)):

@@ -30,16 +30,21 @@ class Speed(NamedTuple):
     value: float
     low: float
     high: float
+    passes: int
+    """Of a ratio, those of the run with fewer."""
 
     def over(self, other: Speed) -> Speed:
         """Return the speed-up over another speed; its range is the widest of both."""
-        return Speed(self.value / other.value, self.low / other.high, self.high / other.low)
+        ends = self.low / other.high, self.high / other.low
+        return Speed(self.value / other.value, *ends, min(self.passes, other.passes))
 
     @property
     def text(self) -> str:
-        """The speed-up with its range: `1.83× (1.79 to 1.98)`; virtual times have no range."""
-        ranged = f"{self.low:.2f} to {self.high:.2f}"
-        return f"{self.value:.2f}×" + ("" if self.low == self.high else f" ({ranged})")
+        """The speed-up with its range and where that is from; virtual times have no range."""
+        if self.low == self.high:
+            return f"{self.value:.2f}×"
+        source = f"by {self.passes} passes" if self.passes > 1 else f"one pass, each speed ± {ONE_PASS:.0%}"
+        return f"{self.value:.2f}× ({self.low:.2f} to {self.high:.2f}, {source.replace('%', ' %')})"
 
 
 class Racer(NamedTuple):
@@ -80,8 +85,8 @@ def speed_of(passes: Sequence[Trace], first: Metrics) -> Speed | None:
         return None
     value = fmean(found) if len(found) == 2 else found[0]
     if len(found) == 1 and not passes[0].header.virtual:
-        return Speed(value, value * (1 - ONE_PASS), value * (1 + ONE_PASS))
-    return Speed(value, min(found), max(found))
+        return Speed(value, value * (1 - ONE_PASS), value * (1 + ONE_PASS), 1)
+    return Speed(value, min(found), max(found), len(found))
 
 
 def speedup_of(racer: Racer, racers: Sequence[Racer]) -> Speed | None:
@@ -92,21 +97,46 @@ def speedup_of(racer: Racer, racers: Sequence[Racer]) -> Speed | None:
 
 def race_line(racers: Sequence[Racer]) -> str:
     """Return which run is the fastest, and by how much; empty unless several have one baseline."""
-    field = [(racer, racer.speed) for racer in racers if racer.speed and speedup_of(racer, racers)]
-    field.sort(key=lambda entry: -entry[1].value)
-    if len(field) < 2 or len({racer.baseline for racer, _ in field}) > 1:
+    fields = _fields(racers)
+    if len(fields) != 1 or len(fields[0]) < 2:
         return ""
-    if any(racer.loaded for racer, _ in field):
+    (field,) = fields
+    if any(racer.loaded for racer in field):
         return (
             "No winner: other programs used this machine during the race. Run it again when they have ended."
         )
-    if any(racer.unknown for racer, _ in field):
+    if any(racer.unknown for racer in field):
         return "No winner: the load by other programs was not recorded."
-    (first, fastest), (second, _), *_ = field
-    near = [racer for racer, speed in field if racer is first or speed.high >= fastest.low]
+    near = _near(field)
     if len(near) > 1:
         return f"No clear winner: {', '.join(_entry(racer, racers) for racer in near)}."
-    return f"Fastest: {_entry(first, racers)}. Next: {_entry(second, racers)}."
+    return f"Fastest: {_entry(field[0], racers)}. Next: {_entry(field[1], racers)}."
+
+
+def winners(racers: Sequence[Racer]) -> set[int]:
+    """Return the indices of the runs that are clearly faster than all others with their baseline.
+
+    A view sets their speed-up bold. Plain decoding, if it is the fastest, has no speed-up to show.
+    """
+    alone = [field[0] for field in _fields(racers) if len(_near(field)) == 1 < len(field)]
+    return {i for i, r in enumerate(racers) if r.baseline != i and any(r is racer for racer in alone)}
+
+
+def _fields(racers: Sequence[Racer]) -> list[list[Racer]]:
+    """Return the runs with a speed-up, those with one baseline together, the fastest first."""
+    fields = dict[int | None, list[Racer]]()
+    for racer in sorted(racers, key=lambda r: -(r.speed.value if r.speed else 0)):
+        if speedup_of(racer, racers):
+            fields.setdefault(racer.baseline, []).append(racer)
+    return [*fields.values()]
+
+
+def _near(field: Sequence[Racer]) -> Sequence[Racer]:
+    """Return the runs whose range reaches the fastest's; all if other programs may have run."""
+    if any(racer.loaded or racer.unknown for racer in field):
+        return field
+    least = field[0].speed.low if field[0].speed else 0.0
+    return [racer for racer in field if racer is field[0] or (racer.speed and racer.speed.high >= least)]
 
 
 def _loaded(passes: Sequence[Trace]) -> bool:
@@ -168,10 +198,11 @@ def speeds(passes: Sequence[Trace]) -> list[float]:
 
 
 def grouped(headers: Sequence[Header]) -> list[list[Header]]:
-    """Return the passes of each method with its settings and prompts, the oldest method first."""
+    """Return the passes of each method, by title, settings and prompts, the oldest method first."""
     groups: dict[str, list[Header]] = {}
     for header in headers:
-        key = json.dumps([header.method, header.config, header.prompt_ids, header.sampling], sort_keys=True)
+        facts = (header.method, header.title, header.config, header.prompts, header.prompt_ids)
+        key = json.dumps([*facts, header.sampling], sort_keys=True)
         groups.setdefault(key, []).append(header)
     return list(groups.values())
 

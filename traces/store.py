@@ -47,18 +47,14 @@ class Summary(NamedTuple):
     status: Status | Literal["damaged"]
     tokens: int
     seconds: float | None
-    decode_seconds: float | None
-    """From the end of prefill to the last committed token; None without a token."""
+    tokens_per_second: float | None
+    """Of decoding, as `specscope.traces.metrics` defines it; None without a token."""
     text: str
     """Of the first sequence; empty while the run is in progress."""
     error: str
     speedup: float | None = None
-    """Over the plain decoding of its race; None without one."""
+    """Over plain decoding, as the page and a report show it; None without one."""
     load: str = ""
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return self.tokens / self.decode_seconds if self.decode_seconds else None
 
 
 class Store:
@@ -351,10 +347,10 @@ def _summary(connection: Connection, key: int, live: bool, known: listing.Facts)
 def _undamaged_summary(connection: Connection, key: int, live: bool, known: listing.Facts) -> Summary:
     columns = select(*_HEADER, *_FOOTER)
     row = connection.execute(columns.where(RUN.c.id == key)).one()
-    tokens, decode = known.tokens, known.decode_seconds
+    tokens, speed = known.tokens, known.tokens_per_second
     header, footer = _header(row), _footer(row)
     if footer is None:
-        return Summary(header, "running" if live else "incomplete", tokens, None, decode, "", "")
+        return Summary(header, "running" if live else "incomplete", tokens, None, speed, "", "")
     check_types([footer])
     text = footer.texts[0] if footer.texts else ""
     return Summary(
@@ -362,7 +358,7 @@ def _undamaged_summary(connection: Connection, key: int, live: bool, known: list
         footer.status,
         tokens,
         footer.time / 1e9,
-        decode,
+        speed,
         text,
         footer.error,
         known.speedup,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from specscope.engine.checkpoints.forms import form_of
-from specscope.traces import waiting
-from specscope.traces.advice import GAIN, Advice, advise, longest_drafter, rates_of
+from specscope.traces.advice import GAIN, Advice, advise, longest_drafter
+from specscope.traces.causes import cause
 from specscope.traces.comparable import drafts
 from specscope.traces.health import health
 from specscope.traces.imported import origin
+from specscope.traces.places import level_rate
 from specscope.traces.race import Racer, Speed, speedup_of
+from specscope.traces.rates import OVERLAP, rates_of
 from specscope.traces.view.settings import predicted_speedup
 from specscope.traces.view.tokens import has_trees
 
@@ -23,11 +24,7 @@ if TYPE_CHECKING:
     from specscope.traces.metrics import Metrics
     from specscope.traces.places import Level
 
-OVERLAP = 0.05
-"""Share of decoding from which on the sides are said to work at the same time."""
 LOADED = "under the load of other programs."
-ENOUGH = 1.05
-"""Time per target forward in plain tokens up to which the forward itself is not the cause."""
 OFTEN = 0.25
 """Share of wrong first tokens from which on another drafter is named."""
 FEWEST = 8
@@ -49,7 +46,7 @@ class Verdict(TypedDict):
     summary: str
     """Speed-up and main facts; empty if the run is not done or has no baseline but itself."""
     reason: str
-    """Why it is not faster than plain decoding; empty if it is."""
+    """Why it is not faster than plain decoding, or cannot be as fast as it seems; else empty."""
     advice: str
     """What would help; empty if nothing is predicted to."""
     run: Advice | None
@@ -93,7 +90,7 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
     return {
         **found,
         "summary": f"{title} {_compared(faster)}{facts}.{_predicted(trace)}{lacking}",
-        "reason": _reason(trace, metrics, faster) if drafts(trace) and _is_slow(faster) else "",
+        "reason": cause(trace, metrics, baseline.trace, faster) if drafts(trace) else "",
         "advice": text,
         "run": advice,
     }
@@ -102,11 +99,6 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
 def _predicted(trace: Trace) -> str:
     speed = predicted_speedup(trace.header)
     return "" if speed is None else f" The plan predicted {speed:.2f}×."
-
-
-def _is_slow(faster: Speed) -> bool:
-    """Return whether a run is not faster than plain decoding, whatever its passes leave open."""
-    return faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
 
 
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
@@ -129,8 +121,9 @@ def _compared(faster: Speed) -> str:
 def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
     both, brings = metrics.waiting["both"] or 0.0, metrics.tokens_per_target_forward
     if both >= OVERLAP:
-        right = metrics.acceptance_rate_tested
-        tested = "" if right is None else f", and {100 * right:.0f} % of the tested drafts were right"
+        right = level_rate(metrics.per_level)
+        noun = "levels had a right draft" if has_trees(trace.decisions) else "drafts were right"
+        tested = "" if right is None else f", and {100 * right:.0f} % of the tested {noun}"
         work = f"drafter and target worked at the same time for {100 * both:.0f} % of decoding{tested}"
     elif brings is None:
         work = "no forward of the target was recorded"
@@ -150,51 +143,6 @@ def _lost(trace: Trace, metrics: Metrics) -> str:
     return f"{lost} of {metrics.drafted} {noun} were thrown away"
 
 
-def _reason(trace: Trace, metrics: Metrics, faster: Speed) -> str:
-    """Return where the time of a target forward goes, and the largest part of the loss.
-
-    A target forward brings k tokens. With the baseline's time per token as the unit, R = k /
-    speed-up is the time per target forward. The shares of decoding in which the target works, only
-    the drafter works, and neither works split R. A cause is named if its part is larger than what
-    the passes leave open of R.
-    """
-    brings = metrics.tokens_per_target_forward
-    if brings is None:
-        return ""
-    time, shares = brings / faster.value, waiting.overlap(trace)
-    noise = max(ENOUGH - 1, time - brings / faster.high)
-    rows = fmean(s.rows for s in waiting.forwards(trace) if waiting.side(s) == "target")
-    target, draft, rest = (
-        time * share for share in (shares["both"] + shares["target"], shares["draft"], shares["none"])
-    )
-    parts = [f"{target:.2f} for its {rows:.1f} rows"]
-    if metrics.draft_forwards:
-        parts.append(f"{draft:.2f} waiting for drafts")
-    parts.append(f"{rest:.2f} in which no model works")
-    c = metrics.c
-    ratio = f", whose forward takes 1/{c:.1f} of a target forward (c = {c:.1f})" if c else ""
-    causes = {
-        f"the width of the target's forwards, {rows:.1f} rows instead of one": target - 1,
-        f"waiting for the drafter{ratio}": draft,
-        "the time between forwards": rest,
-    }
-    cause, loss = max(causes.items(), key=lambda c: c[1])
-    sentences = (
-        f"A target forward takes the time of {time:.2f} plain tokens: {', '.join(parts)}.",
-        f"Most of the loss is {cause}." if loss > noise else "",
-        _places(trace, metrics),
-    )
-    return " ".join(filter(None, sentences))
-
-
-def _places(trace: Trace, metrics: Metrics) -> str:
-    if has_trees(trace.decisions):
-        return ""
-    tested = [s.conditional for s in metrics.per_position if s.conditional is not None][:6]
-    shares = ", ".join(f"{100 * share:.0f} %" for share in tested)
-    return f"Accepted by place in the draft: {shares}." if tested else ""
-
-
 def _advice(i: int, racers: Sequence[Racer], metrics: Metrics, baseline: Trace) -> tuple[str, Advice | None]:
     racer = racers[i]
     beside = [r for r in racers if r.baseline == racer.baseline]
@@ -205,7 +153,10 @@ def _advice(i: int, racers: Sequence[Racer], metrics: Metrics, baseline: Trace) 
     if best is not None and best["speedup"] > measured.high:
         same = best["method"] == racer.trace.header.method
         name = best["setting"] if same else f"{best['title']} with {best['setting']}"
-        return f"Try {name}: predicted {best['speedup']:.2f}× instead of {measured.value:.2f}×.", best
+        return (
+            f"Try {name}: predicted {best['speedup']:.2f}× instead of {measured.value:.2f}×.",
+            None if origin(racer.trace.header) else best,
+        )
     helped = measured.high > 1 or any(speed >= GAIN for _, speed in rivals)
     return "" if helped else _needed(racer.trace, metrics, baseline), None
 

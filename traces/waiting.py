@@ -89,6 +89,16 @@ def decode_window(trace: Trace) -> Interval:
     return start, max(start, end)
 
 
+def of_prefill(trace: Trace, *, before: bool = False) -> set[tuple[int, int]]:
+    """Return the (sequence, step) whose tokens a prefill decided, which is no forward of decoding.
+
+    Under load, prompts arrive while others decode; with `before`, only of prefills before decoding.
+    """
+    prefills = {s.id for s in trace.spans if s.kind == "prefill" and not (before and s.step)}
+    rounds = {(r.sequence, r.step) for r in trace.rounds if r.span in prefills}
+    return rounds | {(c.sequence, 0) for c in trace.commits if not c.step}
+
+
 def waits(trace: Trace) -> list[Wait]:
     return timeline(trace).waits
 
@@ -109,6 +119,22 @@ def work(trace: Trace) -> dict[str, dict[str, int]]:
                 kind = span.kind if span.outcome == "done" else f"{span.kind}, cancelled"
                 kinds[kind] = kinds.get(kind, 0) + length
     return times
+
+
+def time_by_part(trace: Trace) -> dict[str, float]:
+    """Return the shares of decoding by what goes on; they sum to 1, and are {} without decoding.
+
+    The first that fits: `target`, a target forward; `drafter`, a forward that drafts; another kind
+    of span; `none`.
+    """
+    lo, hi = decode_window(trace)
+    shares = dict[str, float]()
+    for start, end, work in _states(trace):
+        spans = [span for span in work.values() if span is not None]
+        sides = {side(span) for span in spans if span.kind in FORWARDS}
+        part = "target" if "target" in sides else "drafter" if sides else spans[0].kind if spans else "none"
+        shares[part] = shares.get(part, 0.0) + (end - start) / (hi - lo)
+    return shares
 
 
 def band(trace: Trace) -> list[Band]:

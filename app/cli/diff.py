@@ -69,6 +69,8 @@ def _token(found: FirstDifference | None) -> Iterator[str]:
         if side.token is None:
             yield f"{name}: has ended"
             continue
-        p = ", ".join(f"{text!r} {probability:.3f}" for text, probability in side.p) or "unknown"
-        q = ", ".join(f"{text!r} {probability:.3f}" for text, probability in side.q) or "none"
-        yield f"{name}: {side.text!r} ({side.origin}); target's p: {p}; drafter's q: {q}"
+        p = ", ".join(f"{one.name} {one.p:.3f}" for one in side.p) or "unknown"
+        q = ", ".join(f"{one.name} {one.p:.3f}" for one in side.q) or "none"
+        yield f"{name}: {side.name}, {side.origin}; target's p: {p}; drafter's q: {q}"
+    if found.sentence:
+        yield found.sentence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specscope.traces.store import Summary
-
-BEYOND = 100
-"""Runs before the listed ones among which baselines are searched."""
 
 NAME = 20
 """Most characters of a name in the list; a run of another program has its title."""
@@ -34,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
     check_range("--limit", args.limit, 1, 1000)
     with common.open_store(args) as store:
         found, total = store.runs(args.query, limit=args.limit)
-        others, _ = store.runs(limit=args.limit + BEYOND)
-    rows = [_row(one, others) for one in found]
+    rows = [_row(one) for one in found]
     return common.answer(args, {"runs": rows, "total": total}, _lines(rows, total))
 
 
@@ -51,10 +46,10 @@ def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:
     yield f"{len(rows)} of {total} runs"
 
 
-def _row(one: Summary, others: Sequence[Summary]) -> dict[str, Any]:
+def _row(one: Summary) -> dict[str, Any]:
     from specscope.traces.view.settings import models_text
 
-    header, speed, plain = one.header, one.tokens_per_second, _plain(one, others)
+    header = one.header
     return {
         "run_id": header.run_id,
         "created": header.created,
@@ -64,25 +59,8 @@ def _row(one: Summary, others: Sequence[Summary]) -> dict[str, Any]:
         "clock": header.clock,
         "group": header.group,
         "tokens": one.tokens,
-        "tokens_per_second": speed,
-        "speedup": speed / plain if speed and plain else None,
+        "tokens_per_second": one.tokens_per_second,
+        "speedup": one.speedup,
         "status": one.status,
         "prompt": str(header.prompts[0])[:200] if header.prompts else "",
     }
-
-
-def _plain(one: Summary, others: Sequence[Summary]) -> float | None:
-    """Return the mean speed of plain decoding in a run's comparison; None without it."""
-    from specscope.engine.trace.trace import Trace
-    from specscope.traces.comparable import conditions, differences
-
-    if not one.header.group or one.status != "done":
-        return None
-    mine, speeds = conditions([Trace(one.header)]), list[float]()
-    for other in others:
-        header, speed = other.header, other.tokens_per_second
-        plain = header.method in METHODS and METHODS[header.method].baseline
-        beside = header.group == one.header.group and other.status == "done"
-        if plain and beside and speed and not differences(mine, conditions([Trace(header)])):
-            speeds.append(speed)
-    return fmean(speeds) if speeds else None

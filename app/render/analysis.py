@@ -163,14 +163,16 @@ def _first_token(found: FirstDifference | None, names: Sequence[str]) -> str:
     lines = [
         [
             text(name),
-            "has ended" if side.token is None else f"<code>{text(repr(side.text))}</code>",
+            "has ended" if side.token is None else f"<code>{text(side.name)}</code>",
             text(side.origin),
             *(
-                "<br>".join(f"<code>{text(repr(t))}</code> {p:.3f}" for t, p in top) or "–"
+                "<br>".join(f"<code>{text(one.name)}</code> {one.p:.3f}" for one in top) or "–"
                 for top in (side.p, side.q)
             ),
         ]
         for name, side in zip(names, found.sides, strict=True)
     ]
     where = f" of sequence {found.sequence}" if found.sequence else ""
-    return f"<h3>First differing token: number {found.index + 1}{where}</h3>{table(head, lines, 'First differing token')}"
+    rows = table(head, lines, "First differing token")
+    note = f'<p class="app-note">{text(found.sentence)}</p>' if found.sentence else ""
+    return f"<h3>First differing token: number {found.index + 1}{where}</h3>{rows}{note}"

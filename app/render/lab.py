@@ -199,7 +199,9 @@ def _cell(cell: Cell | None, framed: Sequence[Cell | None], top: float, marks: s
     weight = min(1.0, abs(mean - 1) / abs(edge - 1))
     kind = "faster" if mean >= 1 else "slower"
     mark = " app-best" if any(cell is one for one in framed) else ""
-    range_ = f"{mean:.2f} times as fast as plain decoding, {cell.low:.2f} to {cell.high:.2f}"
+    count = sum(map(len, cell.speedups))
+    spread = f", {cell.low:.2f} to {cell.high:.2f} in {count} runs" if count > 1 else ""
+    range_ = f"{mean:.2f} times as fast as plain decoding{spread}"
     hint = "; ".join(filter(None, (range_, cell.clock)))
     unlinked = "; run ".join(filter(None, (hint, " ".join(cell.runs))))
     number = f"{mean:.2f}×<small>{cell.spread}</small>"

@@ -24,20 +24,10 @@ function figureTables(model) {
   const main = model.figures.filter((figure) => figure.main);
   const short = table("Figures of all runs", ["method", ...main.map((f) => ({ label: f.label, title: f.definition })), "output"],
     model.runs.map((run) => [runName(run), ...main.map((f) =>
-      (f.key === "speedup" && isBest(run, model.runs) ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
+      (f.key === "speedup" && run.fastest ? el("b", { class: "ss-best" }, run.figures[f.key]) : run.figures[f.key])), outputOf(run)]));
   const all = table("All figures with their definitions", ["figure", ...model.runs.map(runName), "definition"],
     model.figures.map((f) => [f.label, ...model.runs.map((run) => run.figures[f.key]), el("span", { class: "ss-definition" }, f.definition)]));
   return [el("div", { class: "ss-scroll", ...scrolls("Figures of all runs") }, short), el("details", { class: "ss-fold" }, el("summary", {}, "All figures with their definitions"), el("div", { class: "ss-wide", ...scrolls("All figures with their definitions") }, all))];
-}
-
-/** Whether a run is the fastest of those with the same baseline, by more than the spread of their passes. */
-function isBest(run, runs) {
-  const speed = (other) => other.metrics.tokens_per_second ?? 0;
-  const slowest = run.passes?.low ?? speed(run);
-  const fastest = (other) => other.passes?.high ?? speed(other);
-  const rivals = runs.filter((other) => other !== run && other.over === run.over);
-  return run.over !== null && !run.baseline && speed(run) > 0
-    && rivals.every((other) => (run.passes || other.passes ? fastest(other) < slowest : other.baseline || speed(other) <= speed(run)));
 }
 
 /** The timeline as tables, made when the fold is first opened. */

@@ -98,6 +98,8 @@ class Outputs:
             )
         if not what.drafted and at.verify < 0 and not output.steps:
             at = at._replace(step=0)  # the prompt's forward made the token
+        elif what.drafted and not at.step:
+            at = at._replace(step=self.step + 1)  # the prompt's forward judged a draft
         spans = self._spans(at, what.levels, given.draft, work, given.mode)
         added = self._added(at, what.emitted, given.texts)
         known = dict(zip(what.emitted, given.texts or (), strict=False))

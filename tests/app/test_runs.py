@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_runs_have_ids_models_methods_speed_ups_and_times(capsys, db):
     words = ["--prompt", "Tell me a story.", *VIRTUAL, *db]
     compared = json.loads(call(capsys, "compare", "--methods", "speculative,llma", *words, "--json")[1])
-    alone = json.loads(call(capsys, "run", "--method", "llma", *words, "--json")[1])
+    alone = json.loads(call(capsys, "run", "--method", "speculative", *words, "--json")[1])
     code, out, _ = call(capsys, "runs", *db, "--json")
     result = json.loads(out)
     assert (code, result["total"]) == (0, 4)
@@ -31,7 +31,7 @@ def test_runs_have_ids_models_methods_speed_ups_and_times(capsys, db):
         assert (row["method"], row["models"], row["clock"]) == (key, "bundled", compared["clock"])
         assert row["speedup"] == pytest.approx(figures["speedup"])
         assert row["created"][:2] == "20"
-    code, out, _ = call(capsys, "runs", "speculative", "--limit", "1", *db)
+    code, out, _ = call(capsys, "runs", compared["methods"]["speculative"]["runs"][0], *db)
     _, line, count = out.splitlines()
     cells = line.split()
     assert (code, cells[0], cells[3], cells[4]) == (

@@ -26,8 +26,9 @@ from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
-from specscope.traces.advice import LENGTHS, Kind, kind_of, predicted, rates_of
+from specscope.traces.advice import LENGTHS, Kind, kind_of, predicted
 from specscope.traces.metrics import measure
+from specscope.traces.rates import rates_of
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "categories.jsonl"
 CATEGORIES = ("chat", "story", "code")

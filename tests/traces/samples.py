@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import specscope
 from specscope.engine.drafting.copy import Copier
 from specscope.engine.trace import events
 from specscope.engine.trace.events import Commit, Decision, Device, Event, Header, Round, Span
@@ -315,6 +316,56 @@ def read_file(path, **options):
     """Return the one trace of a file."""
     (trace,) = read_traces(path, **options).traces
     return trace
+
+
+def recorded_loop(
+    path, rounds, *, first="prefill", verify=6.0, draft=1.0, other=0.0, sequences=1, title="loop", **given
+):
+    """Record a loop on a made-up clock, and read it; times are in milliseconds.
+
+    Args:
+        path: The file.
+        rounds: How many tokens each drafts, and how many are accepted.
+        first: What decides the prompt's own token: `prefill`; `draft in the prefill`, which judges
+            two drafts, too; or `decoding`.
+        verify: Of a target forward.
+        draft: Of a drafter forward.
+        other: Of other work after each round.
+        sequences: A round has one for each.
+        title: The loop's name.
+        given: Arguments of `round`.
+    """
+    sampling = {"temperature": 0 if not given else 0.7}
+    rule = "match" if given else ""
+    roles = ["drafter+target"]
+    with specscope.record(path, method=title, devices=roles, sampling=sampling, rule=rule, target="t") as rec:
+        for _ in range(sequences):
+            rec.prompt("Hi", ids=[1, 2])
+        rec.start(0)
+        now, token = 10 * MS, count(10)
+        prefill = rec.add("prefill", 0, now, rows=2, context=0, sequence=-1 if sequences > 1 else 0)
+        ids = [next(token) for _ in range(3)]
+        if first != "decoding":
+            for i in range(sequences):
+                judged = {"drafted": ids[:2], "accepted": 2} if "draft" in first else {}
+                rec.round(emitted=ids if judged else ids[:1], verify=prefill, time=now, sequence=i, **judged)
+        for drafted, accepted in rounds:
+            many = {"sequence": -1} if sequences > 1 else {}
+            for _ in range(drafted):
+                rec.add("draft", now, now + int(draft * MS), rows=sequences, context=2, **many)
+                now += int(draft * MS)
+            end = now + int(verify * MS)
+            rec.add("verify", now, end, rows=sequences * (drafted + 1), context=2, **many)
+            now = end
+            for i in range(sequences):
+                ids = [next(token) for _ in range(accepted + 1)]
+                judged = {"drafted": [*ids[:accepted], *[0] * (drafted - accepted)], "accepted": accepted}
+                more = {name: [value] * drafted for name, value in given.items()}
+                rec.round(**judged, emitted=ids, time=now, sequence=i, **more)
+            if other:
+                rec.add("other", now, now + int(other * MS))
+                now += int(other * MS)
+    return read_file(path)
 
 
 def slowed(trace, factor: int):

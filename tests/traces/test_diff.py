@@ -88,7 +88,10 @@ def test_the_first_differing_token_has_both_distributions():
     assert found is not None
     assert (found.sequence, found.index) == (0, place)
     assert [side.token for side in found.sides] == [commit.token, token]
-    assert list(found.sides[1].p) == [(trace.pieces[token], 0.75), (trace.pieces[commit.token], 0.25)]
+    assert list(found.sides[1].p) == [
+        (token, trace.pieces[token], 0.75),
+        (commit.token, trace.pieces[commit.token], 0.25),
+    ]
     shorter = Trace(trace.header, spans=trace.spans, commits=trace.commits[:-1], footer=trace.footer)
     ended = diff(trace, shorter).first_difference
     assert ended is not None
@@ -113,8 +116,50 @@ def test_the_first_differing_token_has_its_probabilities_where_no_others_are_kno
     )
     found = diff(one, other).first_difference
     assert found is not None
-    text = trace.pieces[trace.commits[place].token]
-    assert (found.sides[0].p, found.sides[0].q) == ([(text, 0.5)], [(text, 0.25)])
+    token = trace.commits[place].token
+    text = trace.pieces[token]
+    assert (found.sides[0].p, found.sides[0].q) == ([(token, text, 0.5)], [(token, text, 0.25)])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "temperature", "word"),
+    [
+        (
+            (0.30001, 0.29999),
+            (0.29998, 0.30002),
+            0,
+            "A tie: the target's logits of the two tokens would have",
+        ),
+        ((0.32, 0.28), (0.29, 0.31), 0, "Perhaps a tie: "),
+        ((0.6, 0.1), (0.1, 0.6), 0, "Not a tie: the target's logits"),
+        ((0.6, 0.1), (0.6, 0.1), 0, "Not a tie: by its own p, the target of the second run prefers "),
+        ((0.30001, 0.29999), (0.29998, 0.30002), 0.7, ""),
+    ],
+)
+def test_two_greedy_texts_part_at_a_tie_or_not(first, second, temperature, word):
+    """`first` and `second`: p of the tokens 91 and 92 in each run, which decide for one each."""
+    sides = []
+    for token, p in ((91, first), (92, second)):
+        trace = sample_trace("autoregressive", tokens=12)
+        trace.header = replace(trace.header, sampling={"temperature": temperature})
+        place = trace.commits[5].position
+        trace.commits[5] = replace(trace.commits[5], token=token, text="")
+        trace.decisions = [
+            replace(d, token=token, top_p=((91, p[0]), (92, p[1]))) if d.position == place else d
+            for d in trace.decisions
+        ]
+        sides.append(trace)
+    compared = diff(*sides)
+    found = compared.first_difference
+    assert found.sentence.startswith(word)
+    assert bool(found.sentence) is bool(word)
+    assert [side.name for side in found.sides] == ["91", "92"], "ids of tokens without a text"
+    shown = compared.to_dict()["first_difference"]
+    assert shown["sentence"] == found.sentence
+    assert shown["sides"][0]["p"] == [
+        {"token": 91, "text": "", "p": first[0]},
+        {"token": 92, "text": "", "p": first[1]},
+    ]
 
 
 def test_tokens_by_time_and_times_by_token_agree():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from math import log, prod
 from pathlib import Path
@@ -42,7 +43,7 @@ def run_of(*sequences: str, copied: bool = False) -> Trace:
         for outcome in outcomes:
             row = ("accepted", position) if outcome == "a" else ("rejected", position)
             decision = Decision(
-                step, sequence, node, node - 1, row[1], row[1], 0.5, 0.5, 0.5, "ratio", row[0], 0, 1
+                step, sequence, node, node - 1, row[1], row[1], None, 0.5, 0.5, "ratio", row[0], 0, 1
             )
             trace.add(decision)
             trace.add(Commit(step, sequence, position, 1000 * sequence + position, "accepted", "x", 0))
@@ -96,6 +97,52 @@ def test_rejections_only_are_judged_as_those_of_a_drafter_that_is_right_in_a_fif
     assert health(run_of("r" * 60)) == (
         "All 60 drafts tested in a row at tokens 1 to 60 (steps 1 to 60) were rejected."
     )
+
+
+def test_a_fall_is_named_though_it_makes_lucky_stretches_likely() -> None:
+    """90 % of 200 tests, then 20 % of 200: stretches of either side are no news."""
+    before, after = mixed(200, 0.9, seed=1), mixed(200, 0.2, seed=2)
+    assert stretch(rows_of(before + after), 400) is not None
+    note = health(run_of(before + after))
+    assert note.startswith("The acceptance of tested drafts fell from 9")
+    assert "in a row" not in note
+    rise = health(run_of(after + before))
+    assert rise.startswith("The acceptance of tested drafts rose")
+    assert "in a row" not in rise
+
+
+def test_a_stretch_that_is_improbable_on_its_side_is_named_beside_a_change() -> None:
+    both = health(run_of(mixed(150, 0.9) + "r" * 40 + mixed(150, 0.9, 1) + mixed(300, 0.35, 2)))
+    assert re.match(r"All 4\d drafts tested in a row at .* were rejected; of the other tests, ", both)
+    assert "The acceptance of tested drafts fell" in both
+    alone = health(run_of(mixed(150, 0.9) + "r" * 60))
+    assert alone.startswith("All 6"), "the rejections are the change"
+    assert "fell" not in alone
+
+
+@pytest.mark.parametrize(("rule", "temperature"), [("ratio", 0.7), ("match", 0.7), ("ratio", 0)])
+def test_acceptance_that_contradicts_p_and_q_has_a_note(rule: str, temperature: float) -> None:
+    """Of 99 tests with p 0.33 and q 0.6, 54 are expected by p/q, and 33 by p alone."""
+
+    def judged(accepted: str, p: float) -> str:
+        trace = run_of(accepted)
+        trace.decisions = [replace(d, p=p, q=0.6, rule=rule) for d in trace.decisions]
+        trace.header = replace(trace.header, sampling={"temperature": temperature})
+        return health(trace)
+
+    few, right = (
+        "r" * 6 + "ra" * 7 + "r" * 20 + "ra" + "r" * 57,
+        mixed(99, 0.33 if rule == "match" else 0.55, 5),
+    )
+    expected = 33 if rule == "match" else 54
+    note = judged(few, 0.33)
+    assert (f"{expected} are expected to be accepted by the recorded p and q, and 8 were (z = -" in note) is (
+        temperature > 0
+    )
+    assert "expected" not in judged(right, 0.33)
+    if rule == "ratio" and temperature:
+        certain = judged("a" * 90 + "r" * 9, 0.6)
+        assert "99 are expected to be accepted by the recorded p and q, and 90 were:" in certain
 
 
 def test_a_change_of_the_rate_is_named_at_its_sharpest_split() -> None:

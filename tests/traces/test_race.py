@@ -107,7 +107,7 @@ def test_two_passes_have_their_mean() -> None:
 
 def test_the_fastest_run_is_named_with_its_range() -> None:
     line = race_line(field(measured("autoregressive"), measured("pearl"), measured("speculative", 3)))
-    assert line == "Fastest: PEARL, 1.36× (1.20 to 1.53). Next: Autoregressive."
+    assert line == "Fastest: PEARL, 1.36× (1.20 to 1.53, one pass, each speed ± 6 %). Next: Autoregressive."
 
 
 def test_runs_that_are_too_close_have_no_winner() -> None:

@@ -5,10 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+import specscope
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.layout import Layout, Separate
-from specscope.traces.advice import Rates, advise, kind_of, predicted, rates_of
+from specscope.engine.types import Limits
+from specscope.traces.advice import advise, kind_of, predicted
 from specscope.traces.metrics import measure
+from specscope.traces.places import first_rate, level_rate
+from specscope.traces.rates import Rates, rates_of
 from specscope.traces.view.document import view_model
 from tests.traces.samples import sample_trace, slowed
 
@@ -68,7 +72,9 @@ def test_a_planned_run_shows_what_was_predicted_beside_what_was_measured() -> No
     assert judged(trace)["summary"].endswith(". The plan predicted 1.31×.")
     learned = {**plan, "low": 1.2, "high": 1.4, "runs": 3}
     trace.header = replace(trace.header, environment={**trace.header.environment, "planned": learned})
-    assert view_model([trace])["runs"][0]["planned"].endswith("1.31× (1.20 to 1.40, from 3 earlier runs)")
+    assert view_model([trace])["runs"][0]["planned"].endswith(
+        "1.31× (1.20 to 1.40 by each of the last 3 runs of this method and pair on this machine)"
+    )
 
 
 def test_only_a_finished_run_with_a_baseline_has_a_verdict() -> None:
@@ -112,6 +118,26 @@ def test_on_one_card_no_method_is_advised_whose_models_work_at_once() -> None:
     spans = [replace(span, device=names[span.device]) for span in trace.spans]
     on_one = replace(trace, header=replace(trace.header, devices=devices), spans=spans)
     assert judged(on_one)["run"]["method"] == "speculative"
+
+
+def test_siblings_that_lose_are_no_rejections_of_a_chain() -> None:
+    """A tree's first siblings are right as often as the tokens of chains of the same drafter."""
+    with specscope.open("bundled", profile="ratios", runtime="virtual") as cluster:
+        texts = ("Explain gravity.", "Once upon a time there was a small town")
+        for text in texts:
+            limits = Limits(96)
+            tree = cluster.run("specbranch", text, config={"gamma": 8, "length": 8}, limits=limits)
+            chain = cluster.run("pearl", text, config={"gamma": 2}, limits=limits)
+            plain = cluster.run("autoregressive", text, limits=limits)
+            tested = measure(chain).acceptance_rate_tested
+            assert first_rate(tree.decisions) == pytest.approx(tested, abs=0.02)
+            assert first_rate(tree.decisions) > measure(tree).acceptance_rate_tested + 0.1
+            assert rates_of(tree, measure(tree), plain).any == pytest.approx(tested, abs=0.02)
+            own = view_model([tree, plain])["runs"][0]["verdict"]["summary"]
+            assert (
+                f"and {100 * level_rate(measure(tree).per_level):.0f} % of the tested levels had a right draft"
+                in own
+            )
 
 
 def test_nothing_is_predicted_from_forwards_of_one_row() -> None:

@@ -226,7 +226,8 @@ def test_a_device_that_only_prefilled_gets_no_track():
 
 
 @pytest.mark.parametrize(
-    ("kind", "label"), [("cpu", "measured (psutil)"), ("cuda", "measured (NVML)"), ("virtual", "measured")]
+    ("kind", "label"),
+    [("cpu", "all programs (psutil)"), ("cuda", "all programs (NVML)"), ("virtual", "measured")],
 )
 def test_measured_load_is_labelled_with_its_meter(kind, label):
     trace = sample_trace("pearl")

@@ -11,7 +11,7 @@ from specscope.engine.methods import METHODS
 from specscope.traces.comparable import batch_size, drafts, other_load
 from specscope.traces.imported import is_timed, origin, with_unknown
 from specscope.traces.metrics import Metrics, measure, speedup
-from specscope.traces.race import Racer, Spread, race_line, racers_of, spread
+from specscope.traces.race import Racer, Spread, race_line, racers_of, spread, winners
 from specscope.traces.verdict import Verdict, verdict
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
 from specscope.traces.view.caches import CacheView, PackingView, caches, packings
@@ -127,6 +127,8 @@ class Compared(TypedDict):
 
     baseline: bool
     """Whether it drafts nothing and runs are compared with it, see `traces.comparable`."""
+    fastest: bool
+    """Whether its speed-up is set bold, see `traces.race.winners`."""
     over: str | None
     """Id of the run's baseline; null without one."""
     reason: str
@@ -392,6 +394,7 @@ def _compared(
     of = "nodes" if has_trees(trace.decisions) else "drafts and branches" if trace.forks else ""
     return {
         "baseline": k == i,
+        "fastest": i in winners(racers),
         "over": None if k is None else racers[k].trace.header.run_id,
         "reason": racers[i].reason,
         "batch": batch_size(trace),

@@ -66,6 +66,7 @@ def part_run(part: Window, size: Extent) -> dict[str, Any]:
         "to": _ms(size.end, size),
         "long": {"spans": size.spans, "tokens": size.tokens},
         "baseline": False,
+        "fastest": False,
         "over": None,
         "reason": "",
         "batch": len(part.trace.header.prompts),

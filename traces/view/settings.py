@@ -82,7 +82,8 @@ def planned_text(header: Header) -> str:
     if plan is None:
         return ""
     size = _size(plan.nodes, plan.levels)
-    seen = f"{plan.low:.2f} to {plan.high:.2f}, from {_plural(plan.runs, 'earlier run')}"
+    last = "the last run" if plan.runs == 1 else f"each of the last {plan.runs} runs"
+    seen = f"{plan.low:.2f} to {plan.high:.2f} by {last} of this method and pair on this machine"
     speed = f"{plan.speedup:.2f}×" + (f" ({seen})" if plan.runs else "")
     slower = "" if plan.speedup >= 1 else ": plain decoding is faster"
     disturbed = f"; measured while other programs used {plan.others:.1f} cores" if plan.others else ""

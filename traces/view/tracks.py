@@ -99,7 +99,7 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
                 "waits": [(clock(w.start), clock(w.end), w.reason) for w in idle[device.name]],
-                "measured": _measured(device, samples[device.name], busy.get(device.name), clock),
+                "measured": _measured(_label_of_load(trace, device), samples[device.name], busy.get(device.name), clock),
             }
         )
     return rows
@@ -162,14 +162,20 @@ def span_fates(trace: Trace) -> dict[int, str]:
     return {span.id: fate(span) for span in trace.spans}
 
 
+def _label_of_load(trace: Trace, device: Device) -> str:
+    whose = "this worker" if trace.header.runtime == "ray" and device.kind == "cpu" else "all programs"
+    meter = METERS.get(device.kind)
+    return f"{whose} ({meter})" if meter else "measured"
+
+
 def _measured(
-    device: Device, samples: Sequence[Occupancy], busy: float | None, clock: Clock
+    label: str, samples: Sequence[Occupancy], busy: float | None, clock: Clock
 ) -> MeasuredView | None:
     if not samples:
         return None
-    powers, meter = [o.power for o in samples if o.power is not None], METERS.get(device.kind)
+    powers = [o.power for o in samples if o.power is not None]
     return {
-        "label": f"measured ({meter})" if meter else "measured",
+        "label": label,
         "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in samples],
         "busy": busy,
         "memory": max(o.memory for o in samples),
