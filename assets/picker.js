@@ -3,6 +3,7 @@
 
 window.SpecScopePicker = (() => {
   let contents = { pairs: {}, methods: [] };
+  let picker = null;
 
   function node(tag, props = {}, ...children) {
     const made = document.createElement(tag);
@@ -93,6 +94,17 @@ window.SpecScopePicker = (() => {
           onclick: () => this.set(plain(able)),
         }, title);
       });
+    }
+
+    /** Show the control of a setting, `<method>-<setting>` or `<method>-<number>-<setting>`. */
+    reveal(id) {
+      const [key, number] = id.split("-");
+      const method = contents.methods.find((one) => one.key === key);
+      if (!method) return;
+      this.open.add(`${key} ${(Number(number) || 1) - 1}`);
+      this.unfolded.add(method.group);
+      this.search.value = "";
+      this.draw();
     }
 
     title(key) {
@@ -249,9 +261,9 @@ window.SpecScopePicker = (() => {
   /** Show the picker; `watch` calls back when the server or another control sets its value. */
   function mount(element, props, watch, given) {
     contents = given;
-    const picker = new Picker(element.querySelector(".app-picker-root"), props);
+    picker = new Picker(element.querySelector(".app-picker-root"), props);
     watch("value", () => picker.changed());
   }
 
-  return { mount, offer };
+  return { mount, offer, reveal: (id) => picker?.reveal(id) };
 })();

@@ -15,8 +15,8 @@ from specscope.app.loaded import bench_prompts
 from specscope.app.ray import RUNTIME, Ray
 from specscope.app.render.html import note
 from specscope.app.tabs.library import absent_note
-from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
-from specscope.app.tabs.wiring import QUIET, SMALL, Update
+from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL
+from specscope.app.tabs.wiring import QUIET, SMALL, Update, build_message
 from specscope.engine.checkpoints.forms import FORMS, form_title
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, METHODS, Method, Setting
@@ -141,7 +141,6 @@ class Form:
     """The controls by name, in the order of the handlers' arguments."""
 
     controls: dict[str, gr.components.Component] = field(default_factory=dict)
-    alerts: dict[str, gr.HTML] = field(default_factory=dict)
     about: gr.HTML | None = None
 
     @property
@@ -160,10 +159,6 @@ class Form:
         self.controls[name] = control
         return control
 
-    def alert(self, where: str) -> None:
-        assert where in WHERE, f"{where} is not a part of the form"
-        self.alerts[where] = gr.HTML(elem_id=f"alert-{where}")
-
 
 def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
     """Build the settings below the prompt; return the card of the models."""
@@ -179,7 +174,6 @@ def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
         with gr.Column(elem_classes="app-card"):
             gr.HTML("<h2>Methods</h2>")
             picker.render()
-            form.alert("methods")
     return models
 
 
@@ -191,7 +185,6 @@ def _build_sampling(form: Form) -> None:
         _slider(form, "temperature", (0, 2), usual.temperature, "Temperature", greedy, min_width=150)
         longest = "Longest answer; it shares the context with the prompt."
         _number(form, "max_new_tokens", Limits().max_new_tokens, "New tokens", longest)
-    form.alert("sampling")
     with gr.Accordion("Seed, top-k, top-p, stop strings", open=False, elem_classes="app-fold"):
         with gr.Row(elem_classes="app-pair"):
             _number(form, "seed", usual.seed, "Seed", "The same seed gives the same answer.")
@@ -235,7 +228,6 @@ def _build_place(form: Form, ray: Ray | None) -> None:
     )
     passes = gr.Radio(list(range(1, MOST_PASSES + 1)), value=1, label="Passes", info=about, elem_id="passes")
     form.add("passes", passes)
-    form.alert("place")
     _show_when(runtime, VIRTUAL, virtual)
     profile.change(lambda name: gr.update(**_pairs(name)), profile, pair, **QUIET)
 
@@ -253,7 +245,6 @@ def _build_models(form: Form, pair: str) -> None:
         head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
         form.add("head", head)
     _build_drafter(form)
-    form.alert("models")
     _show_when(models, OWN, own)
     models.change(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
 
@@ -306,11 +297,11 @@ SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
 class Composer:
     """The card with the prompt; without a `chosen` pair it says which model is absent."""
 
-    def __init__(self, form: Form, *, chosen: bool) -> None:
+    def __init__(self, *, chosen: bool) -> None:
         with gr.Column(elem_id="composer", elem_classes="app-card"):
             hint = "Type a prompt for all methods, or pick an example. Ctrl+Enter runs it."
             self.prompt = _text("Prompt", "prompt", hint, max_lines=12, autofocus=True)
-            form.alert("prompt")
+            self.alert = build_message("alert")
             label = "Your next message continues the answer of"
             self.follow = gr.Radio([], label=label, visible=False, elem_id="follow")
             with gr.Row(elem_id="actions"):

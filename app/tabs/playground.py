@@ -48,7 +48,7 @@ class Playground:
         self.chat = gr.JSON(Chat().to_json(), visible=False)
         self.kept = build_hidden("kept", "SpecScopeAddress.keep(props, watch);")
         """The conversation as JSON: the page keeps it over a reload, and has the race's address."""
-        self.composer = Composer(self.form, chosen=pair is not None)
+        self.composer = Composer(chosen=pair is not None)
         build_demo()
         self.folded = plain_html(elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);")
         card = build_settings(self.form, pair or opening(), ray)
@@ -69,7 +69,7 @@ class Playground:
             *(self.chat, self.kept, composer.prompt, composer.follow, *composer.buttons),
             *(self.turn, self.talk, self.viewer, self.folded, *self.panes),
             *(form.controls[name] for name in ("seed", "methods", "drafting")),
-            *form.alerts.values(),
+            composer.alert,
         ]
         runs: dict[str, Any] = {**QUIET, **streams.in_order, "trigger_mode": "once"}
         composer.go.click(streams.handler(self.ask), given, changed, **runs)
@@ -136,7 +136,7 @@ class Playground:
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
         if not (prompt or "").strip():
-            yield self._alerts(FormError("prompt", "the prompt is empty; type some text"))
+            yield self._alert(FormError("prompt", "the prompt is empty; type some text"))
             return
         chat = Chat.of(talk).asked(prompt, chosen or 0)
         async for update in self._answer(chat, system, self.form.values(given)):
@@ -150,7 +150,7 @@ class Playground:
         values, chat = self.form.values(given), Chat.of(talk)
         if not chat.prompt:
             message = "there is no message to answer again; type one and press Run"
-            yield self._alerts(FormError("prompt", message))
+            yield self._alert(FormError("prompt", message))
             return
         if values["temperature"] and isinstance(values["seed"], int | float):
             values["seed"] += 1
@@ -166,7 +166,7 @@ class Playground:
         try:
             used = find_traces(self.service, str(event.run))[0].header
         except SpecScopeError as error:
-            yield self._alerts(FormError("prompt", error))
+            yield self._alert(error)
             return
         rows = [(BASELINE, {}), (used.method, used.config)]
         if is_form(str(event.drafter)):
@@ -184,7 +184,7 @@ class Playground:
             requests = make_requests(values, chat.messages(system), group, self.ray)
             lanes = self._start(requests, passes_of(values))
         except SpecScopeError as error:
-            yield self._alerts(error if isinstance(error, FormError) else FormError("prompt", error))
+            yield self._alert(error)
             return
         chat = chat.started(tuple(run.ticket for lane in lanes for run in lane.runs), group)
         begun = {self.composer.prompt: "", self.folded: folded_line(values, lanes)}
@@ -228,7 +228,7 @@ class Playground:
             self.composer.clear: gr.update(visible=False),
             self.composer.again: gr.update(visible=False),
             **{pane: gr.update(value="", visible=False) for pane in self.panes},
-            **self._alerts(),
+            **self._alert(),
         }
 
     # -- updates
@@ -241,7 +241,7 @@ class Playground:
             self.viewer: viewed((), live=True),
             **self.composer.shown(running=True),
             **{pane: gr.update(value="", visible=i < len(lanes)) for i, pane in enumerate(self.panes)},
-            **self._alerts(),
+            **self._alert(),
         }
 
     def _show(
@@ -263,22 +263,20 @@ class Playground:
         )
         shown = tuple(lane.name for lane in lanes if lane.name)
         chat = chat.answered(answers, shown)
-        follow, fault = _follow(chat), blame([run for lane in lanes for run in lane.runs])
+        requests = [lane.request for lane in lanes]
+        faults = (blame(requests, run) for lane in lanes for run in lane.runs)
+        follow, fault = _follow(chat), next(filter(None, faults), "")
         # A refused message returns to the box, to be corrected.
         message = {self.composer.prompt: chat.prompt} if fault and not follow["choices"] else {}
         shown = {self.composer.follow: follow, **self.composer.shown(running=False)}
-        return self._keep(chat) | message | shown | self._alerts(fault)
+        return self._keep(chat) | message | shown | self._alert(fault)
 
     def _keep(self, chat: Chat) -> Update:
         return {self.chat: chat.to_json(), self.kept: json.dumps(chat.to_json())}
 
-    def _alerts(self, error: FormError | None = None) -> Update:
-        """Show an error beside its part of the form, unfolded, and clear all other messages."""
-        unfold: Update = {self.folded: ""} if error is not None and error.where != "prompt" else {}
-        return unfold | {
-            place: alert(str(error) if error is not None and error.where == where else "")
-            for where, place in self.form.alerts.items()
-        }
+    def _alert(self, error: Exception | str = "") -> Update:
+        """Show an error where one pressed Run; without one clear the message before."""
+        return {self.composer.alert: alert(error)}
 
 
 def _follow(chat: Chat) -> dict[str, Any]:
