@@ -30,11 +30,11 @@ window.SpecScopePicker = (() => {
 
   /** Return the picker's value for other models: a choice that the user made stays if they can run it. */
   function offer(models, value) {
-    const { chosen } = read(value);
+    const { pair: before, chosen } = read(value);
     const pair = contents.pairs[models] ? models : "";
     const untouched = Object.values(contents.pairs).some((other) => keysOf(plain(other.usual)) === keysOf(chosen));
     const able = chosen.every((row) => !reasonsOf(pair)[row.method]);
-    const keep = !pair || (able && !untouched);
+    const keep = !pair || pair === before || (able && !untouched);
     return JSON.stringify({ pair, chosen: keep ? chosen : plain(contents.pairs[pair].usual) });
   }
 
@@ -59,17 +59,18 @@ window.SpecScopePicker = (() => {
 
     /** Store a choice; `redraw` is false while the user types a setting. */
     set(chosen, redraw = true) {
-      this.written = JSON.stringify({ pair: this.state.pair, chosen });
-      this.props.value = this.written;
+      this.drawn = JSON.stringify({ pair: this.state.pair, chosen });
+      this.props.value = this.drawn;
       if (redraw) this.draw();
     }
 
     changed() {
-      if (this.props.value !== this.written) this.draw();
+      if (this.props.value !== this.drawn) this.draw();
     }
 
     draw() {
       const { pair, chosen } = this.state;
+      this.drawn = this.props.value;
       const reasons = reasonsOf(pair);
       const focus = document.activeElement?.dataset?.pick;
       this.count.textContent = `${chosen.length} of at most ${contents.most} chosen`;

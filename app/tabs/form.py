@@ -15,7 +15,7 @@ from specscope.app.loaded import bench_prompts
 from specscope.app.ray import RUNTIME, Ray
 from specscope.app.render.html import note
 from specscope.app.tabs.library import absent_note
-from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL
+from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, rows_of
 from specscope.app.tabs.wiring import QUIET, SMALL, Update, build_message
 from specscope.engine.checkpoints.forms import FORMS, form_title
 from specscope.engine.errors import UsageError
@@ -155,9 +155,38 @@ class Form:
     def values(self, given: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.controls, given, strict=True))
 
+    def noted(self, given: Sequence[Any]) -> dict[str, Any]:
+        """Return the values that a page has noted, by control; without those it cannot have."""
+        given = given if len(given) == len(self.controls) else ()
+        rows = zip(self.controls.items(), given, strict=False)
+        return {name: value for (name, control), value in rows if _fits(name, control, value)}
+
+    def shown(self, values: Mapping[str, Any]) -> Update:
+        """Return the controls with these values."""
+        update: Update = {self.controls[name]: value for name, value in values.items()}
+        if "profile" in values:
+            offered = _pairs(values["profile"], values.get("profile_pair"))
+            update[self.controls["profile_pair"]] = gr.update(**offered)
+        return update
+
     def add(self, name: str, control: gr.components.Component) -> gr.components.Component:
         self.controls[name] = control
         return control
+
+
+def _fits(name: str, control: Any, value: Any) -> bool:
+    """Return whether a control of the page can have a value; Run checks its range."""
+    if name == "profile_pair":  # its choices are those of the profile
+        return isinstance(value, str)
+    if name == "methods":
+        return isinstance(value, str) and all(
+            isinstance(row, dict) and row.get("method") in METHODS and isinstance(row.get("config"), dict)
+            for row in rows_of(value)
+        )
+    if isinstance(control, gr.Radio | gr.Dropdown):
+        return value in [choice for _, choice in control.choices]
+    kinds = str if isinstance(control, gr.Textbox) else (int, float)
+    return isinstance(value, kinds)
 
 
 def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
@@ -229,7 +258,7 @@ def _build_place(form: Form, ray: Ray | None) -> None:
     passes = gr.Radio(list(range(1, MOST_PASSES + 1)), value=1, label="Passes", info=about, elem_id="passes")
     form.add("passes", passes)
     _show_when(runtime, VIRTUAL, virtual)
-    profile.change(lambda name: gr.update(**_pairs(name)), profile, pair, **QUIET)
+    profile.change(lambda *given: gr.update(**_pairs(*given)), [profile, pair], pair, **QUIET)
 
 
 def _build_models(form: Form, pair: str) -> None:
@@ -283,12 +312,14 @@ def _show_when(control: gr.components.Component, value: str, part: gr.Column) ->
     control.change(None, control, part, js=update, **QUIET)
 
 
-def _pairs(name: str) -> dict[str, Any]:
+def _pairs(name: str, pair: str | None = None) -> dict[str, Any]:
+    """Return the choices of a profile's modelled pair; `pair` stays chosen if it has it."""
     try:
         chosen = Profile.load(name)
     except UsageError:
         return {"choices": [], "value": None}
-    return {"choices": [(pair.title, key) for key, pair in chosen.pairs.items()], "value": chosen.default}
+    value = pair if pair in chosen.pairs else chosen.default
+    return {"choices": [(one.title, key) for key, one in chosen.pairs.items()], "value": value}
 
 
 SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
@@ -302,8 +333,7 @@ class Composer:
             hint = "Type a prompt for all methods, or pick an example. Ctrl+Enter runs it."
             self.prompt = _text("Prompt", "prompt", hint, max_lines=12, autofocus=True)
             self.alert = build_message("alert")
-            label = "Your next message continues the answer of"
-            self.follow = gr.Radio([], label=label, visible=False, elem_id="follow")
+            self.follow = gr.Radio([], label="Your next message", visible=False, elem_id="follow")
             with gr.Row(elem_id="actions"):
                 self._build_actions()
             self.notice = gr.HTML("" if chosen else absent_note(), elem_id="notice")
@@ -322,8 +352,8 @@ class Composer:
             container=False,
             elem_id="samples",
         )
-        self.clear = gr.Button("New conversation", elem_id="clear", visible=False, **SMALL)
-        self.again = gr.Button("Regenerate", elem_id="again", visible=False, **SMALL)
+        self.clear = gr.Button("Clear", elem_id="clear", visible=False, **SMALL)
+        self.again = gr.Button("Same message again", elem_id="again", visible=False, **SMALL)
         self.stop = gr.Button("Stop", elem_id="stop", variant="stop", visible=False, **SMALL)
         self.go = gr.Button("Run", elem_id="run", variant="primary", **SMALL)
         # In the browser, so that a click on Run right after it uses the new value.

@@ -81,7 +81,7 @@ class Choice(NamedTuple):
 
 
 def read_choices(value: str | None) -> list[Choice]:
-    rows = _rows(value)
+    rows = rows_of(value)
     choices = [_choice(row, rows[:i]) for i, row in enumerate(rows)]
     if not 1 <= len(choices) <= MOST_METHODS:
         raise UsageError(f"{len(choices)} methods are chosen; choose 1 to {MOST_METHODS}")
@@ -96,7 +96,8 @@ def read_choices(value: str | None) -> list[Choice]:
     return choices
 
 
-def _rows(value: str | None) -> list[Any]:
+def rows_of(value: str | None) -> list[Any]:
+    """Return the rows of the picker's value, unchecked."""
     try:
         parsed = json.loads(value or "{}")
     except (ValueError, RecursionError):
