@@ -192,7 +192,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             tab = TABS["history"] if opens else TABS.get(str(event.tab), "playground")
             yield {tabs: gr.update(selected=tab)}
             if tab == "playground":
-                async for update in playground.restore(event.chat, moved=True):
+                async for update in playground.restore(event.chat, event.noted, moved=True):
                     yield update
 
         async def place(event: gr.EventData) -> AsyncIterator[Update]:

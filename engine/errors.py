@@ -13,7 +13,14 @@ class SpecScopeError(Exception):
 
 
 class UsageError(SpecScopeError, ValueError):
-    """A setting or an input is wrong; the message holds the value and the allowed range."""
+    """A setting or an input is wrong; the message holds the value and the allowed range.
+
+    `setting` is the name of the wrong setting; empty if several or none are.
+    """
+
+    def __init__(self, message: object = "", setting: str = "") -> None:
+        super().__init__(str(message))
+        self.setting = setting
 
 
 class PairError(UsageError):

@@ -28,14 +28,20 @@ Origin = Literal["accepted", "corrected", "bonus", "plain"]
 
 
 def check_range(
-    name: str, value: float, low: float, high: float | None = None, *, exclusive: bool = False
+    name: str, value: float, low: float, high: float | None = None, *, exclusive: bool = False, zero: str = ""
 ) -> None:
-    """Raise UsageError unless low <= value <= high; `exclusive` excludes low."""
+    """Raise UsageError unless low <= value <= high; `exclusive` excludes low.
+
+    `zero` is what 0 means; without it 0 has no meaning of its own.
+    """
+    if zero and value == 0:
+        return
     too_low = value <= low if exclusive else value < low
     if value != value or too_low or (high is not None and value > high):
         bounds = f"more than {number(low)}" if exclusive else f"at least {number(low)}"
         most = "" if high is None else f" and at most {number(high)}"
-        raise UsageError(f"{name} is {number(value)}; it must be {bounds}{most}")
+        special = f", or 0 ({zero})" if zero else ""
+        raise UsageError(f"{name} is {number(value)}; it must be {bounds}{most}{special}", name)
 
 
 def number(value: float) -> str:

@@ -15,7 +15,7 @@ from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
 from specscope.app.render.winners import ASSUMPTIONS, map_html, race_html
 from specscope.app.service import Service
-from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, plain_html
+from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, build_message, plain_html
 from specscope.engine.errors import SpecScopeError
 from specscope.traces.lab.winners import VALUES, Plan, Result, given_back, results
 
@@ -40,7 +40,7 @@ class MapPart:
                 self.rate = gr.Dropdown(list(plan.rates), value=0.8, label="Acceptance rate")
                 self.start = gr.Button("Race", variant="primary", elem_id="map-start", **SMALL)
                 self.stop = gr.Button("Stop", interactive=False, elem_id="map-stop", **SMALL)
-            self.message = plain_html(elem_id="map-message")
+            self.message = build_message("map-message")
             self.result = plain_html(elem_id="map-result")
             self.picture = plain_html(elem_id="map-picture")
             gr.HTML(note(ASSUMPTIONS))
@@ -71,7 +71,7 @@ class MapPart:
                 if stop.is_set():
                     break
         except SpecScopeError as error:
-            yield alert(str(error)), race_html(found)
+            yield alert(error), race_html(found)
             return
         ended = f"Stopped after {len(found)} of {total} races." if len(found) < total else f"{total} races."
         yield note(f"c = {c}, acceptance {rate}: {ended}"), race_html(found)

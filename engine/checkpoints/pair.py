@@ -189,7 +189,8 @@ class Pair:
             raise UsageError(
                 f"the prompt has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}, together more than the "
                 f"context of {self.name}, {self.context}: lower max_new_tokens to {self.context - len(prompt)} or less, "
-                "or shorten the prompt"
+                "or shorten the prompt",
+                "max_new_tokens",
             )
 
     def _render(self, messages: Sequence[Mapping[str, str]], contents: Sequence[str]) -> str:

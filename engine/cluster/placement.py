@@ -134,7 +134,9 @@ class Placement:
                 f"a pipeline takes at least 2 devices and 2 layers; {limits}: choose another placement"
             )
         if asked and not 2 <= asked <= most:
-            raise UsageError(f"stages is {asked}; it must be at least 2 and at most {most}: {limits}")
+            raise UsageError(
+                f"stages is {asked}; it must be at least 2 and at most {most}: {limits}", "stages"
+            )
         return asked or min(usual, most)
 
     def _layers(self, model: str, timed: int) -> int:

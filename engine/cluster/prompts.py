@@ -29,7 +29,8 @@ def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple
         except UsageError as error:
             if len(prompts) == 1:
                 raise
-            raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
+            setting = error.setting or ("prompts" if i else "")
+            raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}", setting) from None
     return tuple(encoded)
 
 

@@ -57,7 +57,8 @@ class HeadFile:
         if positions > self.context:
             raise UsageError(
                 f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "
-                f"{self.context}: shorten the prompt or lower max_new_tokens"
+                f"{self.context}: shorten the prompt or lower max_new_tokens",
+                "max_new_tokens",
             )
 
 

@@ -84,15 +84,19 @@ class Sweep:
             if one.name in self.config:
                 raise UsageError(f"{one.name} is an axis of the sweep and a setting; leave the setting out")
         if len({one.name for one in axes}) < len(axes):
-            raise UsageError(f"{self.columns.name} is on both axes; choose another field for one of them")
+            raise UsageError(
+                f"{self.columns.name} is on both axes; choose another field for one of them", "rows"
+            )
         method.configure(self.config)
         if self.scripted and self.measured:
             raise UsageError(
-                "drafts at a given acceptance rate have no models to measure; choose a virtual cluster"
+                "drafts at a given acceptance rate have no models to measure; choose a virtual cluster",
+                "profile",
             )
         if not self.measured and any(one.drafters for one in axes):
             raise UsageError(
-                "the times of a virtual cluster are the same for every drafter; measure on this machine"
+                "the times of a virtual cluster are the same for every drafter; measure on this machine",
+                "profile",
             )
         check_range("the number of cells", len(self.places), 1, MOST_CELLS)
         check_range("passes", self.passes, 1, MOST_PASSES if self.measured else 1)
