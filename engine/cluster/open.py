@@ -19,7 +19,7 @@ from specscope.engine.checkpoints.catalog import opening
 from specscope.engine.checkpoints.forms import is_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.progress import Report
-from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_local
+from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_config, resolve_local
 from specscope.engine.cluster.costs import profile_costs
 from specscope.engine.cluster.fit import split_by_memory
 from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
@@ -36,6 +36,7 @@ from specscope.engine.layout import Layout, Separate
 from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Source
 from specscope.engine.simulate.profile import Profile
+from specscope.engine.trace.events import Device
 from specscope.engine.trace.trace import Trace
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
@@ -138,18 +139,25 @@ def find_pair(
     progress: Report | None = None,
     cancel: threading.Event | None = None,
     download: bool = True,
+    sizes_only: bool = False,
 ) -> Pair:
-    """Return the pair of models that `open` loads; arguments and errors are those of `open`."""
+    """Return the pair of models that `open` loads; arguments and errors are those of `open`.
+
+    `sizes_only`: a config.json names a model, too, nothing is downloaded, and without tokenizers
+    the pair is good for a plan only.
+    """
     drafters = _several(drafter)
-    find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
+    find = resolve_config if sizes_only else resolve
+    find_model = partial(find, progress=progress, cancel=cancel) if download else resolve_local
     if not drafters and target is not None and is_short_name(target):
         pair, target = str(target), None
     if target is not None:
-        return Pair.of(str(target), *drafters, resolve=find_model)
+        return Pair.of(str(target), *drafters, resolve=find_model, sizes_only=sizes_only)
     if others := [name for name in drafters if not is_form(name)]:
         raise UsageError(f"a drafter ({others[0]}) without a target; name the target too")
-    found = pair if isinstance(pair, Pair) else Pair.find(pair or opening(), find_model)
-    return found.with_forms(*drafters) if drafters else found
+    if not isinstance(pair, Pair):
+        pair = Pair.find(pair or opening(), find_model, sizes_only=sizes_only)
+    return pair.with_forms(*drafters) if drafters else pair
 
 
 def _several(places: Places) -> list[str]:
@@ -173,16 +181,19 @@ def _place(pair: Pair, options: Options) -> Placement:
             return Placement(options.runtime, pool, base_layout(pair), details=details)
 
 
-def local_pool(pair: Pair, options: Options, tokens: int = KV_TOKENS) -> LocalDevices:
+def local_pool(
+    pair: Pair, options: Options, tokens: int = KV_TOKENS, devices: tuple[Device, ...] = ()
+) -> LocalDevices:
     """Return this machine as a device pool, its target split by layers if it fits on no device.
 
-    Keys and values of `tokens` tokens must fit as well.
+    Keys and values of `tokens` tokens must fit as well. A plan gives `devices` in place of this
+    machine's (`specscope.engine.cluster.planned`).
 
     Raises:
         UsageError: An option does not fit this machine, or does not go with a split target.
         ModelError: The target does not fit on all devices together.
     """
-    devices = devices_of(options.device)
+    devices = devices or devices_of(options.device)
     options.check_devices(len(devices), drafter=pair.drafter_path is not None)
     limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
     pool = split_by_memory(LocalDevices(pair, options, devices, memory=limits), tokens)
