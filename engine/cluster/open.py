@@ -24,14 +24,14 @@ from specscope.engine.cluster.costs import profile_costs
 from specscope.engine.cluster.fit import split_by_memory
 from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
 from specscope.engine.cluster.memory import KV_TOKENS, Memory, parse_limits
-from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.options import Options, usual_runtime
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.probing import is_toy
 from specscope.engine.cluster.profile_devices import ProfileDevices, tokens_of
 from specscope.engine.cluster.ray_cluster import RayCluster
 from specscope.engine.cluster.ray_devices import RESOURCES, RayDevices
 from specscope.engine.cluster.session import Cluster
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, named_arguments
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Source
@@ -43,12 +43,13 @@ Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | 
 """Paths of models: none, one or several."""
 
 
+@named_arguments
 def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
     pair: str | Pair | None = None,
     *,
     target: str | os.PathLike[str] | None = None,
     drafter: Places = None,
-    runtime: str = "local-process",
+    runtime: str | None = None,
     profile: str | Profile | None = None,
     profile_pair: str | None = None,
     tokens: str | Trace | Source = "pair",
@@ -76,7 +77,8 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         drafter: The same for its drafter, which most methods need; several for methods that let
             drafters race. `int4` and `int8` are the target's own weights in fewer bits; they can
             also replace the drafter of a pair.
-        runtime: `local-process`, `local-thread`, `ray` or `virtual`.
+        runtime: `local-process`, `local-thread`, `ray` or `virtual`; by default `virtual` with a
+            profile, else `local-process`.
         profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
@@ -113,7 +115,7 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         RunCancelled: `cancel` was set during a download.
     """
     options = Options(
-        runtime,
+        usual_runtime(profile) if runtime is None else runtime,
         profile,
         profile_pair,
         tokens,

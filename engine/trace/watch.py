@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import StoppingCriteriaList
 
-from specscope.engine.errors import UsageError, one_line
+from specscope.engine.errors import UsageError, named_arguments, one_line
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Header
 from specscope.engine.trace.jsonl import read_jsonl
@@ -37,6 +37,7 @@ NEEDED = ("_prefill", "_get_candidate_generator", "_get_stopping_criteria", "_va
 DEVICES = ("cpu", "cuda")
 
 
+@named_arguments
 @contextmanager
 def watch(
     model: Any,

@@ -180,7 +180,7 @@ def test_a_config_alone_is_planned_for_gpus_that_are_not_here(capsys, tmp_path):
     assert (code, "GPU 0 (not here)" in out, "The pair does not fit" in out) == (1, True, True)
     code, _, err = call(capsys, "plan", *named, "--device", "cuda", "--memory", "0=80GB,1=20GB")
     assert (code, err.count("\n")) == (1, 1)
-    assert "no layer may be split; free are 63.6 GB on GPU 0 (not here), 20.0 GB on GPU 1" in err
+    assert "no layer may be split; free are 63.7 GB on GPU 0 (not here), 20.0 GB on GPU 1" in err
 
 
 @pytest.mark.parametrize("drafter", ["int4", "l8/int4", "l8/config.json/int4"])
