@@ -126,6 +126,11 @@ class Paper:
         return str(self.numbers["title"])
 
     @property
+    def name(self) -> str:
+        """The title's beginning, as in `PEARL`."""
+        return self.title.partition(":")[0]
+
+    @property
     def inconsistencies(self) -> Sequence[str]:
         """Numbers of the paper that contradict each other, a sentence each."""
         return self.numbers["inconsistencies"]
@@ -184,6 +189,11 @@ class Paper:
         """Return the method whose number a row is, named as `Table 1: row`."""
         found = (key for pattern, key in self.numbers["methods"] if re.search(pattern, name))
         return next(found, self.numbers["method"])
+
+
+def anchor(paper: str, item: str) -> str:
+    """Return the id of a table or figure in the page; a link to it unfolds its rows."""
+    return f"papers-{paper}-{re.sub('[^a-z0-9]+', '-', item.lower()).strip('-')}"
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from specscope.engine.methods import METHODS
 from specscope.traces.papers.rows import WITHIN, Row
@@ -13,7 +12,7 @@ from specscope.traces.papers.rows import WITHIN, Row
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """A method's judged rows: predictions within the limit, and those that miss with their reasons."""
+    """A method's rows: predictions within the limit, and those that miss, with their reasons."""
 
     method: str
     rows: tuple[Row, ...]
@@ -34,10 +33,13 @@ class Trust:
     def share(self) -> float:
         return 1 - len(self.missed) / len(self.predicted)
 
+    @property
+    def exact(self) -> int:
+        return sum(row.kind == "exact" for row in self.rows)
+
     def trusted(self) -> str:
-        exact = sum(row.kind == "exact" for row in self.rows)
         within = f"{len(self.predicted) - len(self.missed)} of {len(self.predicted)} within {WITHIN:.0%}"
-        return f"{within}, {exact} exact" if exact else within
+        return f"{within}, {self.exact} exact" if self.exact else within
 
     def places(self) -> Counter[tuple[str, str]]:
         """Return (paper, item) of the misses with their number."""
@@ -56,13 +58,17 @@ class Trust:
         return low if low == high else f"{low.removesuffix('%')} to {high}"
 
     def line(self) -> str:
-        """Return the line of a terminal."""
+        """Return the line of a terminal; what is missed has a second one with the reason."""
         if not self.missed:
             return f"{self.method:20} {self.trusted()}; nothing missed"
-        places = ", ".join(f"{paper} {item}" + (f" ({n})" if n > 1 else "") for (paper, item), n in self.places().items())
+        places = ", ".join(
+            f"{paper} {item}" + (f" ({n})" if n > 1 else "") for (paper, item), n in self.places().items()
+        )
         first, *others = self.reasons()
         more = f" (and {len(others)} more)" if others else ""
-        return f"{self.method:20} {self.trusted()}; missed by {self.span()}: {places}; why: {first}{more}"
+        return (
+            f"{self.method:20} {self.trusted()}; missed by {self.span()}: {places}\n{'':23}why: {first}{more}"
+        )
 
 
 def trusts(rows: Iterable[Row]) -> list[Trust]:
@@ -77,6 +83,7 @@ def trusts(rows: Iterable[Row]) -> list[Trust]:
 
 
 def unjudged(rows: Sequence[Row]) -> list[str]:
-    """Return the methods for which no paper's number is predicted, in the registry's order."""
-    judged: set[Any] = {trust.method for trust in trusts(rows)}
-    return [key for key in METHODS if key not in judged]
+    """Return the methods without a predicted number: of those of one paper, or of all methods."""
+    judged = {trust.method for trust in trusts(rows)}
+    several = len({row.paper for row in rows}) > 1
+    return [key for key in METHODS if key not in judged and (several or key in {row.method for row in rows})]
