@@ -12,7 +12,9 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-P, R, C = ParamSpec("P"), TypeVar("R"), TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
 
 
 class SpecScopeError(Exception):
@@ -103,7 +105,7 @@ def names_of(signature: inspect.Signature) -> list[str]:
 
 def named_fields(cls: type[C]) -> type[C]:
     """Do the same for the fields of a dataclass."""
-    cls.__init__ = named_arguments(cls.__init__)
+    cls.__init__ = named_arguments(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     return cls
 
 

@@ -32,7 +32,7 @@ def _line(trust: Trust, names: Mapping[str, str]) -> str:
     exact = f' <span class="muted">and {trust.exact} exact</span>' if trust.exact else ""
     return (
         f'<tr><th scope="row">{escape(trust.title)}</th>'
-        f'<td><span class="share"><i style="width:{100 * trust.share:.0f}%"></i></span>{good} of {all_of}{exact}</td>'
+        f'<td><span class="share"><i style="width:{100 * trust.share:.0f}%"></i></span>{good} of {all_of}<span class="narrow"> within {WITHIN:.0%}</span>{exact}</td>'
         f"<td>{_missed(trust, names)}</td><td>{_why(trust.reasons())}</td></tr>"
     )
 
