@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from inspect import signature
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,3 +148,13 @@ def test_a_type_error_inside_of_a_call_stays_one(cluster):
         cluster.run("pearl", "Hi", listener=listener)
     assert not isinstance(caught.value, UsageError)
     assert "method" in signature(specscope.Cluster.run).parameters, "help() shows the arguments"
+
+
+def test_the_documents_have_every_field_and_the_code_there_runs():
+    text = (Path(__file__).parents[2] / "docs" / "notebook.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(Limits|Sampling)` \| `(\w+)` \| `(.+?)` \|", text, re.MULTILINE)
+    assert rows == [(k.__name__, f.name, repr(f.default)) for k in (Limits, Sampling) for f in fields(k)]
+    (block,) = (code for code in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    names: dict = {}
+    exec(compile(block, "docs/notebook.md", "exec"), names)
+    assert len(names["short"].token_ids()) == len(names["story"].token_ids()) == 48
