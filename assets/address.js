@@ -130,6 +130,17 @@ window.SpecScopeAddress = (() => {
     }
   }, true);
 
+  /** A link to a table of the papers unfolds it. The page's base address is not its own, so the browser would leave. */
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('.papers a[href^="#"]');
+    const table = link && document.getElementById(link.getAttribute("href").slice(1))?.closest("details");
+    if (!table) return;
+    event.preventDefault();
+    table.open = true;
+    table.scrollIntoView();
+    table.querySelector("summary").focus({ preventScroll: true });
+  });
+
   /** The runs that are open in the history, also while another tab is shown. */
   const heading = () => document.querySelector("#history-heading .app-opened")?.dataset.runs ?? "";
 

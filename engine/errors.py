@@ -5,7 +5,16 @@ Usage errors have exit code 2.
 
 from __future__ import annotations
 
+import inspect
 import reprlib
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
 
 
 class SpecScopeError(Exception):
@@ -77,6 +86,46 @@ def shown(value: object) -> str:
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Make wrong arguments of a public call a UsageError that names the right ones."""
+    signature, title = inspect.signature(function), function.__qualname__.removesuffix(".__init__")
+    names = names_of(signature)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                check_names(title, kwargs, names)
+                raise UsageError(f"{title}: {error}; it takes {', '.join(names)}") from None
+            raise
+
+    return call
+
+
+def names_of(signature: inspect.Signature) -> list[str]:
+    """Return the arguments of a call as a message shows them, without self and `**others`."""
+    named = [p for p in signature.parameters.values() if p.name != "self" and p.kind != p.VAR_KEYWORD]
+    return [f"*{p.name}" if p.kind == p.VAR_POSITIONAL else p.name for p in named]
+
+
+def named_fields(cls: type[C]) -> type[C]:
+    """Do the same for the fields of a dataclass."""
+    cls.__init__ = named_arguments(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    return cls
+
+
+def check_names(call: str, given: Collection[str], names: Collection[str]) -> None:
+    """Raise UsageError unless each given argument is one of `names`."""
+    for name in (name for name in given if name not in names):
+        close = get_close_matches(name, names, 1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"{call} has no argument {shown(name)}; {guess}it takes {', '.join(names)}")
 
 
 def plain_name(name: str) -> str:

@@ -92,8 +92,7 @@ def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool 
 @contextmanager
 def open_cluster(args: argparse.Namespace) -> Generator[Any]:
     """Open the cluster that the options describe; show downloads of its models on stderr."""
-    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
-    if runtime == "local-process" and args.device != "cuda":
+    if args.runtime in (None, "local-process") and is_measured(args) and args.device != "cuda":
         from specscope.engine.runtimes.forks import warm_up
 
         warm_up()  # it imports torch while this process does
@@ -103,7 +102,7 @@ def open_cluster(args: argparse.Namespace) -> Generator[Any]:
         names = ("target", "drafter", "profile", "profile_pair", "tokens", "device", "forward", "dtype")
         names += ("tp", "drafter_tp", "address", "memory", "head")
         options = {name: getattr(args, name) for name in names}
-        opened = specscope.open(args.pair, runtime=runtime, progress=bar.show, **options)
+        opened = specscope.open(args.pair, runtime=args.runtime, progress=bar.show, **options)
     with opened as cluster:
         if cluster.note:
             note(cluster.note)

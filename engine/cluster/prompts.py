@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TypeAlias
 
 from specscope.engine.bounds import check_prompt, check_prompts, is_chat
@@ -54,7 +55,7 @@ def shown(prompt: Prompt, pieces: Detokenizer) -> str:
     if isinstance(prompt, str):
         return prompt
     last = prompt[-1]
-    if isinstance(last, int):
+    if isinstance(last, Integral):
         return "".join(pieces.piece(int(t)) for t in prompt)  # pyright: ignore[reportArgumentType]
     return str(last["content"])
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from specscope.engine.environment import processor
-from specscope.engine.errors import UsageError, shown
+from specscope.engine.errors import UsageError, named_arguments, shown
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.given import LAST, choice, flag, text, whole
@@ -40,6 +40,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
 
 
+@named_arguments
 def record(
     path: str | os.PathLike[str] | Lines | Memory | None,
     method: str = "own loop",

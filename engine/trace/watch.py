@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import StoppingCriteriaList
 
-from specscope.engine.errors import UsageError, one_line
+from specscope.engine.errors import UsageError, named_arguments, one_line
 from specscope.engine.files import read_bytes
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Header
@@ -38,6 +38,7 @@ NEEDED = ("_prefill", "_get_candidate_generator", "_get_stopping_criteria", "_va
 DEVICES = ("cpu", "cuda")
 
 
+@named_arguments
 @contextmanager
 def watch(
     model: Any,
