@@ -77,8 +77,8 @@ class Config:
     )
     saguaro: float = setting(
         1.0,
-        "C, factor of the drafter's probability of the guessed tokens, above temperature 0: less makes hits "
-        "more frequent, and accepted tokens fewer. 1 is ordinary sampling.",
+        "C, factor of the probability of the drafter's F most probable tokens at each place of a draft, above "
+        "temperature 0: less makes hits more frequent, and accepted tokens fewer. 1 is ordinary sampling.",
         low=0.01,
         high=1,
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from specscope.engine.drafting.pace import MISSES
 from specscope.engine.errors import RunCancelled, UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.simulate.profile import Profile
@@ -254,7 +255,8 @@ class Scripted:
     profile_pair: str = ""
     tokens: int = 64
     doubt: float = 0.0
-    """See `specscope.engine.simulate.oracle.bernoulli_models`."""
+    misses: float = MISSES
+    """As doubt, see `specscope.engine.simulate.oracle.bernoulli_models`."""
 
     def check(self, seeds: int) -> None:
         check_range("tokens", self.tokens, 1, MOST_TOKENS)
@@ -270,11 +272,11 @@ class Scripted:
 
         assert job.rate is not None
         pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
-        models = bernoulli_models(
-            (job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS], doubt=self.doubt
-        )
+        law = {"doubt": self.doubt, "misses": self.misses}
+        models = bernoulli_models((job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS], **law)
         doubt = f":doubt={self.doubt:g}" if self.doubt else ""
-        source = Source(models, f"bernoulli:{job.rate:g}{doubt}, seed {job.sample}")
+        misses = f":misses={self.misses:g}" if self.misses != MISSES else ""
+        source = Source(models, f"bernoulli:{job.rate:g}{doubt}{misses}, seed {job.sample}")
         with specscope.open(
             pair,
             runtime="virtual",
