@@ -399,7 +399,7 @@ class TestAboveTemperatureZero:
     )
     def test_a_methods_settings_say_how_it_tests(self, method: str, config: dict[str, Any]):
         trace = sampled(method, **config)
-        assert recorded_way(trace) == way_of(trace.header.config)
+        assert recorded_way(trace) == way_of(METHODS[method].configure(trace.header.config))
         result = replayed(trace)
         assert result.replay.spans == trace.spans
         assert (result.drawn, result.differs, result.notes) == (0, None, ())
