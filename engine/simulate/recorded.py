@@ -59,6 +59,7 @@ class _Recording:
         ends = [int(token) for token in header.limits.get("eos", ())]
         ids = [token for prompt in header.prompt_ids for token in prompt]
         ids += ends + [c.token for c in trace.commits] + [d.token for d in tested]
+        ids += [token for d in tested for token, _ in d.top_q]
         self.vocab_size = max(8, 1 + max(ids))
         self._sequences = [
             _Sequence(

@@ -116,9 +116,10 @@ def _drawn(script: Script, replay: Trace, untested: int) -> Iterator[str]:
         )
     if bounds(replay.header.config) and script.drawn:
         yield f"Drawn from the recorded q: how sure the drafter is of {len(script.drawn)} tokens."
-    if has_trees(replay.decisions):
+    if has_trees(replay.decisions) or (replay.forks and not recording.own):
         yield (
-            f"Siblings are the drafter's next choices where the run tested a draft, at most {TOP - 1}; elsewhere there are none."
+            f"The drafter's next choices are known where the run tested a draft, at most {TOP - 1}; "
+            "elsewhere they are drawn from those."
         )
 
 

@@ -21,7 +21,7 @@ LEAST = 10
 """Tests that a rate needs."""
 
 
-class Tested(NamedTuple):
+class Judged(NamedTuple):
     """The test of a draft."""
 
     place: int
@@ -43,7 +43,7 @@ class Rates:
     """Right drafts among the first n of them."""
 
     @classmethod
-    def of(cls, tests: Iterable[Tested]) -> Rates:
+    def of(cls, tests: Iterable[Judged]) -> Rates:
         rows = list(tests)
         known = sorted((t.p, t.right) for t in rows if t.p is not None)
         return cls(

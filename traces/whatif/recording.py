@@ -18,13 +18,14 @@ from zlib import crc32
 from specscope.engine.errors import UsageError
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
-from specscope.traces.whatif.rates import Rates, Tested
+from specscope.traces.whatif.ranks import Ranked, drawn_choices, guesses, next_choices
+from specscope.traces.whatif.rates import Judged, Rates
 from specscope.traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from specscope.engine.trace.events import Commit, Decision
+    from specscope.engine.trace.events import Commit, Decision, Top
     from specscope.engine.trace.trace import Trace
 
 MOST_ROUNDS = 256
@@ -45,6 +46,9 @@ class Output:
     """For each index of `target`, whether the drafter drafts this token."""
     tests: Mapping[int, Decision]
     """The recorded test of each index that has one: of siblings, the first."""
+    choices: Mapping[int, Top]
+    """The drafter's next choices after its draft, at the indices for which they are known or drawn;
+    `NO_TOKEN` for any other token."""
     ended: bool
 
 
@@ -56,6 +60,8 @@ class Recording:
     outputs: tuple[Output, ...]
     rates: Rates
     notes: tuple[str, ...]
+    own: bool = False
+    """Whether the replay drafts and tests as the run did because its settings are the same."""
     old: Way | None = None
     """How the run drafted and tested; None at temperature 0."""
     new: Way | None = None
@@ -68,6 +74,8 @@ class Recording:
     @property
     def has_ranks(self) -> bool:
         """Whether the drafter's next choices are known wherever a draft was tested."""
+        if self.own and self.trace.forks:
+            return True
         tests = [test for output in self.outputs for test in output.tests.values()]
         return self.old is None and all(len(test.top_q) > 1 for test in tests)
 
@@ -98,12 +106,20 @@ def read(trace: Trace, way: Way | None = None) -> Recording:
     texts = [_Text.of(trace, rows) for rows in commits.values()]
     agreed = _agreed(trace, texts, old, new)
     rates = Rates.of(
-        Tested(place, right[i], text.p(i))
+        Judged(place, right[i], text.p(i))
         for text, right in zip(texts, agreed, strict=True)
         for i, (place, _) in text.tests.items()
     )
-    outputs = tuple(_output(trace, *each, rates) for each in zip(texts, agreed, strict=True))
-    return Recording(trace, outputs, rates, tuple(_notes(outputs)), old, new)
+    wrong = [one for text, right in zip(texts, agreed, strict=True) for one in text.wrong(right)]
+    outputs = list[Output]()
+    for text, right in zip(texts, agreed, strict=True):
+        guessed = guesses(trace, text.rows)
+        if old is None or way is None:  # a guess of the target's token is what a draft there would be
+            plain = {i: top for i, top in guessed.items() if i not in right}
+            right |= {i: top[0][0] == text.tokens[i] for i, top in plain.items()}
+            guessed |= {i: top[1:] for i, top in plain.items()}
+        outputs.append(_output(trace, text, right, rates, guessed, wrong))
+    return Recording(trace, tuple(outputs), rates, tuple(_notes(outputs)), way is None, old, new)
 
 
 def _by_sequence(trace: Trace) -> dict[int, list[Commit]]:
@@ -142,6 +158,11 @@ class _Text:
 
     def p(self, index: int) -> float | None:
         return self.own[index].p if index in self.own else None
+
+    def wrong(self, agreed: Mapping[int, bool]) -> Iterator[Ranked]:
+        for i, (_, d) in self.tests.items():
+            if not agreed[i] and (top := next_choices(d)):
+                yield self.tokens[i], top
 
     @property
     def draws(self) -> Draws:
@@ -185,7 +206,14 @@ def agrees(test: Decision, token: int) -> bool:
     return test.outcome == "accepted" if test.token == NO_TOKEN else test.token == token
 
 
-def _output(trace: Trace, text: _Text, agreed: Mapping[int, bool], rates: Rates) -> Output:
+def _output(
+    trace: Trace,
+    text: _Text,
+    agreed: Mapping[int, bool],
+    rates: Rates,
+    guessed: Mapping[int, Top],
+    wrong: Sequence[Ranked],
+) -> Output:
     header, footer, rows = trace.header, trace.footer, text.rows
     sequence, draws = rows[0].sequence, text.draws
     reason = footer.reasons[sequence] if footer and sequence < len(footer.reasons) else ""
@@ -193,10 +221,15 @@ def _output(trace: Trace, text: _Text, agreed: Mapping[int, bool], rates: Rates)
     for i, commit in enumerate(rows):
         begun.setdefault(commit.step, i)
     places = [i - begun[rows[min(i, len(rows) - 1)].step] + 1 for i in range(len(text.tokens))]
-    right = (
+    right = [
         agreed[i] if i in agreed else draws.below(Key(i, "accept"), rates.at(place, text.p(i)))
         for i, place in enumerate(places)
-    )
+    ]
+    choices = {i: next_choices(d) for i, (_, d) in text.tests.items()}
+    choices |= {i: top for i, top in guessed.items() if len(top) > len(choices.get(i, ()))}
+    for i, token in enumerate(text.tokens):
+        if not right[i] and i not in choices:
+            choices[i] = drawn_choices(token, wrong, draws, i)
     full = reason == "length" and len(rows) == header.limits.get("max_new_tokens")
     return Output(
         prompt=header.prompt_ids[sequence] if sequence < len(header.prompt_ids) else (),
@@ -205,6 +238,7 @@ def _output(trace: Trace, text: _Text, agreed: Mapping[int, bool], rates: Rates)
         target=text.tokens,
         agrees=tuple(right),
         tests={i: d for i, (_, d) in text.tests.items()},
+        choices=choices,
         ended=not full,
     )
 
@@ -237,7 +271,7 @@ def _of_counts(trace: Trace, counts: Counts) -> Recording:
     right = right[: counts.tokens or len(right)]
     size = len(right)
     tokens, texts = (NO_TOKEN,) * size, (f"{UNKNOWN_TEXT} ",) * size
-    output = Output((), tokens, texts, tokens, tuple(right), {}, ended=True)
+    output = Output((), tokens, texts, tokens, tuple(right), {}, {}, ended=True)
     order_note = "The file counts verifications without their order: the order is drawn."
     part = f"Of {counts.steps:,} verifications, {MOST_ROUNDS} are drawn." if not few else ""
     length = (

@@ -87,8 +87,10 @@ class Rule:
     def _logs(self, test: Decision, own: Decision) -> Iterable[float]:
         """Yield log(q / p) of the listed tokens; an unlisted one has half of the last one's."""
         if test.top_q and own.top_p:
-            q, p = self._q(test), dict(own.top_p)
-            last_q, last_p = min(q.values()) / 2, min(p.values()) / 2
+            q, p = ({t: x for t, x in top.items() if x > 0} for top in (self._q(test), dict(own.top_p)))
+            last_q, last_p = (min(top.values(), default=0.0) / 2 for top in (q, p))
+            if not (last_q and last_p):
+                return
             for token in {*q, *p}:
                 yield log(q.get(token, last_q) / p.get(token, last_p))
 
@@ -107,20 +109,21 @@ def processed(top: Top, sampling: Mapping[str, Any]) -> Top:
 
     The unlisted rest is taken as tokens that are as probable as the last listed one.
     """
+    most, last = max(q for _, q in top) or 1.0, top[-1][1]
     power = 1 / (sampling.get("temperature") or 1.0)
-    rest, last = max(0.0, 1 - sum(q for _, q in top)), top[-1][1]
-    weights = {token: q**power for token, q in top}
-    others = rest / last * last**power
+    weights = {token: (q / most) ** power for token, q in top}  # relative: q**power may be 0
+    rest = max(0.0, 1 - sum(q for _, q in top))
+    others = rest / most * (last / most) ** (power - 1) if last else 0.0
     if top_k := sampling.get("top_k"):
         weights = dict([*weights.items()][:top_k])
         others = 0.0 if top_k <= len(top) else others
-    total = sum(weights.values()) + others
+    total, nucleus = sum(weights.values()) + others, sampling.get("top_p", 1.0)
     kept, mass = dict[int, float](), 0.0
     for token, weight in weights.items():
-        if mass >= sampling.get("top_p", 1.0):
+        if kept and mass >= nucleus:
             break
         kept[token] = weight / total
         mass += weight / total
-    if mass >= sampling.get("top_p", 1.0):  # the nucleus has no unlisted token
+    if mass >= nucleus:  # it has no unlisted token
         kept = {token: q / mass for token, q in kept.items()}
     return tuple(kept.items())

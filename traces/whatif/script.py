@@ -22,8 +22,9 @@ from specscope.engine.types import Limits
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
+    from specscope.engine.trace.events import Top
     from specscope.traces.whatif.recording import Output, Recording
 
 CONTEXT = 1 << 20
@@ -158,7 +159,8 @@ def script_of(recording: Recording) -> Script:
     most = max(longest, int(header.limits.get("max_new_tokens", longest + _BEYOND)))
     rows = Trace(replace(header, prompt_ids=prompts, limits={"eos": eos}, sampling={"seed": 0}))
     for i, output in enumerate(recording.outputs):
-        for row in _rows(i, output, len(prompts[i]), texts[i], numbers):
+        choices = {at: _numbered(top, renumbered) for at, top in output.choices.items()}
+        for row in _rows(i, output, len(prompts[i]), texts[i], choices):
             rows.add(row)
         for row in _strayed(recording.trace, i, output, len(prompts[i])):
             rows.add(row)
@@ -176,8 +178,12 @@ def _finished(recording: Recording) -> Iterator[tuple[int, ...]]:
     yield from (d.tokens for d in trace.documents if trace.forecasts and d.tokens not in own)
 
 
+def _numbered(top: Top, renumbered: Callable[[Iterable[int]], tuple[int, ...]]) -> Top:
+    return tuple(zip(renumbered(token for token, _ in top), (q for _, q in top), strict=True))
+
+
 def _rows(
-    sequence: int, output: Output, start: int, text: tuple[int, ...], numbers: Mapping[int, int]
+    sequence: int, output: Output, start: int, text: tuple[int, ...], choices: Mapping[int, Top]
 ) -> Iterator[Commit | Decision]:
     for index, (token, right) in enumerate(zip(text, output.agrees, strict=True)):
         position, draft = start + index, token if right else _WRONG
@@ -185,7 +191,7 @@ def _rows(
         outcome = "accepted" if right else "rejected"
         test = output.tests.get(index)
         q = test.q if test else None
-        top = tuple((numbers[t], share) for t, share in test.top_q if t != test.token) if test else ()
+        top = choices.get(index, ())
         decided = (draft, None, q, None, "match", outcome, -1, -1)
         yield Decision(1 + index, sequence, 0, -1, position, *decided, top_q=top)
 
