@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from statistics import fmean, median
 from typing import Any
 
@@ -25,8 +26,11 @@ PROMPTS = (
     *("Give me advice.", "What is love?", "Who was Einstein?", "Tell a joke."),
     *("Plan a trip to Rome.", "How does a car work?", "Summarize a book.", "What do bees eat?"),
 )
-TOKENS, EXACT = 64, 2
+TOKENS, EXACT = 64, 1
 """Tokens of each run, and texts of each pair of settings where nothing is drawn."""
+FULL, QUICK = 12, 6
+"""Texts of each class where something is drawn; above temperature 0, where texts differ more, twice
+as many."""
 
 Side = tuple[str, Mapping[str, Any]]
 """A method and its settings."""
@@ -47,7 +51,9 @@ class Pairs:
 
     def seeds(self, texts: int) -> range:
         """Return the seeds of each pair of settings; at temperature 0 a seed is but a prompt."""
-        each = min(texts, EXACT) if self.exact else -(-texts // len(self.sides))
+        if self.exact:
+            return range(EXACT)
+        each = ceil(texts * (2 if self.temperature else 1) / len(self.sides))
         return range(each if self.temperature else min(each, len(PROMPTS)))
 
 

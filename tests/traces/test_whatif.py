@@ -22,7 +22,7 @@ from specscope.traces.comparable import comparisons
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
-from specscope.traces.whatif.rates import LEAST, Rates, Judged
+from specscope.traces.whatif.rates import LEAST, Judged, Rates
 from specscope.traces.whatif.recording import read
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
 from specscope.traces.whatif.result import facts, rows, sentences

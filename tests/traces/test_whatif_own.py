@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,8 @@ from specscope.engine.run.serving import Load
 from specscope.engine.simulate.profile import FOLDER
 from specscope.engine.trace.trace import Trace
 from specscope.traces.metrics import measure
+from specscope.traces.view.tokens import has_trees
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
-from specscope.traces.whatif.rules import recorded_way, way_of
 
 PROFILE = "pearl-4xA100"
 PROMPTS = ("Explain gravity.", "Tell me a story.", "Hi")
@@ -42,18 +40,24 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "ssd": [{"backup": "none"}, {"schedule": "threshold"}, {"saguaro": 0.5, "fanout": "geometric"}],
     "tree": [{"drafts": "greedy"}],
 }
-CASES = [(key, config) for key in METHODS for config in ({}, *SETTINGS.get(key, ()))]
 SAMPLING = [
     specscope.Sampling(0.0),
     specscope.Sampling(1.0, seed=1),
     specscope.Sampling(0.7, top_k=3, top_p=0.9, seed=2),
 ]
-LIMITS = specscope.Limits(24)
+CASES = [
+    (key, config, sampling)
+    for key in METHODS
+    for config in ({}, *SETTINGS.get(key, ()))
+    for sampling in SAMPLING[: 2 if config else 3]
+]
+LIMITS = specscope.Limits(20)
+ROWS = ("spans", "rounds", "commits", "copies", "chains", "forecasts", "pooled", "forks")
 
 
 @cache
-def cluster(profile: str = PROFILE) -> specscope.Cluster:
-    return specscope.open("bundled", runtime="virtual", profile=profile)
+def cluster() -> specscope.Cluster:
+    return specscope.open("bundled", runtime="virtual", profile=PROFILE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,39 +67,40 @@ def close() -> Any:
     cluster.cache_clear()
 
 
-def same_rows(result: WhatIf, trace: Trace) -> bool:
-    replay = result.replay
-    rows = ("spans", "rounds", "commits", "copies", "chains", "forecasts")
-    return all(getattr(replay, name) == getattr(trace, name) for name in rows) and (
-        measure(replay) == measure(trace)
-    )
+def check_same(result: WhatIf, trace: Trace) -> None:
+    for name in ROWS:
+        assert getattr(result.replay, name) == getattr(trace, name), name
+    assert measure(result.replay) == measure(trace)
+    assert (result.drawn, result.differs) == (0, None)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING, ids=lambda s: f"T {s.temperature}")
-@pytest.mark.parametrize(("method", "config"), CASES, ids=str)
+@pytest.mark.parametrize(("method", "config", "sampling"), CASES, ids=str)
 def test_under_its_own_settings_a_run_is_repeated(
-    method: str, config: dict[str, Any], sampling: specscope.Sampling
+    method: str, config: dict[str, Any], sampling: specscope.Sampling, like: str
 ):
+    """Also on a copy of its profile, where times are computed and chains are drafted again."""
     trace = cluster().run(method, PROMPTS[0], config=config, sampling=sampling, limits=LIMITS)
     result = what_if(trace, Change())
-    assert same_rows(result, trace)
-    assert (result.drawn, result.differs) == (0, None)
+    check_same(result, trace)
     assert result.notes == ("Nothing is changed: the rows and times are those of the run.",)
     assert result.replay.header.run_id != trace.header.run_id
+    if method == "specbranch" and has_trees(trace.decisions):
+        with pytest.raises(UsageError, match="trees while the target verifies"):
+            what_if(trace, Change(profile=like))
+        return
+    result = what_if(trace, Change(profile=like))
+    if any(note.startswith("Drawn from the recorded q") for note in result.notes):
+        assert config.get("schedule") or method in ("specbranch", "assisted")
+        assert measure(result.replay).decode_seconds == pytest.approx(measure(trace).decode_seconds, rel=0.05)
+    else:
+        check_same(result, trace)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING, ids=lambda s: f"T {s.temperature}")
-@pytest.mark.parametrize(("method", "config"), CASES, ids=str)
-def test_on_a_like_cluster_a_run_is_repeated_by_replaying_it(
-    method: str, config: dict[str, Any], sampling: specscope.Sampling, tmp_path: Path
-):
-    """A copy of the profile has another name: times are computed, chains drafted again."""
-    profile = copied_profile(tmp_path)
-    trace = cluster().run(method, PROMPTS[0], config=config, sampling=sampling, limits=LIMITS)
-    with refused(trace) if XX else nullcontext():
-def copied_profile(folder: Path) -> str:
+@pytest.fixture(scope="module")
+def like(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of a copy of the profile under another name."""
     text = (FOLDER / f"{PROFILE}.toml").read_text(encoding="utf-8")
-    path = folder / "mine.toml"
+    path = tmp_path_factory.mktemp("profile") / "mine.toml"
     path.write_text(text.replace(f'name = "{PROFILE}"', 'name = "mine"', 1), encoding="utf-8")
     return str(path)
 
@@ -113,6 +118,6 @@ def test_several_requests_are_repeated(method: str, temperature: float):
             continue
     for trace in runs:
         result = what_if(trace, Change())
-        assert same_rows(result, trace)
+        check_same(result, trace)
         assert result.replay.header.environment["whatif"]["run"] == trace.header.run_id
     assert runs or method in ("dsi", "ssd")

@@ -85,7 +85,8 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     method, config = _method(trace, change)
     profile, pair = _cluster(trace.header, change)
     own = has_own_settings(trace, method, change.config)
-    same = own and has_own_times(trace, profile, pair)
+    layout = method.layout(method.configure(trace.header.config if own else config))
+    same = own and has_own_times(trace, layout, profile, pair)
     kept = same or (own and is_kept(trace, method))
     recording = read(trace, None if own else way_of(method.configure(config)))
     if kept:
@@ -93,7 +94,7 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     else:
         check_method(recording, method, config)
     if kept and not same:
-        check_times(trace, method.layout(method.configure(config)))
+        check_times(trace, layout)
     script = script_of(recording)
     with specscope.open(
         script.pair, runtime="virtual", profile=profile, profile_pair=pair, tokens=script.tokens
@@ -102,7 +103,6 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
         if same:
             replay = repeated(trace)
         elif kept and plain:
-            layout = method.layout(method.configure(config))
             replay = retimed(trace, layout, cluster, profile.latency(pair), plain.header)
         else:
             options: dict[str, Any] = {"limits": script.limits, "load": _load(trace.header)}

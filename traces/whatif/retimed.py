@@ -44,10 +44,10 @@ def has_own_settings(trace: Trace, method: Method, changed: Mapping[str, Any]) -
     return asdict(method.configure({**header.config, **changed})) == asdict(recorded)
 
 
-def has_own_times(trace: Trace, profile: Profile, pair: str | None) -> bool:
+def has_own_times(trace: Trace, layout: Layout, profile: Profile, pair: str | None) -> bool:
     """Return whether a profile is the run's, and gives its forwards the times that they had.
 
-    Times of a batch or a stage do not follow from their span; not all of a model are such.
+    Times of a batch do not follow from their span, nor those of models that share a device.
     """
     header = trace.header
     if not header.virtual or (profile.name, pair) != (header.profile, header.environment.get("profile_pair")):
@@ -61,7 +61,8 @@ def has_own_times(trace: Trace, profile: Profile, pair: str | None) -> bool:
         ):
             us = latency.sample_us if span.kind == "sample" else latency(span.model, span.rows, span.context)
             known[span.kind if span.kind == "sample" else span.model] |= span.end - span.start == 1000 * us
-    return all(known.values())
+    each = all if isinstance(layout.arrangement, Separate) else any
+    return each(known.values())
 
 
 def is_kept(trace: Trace, method: Method) -> bool:
