@@ -37,10 +37,12 @@ class Way(NamedTuple):
     """Whether drafts are drawn from q; else they are its argmax."""
 
 
-def way_of(settings: Mapping[str, Any]) -> Way:
-    if settings.get("acceptance") == "match":
-        return Way("match", settings.get("drafts") == "sampled")
-    sampled = settings.get("acceptance") == "rejection" or settings.get("drafts") != "greedy"
+def way_of(cfg: Any) -> Way:
+    """Return the way of a method with these settings, a Config."""
+    rule, drafts = (getattr(cfg, name, "") for name in ("acceptance", "drafts"))
+    if rule == "match":
+        return Way("match", drafts == "sampled")
+    sampled = rule == "rejection" or drafts != "greedy"
     return Way("ratio" if sampled else "match", sampled)
 
 
