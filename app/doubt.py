@@ -40,7 +40,9 @@ def doubt_of(
     if not found:
         return None
     return Doubt(
-        min(one.low for one in found), max(one.high for one in found), " and ".join(one.source for one in found)
+        min(one.low for one in found),
+        max(one.high for one in found),
+        " and ".join(one.source for one in found),
     )
 
 

@@ -38,7 +38,10 @@ def map_svg(plan: Plan, results: Sequence[Result], by: str = "runs", columns: in
     ]
     total, down = max(2 * _LEAST, width * min(columns, len(plan.devices))), height * rows
     lines = wrap(" ".join(assumptions(plan)), int((total - 2 * _LEFT) / (0.87 * _LINE)))
-    words = [f'<text class="l" x="{_LEFT}" y="{down + 36 + 15 * i}">{escape(line)}</text>' for i, line in enumerate(lines)]
+    words = [
+        f'<text class="l" x="{_LEFT}" y="{down + 36 + 15 * i}">{escape(line)}</text>'
+        for i, line in enumerate(lines)
+    ]
     tall = down + 34 + 15 * len(lines)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {tall}" width="{total}" '

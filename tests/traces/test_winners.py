@@ -82,7 +82,9 @@ def test_specbranch_has_the_length_of_a_branch_and_the_forks_that_are_best(c, ra
 
 def test_equal_settings_give_the_smallest_and_a_rate_is_searched_beside_0():
     at = Place("ratios", 5, 0.7, 0.5, 0.7)
-    found = best_settings(lambda at, a, b, t, fixed: min(a, 3) + t + fixed, at, {"fixed": 9}, {"a": 5, "b": 2, "t": "rate"})
+    found = best_settings(
+        lambda at, a, b, t, fixed: min(a, 3) + t + fixed, at, {"fixed": 9}, {"a": 5, "b": 2, "t": "rate"}
+    )
     assert found == {"fixed": 9, "a": 3, "b": 1, "t": 0.7}
 
 
@@ -122,9 +124,35 @@ def test_a_lead_is_clear_if_it_is_there_for_every_seed(mine, theirs, clear: bool
 @pytest.mark.parametrize(
     ("target", "devices", "used"),
     [
-        (1, (2, 4), {"speculative": [1], "pearl": [2], "ssd": [2], "specbranch": [2], "dsi": [2, 4], "easyspec": [2, 4]}),
-        (2, (2, 3, 8), {"speculative": [2], "pearl": [3], "ssd": [3], "specbranch": [3], "dsi": [3, 7], "easyspec": [2, 3, 4]}),
-        (4, (4, 9), {"speculative": [4], "pearl": [5], "ssd": [5], "specbranch": [5], "dsi": [9], "easyspec": [4]}),
+        (
+            1,
+            (2, 4),
+            {
+                "speculative": [1],
+                "pearl": [2],
+                "ssd": [2],
+                "specbranch": [2],
+                "dsi": [2, 4],
+                "easyspec": [2, 4],
+            },
+        ),
+        (
+            2,
+            (2, 3, 8),
+            {
+                "speculative": [2],
+                "pearl": [3],
+                "ssd": [3],
+                "specbranch": [3],
+                "dsi": [3, 7],
+                "easyspec": [2, 3, 4],
+            },
+        ),
+        (
+            4,
+            (4, 9),
+            {"speculative": [4], "pearl": [5], "ssd": [5], "specbranch": [5], "dsi": [9], "easyspec": [4]},
+        ),
         (8, (8,), {"speculative": [8], "easyspec": [8]}),
     ],
 )
@@ -150,7 +178,13 @@ def test_a_map_of_a_larger_target_has_the_same_times_and_more_devices():
 
 def test_the_assumptions_are_those_of_the_plan():
     text = " ".join(assumptions(small(seeds=3, misses=0.4, doubt=0.2, target_devices=2)))
-    for words in ("in 3 runs", "(1 + F)^-0.4", "1 - 0.8 a of its errors", "target takes 2 devices", "SSD has forks 3"):
+    for words in (
+        "in 3 runs",
+        "(1 + F)^-0.4",
+        "1 - 0.8 a of its errors",
+        "target takes 2 devices",
+        "SSD has forks 3",
+    ):
         assert words in text
     recorded = " ".join(assumptions(small(recorded=("a",))))
     assert "of the recorded runs" in recorded

@@ -278,9 +278,7 @@ class Winner(NamedTuple):
         return self.lead >= EQUAL and all(lead > 0 for lead in self.leads)
 
 
-def winner(
-    results: Sequence[Result], c: int, rate: float, devices: int, by: str = "runs"
-) -> Winner | None:
+def winner(results: Sequence[Result], c: int, rate: float, devices: int, by: str = "runs") -> Winner | None:
     """Return the fastest method at a place on at most `devices` devices, by one of `VALUES`.
 
     None if none has room.
@@ -338,5 +336,6 @@ def assumptions(plan: Plan) -> list[str]:
         *drafts.replace(". ", ".\n").split("\n"),
         f"The target takes {target}; c is that of the target as it lies there. EasySpec's fuzzy drafts are as good as "
         "exact ones.",
-        "; ".join([*given, "other settings are the best by the closed form, at the rate and c of the place"]) + ".",
+        "; ".join([*given, "other settings are the best by the closed form, at the rate and c of the place"])
+        + ".",
     ]

@@ -99,7 +99,9 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
                 "waits": [(clock(w.start), clock(w.end), w.reason) for w in idle[device.name]],
-                "measured": _measured(_label_of_load(trace, device), samples[device.name], busy.get(device.name), clock),
+                "measured": _measured(
+                    _label_of_load(trace, device), samples[device.name], busy.get(device.name), clock
+                ),
             }
         )
     return rows
