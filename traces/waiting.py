@@ -129,7 +129,7 @@ def time_by_part(trace: Trace) -> dict[str, float]:
     """
     lo, hi = decode_window(trace)
     shares = dict[str, float]()
-    for start, end, work in _states(trace):
+    for start, end, work, _ in _states(trace):
         spans = [span for span in work.values() if span is not None]
         sides = {side(span) for span in spans if span.kind in FORWARDS}
         part = "target" if "target" in sides else "drafter" if sides else spans[0].kind if spans else "none"
