@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -174,6 +175,15 @@ def test_no_process_joins_a_recording_that_has_ended(path):
     joined.close()
     with pytest.raises(UsageError, match="no program records to it now; join before close"):
         specscope.record(path, join=True)
+    assert read(path).status == "done"
+
+
+def test_a_recording_that_is_forgotten_frees_its_file(path):
+    rec = specscope.record(path)
+    rec.round(emitted=[1])
+    del rec
+    gc.collect()
+    specscope.record(path).close()
     assert read(path).status == "done"
 
 

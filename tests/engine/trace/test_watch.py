@@ -340,7 +340,9 @@ def test_texts_of_any_signs_are_recorded(sign, to_file, tmp_path):
         assert (again.text, again.token_ids()) == (trace.text, tokens)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), UnicodeDecodeError("utf-8", b"a", 0, 1, "odd")])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by zero"), UnicodeDecodeError("utf-8", b"a", 0, 1, "odd")]
+)
 def test_an_error_of_the_tokenizer_is_the_one_to_see(error):
     target, _ = pair_of("Mixtral")
     with pytest.raises(type(error)), specscope.watch(target, tokenizer=Signs(error)):
@@ -351,7 +353,10 @@ def test_an_error_of_the_tokenizer_is_the_one_to_see(error):
 @pytest.mark.parametrize("path", ["/dev/full", "/dev/zero"])
 def test_a_watch_writes_to_a_regular_file_only(path):
     target, _ = pair_of("Mixtral")
-    with pytest.raises(UsageError, match="is not a regular file; give a file"), specscope.watch(target, path=path):
+    with (
+        pytest.raises(UsageError, match="is not a regular file; give a file"),
+        specscope.watch(target, path=path),
+    ):
         generated(target)
     assert hooks(target) == (0, 0)
 
