@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import time
+import weakref
 from pathlib import Path
 from threading import RLock
 
@@ -70,6 +71,7 @@ class Lines:
         self._file = -1
         try:
             self._file = os.open(path, _FLAGS | (os.O_CREAT if replace else 0), 0o666)
+            self._close = weakref.finalize(self, os.close, self._file)
             self._begin(replace)
         except (OSError, ValueError) as error:
             self._closed()
@@ -160,7 +162,7 @@ class Lines:
 
     def _closed(self) -> None:
         if self._file >= 0:
-            os.close(self._file)
+            self._close()
             self._file = -1
 
     def _append(self, lines: bytes) -> str:

@@ -169,12 +169,13 @@ def _clocks(clocks: Any, devices: Sequence[Device]) -> dict[str, Any]:
 def _streams(devices: Sequence[Device], events: Any) -> dict[str, Stream]:
     if events is None:
         return {}
-    names = [device.name for device in devices if device.kind == "cuda"]
-    makes: Mapping[str, Any] = events if isinstance(events, Mapping) else dict.fromkeys(names, events)
-    for name in names:
-        if not callable(makes.get(name)):
-            raise UsageError(f"events of {name} is {shown(makes.get(name))}; give what makes a CUDA event")
-    return {name: Stream(makes[name]) for name in names}
+    found = dict[str, Stream]()
+    for name in (device.name for device in devices if device.kind == "cuda"):
+        make: Any = events.get(name) if isinstance(events, Mapping) else events
+        if not callable(make):
+            raise UsageError(f"events of {name} is {shown(make)}; give what makes a CUDA event")
+        found[name] = Stream(make)
+    return found
 
 
 def _environment() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.events import Device, SpanKind
+from specscope.engine.trace.events import NO_DEVICES, Device, SpanKind
 from specscope.engine.trace.given import choice, text
 
 if TYPE_CHECKING:
@@ -137,6 +137,8 @@ def devices_of(devices: Any) -> tuple[Device, ...]:
     roles = dict[str, str]()
     for name, role in given.items() if isinstance(devices, Mapping) else ((role, role) for role in given):
         label = text("the name of a device", name)
+        if label in NO_DEVICES:
+            raise UsageError(f"a device is named {shown(label)}, which names no device; give another name")
         roles[label] = choice(f"the role of device {shown(name)}", role, ROLES)
     if not any("target" in role for role in roles.values()):
         raise UsageError(f"no device of {shown(dict(roles))} has the role target; name the target's device")

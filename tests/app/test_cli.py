@@ -237,7 +237,7 @@ def test_a_model_that_declares_layers_for_drafting_without_having_them_is_named(
     pair, _ = make_pair(tmp_path, "llama", "other")
     file = pair.target_path / "config.json"
     words = ["run", "--method", "autoregressive", "--target", str(pair.target_path), "--device", "cpu"]
-    words += ["--prompt-ids", "5,6", "--runtime", "local-thread", "--max-new-tokens", "2", *db]
+    words += ["--prompt", "a", "--runtime", "local-thread", "--max-new-tokens", "2", *db]
     said = f"{pair.target_path.name}: config.json declares {field} = 1, but the weights hold no such layers"
     code, _, err = call(capsys, *words)
     assert (code, "declares" in err) == (0, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -26,10 +27,9 @@ for _ in range(int(sys.argv[2])):
 """
 
 
-def run(code, *words):
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def run(code, *words, fds=()):
+    command = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, pass_fds=fds)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -92,7 +92,7 @@ def test_a_process_with_more_spans_than_ids_gets_further_ones(path, monkeypatch)
 
 
 FORKS = """
-import os, sys, specscope
+import os, shutil, sys, specscope
 from specscope.engine.errors import UsageError
 rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
 rec.start()
@@ -123,6 +123,7 @@ if os.fork() == 0:
     for call in (draft, rec.close): refused(draft)() if call is draft else call()
     os._exit(0)
 rec.close()
+shutil.copy(sys.argv[1], sys.argv[1].replace(".jsonl", ".first"))
 with specscope.record(sys.argv[1], method="second") as second:
     second.round(emitted=[2])
     os.write(int(sys.argv[3]), b"x")
@@ -132,33 +133,19 @@ with specscope.record(sys.argv[1], method="second") as second:
 
 
 def test_forked_children_record_spans_only_and_end_nothing_of_their_parents(path):
-    """A child's close neither ends nor unlocks the recording; one of a closed one records nothing."""
+    """A child's close neither ends nor unlocks it; one of a closed recording records nothing."""
     reading, writing = os.pipe()
-    code = FORKS.replace(
-        'rec.close()\nwith specscope.record(sys.argv[1], method="second")',
-        'rec.close()\nif len(sys.argv) > 4: sys.exit()\nwith specscope.record(sys.argv[1], method="second")',
-    )
-    command = [sys.executable, "-c", code, path, str(reading), str(writing)]
     try:
-        for more, title, kinds in (([], "second", []), (["x"], "own loop", ["draft"] * 4 + ["verify"] * 2)):
-            if more:
-                os.write(writing, b"x")
-            done = subprocess.run(
-                [*command, *more],
-                cwd=ROOT,
-                pass_fds=(reading, writing),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert (done.returncode, done.stderr) == (0, "")
-            ids(path)
-            trace = read(path)
-            assert (trace.header.title, trace.status) == (title, "done")
-            assert sorted(s.kind for s in trace.spans) == kinds
+        run(FORKS, path, reading, writing, fds=(reading, writing))
     finally:
         os.close(reading)
         os.close(writing)
+    ids(path)
+    trace = read(path)
+    assert (trace.header.title, trace.status, trace.spans) == ("second", "done", [])
+    first = read(path.with_suffix(".first"))
+    assert (first.header.title, first.status) == ("own loop", "done")
+    assert sorted(span.kind for span in first.spans) == ["draft"] * 4 + ["verify"] * 2
 
 
 def test_a_recording_that_has_not_started_cannot_be_forked(path):
@@ -188,6 +175,15 @@ def test_no_process_joins_a_recording_that_has_ended(path):
     joined.close()
     with pytest.raises(UsageError, match="no program records to it now; join before close"):
         specscope.record(path, join=True)
+    assert read(path).status == "done"
+
+
+def test_a_recording_that_is_forgotten_frees_its_file(path):
+    rec = specscope.record(path)
+    rec.round(emitted=[1])
+    del rec
+    gc.collect()
+    specscope.record(path).close()
     assert read(path).status == "done"
 
 
@@ -225,16 +221,16 @@ def test_a_disk_that_is_full_for_a_moment_loses_no_row(path, monkeypatch, room):
             with other.span("draft"):
                 pass
             disk.room = room
-            failed = 0
+            said = list[str]()
             for token in range(10):
                 try:
                     rec.round(emitted=[token], texts=["x"])
                 except UsageError as error:
-                    failed += 1
-                    assert "No space left on device; its last" in str(error)
-                    assert "rows wait in memory for the next call" in str(error)
-                    assert read_traces(path).traces[0].header.run_id
-            assert failed >= 5
+                    said.append(str(error))
+                assert read_traces(path).traces[0].header.run_id
+            assert len(said) >= 5
+            assert all("No space left on device; its last" in line for line in said)
+            assert all(line.endswith("rows wait in memory for the next call") for line in said)
             disk.room = 10**9
             with other.span("draft"):
                 pass
@@ -315,9 +311,13 @@ def test_a_recording_ends_before_it_is_too_large_to_be_read(path, monkeypatch):
     rec = specscope.record(path)
     with pytest.raises(UsageError, match="a row has 899 bytes; at most 600 are read"):
         rec.round(emitted=[1], texts=["x" * 800])
-    with pytest.raises(UsageError, match="the most of a recording; end it, and record"):
+
+    def fill():
         for _ in range(100):
             rec.round(emitted=[1], texts=["x"])
+
+    with pytest.raises(UsageError, match="the most of a recording; end it, and record"):
+        fill()
     assert path.stat().st_size < 5000
     with suppress(UsageError):
         rec.close()

@@ -13,8 +13,10 @@ from specscope.engine.errors import UsageError
 from specscope.engine.model.families import FAMILIES
 from specscope.engine.trace import watched as call_module
 from specscope.traces.checks import check
+from specscope.traces.comparable import other_load
 from specscope.traces.diff import diff
 from specscope.traces.export.report import render_report
+from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
 from tests.engine.trace.watched import (
     ARCHITECTURES,
@@ -306,3 +308,61 @@ def test_an_assistant_that_the_call_does_not_use_is_not_in_the_trace():
     assert trace.header.drafter_path == ""
     assert [d.role for d in trace.header.devices] == ["drafter+target"]
     assert {s.rows for s in trace.spans if s.model == "drafter"} == {0}
+
+
+SIGNS = ("\u2028", "\x85", "\r", "\x0b", "\x1c", "\ud83d", "a\ude00", "")
+
+
+class Signs:
+    """A tokenizer whose texts are one odd sign for each token; an exception is raised."""
+
+    def __init__(self, sign):
+        self._sign = sign
+
+    def decode(self, ids):
+        if isinstance(self._sign, Exception):
+            raise self._sign
+        return self._sign * len(ids)
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+@pytest.mark.parametrize("sign", SIGNS)
+def test_texts_of_any_signs_are_recorded(sign, to_file, tmp_path):
+    target, _ = pair_of("Mixtral")
+    path = tmp_path / "signs.jsonl" if to_file else None
+    with specscope.watch(target, tokenizer=Signs(sign), path=path) as trace:
+        tokens = generated(target, max_new_tokens=5)
+    check(trace)
+    assert (trace.status, trace.token_ids()) == ("done", tokens)
+    assert "\ufffd" in trace.header.prompts[0] or trace.header.prompts[0] == sign * len(PROMPT)
+    if to_file:
+        (again,) = read_traces(path).traces
+        assert (again.text, again.token_ids()) == (trace.text, tokens)
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by zero"), UnicodeDecodeError("utf-8", b"a", 0, 1, "odd")]
+)
+def test_an_error_of_the_tokenizer_is_the_one_to_see(error):
+    target, _ = pair_of("Mixtral")
+    with pytest.raises(type(error)), specscope.watch(target, tokenizer=Signs(error)):
+        generated(target, max_new_tokens=5)
+    assert hooks(target) == (0, 0)
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/zero"])
+def test_a_watch_writes_to_a_regular_file_only(path):
+    target, _ = pair_of("Mixtral")
+    with (
+        pytest.raises(UsageError, match="is not a regular file; give a file"),
+        specscope.watch(target, path=path),
+    ):
+        generated(target)
+    assert hooks(target) == (0, 0)
+
+
+def test_a_watched_call_tells_the_load_by_other_programs():
+    target, _ = pair_of("Mixtral")
+    with specscope.watch(target) as trace:
+        generated(target, max_new_tokens=200)
+    assert (other_load(trace) is None) == (trace.spans[-1].end < 0.15e9)

@@ -119,7 +119,7 @@ def hooks(model):
 
 
 def read(path):
-    return read_jsonl(path.read_text(encoding="utf-8").splitlines())
+    return read_jsonl(path.read_bytes().decode().split("\n"))
 
 
 def _tokenizer(vocabulary, split):
