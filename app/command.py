@@ -65,7 +65,7 @@ def carry_out(argv: Sequence[str] | None, signals: Sequence[int]) -> int:
         return _fail(error, str(error), 1)
     except KeyboardInterrupt as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would print a traceback
-        return _fail(error, "stopped", 128 + (signals[-1] if signals else signal.SIGINT))
+        return _fail(error, str(error) or "stopped", 128 + (signals[-1] if signals else signal.SIGINT))
     except BrokenPipeError:  # the program that reads the output has exited
         _drop_output()
         return 1

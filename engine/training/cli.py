@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.checkpoints.progress import Progress as Download
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import RunCancelled, UsageError
 from specscope.engine.files import replacing
 from specscope.engine.training.settings import (
     HEAD_DEFAULTS,
@@ -300,7 +300,10 @@ def _train(train: Callable[..., Path], options: Recipe, args: argparse.Namespace
             raise UsageError(f"threads is {args.threads}; it must be at least 1")
         torch.set_num_threads(args.threads)
     with cancel_on_interrupt() as cancel, _progress_bar() as show:
-        train(options, progress=show, cancel=cancel, resume=args.resume)
+        try:
+            train(options, progress=show, cancel=cancel, resume=args.resume)
+        except RunCancelled as error:  # only a signal sets `cancel`
+            raise KeyboardInterrupt(str(error)) from None
     return PartialState().is_main_process
 
 

@@ -13,9 +13,11 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specscope
+from specscope.app import main
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.errors import RunCancelled, SpecScopeError, UsageError
+from specscope.engine.training import pair
 from specscope.engine.training.card import Measured, Sample, Sizes, make_card, render
 from specscope.engine.training.cli import cancel_on_interrupt
 from specscope.engine.training.data import Encoder, find_sources, is_held_out, read_documents
@@ -238,6 +240,18 @@ def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
             os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_training_that_a_signal_stopped_has_the_exit_code_of_a_stopped_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise RunCancelled("stopped at step 3 of 9 of the target")
+
+    monkeypatch.setattr(pair, "train_pair", stopped)
+    assert main.main(["train", "pair", "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 130
+    assert capsys.readouterr().err == "specscope: stopped at step 3 of 9 of the target\n"
 
 
 def test_facts_that_are_not_json_are_refused(tmp_path: Path) -> None:
