@@ -29,13 +29,7 @@ _OTHERS = {
 """The work beside forwards, by kind of span."""
 
 
-def cause(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
-    """Return why a run is slow, or what is wrong with its times; empty for a run that is faster."""
-    slow = faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
-    return _impossible(trace, plain) or (_slow(trace, metrics, plain, faster) if slow else "")
-
-
-def _impossible(trace: Trace, plain: Trace) -> str:
+def impossible(trace: Trace, plain: Trace) -> str:
     """Return that target forwards are faster than plain ones, which no method can bring about."""
     mine, theirs = _target_forwards(trace), _target_forwards(plain)
     time, least = _milliseconds(mine), _milliseconds(theirs)
@@ -50,8 +44,8 @@ def _impossible(trace: Trace, plain: Trace) -> str:
     )
 
 
-def _slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
-    """Return where the time of a target forward goes, and the largest part of the loss.
+def slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
+    """Return why a run is not faster: where the time of a target forward goes. Empty if it is.
 
     A target forward brings k tokens, a plain one b: 1, of a batch more. With the time of a plain
     forward as the unit, R = k / b / speed-up is the time per target forward. The shares of decoding
@@ -59,7 +53,8 @@ def _slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
     leave open of R.
     """
     brings = metrics.tokens_per_target_forward
-    if brings is None:
+    loses = faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
+    if brings is None or not loses:
         return ""
     unit = measure(plain).tokens_per_target_forward or 1.0
     time = brings / unit / faster.value

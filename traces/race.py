@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
+from specscope.traces.causes import impossible
 from specscope.traces.comparable import comparisons, other_load
 from specscope.traces.metrics import measure
 from specscope.traces.view.settings import config_text, shown_config
@@ -57,6 +58,8 @@ class Racer(NamedTuple):
     reason: str
     loaded: bool
     """Whether other programs used the machine during one of its passes."""
+    doubt: str = ""
+    """Why its times cannot be compared with its baseline's, see `traces.causes`; else empty."""
 
 
 def racers_of(
@@ -64,9 +67,13 @@ def racers_of(
 ) -> list[Racer]:
     groups = passes or [[trace] for trace in traces]
     compared = comparisons([[trace] for trace in traces])
-    return [
+    racers = [
         Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group))
         for trace, metrics, group, (baseline, reason) in zip(traces, measured, groups, compared, strict=True)
+    ]
+    return [
+        racer if k in (None, i) else racer._replace(doubt=impossible(racer.trace, traces[k]))
+        for i, (racer, k) in enumerate((racer, racer.baseline) for racer in racers)
     ]
 
 
@@ -103,6 +110,11 @@ def race_line(racers: Sequence[Racer]) -> str:
         return (
             "No winner: other programs used this machine during the race. Run it again when they have ended."
         )
+    if doubted := [racer.trace.header.title for racer in field if racer.doubt]:
+        return (
+            f"No winner: the target forwards of {', '.join(doubted)} were faster than plain ones, which is no "
+            "effect of a method."
+        )
     near = _near(field)
     if len(near) > 1:
         return f"No clear winner: {', '.join(_entry(racer, racers) for racer in near)}."
@@ -128,8 +140,8 @@ def _fields(racers: Sequence[Racer]) -> list[list[Racer]]:
 
 
 def _near(field: Sequence[Racer]) -> Sequence[Racer]:
-    """Return the runs whose range reaches the fastest's; all if other programs disturbed one."""
-    if any(racer.loaded for racer in field):
+    """Return the runs whose range reaches the fastest's; all if the times of one are doubtful."""
+    if any(racer.loaded or racer.doubt for racer in field):
         return field
     least = field[0].speed.low if field[0].speed else 0.0
     return [racer for racer in field if racer is field[0] or (racer.speed and racer.speed.high >= least)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from specscope.engine.checkpoints.forms import form_of
 from specscope.traces.advice import GAIN, Advice, advise, longest_drafter
-from specscope.traces.causes import cause
+from specscope.traces.causes import slow
 from specscope.traces.comparable import drafts
 from specscope.traces.health import health
 from specscope.traces.imported import origin
@@ -85,11 +85,12 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
     if racer.loaded or baseline.loaded:
         return {**found, "summary": f"{title} about {faster.value:.1f}× {LOADED}"}
     facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value)}"
-    text, advice = _advice(i, racers, metrics, baseline.trace)
+    text, advice = ("", None) if racer.doubt else _advice(i, racers, metrics, baseline.trace)
+    why = racer.doubt or (slow(trace, metrics, baseline.trace, faster) if drafts(trace) else "")
     return {
         **found,
         "summary": f"{title} {_compared(faster)}{facts}.{_predicted(trace)}",
-        "reason": cause(trace, metrics, baseline.trace, faster) if drafts(trace) else "",
+        "reason": why,
         "advice": text,
         "run": advice,
     }

@@ -77,10 +77,13 @@ def test_the_rows_of_a_batch_are_compared_with_those_of_plain_batches(page):
 
 @pytest.mark.parametrize(("verify", "doubted"), [(3.0, True), (5.5, False)])
 def test_target_forwards_faster_than_plain_ones_are_no_effect_of_a_method(page, verify, doubted):
-    _, run, _ = page(GOOD, verify=verify, draft=0.1)
+    document, run, _ = page(GOOD, verify=verify, draft=0.1)
     reason = run["verdict"]["reason"]
+    assert run["fastest"] is not doubted
+    assert ("No winner: the target forwards of loop were faster" in document["race"]) is doubted
     assert ("This cannot be an effect of the method" in reason) is doubted
     if doubted:
+        assert run["verdict"]["advice"] == ""
         assert "a target forward of 3.0 rows took 3.00 ms, a plain one of 1.0 rows 6.00 ms" in reason
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
     from specscope.traces.waiting import Wait
 
-METERS = {"cpu": "psutil", "cuda": "NVML"}
-"""What measures the load of a device of that kind."""
+METERS = {"cpu": ("whole core", "psutil"), "cuda": ("whole card", "NVML")}
+"""What is measured by a device's kind, by all programs, and by what; on Ray a worker's own time."""
 ROLE = "requests"
 
 
@@ -161,10 +161,10 @@ def _measured(trace: Trace, device: Device) -> MeasuredView | None:
     if not samples:
         return None
     clock, powers = decoding_clock(trace), [o.power for o in samples if o.power is not None]
-    whose = "this worker" if trace.header.runtime == "ray" and device.kind == "cpu" else "all programs"
-    meter = METERS.get(device.kind)
+    whole, meter = METERS.get(device.kind, ("measured", ""))
+    what = "worker" if trace.header.runtime == "ray" and device.kind == "cpu" else whole
     return {
-        "label": f"{whose} ({meter})" if meter else "measured",
+        "label": f"{what} ({meter})" if meter else what,
         "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in samples],
         "busy": measured_occupancy(trace).get(device.name),
         "memory": max(o.memory for o in samples),
