@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Span
     from specscope.engine.trace.trace import Trace
     from specscope.traces.metrics import Metrics
-    from specscope.traces.race import Speed
 
 ENOUGH = 1.05
 """Time per target forward in plain ones up to which the forward itself is not the cause."""
@@ -44,8 +43,10 @@ def impossible(trace: Trace, plain: Trace) -> str:
     )
 
 
-def slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
-    """Return why a run is not faster: where the time of a target forward goes. Empty if it is.
+def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: float) -> str:
+    """Return why a run is not faster: where the time of a target forward goes.
+
+    `speedup` is measured; its passes leave open up to `most`.
 
     A target forward brings k tokens, a plain one b: 1, of a batch more. With the time of a plain
     forward as the unit, R = k / b / speed-up is the time per target forward. The shares of decoding
@@ -53,12 +54,11 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
     leave open of R.
     """
     brings = metrics.tokens_per_target_forward
-    loses = faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
-    if brings is None or not loses:
+    if brings is None:
         return ""
     unit = measure(plain).tokens_per_target_forward or 1.0
-    time = brings / unit / faster.value
-    noise = max(ENOUGH - 1, time - brings / unit / faster.high)
+    time = brings / unit / speedup
+    noise = max(ENOUGH - 1, time - brings / unit / most)
     parts = {part: time * share for part, share in waiting.time_by_part(trace).items()}
     target, draft, rest = (parts.pop(part, 0.0) for part in ("target", "drafter", "none"))
     rows, few = _rows(_target_forwards(trace)), _rows(_target_forwards(plain))

@@ -86,7 +86,7 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
         return {**found, "summary": f"{title} about {faster.value:.1f}× {LOADED}"}
     facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value)}"
     text, advice = ("", None) if racer.doubt else _advice(i, racers, metrics, baseline.trace)
-    why = racer.doubt or (slow(trace, metrics, baseline.trace, faster) if drafts(trace) else "")
+    why = racer.doubt or _why(trace, metrics, baseline.trace, faster)
     return {
         **found,
         "summary": f"{title} {_compared(faster)}{facts}.{_predicted(trace)}",
@@ -99,6 +99,12 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
 def _predicted(trace: Trace) -> str:
     speed = predicted_speedup(trace.header)
     return "" if speed is None else f" The plan predicted {speed:.2f}×."
+
+
+def _why(trace: Trace, metrics: Metrics, baseline: Trace, faster: Speed) -> str:
+    """Return why a run is not faster than plain decoding, whatever its passes leave open."""
+    loses = faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
+    return slow(trace, metrics, baseline, faster.value, faster.high) if loses and drafts(trace) else ""
 
 
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
