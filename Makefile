@@ -59,12 +59,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -yq python3-venv && $(PYTHON) -m venv $(VENV); }
 
 # Python compiles a module when it is first imported; most of these packages' modules never are.
+# Without a network, pip would try again for two minutes.
+INSTALL := PIP_RETRIES=1 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile
+HINT := { echo "specscope: pip cannot install the packages; check the network, or set PIP_INDEX_URL to a package index that answers" >&2; exit 1; }
+
 $(VENV)/.app: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -e '.[app]'
+	$(INSTALL) -e '.[app]' || $(HINT)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -e '.[dev]'
+	$(INSTALL) -e '.[dev]' || $(HINT)
 	@touch $@ $(VENV)/.app
 
 clean:

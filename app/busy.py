@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 import psutil
 
 from specscope.engine.cluster.occupancy import ProcessorTime, processor_time, used_by_others
 from specscope.engine.trace.events import TOO_BUSY
+from specscope.engine.trace.load import used
 from specscope.traces.comparable import OtherLoad
 
 __all__ = ["ProcessorTime", "busy_since", "busy_warning", "read_load"]
 
 
 def read_load() -> ProcessorTime:
-    """Return the processor time used until now, by all programs and by this one and its workers."""
+    """Return the processor time used until now, by all programs and by this one and its workers.
+
+    On Linux workers that have ended count, too.
+    """
+    if (known := used()) is not None:
+        return ProcessorTime(known.at / 1e9, known.machine, {os.getpid(): known.own})
     me = psutil.Process()
     return processor_time((me, *me.children(recursive=True)))
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
+from specscope.app.doubt import by_prompt, doubt_of
 from specscope.app.named import PromptRow
 from specscope.engine.methods import BASELINE
 from specscope.engine.trace.trace import Trace
@@ -16,6 +17,7 @@ from specscope.traces.health import health
 from specscope.traces.metrics import measure
 from specscope.traces.places import per_level_of
 from specscope.traces.verdict import wrong_drafter
+from specscope.traces.view.settings import config_text, shown_config
 from specscope.traces.view.tokens import has_trees
 
 Traces: TypeAlias = dict[str, dict[int, Trace]]
@@ -44,9 +46,15 @@ def speeds_of(passes: Sequence[Traces], prompts: Collection[int]) -> dict[str, l
 def summaries_of(traces: Traces, rows: Sequence[PromptRow], passes: Sequence[Traces]) -> dict[str, Any]:
     """Return the figures of each method's median pass, also by category of the prompts."""
     runs_of = {key: list(runs.values()) for key, runs in traces.items()}
-    figures = _compared(runs_of, speeds_of(passes, range(len(rows))))
+    speeds = speeds_of(passes, range(len(rows)))
+    figures = _compared(runs_of, speeds)
     summaries = {
-        key: {**figures[key], **_facts(list(runs.values()), figures[key])} for key, runs in traces.items()
+        key: {
+            **figures[key],
+            **_facts(list(runs.values()), figures[key]),
+            **_doubt(traces, key, figures[key]["baseline"], speeds),
+        }
+        for key, runs in traces.items()
     }
     for category in dict.fromkeys(r.category for r in rows if r.category):
         mine = [i for i, row in enumerate(rows) if row.category == category]
@@ -62,10 +70,24 @@ def _facts(runs: list[Trace], figures: dict[str, Any]) -> dict[str, Any]:
     return {
         "runs": [t.header.run_id for t in runs],
         "config": header.config,
+        "settings": config_text(header.method, shown_config(header, redact_prompt=False)),
         "planned": header.environment.get("planned"),
         "lossless": header.lossless,
         "advice": advice_on(runs, figures["draft_forwards"]),
         "health": {t.header.run_id: note for t in runs if (note := health(t))},
+    }
+
+
+def _doubt(traces: Traces, key: str, baseline: str | None, speeds: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the speed-up by prompt, its range, and how this arose."""
+    mine, plain = traces[key], traces[baseline] if baseline else {}
+    known = () if traces[key][min(mine)].header.virtual else (speeds[key], speeds[baseline or key])
+    doubt = doubt_of(mine, plain, known or ((), ())) if baseline != key else None
+    return {
+        "speedup_by_prompt": by_prompt(mine, plain),
+        "speedup_low": doubt and doubt.low,
+        "speedup_high": doubt and doubt.high,
+        "speedup_from": doubt and doubt.source,
     }
 
 
@@ -82,6 +104,7 @@ def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) ->
             "equal_to_autoregressive": texts_of(groups[key]) == texts,
             "speedup": _ratio(figures[key]["tokens_per_second"], theirs),
             "not_comparable": reason or None,
+            "baseline": None if baseline is None else keys[baseline],
         }
     return figures
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.app.compared import Traces, median_pass, summaries_of, texts_of
+from specscope.app.doubt import orders, ranked
+from specscope.app.floors import digests
 from specscope.app.named import MAX_PASSES, PromptRow, seeded
 from specscope.app.notebook.frames import frame
 from specscope.app.notebook.shown import figures_table, number, output, viewer
@@ -31,10 +33,24 @@ if TYPE_CHECKING:
 
 SHORT = 32
 """Tokens of an answer below which a speed-up says little about longer ones."""
-HEAD = ("method", "tokens/s", "speed-up", "tokens", "tokens / forward", "accepted", "output")
+HEAD = (
+    "method",
+    "settings",
+    "tokens/s",
+    "speed-up",
+    "its range",
+    "tokens",
+    "tokens / forward",
+    "accepted",
+    "output",
+)
 COLUMNS = (
     "method",
+    "settings",
     "speedup",
+    "speedup_low",
+    "speedup_high",
+    "speedup_from",
     "tokens_per_second",
     "tokens_per_second_per_sequence",
     "batch",
@@ -124,6 +140,7 @@ class Comparison:
         first, passes = traces[BASELINE][0].header, len(self.passes)
         found = summaries_of(traces, self.race.rows, self.passes)
         spreads = {key: [min(speed), max(speed)] if passes > 1 else None for key, speed in speeds.items()}
+        methods = {key: {**figures, "spread": spreads[key]} for key, figures in found.items()}
         return {
             "prompts": len(self.race.rows),
             "skipped": [*self.skipped],
@@ -134,7 +151,10 @@ class Comparison:
             "passes": passes,
             "warning": self.warning or None,
             "short_answers": self.short_answers or None,
-            "methods": {key: {**figures, "spread": spreads[key]} for key, figures in found.items()},
+            "conditions": digests([*traces[BASELINE].values()]),
+            "methods": methods,
+            "ranking": ranked(methods),
+            "orders": orders(methods),
             "left_out": dict(self.left_out),
         }
 
@@ -146,16 +166,17 @@ class Comparison:
 
     def __repr__(self) -> str:
         found = self.to_dict()
-        speeds = [f"{key} {number(m['speedup'], '.2f', '×')}" for key, m in found["methods"].items()]
+        named = [(key, found["methods"][key]) for key in found["ranking"]]
+        speeds = [f"{key} {number(m['speedup'], '.2f', '×')}" for key, m in named]
         return f"Comparison({', '.join(speeds)}; {found['prompts']} prompts, {found['clock']})"
 
     def _repr_html_(self) -> str:
         found, runs = self.to_dict(), [mine[0] for mine in self.traces.values() if 0 in mine]
         prompts = found["prompts"]
         line = f"{found['models']} · {prompts} prompt{'' if prompts == 1 else 's'} · {found['clock']}"
-        rows = [_cells(key, figures) for key, figures in found["methods"].items()]
+        rows = [_cells(key, found["methods"][key]) for key in found["ranking"]]
         left_out = [f"{key} is left out: {reason}" for key, reason in self.left_out.items()]
-        notes = [*filter(None, (self.warning, self.short_answers)), *left_out]
+        notes = [*filter(None, (self.warning, self.short_answers)), *doubt_lines(found), *left_out]
         if prompts > 1:
             notes.append(f"The timeline has the first of {prompts} prompts; the figures are those of all.")
         html = [f"<p>{text(note)}</p>" for note in notes]
@@ -166,13 +187,39 @@ def _cells(key: str, figures: Mapping[str, Any]) -> list[str]:
     same = "identical" if figures["equal_to_autoregressive"] else "differs"
     return [
         key,
+        figures["settings"],
         number(figures["tokens_per_second"], ".1f"),
         number(figures["speedup"], ".2f", "×"),
+        range_text(figures),
         number(figures["tokens"], ",d"),
         number(figures["tokens_per_target_forward"], ".2f"),
         number(figures["acceptance_rate"], ".0%"),
         same if figures["lossless"] else f"{same} (lossy)",
     ]
+
+
+def range_text(figures: Mapping[str, Any]) -> str:
+    """Return the range of a speed-up; empty without one."""
+    low, high = figures["speedup_low"], figures["speedup_high"]
+    return "" if low is None else f"{low:.2f} to {high:.2f}×"
+
+
+def doubt_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return how the ranges of a comparison arose, and on how many prompts its order holds."""
+    methods = result["methods"]
+    sources = dict.fromkeys(m["speedup_from"] for m in methods.values() if m["speedup_from"])
+    lines = [
+        f"range of the speed-up ({', '.join(k for k, m in methods.items() if m['speedup_from'] == source)}): {source}"
+        for source in sources
+    ]
+    if not sources and len(methods) > 1:
+        lines.append("the speed-ups have no range: one prompt in virtual time; give several prompts")
+    if result["orders"]:
+        words = [
+            f"{o['first']} over {o['second']} on {o['faster']} of {o['prompts']}" for o in result["orders"]
+        ]
+        lines.append(f"faster by prompt: {', '.join(words)}")
+    return lines
 
 
 def compare(race: Race, run: Runner, **more: Any) -> Comparison:

@@ -15,8 +15,9 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, HTTPConnection
-from starlette.responses import PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = "; ".join(
@@ -89,13 +90,28 @@ class Boundary:
         except ClientDisconnect:
             pass  # the client is gone
         except asyncio.CancelledError:  # the server stops while a page is connected
-            with suppress(Exception):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await _end(send)
         except Exception as error:  # noqa: BLE001 - uvicorn would answer without headers
+            if isinstance(error.__cause__, HTTPException):  # the stream's session is unknown, or over
+                await _end(send)
+                return
             report_failure(f"{scope['method']} {scope['path']}", error)
             if not started:
                 answer = PlainTextResponse("the server could not handle this", status_code=500)
                 await answer(scope, receive, send_with_headers)
+
+
+async def _end(send: Send) -> None:
+    """End an answer that has begun; uvicorn would print an error."""
+    with suppress(Exception):
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unknown_handler(request: Request, error: Exception) -> Response:
+    """Answer a call of a handler that the page does not have; Gradio raises a KeyError."""
+    if request.url.path != JOIN:
+        raise error
+    return PlainTextResponse("the page has no such handler", status_code=404)
 
 
 class LateJoins:

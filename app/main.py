@@ -10,6 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes after a signal."""
+
 
 @contextmanager
 def handling(number: int, handler: Callable[[int, FrameType | None], object]) -> Generator[None]:
@@ -56,12 +59,16 @@ def terminable() -> Generator[list[int]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; print an error as one line on stderr.
 
-    Exit codes: 0 success, 1 failed run, 2 bad usage, 130 after SIGINT, 143 after SIGTERM.
+    Exit codes: 0 success, 1 failed run, 2 bad usage, 130 after SIGINT, 143 after SIGTERM. As the
+    program, without `argv`, it waits for no thread after a signal.
     """
     with ended_at_once():
         from specscope.app.command import carry_out
     with terminable() as signals:
-        return carry_out(argv, signals)
+        code = carry_out(argv, signals)
+        if argv is None and code in STOPPED:
+            os._exit(code)
+        return code
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
         listed = history_tab.select(history.refresh, history.view, history.listed, **QUIET)
         listed.then(history.find, history.view, history.listed, **QUIET)
         lab_tab.select(lab.first, lab.name, lab.map, **QUIET)
-        lab_tab.select(winners.first, winners.by, winners.picture, **QUIET)
+        lab_tab.select(winners.drawn, [winners.by, winners.target], winners.picture, **QUIET)
         load_tab.select(load.first, load.name, load.result, **QUIET)
         opened = [tabs, *history.opened]
 
@@ -192,7 +192,7 @@ def build_page(service: Service, pair: str | None = TOY, ray: Ray | None = None)
             tab = TABS["history"] if opens else TABS.get(str(event.tab), "playground")
             yield {tabs: gr.update(selected=tab)}
             if tab == "playground":
-                async for update in playground.restore(event.chat, moved=True):
+                async for update in playground.restore(event.chat, event.noted, moved=True):
                     yield update
 
         async def place(event: gr.EventData) -> AsyncIterator[Update]:

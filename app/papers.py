@@ -62,7 +62,7 @@ def computing() -> Iterator[str]:
 
     papers = chosen(KEYS)
     for number, paper in enumerate(papers, 1):
-        yield f"Computing {paper.title.partition(':')[0]}, {number} of {len(papers)} …"
+        yield f"Computing {paper.name}, {number} of {len(papers)} …"
         _rows(paper.key)
 
 

@@ -96,7 +96,7 @@ class LiveRun:
 
     @property
     def refused(self) -> bool:
-        """Whether it never began because of an input; the page names the error at its control."""
+        """Whether it never began because of an input; the page shows the error at Run."""
         return not self.run_id and isinstance(self.cause, UsageError | ModelError | PairError)
 
     @property

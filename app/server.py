@@ -12,8 +12,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -24,7 +26,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specscope.app.guard import Boundary, LateJoins, Login, Refusals
+from specscope.app.guard import Boundary, LateJoins, Login, Refusals, unknown_handler
 from specscope.app.limits import BoundedConnection, SmallBodies
 from specscope.app.main import handling
 from specscope.app.page import build_page
@@ -46,6 +48,8 @@ AUTH = "SPECSCOPE_AUTH"
 DEFAULT_PORT = 7860
 PORTS = 100
 """Ports that are tried, from DEFAULT_PORT on, without --port."""
+PAGE_S, CLOSE_S = 1.5, 3.0
+"""Most seconds at the end for the page's open calls, and for runs, workers and the database."""
 NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 
 
@@ -76,6 +80,7 @@ def build_app(
         theme=build_theme(),
         head=head(),
     )
+    app.routes[-1].app.add_exception_handler(KeyError, unknown_handler)  # Gradio's, mounted above
     return protect(Early(app, scripts()), host, auth)
 
 
@@ -121,21 +126,21 @@ def serve(
     listener = bind(host, port)
     service = None
     try:
-        with terminated_by_exit():
-            service = started = Service(database or default_path(), recordings=recordings)
-            app = build_app(service, host=host, auth=auth, pair=pair, ray=ray)
+        service = started = Service(database or default_path(), recordings=recordings)
+        app = build_app(service, host=host, auth=auth, pair=pair, ray=ray)
 
-            def ready(line: str) -> None:
-                (announce or partial(print, flush=True))(f"{line}{query}")
-                if recordings is None:
-                    # Load the models while the user types; the import of torch alone takes seconds.
-                    started.start(RunRequest(method="", prompt="", pair=pair or opening()))
+        def ready(line: str) -> None:
+            (announce or partial(print, flush=True))(f"{line}{query}")
+            if recordings is None:
+                # Load the models while the user types; the import of torch alone takes seconds.
+                started.start(RunRequest(method="", prompt="", pair=pair or opening()))
 
-            _run(app, listener, host, ready)
+        _run(app, listener, host, ready)
     finally:
         listener.close()
         if service is not None:
-            service.close()
+            with contextlib.suppress(TimeoutError):  # a model that loads; its workers end with this process
+                _apart(service.close).result(CLOSE_S)
     return 0
 
 
@@ -150,16 +155,37 @@ def _run(app: ASGIApp, listener: socket.socket, host: str, ready: Callable[[str]
         timeout_graceful_shutdown=1,
     )
     server = _Server(config, lambda: ready(line))
-    server.run(sockets=[listener])
+    # A shell's background job ignores Ctrl-C; a server does not.
+    with handling(signal.SIGINT, signal.default_int_handler):
+        page = _apart(lambda: server.run(sockets=[listener]))
+        try:
+            page.result()
+        finally:
+            server.should_exit = True
+            wait([page], PAGE_S)
     if server.failure is not None:
         raise server.failure
 
 
-def terminated_by_exit() -> contextlib.AbstractContextManager[None]:
-    """Turn SIGTERM into SystemExit(143), so that the service is closed.
+def _apart(work: Callable[[], None]) -> Future[None]:
+    """Return the result of work in a thread that this process does not wait for at its end.
 
-    Uvicorn raises the signal again after it has stopped, which would end the process at once.
+    A thread cannot be ended, and the page's may compute for a minute.
     """
+    result = Future[None]()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            result.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return result
+
+
+def terminated_by_exit() -> contextlib.AbstractContextManager[None]:
+    """Turn SIGTERM into SystemExit(143) where Ctrl-C only ends a step."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         del frame

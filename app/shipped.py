@@ -27,7 +27,7 @@ def pack(trace: Trace, group: str, run_id: str = "") -> bytes:
 
 
 def unpack(file: Path) -> Trace:
-    return read_jsonl(gzip.decompress(file.read_bytes()).decode().splitlines())
+    return read_jsonl(gzip.decompress(file.read_bytes()).decode().split("\n"))
 
 
 def _short(path: str) -> str:

@@ -177,10 +177,20 @@ window.SpecScopeApp = (() => {
 
   /** Bring the results into view when a turn begins, unless they are; later the reader may be anywhere. */
   function arrive() {
+    if (document.activeElement?.matches("#prompt textarea")) selectAnswered(document.activeElement);
     const line = document.getElementById("turn");
     const top = line?.getBoundingClientRect().top ?? 0;
     if (top < 0 || top > innerHeight / 2) line?.scrollIntoView({ behavior: calm() ? "auto" : "smooth", block: "start" });
   }
+
+  /** Select a prompt that has been answered: typing replaces it, and Run answers it again. */
+  function selectAnswered(box) {
+    if (box.value && box.value === document.querySelector("#conversation .app-prompt")?.textContent) box.select();
+  }
+
+  document.addEventListener("focusin", ({ target }) => {
+    if (target.matches?.("#prompt textarea")) setTimeout(() => selectAnswered(target));
+  });
 
   // -- the settings in one line
 

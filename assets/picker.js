@@ -3,6 +3,7 @@
 
 window.SpecScopePicker = (() => {
   let contents = { pairs: {}, methods: [] };
+  let picker = null;
 
   function node(tag, props = {}, ...children) {
     const made = document.createElement(tag);
@@ -29,11 +30,11 @@ window.SpecScopePicker = (() => {
 
   /** Return the picker's value for other models: a choice that the user made stays if they can run it. */
   function offer(models, value) {
-    const { chosen } = read(value);
+    const { pair: before, chosen } = read(value);
     const pair = contents.pairs[models] ? models : "";
     const untouched = Object.values(contents.pairs).some((other) => keysOf(plain(other.usual)) === keysOf(chosen));
     const able = chosen.every((row) => !reasonsOf(pair)[row.method]);
-    const keep = !pair || (able && !untouched);
+    const keep = !pair || pair === before || (able && !untouched);
     return JSON.stringify({ pair, chosen: keep ? chosen : plain(contents.pairs[pair].usual) });
   }
 
@@ -58,17 +59,18 @@ window.SpecScopePicker = (() => {
 
     /** Store a choice; `redraw` is false while the user types a setting. */
     set(chosen, redraw = true) {
-      this.written = JSON.stringify({ pair: this.state.pair, chosen });
-      this.props.value = this.written;
+      this.drawn = JSON.stringify({ pair: this.state.pair, chosen });
+      this.props.value = this.drawn;
       if (redraw) this.draw();
     }
 
     changed() {
-      if (this.props.value !== this.written) this.draw();
+      if (this.props.value !== this.drawn) this.draw();
     }
 
     draw() {
       const { pair, chosen } = this.state;
+      this.drawn = this.props.value;
       const reasons = reasonsOf(pair);
       const focus = document.activeElement?.dataset?.pick;
       this.count.textContent = `${chosen.length} of at most ${contents.most} chosen`;
@@ -93,6 +95,17 @@ window.SpecScopePicker = (() => {
           onclick: () => this.set(plain(able)),
         }, title);
       });
+    }
+
+    /** Show the control of a setting, `<method>-<setting>` or `<method>-<number>-<setting>`. */
+    reveal(id) {
+      const [key, number] = id.split("-");
+      const method = contents.methods.find((one) => one.key === key);
+      if (!method) return;
+      this.open.add(`${key} ${(Number(number) || 1) - 1}`);
+      this.unfolded.add(method.group);
+      this.search.value = "";
+      this.draw();
     }
 
     title(key) {
@@ -249,9 +262,9 @@ window.SpecScopePicker = (() => {
   /** Show the picker; `watch` calls back when the server or another control sets its value. */
   function mount(element, props, watch, given) {
     contents = given;
-    const picker = new Picker(element.querySelector(".app-picker-root"), props);
+    picker = new Picker(element.querySelector(".app-picker-root"), props);
     watch("value", () => picker.changed());
   }
 
-  return { mount, offer };
+  return { mount, offer, reveal: (id) => picker?.reveal(id) };
 })();

@@ -5,10 +5,11 @@ Tokenizing takes a thousand times as long as counting characters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, shown
 
 PER_TOKEN = 16
 """Characters of a prompt per position of the context. Text has 3 to 5 characters per token; only
@@ -31,6 +32,8 @@ LONGEST_STOP = 1000
 
 def check_prompts(prompts: Sequence[Any]) -> None:
     """Raise UsageError on too many prompts of a run, or too many characters in them."""
+    for prompt in prompts:
+        _check_kind(prompt)
     if len(prompts) > MOST_PROMPTS:
         raise UsageError(f"{len(prompts)} prompts were given; a run takes at most {MOST_PROMPTS}")
     together = sum(map(characters, prompts))
@@ -45,12 +48,27 @@ def check_prompt(prompt: Any, context: int | None = None) -> None:
 
     The models' context, if known, lowers the limit.
     """
+    _check_kind(prompt)
     if is_chat(prompt) and len(prompt) > MOST_MESSAGES:
         raise UsageError(f"the chat has {len(prompt)} messages; it may have {MOST_MESSAGES}: begin a new one")
     limit = MOST_CHARACTERS if context is None else min(MOST_CHARACTERS, PER_TOKEN * context)
     if (length := characters(prompt)) > limit:
         why = "" if context is None else f" with a context of {context} tokens"
         raise UsageError(f"the prompt has {length} characters; it may have {limit}{why}: shorten it")
+
+
+def _check_kind(prompt: Any) -> None:
+    """Raise UsageError unless a prompt is a text, chat messages or token ids."""
+    if isinstance(prompt, str):
+        return
+    if isinstance(prompt, Sequence):
+        kind = Mapping if is_chat(prompt) else Integral
+        if all(isinstance(one, kind) for one in prompt):
+            return
+    raise UsageError(
+        f"a prompt is {shown(prompt)}; it must be a text, a list of messages with role and content, or a list of "
+        "token ids"
+    )
 
 
 def check_stops(stops: Sequence[str]) -> None:
@@ -63,7 +81,7 @@ def check_stops(stops: Sequence[str]) -> None:
 
 def is_chat(prompt: Any) -> bool:
     """Return whether a prompt is a list of chat messages, rather than a text or token ids."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], int)
+    return not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], Integral)
 
 
 def characters(prompt: Any) -> int:

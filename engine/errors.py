@@ -5,7 +5,16 @@ Usage errors have exit code 2.
 
 from __future__ import annotations
 
+import inspect
 import reprlib
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
 
 
 class SpecScopeError(Exception):
@@ -13,7 +22,14 @@ class SpecScopeError(Exception):
 
 
 class UsageError(SpecScopeError, ValueError):
-    """A setting or an input is wrong; the message holds the value and the allowed range."""
+    """A setting or an input is wrong; the message holds the value and the allowed range.
+
+    `setting` is the name of the wrong setting; empty if several or none are.
+    """
+
+    def __init__(self, message: object = "", setting: str = "") -> None:
+        super().__init__(str(message))
+        self.setting = setting
 
 
 class PairError(UsageError):
@@ -41,6 +57,10 @@ class WorkerDied(SpecScopeError):  # noqa: N818 - a state, like asyncio.Cancelle
     """A worker ended during a run; the message names the device."""
 
 
+class StarterDied(WorkerDied):
+    """The process that starts workers ended, or hung and was killed."""
+
+
 class RunCancelled(SpecScopeError):  # noqa: N818
     """The run was stopped on request."""
 
@@ -66,6 +86,46 @@ def shown(value: object) -> str:
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"
+
+
+def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Make wrong arguments of a public call a UsageError that names the right ones."""
+    signature, title = inspect.signature(function), function.__qualname__.removesuffix(".__init__")
+    names = names_of(signature)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                check_names(title, kwargs, names)
+                raise UsageError(f"{title}: {error}; it takes {', '.join(names)}") from None
+            raise
+
+    return call
+
+
+def names_of(signature: inspect.Signature) -> list[str]:
+    """Return the arguments of a call as a message shows them, without self and `**others`."""
+    named = [p for p in signature.parameters.values() if p.name != "self" and p.kind != p.VAR_KEYWORD]
+    return [f"*{p.name}" if p.kind == p.VAR_POSITIONAL else p.name for p in named]
+
+
+def named_fields(cls: type[C]) -> type[C]:
+    """Do the same for the fields of a dataclass."""
+    cls.__init__ = named_arguments(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    return cls
+
+
+def check_names(call: str, given: Collection[str], names: Collection[str]) -> None:
+    """Raise UsageError unless each given argument is one of `names`."""
+    for name in (name for name in given if name not in names):
+        close = get_close_matches(name, names, 1)
+        guess = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"{call} has no argument {shown(name)}; {guess}it takes {', '.join(names)}")
 
 
 def plain_name(name: str) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from specscope.engine.bounds import check_stops
-from specscope.engine.errors import UsageError, shown
+from specscope.engine.errors import UsageError, named_fields, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,14 +29,30 @@ Origin = Literal["accepted", "corrected", "bonus", "plain"]
 
 
 def check_range(
-    name: str, value: float, low: float, high: float | None = None, *, exclusive: bool = False
+    name: str, value: float, low: float, high: float | None = None, *, exclusive: bool = False, zero: str = ""
 ) -> None:
-    """Raise UsageError unless low <= value <= high; `exclusive` excludes low."""
+    """Raise UsageError unless low <= value <= high; `exclusive` excludes low.
+
+    `zero` is what 0 means; without it 0 has no meaning of its own.
+    """
+    if not isinstance(value, Real):
+        raise UsageError(f"{name} is {shown(value)}; it must be a number", name)
+    if zero and value == 0:
+        return
     too_low = value <= low if exclusive else value < low
     if value != value or too_low or (high is not None and value > high):
         bounds = f"more than {number(low)}" if exclusive else f"at least {number(low)}"
         most = "" if high is None else f" and at most {number(high)}"
-        raise UsageError(f"{name} is {number(value)}; it must be {bounds}{most}")
+        special = f", or 0 ({zero})" if zero else ""
+        raise UsageError(f"{name} is {number(value)}; it must be {bounds}{most}{special}", name)
+
+
+def whole(name: str, value: Any, low: float, high: float | None = None) -> int:
+    """Return a whole number as an int; UsageError unless it is one, and low <= value <= high."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UsageError(f"{name} is {shown(value)}; it must be a whole number")
+    check_range(name, int(value), low, high)
+    return int(value)
 
 
 def number(value: float) -> str:
@@ -59,6 +76,7 @@ def drafter_key(number: int) -> str:
     return f"drafter-{number + 1}" if number else "drafter"
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn from logits; p and q get the same logits processors."""
@@ -77,15 +95,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_range("temperature", self.temperature, 0, 10)
-        check_range("top_k", self.top_k, 0)
+        whole("top_k", self.top_k, 0, 2**31 - 1)
         check_range("top_p", self.top_p, 0, 1, exclusive=True)
-        check_range("seed", self.seed, 0, 2**63 - 1)
+        whole("seed", self.seed, 0, 2**63 - 1)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class Limits:
     """When a sequence ends."""
@@ -100,7 +119,13 @@ class Limits:
     """Token ids that end the text; the id itself is kept in token_ids, not in the text."""
 
     def __post_init__(self) -> None:
-        check_range("max_new_tokens", self.max_new_tokens, 1)
+        whole("max_new_tokens", self.max_new_tokens, 1)
+        if isinstance(self.stop, str):  # one text, and not one for each of its characters
+            object.__setattr__(self, "stop", (self.stop,))
+        for name, kind, what in (("stop", str, "texts"), ("eos", Integral, "token ids")):
+            value: Any = getattr(self, name)
+            if not isinstance(value, list | tuple) or not all(isinstance(one, kind) for one in value):
+                raise UsageError(f"{name} is {shown(value)}; it must be a list of {what}")
         check_stops(self.stop)
         for i, text in enumerate(self.stop):
             if not text:

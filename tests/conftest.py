@@ -19,6 +19,9 @@ from specscope.engine.files import cache_folder
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """One thread per test process: two processes run at once, and a sum depends on how it is split."""
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+"""Of the processes that tests start: this tree's package, and the tests' own models."""
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
@@ -49,6 +52,7 @@ SHARING = {
 THOROUGH = (
     # documents that are executed: other tests run the same commands and calls
     *("tests/docs/test_readme.py", "tests/docs/test_notebook.py", "tests/docs/test_tutorial.py"),
+    "tests/docs/test_commands.py::test_a_page",
     # real models, published tables, recorded outputs, what bench and notebooks measure and show
     *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),
     *("tests/golden/", "tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),
@@ -63,7 +67,12 @@ THOROUGH = (
     *("tests/engine/test_joint.py::test_drafts_that_survive_a_round", "tests/engine/trace/test_watch.py"),
     # clusters of several nodes and devices, and servers that hang
     *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),
-    *("tests/security/test_hub.py", "tests/security/test_page_files.py", "tests/security/test_requests.py"),
+    *(
+        "tests/security/test_foreign_folder.py::TestTheWheel",
+        "tests/security/test_hub.py",
+        "tests/security/test_page_files.py",
+        "tests/security/test_requests.py",
+    ),
     *("tests/engine/checkpoints/test_catalog.py", "tests/engine/cluster/test_splitting.py"),
     *("tests/engine/cluster/test_forms.py", "tests/engine/run/test_policies.py::test_measured"),
     # looks in both themes and all widths; tabs whose results are also checked without a browser

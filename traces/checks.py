@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import shown
-from specscope.engine.trace.events import OTHERS, Header, Span
+from specscope.engine.trace.events import NO_DEVICES, Span
+from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
 from specscope.traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from sqlalchemy import Table
 
@@ -25,19 +26,6 @@ def check(trace: Trace) -> None:
     check_rows(trace)
 
 
-def check_header(header: Header) -> None:
-    check_types([header])
-    check_types(header.devices)
-    _check_named(header)
-    devices = [d.name for d in header.devices]
-    if len(set(devices)) < len(devices):
-        raise ValueError(f"two devices have the same name: {shown(', '.join(devices))}")
-    if len(header.prompt_ids) != len(header.prompts):
-        raise ValueError(
-            f"there are token ids of {len(header.prompt_ids)} prompts, but {len(header.prompts)} prompts"
-        )
-
-
 def check_rows(trace: Trace, spans: Collection[int] = (), documents: Collection[int] = ()) -> None:
     """Check rows and footer; `spans` and `documents` are the numbers of earlier ones."""
     for kind, rows in groupby([*trace.rows(), *filter(None, [trace.footer])], type):
@@ -47,39 +35,6 @@ def check_rows(trace: Trace, spans: Collection[int] = (), documents: Collection[
     devices = {d.name for d in trace.header.devices}
     for fault in _faults(trace, devices, spans, documents):
         raise ValueError(fault)
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(type(i) is int for i in cast("list[Any]", value))
-
-
-def _is_clocks(value: Any) -> bool:
-    entries: list[Any] = [*value.values()] if isinstance(value, dict) else [None]
-    return all(isinstance(e, dict) and type(e.get("uncertainty_ns", 0)) is int for e in entries)
-
-
-_NAMED: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "limits": {
-        "max_new_tokens": (lambda value: type(value) is int, "a whole number"),
-        "eos": (_is_ids, "a list of token ids"),
-    },
-    "environment": {
-        "clocks": (_is_clocks, "an object with an object for each device, errors in whole nanoseconds"),
-        "profile_pair": (lambda value: isinstance(value, str), "a text"),
-    },
-}
-"""Field of a header -> name -> the check of its value, and the form.
-
-Other names are checked where they are read.
-"""
-
-
-def _check_named(header: Header) -> None:
-    for name, known in _NAMED.items():
-        values = getattr(header, name)
-        for key, (fits, form) in known.items():
-            if key in values and not fits(values[key]):
-                raise ValueError(f"{name}.{key} of a header is {shown(values[key])}; it must be {form}")
 
 
 def _check_codes(kind: type[Any], rows: Sequence[Event]) -> None:
@@ -104,7 +59,7 @@ def _faults(
         yield "two spans have the same id"
     if trace.footer and max(len(trace.footer.texts), len(trace.footer.reasons)) > sequences:
         yield f"the footer has more texts or reasons than the header's {sequences} prompts"
-    for row in chain(trace.spans, (row for row in trace.occupancy if row.device != OTHERS)):
+    for row in chain(trace.spans, (row for row in trace.occupancy if row.device not in NO_DEVICES)):
         if row.device not in devices:
             yield f"device {shown(row.device)} is not among the header's"
     decoded = (trace.rounds, trace.decisions, trace.commits, trace.copies, trace.pooled)
@@ -116,31 +71,23 @@ def _faults(
     for part in trace.parts:
         if part.span not in ids and part.span not in spans:
             yield f"span {part.span} of a part is not in the trace"
-        if not 0 <= part.start <= part.end:
+        if part.start > part.end:
             yield f"a part of span {part.span} lasts from {part.start} to {part.end}"
     for row in trace.pooled:
-        if row.size < 0:
-            yield f"a pool holds {row.size} n-grams"
         if not all((*row.tried, *row.gained)):
             yield f"step {row.step} has an n-gram without tokens"
-    for fork in trace.forks:
-        if min(fork.place, fork.length) < 0:
-            yield f"a branch has place {fork.place} and length {fork.length}"
-    for row in trace.forecasts:
-        if min(row.match, row.occurrences, row.score) < 0:
-            yield f"a forecast has match {row.match}, {row.occurrences} occurrences and score {row.score:g}"
+    for row in trace.rounds:
+        if row.accepted > row.drafted:
+            yield f"step {row.step} accepted {row.accepted} of {row.drafted} drafted tokens"
     for row in trace.chains:
-        if not 0 <= row.drafted <= row.asked:
+        if row.drafted > row.asked:
             yield f"a draft of {row.drafted} tokens was asked for {row.asked}"
     texts = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in texts and copy.document not in documents:
             yield f"document {copy.document} of a copy is not in the trace"
-        if min(copy.start - copy.match, copy.match, copy.length) < 0:
+        if copy.start < copy.match:
             yield f"a copy has start {copy.start}, match {copy.match} and length {copy.length}"
     for span in trace.spans:
-        if not 0 <= span.start <= span.end:
+        if span.start > span.end:
             yield f"span {span.id} lasts from {span.start} to {span.end}"
-    for row in chain(trace.rounds, trace.commits, trace.occupancy, [trace.footer] if trace.footer else []):
-        if row.time < 0:
-            yield f"time {row.time} is before the run's start"

@@ -3,7 +3,7 @@
 Sources: Leviathan et al. 2023, equation 1 and theorem 3.8; PEARL (ICLR 2025), algorithm 2, from
 which its formula is derived here (that paper has no formula: it measures that gamma = round(c) is
 best); DSI (ICLR 2025), proposition 1; SSD (ICLR 2026), algorithm 1 and its power law of misses;
-SpecBranch (ICLR 2026), with a drafter that is never unsure.
+SpecBranch (ICLR 2026), with branch points where the drafter doubts.
 
 Notation: a is the acceptance rate, c = T(target) / T(drafter). A round's time is in target
 forwards. Assumptions: a forward over gamma + 1 rows costs as much as one over a single row; judging
@@ -21,7 +21,8 @@ average, and a / (1 + a - a^gamma) of all rounds are post-verify.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
+from math import ceil, floor
+from typing import NamedTuple
 
 from specscope.engine.drafting.pace import MISSES
 from specscope.engine.types import check_range
@@ -112,20 +113,69 @@ def ssd_speedup(rate: float, gamma: int, c: float, forks: int = 3, misses: float
     return speculative_tokens(rate, gamma) / seconds
 
 
-def specbranch_speedup(rate: float, gamma: int, c: float, length: int = 0) -> float:
-    """Expected speed-up of SpecBranch with a drafter that is always certain: one branch each.
+class _Sort(NamedTuple):
+    """Places at which the drafter is equally sure."""
 
-    After a rejection gamma tokens are drafted; then a branch of `length` tokens (0: gamma) while
-    the target verifies what precedes it; its first token is judged as well. If all are accepted,
-    the rest of the branch is verified next, beside another branch.
+    share: float
+    rate: float
+    """How often the drafter's token is the target's."""
+    confidence: float
+
+    def siblings(self, branches: int, misses: float) -> float:
+        """Return how often one of the siblings that a branch point gets here is the target's token."""
+        count = max(1, floor(branches * (1 - self.confidence) + 1e-9))
+        return 1 - (1 - self.rate) * count**-misses
+
+
+def specbranch_speedup(
+    rate: float,
+    gamma: int,
+    c: float,
+    length: int = 0,
+    branches: int = 1,
+    threshold: float = 0.0,
+    doubt: float = 0.0,
+    misses: float = MISSES,
+) -> float:
+    """Expected speed-up of SpecBranch; `length` 0 is gamma.
+
+    After a rejection the drafter drafts while the target waits, until a place is below the
+    threshold, at most gamma tokens. The next place gets siblings. Beside their verification each
+    grows a branch, at most `length` tokens, until a place is below the threshold. If a sibling is
+    the target's token, the rest of its branch is verified next, beside others. With `doubt` a place
+    is easy with probability a; `specscope.engine.simulate.oracle.bernoulli_models` has how sure
+    the drafter is there and elsewhere. Without, it is always certain.
     """
     check_range("c", c, 0, exclusive=True)
-    length = length or gamma
+    check_range("branches", branches, 1)
+    check_range("doubt", doubt, 0, 1)
     _check(rate, gamma)
-    first, later = _powers(rate, gamma + 1), _powers(rate, length)
-    following = rate ** (gamma + 1) / max(1 - rate**length, 1e-12)
-    verification = max(1.0, length / c)
-    return (first + following * later) / (gamma / c + verification * (1 + following))
+    length = length or gamma
+    easy, hard = rate + (1 - rate) * doubt, rate * (1 - doubt)
+    sorts = [_Sort(rate, easy, easy), _Sort(1 - rate, hard, hard)] if doubt else [_Sort(1, rate, 1)]
+    onward = sum(s.share for s in sorts if s.confidence >= threshold)
+    right = sum(s.share * s.rate for s in sorts if s.confidence >= threshold) / max(onward, 1e-12)
+    won = sum(s.share * s.siblings(branches, misses) for s in sorts)  # at any place
+    unsure = sum(s.share * s.siblings(branches, misses) for s in sorts if s.confidence < threshold)
+
+    def ends(most: int) -> list[tuple[int, float, float]]:
+        """Return (tokens at sure places, probability, that of a sibling's win with it)."""
+        found = [(n, onward**n * (1 - onward), onward**n * unsure) for n in range(most)]
+        return [*found, (most, onward**most, onward**most * won)]
+
+    alone = ends(gamma)
+    searched = sum(share * min(n + 1, gamma) for n, share, _ in alone) / c
+    first = sum(share * _powers(right, n + 1) for n, share, _ in alone)
+    entered = sum(win * right**n for n, _, win in alone)
+    if length == 1:
+        beside, later, again = max(1.0, 1 / c), 1.0, won
+    else:  # a sibling, a token at any place, then tokens at sure ones
+        grown = ends(length - 2)
+        beside = sum(share * max(1.0, min(n + 3, length) / c) for n, share, _ in grown)
+        later = sum(share * (1 + rate * _powers(right, n + 1)) for n, share, _ in grown)
+        again = sum(win * rate * right**n for n, _, win in grown)
+    following = entered / max(1 - again, 1e-12)
+    return (first + following * later) / (searched + beside * (1 + following))
 
 
 def best_gamma(speedup: Callable[[float, int, float], float], rate: float, c: float, limit: int = 32) -> int:

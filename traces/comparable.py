@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from specscope.engine.methods import METHODS
-from specscope.engine.trace.events import OTHERS, TOO_BUSY
-from specscope.traces.imported import is_foreign
+from specscope.engine.trace.events import MEMBER, NO_DEVICES, OTHERS, TOO_BUSY
+from specscope.traces.imported import is_foreign, origin
 from specscope.traces.requests import load_of
 
 if TYPE_CHECKING:
@@ -197,8 +197,29 @@ class OtherLoad(NamedTuple):
 
 def other_load(trace: Trace) -> OtherLoad | None:
     """Return the load by other programs; None for a run without this row, such as a virtual one."""
-    share = next((row.busy for row in trace.occupancy if row.device == OTHERS), None)
+    share = share_of_others((row.device, row.busy, row.time) for row in trace.occupancy)
     return of_cores(share, trace.header.environment.get("cores"))
+
+
+def share_of_others(rows: Iterable[tuple[str, float, int]]) -> float | None:
+    """Return the share of all cores that other programs used, by (device, busy, time) of a run.
+
+    Processes that joined a recording are none of them: the load of a row of theirs is subtracted.
+    """
+    found = [row for row in rows if row[0] in NO_DEVICES]
+    whole = next((row for row in found if row[0] == OTHERS), None)
+    if whole is None:
+        return None
+    _, share, end = whole
+    mine = sum(busy * time for device, busy, time in found if device == MEMBER and time <= end)
+    return max(0.0, share - mine / end) if end else share
+
+
+def lacks_load(trace: Trace) -> bool:
+    """Return whether the load by other programs of a recorded loop with times is not recorded."""
+    found = origin(trace.header)
+    recorded = found is not None and found.recorded and not trace.header.virtual
+    return recorded and bool(trace.spans) and other_load(trace) is None
 
 
 def of_cores(share: object, cores: object) -> OtherLoad | None:

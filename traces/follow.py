@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
-from specscope.engine.trace.jsonl import from_json
+from specscope.engine.trace.header import check_header
+from specscope.engine.trace.jsonl import MOST_LINE, MOST_TRACE_BYTES, from_json
 from specscope.engine.trace.trace import Trace
-from specscope.traces.checks import check_header, check_rows
-from specscope.traces.imports.reading import MOST_TRACE_BYTES, read_traces
+from specscope.traces.checks import check_rows
+from specscope.traces.imports.reading import read_traces
 from specscope.traces.places import FATES
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ POLL = 0.1
 """Seconds between two reads of a file that has nothing new."""
 MOST_READ = 2**20
 """Most bytes of one read; a long file is read in several."""
-MOST_LINE = 16 * 2**20
 
 
 class Tail:

@@ -92,7 +92,7 @@ def health(trace: Trace) -> str:
 
     A loop explains acceptances and changes, so they are then left out.
     """
-    texts = [trace.token_ids(i) for i in range(len(trace.header.prompt_ids))]
+    texts = trace.outputs()
     tests = level_tests(trace)
     size = sum(map(len, tests.values()))
     loops = {i: _of_loop(found, drafts(trace)) for i, ids in enumerate(texts) if (found := loop(ids))}

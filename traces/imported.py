@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from specscope.engine.trace.events import OTHERS
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.work import DRAFTS
 from specscope.traces.definitions import FACTS, FIGURES
@@ -26,6 +27,7 @@ TEXTS = "texts of the tokens"
 """The fact without which ids or blocks are shown."""
 SPANS_OF_DRAFTS = "span of each draft"
 CACHED = "rows cached before each forward"
+LOAD = "load by other programs"
 FED = FORWARDS | {"prefill"}
 """Kinds of spans that feed rows to a model; one of 0 rows, a search for n-grams, feeds none."""
 NO_TOKEN = -1
@@ -90,20 +92,20 @@ class Imported:
 
 
 def origin(header: Header) -> Imported | None:
-    """Return the origin of a run; None for SpecScope's own, and for an entry of another form."""
+    """Return the origin of a run; None for SpecScope's own."""
     entry: Any = header.environment.get(RECORDED)
-    if isinstance(entry, dict):
-        unknown = entry.get("unknown")
-        known = unknown if isinstance(unknown, list | tuple) else ()
-        return Imported(header.title, tuple(fact for fact in FACTS if fact in known), recorded=True)
-    entry = header.environment.get("imported")
-    if not isinstance(entry, dict):
+    recorded = entry is not None
+    if entry is None and (entry := header.environment.get("imported")) is None:
         return None
-    source, unknown, counts = (entry.get(name) for name in ("source", "unknown", "counts"))
-    if not isinstance(source, str) or not isinstance(unknown, list | tuple):
-        return None
+    unknown, counts = entry.get("unknown", ()), entry.get("counts")
+    source = header.title if recorded else entry.get("source", "")
     facts = tuple(fact for fact in FACTS if fact in unknown)
-    return Imported(source, facts, _counts(counts) if isinstance(counts, dict) else None)
+    return Imported(source, facts, _counts(counts) if counts else None, recorded)
+
+
+def _counts(entry: Mapping[str, Any]) -> Counts:
+    numbers = (entry.get(name) for name in ("drafted", "gamma", "tokens"))
+    return Counts(tuple(entry.get("histogram", ())), *numbers)
 
 
 def is_foreign(header: Header) -> bool:
@@ -115,20 +117,6 @@ def is_foreign(header: Header) -> bool:
 def is_timed(header: Header) -> bool:
     found = origin(header)
     return found is None or found.timed
-
-
-def _counts(entry: Mapping[str, Any]) -> Counts | None:
-    histogram: Any = entry.get("histogram")
-    numbers: list[Any] = [entry.get(name) for name in ("drafted", "gamma", "tokens")]
-    if not isinstance(histogram, list | tuple) or len(histogram) > 2**16:
-        return None
-    if not all(_natural(value) for value in (*histogram, *(n for n in numbers if n is not None))):
-        return None
-    return Counts(tuple(histogram), *numbers)
-
-
-def _natural(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**53
 
 
 def shown_text(header: Header, commit: Commit) -> str:
@@ -153,7 +141,7 @@ def shown_piece(trace: Trace, token: int) -> str:
 def with_unknown(trace: Trace) -> Trace:
     """Return a recorded trace whose header names what its rows leave unknown; another as it is."""
     entry = trace.header.environment.get(RECORDED)
-    if not isinstance(entry, dict):
+    if entry is None:
         return trace
     unknown = [fact for fact, known in _known_facts(trace).items() if not known]
     facts = {**trace.header.environment, RECORDED: {**entry, "unknown": unknown}}
@@ -169,6 +157,7 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
     decoded = bool(trace.commits)
     running = trace.status == "running"
     begun = decoded or running
+    loads = [row for row in trace.occupancy if row.device == OTHERS]
     return {
         "times": bool(trace.spans) or running,
         "number of tokens": begun,
@@ -183,5 +172,6 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
         TEXTS: bool(trace.pieces) or not decoded,
         "ids of the tokens": all(c.token != NO_TOKEN for c in trace.commits),
         "ids of rejected tokens": all(d.token != NO_TOKEN for d in drafted),
+        LOAD: bool(loads) or running or not trace.spans,
         "probabilities": not tested or any(d.p is not None or d.q is not None for d in tested),
     }

@@ -13,10 +13,10 @@ from sqlalchemy import String, case, func, or_, select, tuple_, type_coerce
 from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.checkpoints.forms import model_name
-from specscope.engine.trace.events import OTHERS, Commit, Header, Occupancy, Round, Span
+from specscope.engine.trace.events import NO_DEVICES, Commit, Header, Occupancy, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces import schema
-from specscope.traces.comparable import comparisons, of_cores
+from specscope.traces.comparable import comparisons, of_cores, share_of_others
 from specscope.traces.database import is_damage
 from specscope.traces.race import grouped
 from specscope.traces.schema import RUN
@@ -274,8 +274,12 @@ def _outline(connection: Connection, key: int, header: Header) -> Trace:
 def _loads(connection: Connection, keys: Sequence[int]) -> dict[int, str]:
     table, cores = schema.ROWS[Occupancy], _json(RUN.c.environment, "$.cores")
     rows = connection.execute(
-        select(table.c.run, table.c.busy, cores)
+        select(table.c.run, cores, table.c.device, table.c.busy, table.c.time)
         .join(RUN, RUN.c.id == table.c.run)
-        .where(table.c.run.in_(keys), table.c.device == OTHERS)
+        .where(table.c.run.in_(keys), table.c.device.in_(NO_DEVICES))
     ).all()
-    return {key: load.warning for key, busy, count in rows if (load := of_cores(busy, count)) is not None}
+    known = dict[tuple[int, Any], list[tuple[str, float, int]]]()
+    for key, count, *row in rows:
+        known.setdefault((key, count), []).append((row[0], row[1], row[2]))
+    loads = {key: of_cores(share_of_others(found), count) for (key, count), found in known.items()}
+    return {key: load.warning for key, load in loads.items() if load is not None}

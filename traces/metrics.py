@@ -6,11 +6,12 @@ Decoding is `waiting.decode_window`: the time after the prefill of all models.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, fields, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from specscope.engine.trace.events import OTHERS
+from specscope.engine.trace.events import NO_DEVICES
 from specscope.traces import padding, waiting
 from specscope.traces.calibration import calibration, trials
 from specscope.traces.forks import lookups, untaken
@@ -77,9 +78,9 @@ class Metrics:
         return asdict(self)
 
 
-def measure(trace: Trace, timeline: waiting.Timeline | None = None) -> Metrics:
+def measure(trace: Trace, band: Sequence[waiting.Band] | None = None) -> Metrics:
     """Return the metrics of a run, which may be in progress, stopped, failed or imported."""
-    known = waiting.timeline(trace) if timeline is None else timeline
+    known = waiting.band(trace) if band is None else band
     metrics, imported = _of_rows(trace, known), origin(with_unknown(trace).header)
     if imported is None:
         return metrics
@@ -116,7 +117,7 @@ def _of_counts(counts: Counts) -> dict[str, Any]:
     }
 
 
-def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
+def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
     start, end = waiting.decode_window(trace)
     forwards = waiting.forwards(trace)
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
@@ -172,7 +173,7 @@ def _of_rows(trace: Trace, timeline: waiting.Timeline) -> Metrics:
         draft_seconds_per_100_tokens=_ratio(_seconds(drafts) * 100, decoded),
         verify_seconds_per_100_tokens=_ratio(_seconds(verifies) * 100, decoded),
         c=_ratio(_median(verifies), _median(drafts)) or None,
-        waiting=_waiting(trace, waiting.overlap(trace, timeline.band)),
+        waiting=_waiting(trace, waiting.overlap(trace, band)),
         occupancy=waiting.occupancy(trace),
         measured_occupancy=measured_occupancy(trace),
         sp_degree=waiting.sp_degree(trace),
@@ -193,7 +194,7 @@ def measured_occupancy(trace: Trace) -> dict[str, float]:
     start, end = waiting.decode_window(trace)
     loads: dict[str, list[float]] = {}
     for sample in trace.occupancy:
-        if start <= sample.time <= end and sample.device != OTHERS:
+        if start <= sample.time <= end and sample.device not in NO_DEVICES:
             loads.setdefault(sample.device, []).append(sample.busy)
     return {device: fmean(shares) for device, shares in loads.items()}
 
@@ -225,8 +226,8 @@ def _sequence_time(trace: Trace) -> int:
     A sequence that waited for a place in the batch begins with the last prefill before its first
     token.
     """
-    prefills = [s.end for s in trace.spans if s.kind == "prefill"]
-    return sum(max(t) - max((end for end in prefills if end <= min(t)), default=0) for t in _times(trace))
+    prefills = [0, *sorted(s.end for s in trace.spans if s.kind == "prefill")]
+    return sum(max(t) - prefills[bisect_right(prefills, min(t)) - 1] for t in _times(trace))
 
 
 def _time_per_token(trace: Trace) -> float | None:

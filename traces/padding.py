@@ -7,6 +7,8 @@ gained most. A sequence that ends with the round has no later forward, so it is 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from math import inf
 from typing import TYPE_CHECKING
 
 from specscope.traces.waiting import of_prefill
@@ -28,12 +30,11 @@ def rounds_by_step(trace: Trace) -> dict[int, list[Round]]:
 def shortfalls(trace: Trace) -> dict[int, dict[int, int]]:
     """Return {step: {sequence: most tokens gained - its tokens}} of the sequences that go on."""
     last = {sequence: end for sequence, (_, end) in steps_of(trace).items()}
-    return {
-        step: {
-            r.sequence: max(r.emitted for r in rounds) - r.emitted for r in rounds if step < last[r.sequence]
-        }
-        for step, rounds in rounds_by_step(trace).items()
-    }
+    found: dict[int, dict[int, int]] = {}
+    for step, rounds in rounds_by_step(trace).items():
+        most = max(r.emitted for r in rounds)
+        found[step] = {r.sequence: most - r.emitted for r in rounds if step < last[r.sequence]}
+    return found
 
 
 def padding_ratios(trace: Trace) -> dict[int, float]:
@@ -76,12 +77,12 @@ def finished(trace: Trace, steps: Mapping[int, tuple[int, int]]) -> dict[int, li
     `steps` has the first and the last step of each sequence in the whole run.
     """
     starts = sorted({first for first, _ in steps.values()})
+    # each ends before `last`'s next step and is in its place until a later sequence starts
+    replaced = {
+        s: next(iter(starts[bisect_right(starts, last) :][:1]), inf) for s, (_, last) in steps.items()
+    }
     return {
-        step: [
-            sequence
-            for sequence, (_, last) in steps.items()
-            if last < step and not any(last < start <= step for start in starts)
-        ]
+        step: [sequence for sequence, (_, last) in steps.items() if last < step < replaced[sequence]]
         for step in sorted({r.step for r in trace.rounds})
     }
 

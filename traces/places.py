@@ -7,7 +7,7 @@ rounds, not tokens: Sequoia (arXiv:2402.12374) and EAGLE (its n-alpha) use such 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def rounds_of(decisions: Iterable[Decision]) -> Iterator[list[tuple[int, Decisio
 
 
 def slots_of(histogram: Sequence[int], gamma: int) -> tuple[Slot, ...]:
-    reached = [sum(histogram[slot:]) for slot in range(gamma + 1)]
+    padded = [*histogram, *[0] * (gamma + 1 - len(histogram))]
+    reached = list(accumulate(reversed(padded)))[::-1][: gamma + 1]
     return tuple(
         Slot(slot, reached[0], tested, accepted, accepted / tested if tested else None, accepted / reached[0])
         for slot, (tested, accepted) in enumerate(pairwise(reached), 1)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 from specscope.traces.causes import impossible
-from specscope.traces.comparable import comparisons, other_load
+from specscope.traces.comparable import comparisons, lacks_load, other_load
 from specscope.traces.metrics import measure
 from specscope.traces.view.settings import config_text, shown_config
 
@@ -58,6 +58,8 @@ class Racer(NamedTuple):
     reason: str
     loaded: bool
     """Whether other programs used the machine during one of its passes."""
+    unknown: bool = False
+    """Whether that is not recorded."""
     doubt: str = ""
     """Why its times cannot be compared with its baseline's, see `traces.causes`; else empty."""
 
@@ -68,7 +70,7 @@ def racers_of(
     groups = passes or [[trace] for trace in traces]
     compared = comparisons([[trace] for trace in traces])
     racers = [
-        Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group))
+        Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group), any(map(lacks_load, group)))
         for trace, metrics, group, (baseline, reason) in zip(traces, measured, groups, compared, strict=True)
     ]
     return [
@@ -115,6 +117,8 @@ def race_line(racers: Sequence[Racer]) -> str:
             f"No winner: the target forwards of {', '.join(doubted)} were faster than plain ones, which is no "
             "effect of a method."
         )
+    if any(racer.unknown for racer in field):
+        return "No winner: the load by other programs was not recorded."
     near = _near(field)
     if len(near) > 1:
         return f"No clear winner: {', '.join(_entry(racer, racers) for racer in near)}."
@@ -141,7 +145,7 @@ def _fields(racers: Sequence[Racer]) -> list[list[Racer]]:
 
 def _near(field: Sequence[Racer]) -> Sequence[Racer]:
     """Return the runs whose range reaches the fastest's; all if the times of one are doubtful."""
-    if any(racer.loaded or racer.doubt for racer in field):
+    if any(racer.loaded or racer.unknown or racer.doubt for racer in field):
         return field
     least = field[0].speed.low if field[0].speed else 0.0
     return [racer for racer in field if racer is field[0] or (racer.speed and racer.speed.high >= least)]

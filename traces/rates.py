@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
@@ -119,9 +120,9 @@ def _shape(trace: Trace) -> tuple[dict[int, int], list[float]]:
             rounds.setdefault(d.step, []).append(d.position)
     counts: dict[int, list[int]] = {}
     for positions in rounds.values():
-        for level, position in enumerate(range(min(positions), max(positions) + 1)):
-            counts.setdefault(level, []).append(positions.count(position))
-    depths = {step: max(p) - min(p) + 1 for step, p in rounds.items()}
+        for level, (_, size) in enumerate(sorted(Counter(positions).items())):
+            counts.setdefault(level, []).append(size)
+    depths = {step: len(set(positions)) for step, positions in rounds.items()}
     return depths, [fmean(counts[level]) for level in sorted(counts)]
 
 

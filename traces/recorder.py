@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import psutil
 from sqlalchemy import Connection, insert, update
 
-from specscope.engine.errors import SpecScopeError, StoreError
+from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
 from specscope.engine.trace.events import Footer, Header, Row
+from specscope.engine.trace.header import check_header
 from specscope.traces import schema
 from specscope.traces.database import check_stays, explain, identity
 
@@ -210,6 +211,11 @@ class Writer:
 
 
 def insert_run(connection: Connection, header: Header, **owner: Any) -> int:
+    """Add a run and return its key; UsageError for a header that could not be read again."""
+    try:
+        check_header(header)
+    except ValueError as error:
+        raise UsageError(f"run {shown(header.run_id)} cannot be stored: {error}") from None
     values = {**asdict(header), **owner}
     values["version"] = values.pop("schema")
     key = connection.execute(insert(schema.RUN).values(values)).inserted_primary_key

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
 from specscope.engine.trace.events import Device, Footer, Header, Status
+from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
 from specscope.engine.trace.trace import Trace
 from specscope.traces import database, listing, recorder, schema, windows
@@ -243,9 +244,7 @@ def _page(
 def _header_of(connection: Connection, key: int) -> Header | None:
     try:
         with _undamaged(str(key)):
-            found = _header(connection.execute(select(*_HEADER).where(RUN.c.id == key)).one())
-            check_types([found])
-            return found
+            return _header(connection.execute(select(*_HEADER).where(RUN.c.id == key)).one())
     except StoreError:
         return None
 
@@ -324,7 +323,9 @@ def _filter(
 def _header(row: Row[Any]) -> Header:
     values: dict[str, Any] = {f.name: getattr(row, f.name) for f in fields(Header)}
     values["devices"] = tuple(Device(**d) for d in values["devices"])
-    return Header(**values)
+    header = Header(**values)
+    check_header(header)
+    return header
 
 
 def _footer(row: Row[Any]) -> Footer | None:
@@ -348,8 +349,6 @@ def _undamaged_summary(connection: Connection, key: int, live: bool, known: list
     row = connection.execute(columns.where(RUN.c.id == key)).one()
     tokens, speed = known.tokens, known.tokens_per_second
     header, footer = _header(row), _footer(row)
-    check_types([header])
-    check_types(header.devices)
     if footer is None:
         return Summary(header, "running" if live else "incomplete", tokens, None, speed, "", "")
     check_types([footer])

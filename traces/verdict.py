@@ -85,11 +85,12 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
     if racer.loaded or baseline.loaded:
         return {**found, "summary": f"{title} about {faster.value:.1f}× {LOADED}"}
     facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value)}"
+    lacking = " The load by other programs was not recorded." if racer.unknown or baseline.unknown else ""
     text, advice = ("", None) if racer.doubt else _advice(i, racers, metrics, baseline.trace)
     why = racer.doubt or _why(trace, metrics, baseline.trace, faster)
     return {
         **found,
-        "summary": f"{title} {_compared(faster)}{facts}.{_predicted(trace)}",
+        "summary": f"{title} {_compared(faster)}{facts}.{_predicted(trace)}{lacking}",
         "reason": why,
         "advice": text,
         "run": advice,

@@ -10,10 +10,14 @@ times do not depend on the method. Times are integer nanoseconds since the run's
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from specscope.engine.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +37,11 @@ the device already has its job.
 BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"
 _GRID = 2**40
+MOST_WAITS = 4_000_000
+"""Spans x devices of a document: each device may begin to wait when a span begins or ends."""
 Interval: TypeAlias = tuple[int, int]
+Active: TypeAlias = "Counter[tuple[str, bool]]"
+"""(side, whether it moves data) -> the number of devices with such a span."""
 DRAFTS = frozenset({"draft", "glue", "branch"})
 """Kinds of spans that draft, or that only drafts need."""
 FORWARDS = frozenset({*DRAFTS, "verify", "pre-verify", "calibrate"})
@@ -101,12 +109,15 @@ def work(trace: Trace) -> dict[str, dict[str, int]]:
     Cancelled work is a kind of its own: `draft, cancelled`. With the waits of a device they sum to
     the window's length.
     """
+    lo, hi = decode_window(trace)
     times: dict[str, dict[str, int]] = {d.name: {} for d in trace.header.devices}
-    for start, end, states in _states(trace):
-        for device, span in states.items():
-            if span is not None:
+    for device, spans in by_device(trace).items():
+        kinds = times[device]
+        for start, end, span in _segments(spans):
+            length = min(end, hi) - max(start, lo)
+            if span is not None and length > 0:
                 kind = span.kind if span.outcome == "done" else f"{span.kind}, cancelled"
-                times[device][kind] = times[device].get(kind, 0) + end - start
+                kinds[kind] = kinds.get(kind, 0) + length
     return times
 
 
@@ -118,7 +129,7 @@ def time_by_part(trace: Trace) -> dict[str, float]:
     """
     lo, hi = decode_window(trace)
     shares = dict[str, float]()
-    for start, end, work in _states(trace):
+    for start, end, work, _ in _states(trace):
         spans = [span for span in work.values() if span is not None]
         sides = {side(span) for span in spans if span.kind in FORWARDS}
         part = "target" if "target" in sides else "drafter" if sides else spans[0].kind if spans else "none"
@@ -127,22 +138,33 @@ def time_by_part(trace: Trace) -> dict[str, float]:
 
 
 def band(trace: Trace) -> list[Band]:
-    return timeline(trace).band
+    row = list[Band]()
+    for start, end, _, active in _states(trace):
+        _extend_band(row, start, end, active)
+    return row
 
 
 def timeline(trace: Trace) -> Timeline:
-    """Return the waits and the band, which need the same pass over the spans."""
+    """Return the waits and the band, which need the same pass over the spans.
+
+    UsageError if there are so many spans and devices that neither time nor memory would suffice.
+    """
+    if len(trace.spans) * len(trace.header.devices) > MOST_WAITS:
+        raise UsageError(
+            f"run {trace.header.run_id} has {len(trace.spans)} spans on {len(trace.header.devices)} devices, too many to "
+            f"show at once (at most {MOST_WAITS} spans x devices); open a window of it in the History"
+        )
     waits_of: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
     roles = {d.name: d.role for d in trace.header.devices}
     stages, row = _stages(trace), list[Band]()
-    for start, end, work in _states(trace):
-        _extend_band(row, start, end, work)
+    for start, end, work, active in _states(trace):
+        _extend_band(row, start, end, active)
+        reasons = {role: _reason(role, active) for role in {*roles.values()}}
+        staged = {d for s in work.values() if stages and s for d in stages.get(s.id - s.rank, ())}
         for device, role in roles.items():
             if work.get(device) is not None:
                 continue
-            others = [s for name, s in work.items() if name != device and s is not None]
-            has_stage = bool(stages) and any(device in stages.get(s.id - s.rank, ()) for s in others)
-            reason = "host" if device in work else "queue" if has_stage else _reason(role, others)
+            reason = "host" if device in work else "queue" if device in staged else reasons[role]
             idle = waits_of[device]
             if idle and idle[-1].end == start and idle[-1].reason == reason:
                 idle[-1] = Wait(device, idle[-1].start, end, reason)
@@ -151,8 +173,8 @@ def timeline(trace: Trace) -> Timeline:
     return Timeline([w for idle in waits_of.values() for w in idle], row)
 
 
-def _extend_band(row: list[Band], start: int, end: int, work: Mapping[str, Span | None]) -> None:
-    sides = {side(s) for s in work.values() if s is not None}
+def _extend_band(row: list[Band], start: int, end: int, active: Active) -> None:
+    sides = {side for (side, _), number in active.items() if number}
     kind: BandKind = (
         "both" if len(sides) == 2 else "draft" if "drafter" in sides else "target" if sides else "none"
     )
@@ -191,8 +213,8 @@ def apart(trace: Trace) -> bool:
 def occupancy(trace: Trace) -> dict[str, float]:
     lo, hi = decode_window(trace)
     shares = {d.name: 0.0 for d in trace.header.devices}
-    for device in shares if hi > lo else ():
-        for start, end in busy(trace, device):
+    for device, intervals in busy(trace).items() if hi > lo else ():
+        for start, end in intervals:
             shares[device] += max(0, min(end, hi) - max(start, lo)) / (hi - lo)
     return {device: min(1.0, share) for device, share in shares.items()}
 
@@ -206,8 +228,9 @@ def _stages(trace: Trace) -> dict[int, set[str]]:
     return {leader: names for leader, names in devices.items() if len(names) > 1}
 
 
-def _reason(role: str, others: Iterable[Span]) -> Reason:
-    kinds = {"communication" if s.kind == "communicate" else side(s) for s in others}
+def _reason(role: str, others: Active) -> Reason:
+    """Return why a device waits that does not work, while others do."""
+    kinds = {"communication" if moves else side for (side, moves), number in others.items() if number}
     if "drafter" in kinds and role != "drafter":
         return "draft"
     if "target" in kinds and role != "target":
@@ -235,29 +258,36 @@ def _of_one_draft(before: Span, span: Span) -> bool:
     return before.step == span.step and (kinds == ("draft", "draft") or kinds[1] == "branch")
 
 
-def _states(trace: Trace) -> Iterator[tuple[int, int, dict[str, Span | None]]]:
-    """Yield (start, end, {device: span}) of the decode window; the mapping is then changed."""
+def _states(trace: Trace) -> Iterator[tuple[int, int, dict[str, Span | None], Active]]:
+    """Yield (start, end, {device: span}, works) of the decode window; both mappings then change."""
     lo, hi = decode_window(trace)
-    by_device: dict[str, list[Span]] = {}
-    for span in trace.spans:
-        by_device.setdefault(span.device, []).append(span)
     cuts: list[tuple[int, int, str, Span | None]] = []
-    for device, spans in by_device.items():
+    for device, spans in by_device(trace).items():
         for start, end, span in _segments(spans):
-            cuts += ((start, 1, device, span), (end, 0, device, None))
+            cuts += ((start, 1, device, span), (end, 0, device, span))
     cuts.sort(key=lambda c: c[:2])
     cuts.append((hi, 0, "", None))
     work: dict[str, Span | None] = {}
+    active: Active = Counter()
     last = lo
     for time, starts, device, span in cuts:
         now = min(max(time, lo), hi)
         if now > last:
-            yield last, now, work
+            yield last, now, work, active
             last = now
+        if span is not None:
+            active[side(span), span.kind == "communicate"] += 1 if starts else -1
         if starts:
             work[device] = span
         else:
             work.pop(device, None)
+
+
+def by_device(trace: Trace) -> dict[str, list[Span]]:
+    spans: dict[str, list[Span]] = {}
+    for span in trace.spans:
+        spans.setdefault(span.device, []).append(span)
+    return spans
 
 
 def side(span: Span) -> str:
@@ -274,8 +304,10 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
     return union
 
 
-def busy(trace: Trace, device: str) -> list[Interval]:
-    return merged((s.start, s.end) for s in trace.spans if s.device == device and s.end > s.start)
+def busy(trace: Trace) -> dict[str, list[Interval]]:
+    """Return when each device with a span works."""
+    found = by_device(trace).items()
+    return {device: merged((s.start, s.end) for s in spans if s.end > s.start) for device, spans in found}
 
 
 def lanes(spans: Iterable[Span]) -> list[int]:
@@ -283,10 +315,12 @@ def lanes(spans: Iterable[Span]) -> list[int]:
 
     The spans are those of one device, by start.
     """
-    ends, taken = list[int](), list[int]()
+    free, busy, taken = list[int](), list[tuple[int, int]](), list[int]()
     for span in spans:
-        lane = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
-        ends[lane : lane + 1] = [span.end]
+        while busy and busy[0][0] <= span.start:
+            heappush(free, heappop(busy)[1])
+        lane = heappop(free) if free else len(busy)
+        heappush(busy, (span.end, lane))
         taken.append(lane)
     return taken
 

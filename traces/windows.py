@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from sqlalchemy import Integer, case, func, or_, select, true, type_coerce
+from sqlalchemy import Integer, case, func, literal, or_, select, true, type_coerce
 
 from specscope.engine.trace.events import Commit, Decision, Document, Occupancy, Part, Piece, Round, Span
 from specscope.engine.trace.trace import Trace
@@ -244,7 +244,8 @@ class Bins(NamedTuple):
 
 def columns(connection: Connection, run: int, devices: Sequence[str]) -> Columns:
     """Return the columns of a run (its key); ValueError for a damaged time or number."""
-    device = case({name: i for i, name in enumerate(devices)}, value=_SPAN.c.device, else_=len(devices))
+    places = {name: i for i, name in enumerate(devices)}
+    device = case(places, value=_SPAN.c.device, else_=len(devices)) if devices else literal(0)
     kind, outcome = (type_coerce(_SPAN.c[name], Integer) for name in ("kind", "outcome"))
     style = (device * _CODES + kind) * _CODES + outcome
     start, end, styles = numbers(connection, _SPAN.c.run == run, _SPAN.c.start, _SPAN.c.end, style)

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from statistics import fmean, median
 from typing import Any
 
 import specscope
 from specscope.app.bench.figures import Note
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.session import Cluster
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure as metrics
-from specscope.traces.whatif.replay import Change, WhatIf, what_if
+from specscope.traces.whatif.replay import Change, what_if
 
 PROFILE, OTHER = ("pearl-4xA100", ""), ("pearl-3xA100", "codellama-7-34")
-PROMPTS = ("Tell me a story.", "How do I cook rice?", "Explain gravity.", "Describe a city.")
-TOKENS, EXACT = 64, 2
+PROMPTS = (
+    *("Tell me a story.", "How do I cook rice?", "Explain gravity.", "Describe a city."),
+    *("Write a poem.", "What is a bank?", "Why is the sky blue?", "List three animals."),
+    *("Give me advice.", "What is love?", "Who was Einstein?", "Tell a joke."),
+    *("Plan a trip to Rome.", "How does a car work?", "Summarize a book.", "What do bees eat?"),
+)
+TOKENS, EXACT = 64, 1
 """Tokens of each run, and texts of each pair of settings where nothing is drawn."""
+FULL, QUICK = 12, 6
+"""Texts of each class where something is drawn; above temperature 0, where texts differ more, twice
+as many."""
 
 Side = tuple[str, Mapping[str, Any]]
 """A method and its settings."""
@@ -37,21 +49,57 @@ class Pairs:
     exact: bool = False
     """Whether nothing is drawn: few seeds show it."""
 
+    def seeds(self, texts: int) -> range:
+        """Return the seeds of each pair of settings; at temperature 0 a seed is but a prompt."""
+        if self.exact:
+            return range(EXACT)
+        each = ceil(texts * (2 if self.temperature else 1) / len(self.sides))
+        return range(each if self.temperature else min(each, len(PROMPTS)))
+
+
+def _to(recorded: tuple[Side, ...], *predicted: Side) -> tuple[tuple[Side, Side], ...]:
+    return tuple((one, other) for one in recorded for other in predicted if one != other)
+
 
 _S5, _S2, _P5 = ("speculative", {"gamma": 5}), ("speculative", {"gamma": 2}), ("pearl", {"gamma": 5})
-_DSI, _S1 = ("dsi", {"lookahead": 8}), ("speculative", {"gamma": 1})
-_PEARL, _DSI0 = ("pearl", {}), ("dsi", {})
+_DSI, _S1, _S8 = ("dsi", {"lookahead": 8}), ("speculative", {"gamma": 1}), ("speculative", {"gamma": 8})
+_SSD, _BRANCH, _HYBRID = ("ssd", {}), ("specbranch", {}), ("hybrid", {})
+_TREE = ("tree", {"width": 3, "depth": 3})
+_ADAPTED: tuple[Side, ...] = tuple(
+    (method, {"gamma": 5, "schedule": schedule})
+    for method in ("speculative", "pearl")
+    for schedule in ("threshold", "average")
+)
+_ALL: tuple[Side, ...] = (*((key, {}) for key in METHODS), *_ADAPTED)
+_COPIES: tuple[Side, ...] = (("llma", {}), ("prompt_lookup", {}), ("suffix", {}))
+_OWN = tuple((side, side) for side in _ALL)
 CLASSES = (
-    Pairs("same settings, T 0", 0.0, ((_S5, _S5), (_P5, _P5), (_DSI, _DSI)), exact=True),
-    Pairs("same settings, T 1", 1.0, ((_S5, _S5), (_P5, _P5), (_DSI, _DSI)), exact=True),
-    Pairs("T 0, nothing drawn", 0.0, ((_P5, _S5), (_P5, _DSI), (_S5, _S2)), exact=True),
-    Pairs("T 0, some drawn", 0.0, ((_S5, _P5), (_S1, _P5), (_S5, ("speculative", {"gamma": 8})))),
-    Pairs("T 1, same rule, other profile", 1.0, ((_S5, _S5), (_P5, _P5), (_DSI, _DSI)), True, True),
-    Pairs("T 1, other draft length or method", 1.0, ((_S5, _S2), (_S5, _P5), (_P5, _S5))),
-    Pairs("T 1, other rule: ratio to match", 1.0, ((_S5, _DSI),)),
-    Pairs("T 1, other rule: match to ratio", 1.0, ((_DSI, _S5),)),
-    Pairs("planned settings, other profile", 0.0, ((_PEARL, _PEARL), (_DSI0, _DSI0)), True, True),
-    Pairs("T 0, assisted constant", 0.0, ((_S5, ("assisted", {"schedule": "constant"})),)),
+    Pairs("own settings, T 0", 0.0, _OWN, exact=True),
+    Pairs("own settings, T 1", 1.0, _OWN, exact=True),
+    Pairs("own settings, other profile, T 0", 0.0, _OWN, elsewhere=True, exact=True),
+    Pairs("own settings, other profile, T 1", 1.0, _OWN, elsewhere=True, exact=True),
+    Pairs("T 0, nothing drawn", 0.0, _to((_P5,), _S5, _DSI, *_COPIES) + _to((_S5,), _S2), exact=True),
+    Pairs("T 0, some drawn", 0.0, _to((_S5,), _P5, _S8) + _to((_S1,), _P5)),
+    Pairs("T 0, from hybrid", 0.0, _to((_HYBRID,), _S5, _P5)),
+    Pairs("T 0, to hybrid", 0.0, _to((_S5, _P5), _HYBRID)),
+    Pairs("T 0, from SSD", 0.0, _to((_SSD,), _S5, _P5)),
+    Pairs("T 0, to SSD", 0.0, _to((_S5, _P5), _SSD)),
+    Pairs("T 0, from SpecBranch", 0.0, _to((_BRANCH,), _S5, _P5)),
+    Pairs("T 0, to SpecBranch", 0.0, _to((_S5, _P5), _BRANCH)),
+    Pairs("T 0, to a tree", 0.0, _to((_S5, _P5), _TREE)),
+    Pairs("T 0, to a schedule", 0.0, _to((_S5, _P5), *_ADAPTED)),
+    Pairs("T 0, from a schedule", 0.0, _to(_ADAPTED, _S5, _P5)),
+    Pairs("T 0, assisted constant", 0.0, _to((_S5,), ("assisted", {"schedule": "constant"}))),
+    Pairs("T 1, other draft length or method", 1.0, _to((_S5,), _S2, _P5) + _to((_P5,), _S5)),
+    Pairs("T 1, other rule: ratio to match", 1.0, _to((_S5,), _DSI)),
+    Pairs("T 1, other rule: match to ratio", 1.0, _to((_DSI,), _S5)),
+    Pairs("T 1, from hybrid", 1.0, _to((_HYBRID,), _S5, _DSI)),
+    Pairs("T 1, to hybrid", 1.0, _to((_S5, _DSI), _HYBRID)),
+    Pairs("T 1, from SSD", 1.0, _to((_SSD,), _S5, _P5)),
+    Pairs("T 1, from SpecBranch", 1.0, _to((_BRANCH,), _S5, _P5)),
+    Pairs("T 1, to SSD, SpecBranch or a tree", 1.0, _to((_S5,), _SSD, _BRANCH, _TREE)),
+    Pairs("T 1, to a schedule", 1.0, _to((_S5, _P5), *_ADAPTED)),
+    Pairs("T 1, from a schedule", 1.0, _to(_ADAPTED, _S5, _P5)),
 )
 
 
@@ -63,17 +111,24 @@ class Error:
     values: tuple[float, ...]
     decided: int
     drawn: int
+    refused: tuple[str, ...] = ()
+    """The methods of the what-ifs that were refused."""
 
     def to_dict(self) -> dict[str, Any]:
-        rounded = {
-            "mean": fmean(self.values),
-            "median": median(self.values),
-            "mean_absolute": fmean(map(abs, self.values)),
-            "least": min(self.values),
-            "most": max(self.values),
-        }
+        figures = (
+            {
+                "mean": fmean(self.values),
+                "median": median(self.values),
+                "mean_absolute": fmean(map(abs, self.values)),
+                "least": min(self.values),
+                "most": max(self.values),
+            }
+            if self.values
+            else {}
+        )
         counts = {"n": len(self.values), "decided": self.decided, "drawn": self.drawn}
-        return {"class": self.name, **counts, **{key: round(value, 4) for key, value in rounded.items()}}
+        rounded = {key: round(value, 4) for key, value in figures.items()}
+        return {"class": self.name, **counts, **rounded, "refused": list(self.refused)}
 
 
 def measure(
@@ -86,34 +141,53 @@ def measure(
     """
     pair, errors = replace(Pair.find(), eos=()), list[Error]()
     with _open(pair, *PROFILE) as here, _open(pair, *OTHER) as there:
+        runs = _Runs((here, there), tokens)
         for c in classes:
             note(c.name)
-            runs = min(texts, EXACT) if c.exact else -(-texts // len(c.sides))
-            values, decided, drawn = list[float](), 0, 0
-            for recorded, predicted in c.sides:
-                for seed in range(runs):
-                    result, real = _replayed(c, recorded, predicted, (here, there), seed, tokens)
-                    values.append(_seconds(result.replay) / _seconds(real) - 1)
-                    decided, drawn = decided + result.decided, drawn + result.drawn
-                    note("")
-            errors.append(Error(c.name, tuple(values), decided, drawn))
+            errors.append(_error(c, runs, texts, note))
     return errors
 
 
-def _open(pair: Pair, profile: str, profile_pair: str) -> specscope.Cluster:
+class _Runs:
+    """Real runs of both clusters; a run that several classes need is run once."""
+
+    def __init__(self, clusters: tuple[Cluster, Cluster], tokens: int) -> None:
+        self._clusters, self._tokens = clusters, tokens
+        self._known: dict[str, Trace] = {}
+
+    def run(self, side: Side, temperature: float, seed: int, *, elsewhere: bool = False) -> Trace:
+        name = f"{side} {temperature} {seed} {elsewhere}"
+        if name not in self._known:
+            self._known[name] = self._clusters[elsewhere].run(
+                side[0],
+                PROMPTS[seed % len(PROMPTS)],
+                config=side[1],
+                sampling=Sampling(temperature, seed=seed),
+                limits=Limits(self._tokens),
+            )
+        return self._known[name]
+
+
+def _open(pair: Pair, profile: str, profile_pair: str) -> Cluster:
     return specscope.open(pair, runtime="virtual", profile=profile, profile_pair=profile_pair or None)
 
 
-def _replayed(
-    c: Pairs, recorded: Side, predicted: Side, clusters: tuple[Any, Any], seed: int, tokens: int
-) -> tuple[WhatIf, Trace]:
-    """Record one run, predict the other one, and run that."""
-    options = {"sampling": Sampling(c.temperature, seed=seed), "limits": Limits(tokens)}
-    prompt, where = PROMPTS[seed % len(PROMPTS)], OTHER if c.elsewhere else PROFILE
-    trace = clusters[0].run(recorded[0], prompt, config=recorded[1], **options)
-    settings = {} if recorded == predicted else predicted[1]
-    result = what_if(trace, Change(*where, method=predicted[0], config=settings))
-    return result, clusters[c.elsewhere].run(predicted[0], prompt, config=predicted[1], **options)
+def _error(c: Pairs, runs: _Runs, texts: int, note: Note) -> Error:
+    values, decided, drawn, refused = list[float](), 0, 0, dict[str, None]()
+    for recorded, predicted in c.sides:
+        settings = {} if recorded == predicted else predicted[1]
+        change = Change(*(OTHER if c.elsewhere else PROFILE), method=predicted[0], config=settings)
+        for seed in c.seeds(texts):
+            note("")
+            try:
+                result = what_if(runs.run(recorded, c.temperature, seed), change)
+            except UsageError:
+                refused[predicted[0]] = None
+                break
+            real = runs.run(predicted, c.temperature, seed, elsewhere=c.elsewhere)
+            values.append(_seconds(result.replay) / _seconds(real) - 1)
+            decided, drawn = decided + result.decided, drawn + result.drawn
+    return Error(c.name, tuple(values), decided, drawn, tuple(refused))
 
 
 def _seconds(trace: Trace) -> float:
@@ -126,13 +200,14 @@ def lines(errors: list[Error]) -> list[str]:
     head = f"{'class':36}{'n':>4}{'mean':>9}{'median':>9}{'mean abs':>10}{'least':>9}{'most':>9}{'drawn':>8}"
     rows = [
         f"What-if: predicted time over the real run's, less 1; bundled pair, virtual ({PROFILE[0]})",
-        head,
+        f"{head}  refused",
     ]
     for row in (error.to_dict() for error in errors):
         numbers = "".join(
-            f"{row[k]:>+{w}.1%}"
+            f"{row[k]:>+{w}.1%}" if k in row else " " * w
             for k, w in (("mean", 9), ("median", 9), ("mean_absolute", 10), ("least", 9), ("most", 9))
         )
         share = row["drawn"] / max(1, row["drawn"] + row["decided"])
-        rows.append(f"{row['class']:36}{row['n']:>4}{numbers}{share:>8.0%}")
+        text = f"{row['class']:36}{row['n']:>4}{numbers}{share:>8.0%}  {', '.join(row['refused'])}"
+        rows.append(text.rstrip())
     return rows

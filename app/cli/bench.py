@@ -229,7 +229,7 @@ def _whatif(args: argparse.Namespace) -> int:
     from specscope.app.bench import whatif
 
     with progress() as note:
-        errors = whatif.measure(6 if args.quick else 36, note)
+        errors = whatif.measure(whatif.QUICK if args.quick else whatif.FULL, note)
     classes = [error.to_dict() for error in errors]
     return common.answer(args, {"classes": classes, "quick": args.quick}, whatif.lines(errors))
 

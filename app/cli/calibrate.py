@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
+    from specscope.app.busy import busy_since, read_load
     from specscope.engine.checkpoints.catalog import opening
     from specscope.engine.checkpoints.pair import Pair
     from specscope.engine.checkpoints.sources import resolve
@@ -40,8 +41,13 @@ def run(args: argparse.Namespace) -> int:
             pair = Pair.of(args.target, args.drafter, resolve=partial(resolve, progress=bar.show))
         else:
             pair = Pair.find(args.pair or opening())
+    before = read_load()
     calibration = calibrate(pair, QUICK if args.quick else FULL, args.device, common.note)
+    warning = busy_since(before)
     text = profile_text(calibration, args.output.stem)
+    if warning:
+        common.note(warning)
+        text = f"# {warning}\n{text}"
     profile: Profile = parse(args.output.stem, text)  # check the text before writing it
     common.write_output(args.output, text)
     hop, sample, c = calibration.hop.median, calibration.sample.median, profile.latency().c
@@ -50,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         lines.append(f"{model:10} " + " ".join(f"{us / 1e3:9.3f} ms" for us in cells[min(cells)]))
     lines.append(f"c {c:.2f}, hop {hop:.0f} us, judging {sample:.0f} us")
     lines.append(f"wrote {args.output}; use it with --profile {args.output}")
-    return common.answer(args, _result(args.output, calibration, c), lines)
+    result = _result(args.output, calibration, c) | {"warning": warning or None}
+    return common.answer(args, result, lines)
 
 
 def _check(args: argparse.Namespace) -> None:

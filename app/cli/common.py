@@ -8,7 +8,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,10 +89,10 @@ def load_runs(args: argparse.Namespace, names: Sequence[str], *, compared: bool 
         raise UsageError(f"there is no run {', '.join(map(shown, names[:3]))}: {error}") from None
 
 
-def open_cluster(args: argparse.Namespace) -> Any:
+@contextmanager
+def open_cluster(args: argparse.Namespace) -> Generator[Any]:
     """Open the cluster that the options describe; show downloads of its models on stderr."""
-    runtime = args.runtime or ("virtual" if args.profile is not None else "local-process")
-    if runtime == "local-process" and args.device != "cuda":
+    if args.runtime in (None, "local-process") and is_measured(args) and args.device != "cuda":
         from specscope.engine.runtimes.forks import warm_up
 
         warm_up()  # it imports torch while this process does
@@ -101,7 +102,11 @@ def open_cluster(args: argparse.Namespace) -> Any:
         names = ("target", "drafter", "profile", "profile_pair", "tokens", "device", "forward", "dtype")
         names += ("tp", "drafter_tp", "address", "memory", "head")
         options = {name: getattr(args, name) for name in names}
-        return specscope.open(args.pair, runtime=runtime, progress=bar.show, **options)
+        opened = specscope.open(args.pair, runtime=args.runtime, progress=bar.show, **options)
+    with opened as cluster:
+        if cluster.note:
+            note(cluster.note)
+        yield cluster
 
 
 def recorded(
@@ -125,8 +130,7 @@ def recorded(
         status.text = f"{title}: {next(tokens)} tokens"
         if stream:
             status.hide()
-            printable = (c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-            print("".join(printable), end="", flush=True)
+            print(printable(text), end="", flush=True)
 
     def measuring() -> None:
         from specscope.engine.cluster.probing import BUDGET_S, VERIFY_S
@@ -172,7 +176,7 @@ def write_output(path: Path, content: str) -> int:
 
 
 def note(line: str) -> None:
-    print(f"specscope: {line}", file=sys.stderr, flush=True)
+    print(f"specscope: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def busy_warning(args: argparse.Namespace, before: ProcessorTime) -> str:
@@ -197,9 +201,21 @@ def clean(value: Any) -> Any:
     return value
 
 
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""Signs that steer a terminal and that JSON leaves as they are."""
+
+
+def json_text(value: Any, **how: Any) -> str:
+    return json.dumps(clean(value), ensure_ascii=False, **how).translate(_CONTROLS)
+
+
 def print_json(value: Any) -> None:
-    json.dump(clean(value), sys.stdout, ensure_ascii=False, indent=2)
-    sys.stdout.write("\n")
+    sys.stdout.write(json_text(value, indent=2) + "\n")
+
+
+def printable(text: str) -> str:
+    """Return a text of a model or a file without signs that steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def answer(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> int:
@@ -208,5 +224,5 @@ def answer(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> int:
         print_json(value)
     else:
         for line in lines:
-            print(line)
+            print(printable(line))
     return 0

@@ -5,7 +5,10 @@ brings batched plain decoding, its baseline; other methods have one run per prom
 seed S + i. Prompts of a file that are too long for the models are skipped and listed.
 A method that drafts from finished texts has its own texts of the prompts before, of the same pass.
 With --repeat, passes over the methods alternate; figures are those of a method's median pass, but
-the speed of two passes is their mean.
+the speed of two passes is their mean. The fastest method is first. A speed-up has a range, and a
+line says how it arose.
+
+For CI, a missed bound (--fail-below, --baseline) is a line on stderr and the exit code 1.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from specscope.app.cli import common, options
@@ -22,22 +26,39 @@ from specscope.app.named import MAX_PASSES, PromptRow, able, method_keys
 from specscope.engine.bounds import check_prompt
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
+from specscope.engine.types import check_range
 
 REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median (of two: mean), spread (1)")
 
 
+BOUNDS: options.Options = {
+    "--fail-below": (
+        [],
+        "METHOD=SPEEDUP",
+        "exit with 1 if the method's speed-up over plain decoding is lower; repeatable",
+    ),
+    "--baseline": (Path, "FILE", "exit with 1 if a ratio is lower than in this earlier output of --json"),
+    "--tolerance": (0.05, "SHARE", "how much lower than in the baseline a ratio may be, 0 to 1 (0.05)"),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_methods(parser)
-    options.add_options(parser, {"--repeat": REPEAT})
+    options.add_options(parser, {"--repeat": REPEAT}, BOUNDS)
     options.add_generation(parser, required=False)
     options.add_run(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from specscope.app.floors import above_baseline, above_bounds, check_baseline, given_bounds, read_baseline
+
     keys = method_keys(args.methods)
     configs = options.parse_settings(args.fields, keys)
     _check_repeat(args)
+    check_range("tolerance", args.tolerance, 0, 1)
+    baseline = read_baseline(args.baseline) if args.baseline is not None else None
     keys, left_out = equipped(args, configs)
+    bounds = given_bounds(args.fail_below, keys, left_out)
     limits, rows = options.limits_of(args), prompts_of(args)
     sampling = options.sampling_of(args, len(rows))
     with common.open_store(args) as store, common.open_cluster(args) as cluster:
@@ -47,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         if args.methods == "all":
             keys, unable = able(keys, cluster)
             left_out |= unable
+            bounds = given_bounds(args.fail_below, keys, left_out)
         rows, skipped = (rows, []) if args.prompt is not None else _fitting(args, cluster, rows)
         prompts = [prompt_for(args, row) for row in rows]
         race = Race(rows, prompts, {key: configs[key] for key in keys}, sampling, limits, args.repeat)
@@ -60,7 +82,17 @@ def run(args: argparse.Namespace) -> int:
     if found.short_answers:
         common.note(found.short_answers)
     result = found.to_dict()
-    return common.answer(args, result, _lines(result))
+    verdicts = [*above_bounds(result, bounds)]
+    if baseline is not None:
+        for line in check_baseline(args.baseline, baseline, result):
+            common.note(line)
+        verdicts += above_baseline(result, baseline, args.tolerance)
+    result["bounds"] = [verdict._asdict() for verdict in verdicts]
+    common.answer(args, result, _lines(result))
+    for verdict in verdicts:
+        if verdict.doubtful or not verdict.met:
+            common.note(verdict.text)
+    return int(not all(verdict.met for verdict in verdicts))
 
 
 def _check_repeat(args: argparse.Namespace) -> None:
@@ -98,6 +130,8 @@ def _fitting(
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:
+    from specscope.app.comparison import doubt_lines
+
     prompts = f"{result['prompts']} prompt{'' if result['prompts'] == 1 else 's'}"
     yield " · ".join([result["models"], prompts, result["clock"]])
     for row in result["skipped"]:
@@ -105,7 +139,8 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"skipped: line {row['line']}{category}: {row['reason']}"
     accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
     yield f"{'method':20}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/forward':>13}{accepted}  output"
-    for key, m in result["methods"].items():
+    for key in result["ranking"]:
+        m = result["methods"][key]
         same = "identical" if m["equal_to_autoregressive"] else "differs"
         same += "" if m["lossless"] else " (lossy)"
         cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
@@ -113,6 +148,7 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         cells += [_cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
         cells += [_cell(m["accepted_per_round"], ".2f", 13)]
         yield f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}"
+    yield from doubt_lines(result)
     for key, reason in result["left_out"].items():
         yield f"{key:20}left out: {reason}"
     yield "tok/forward counts the target's own token, acc (accepted drafts) does not; of a tree all nodes are drafted"
@@ -130,7 +166,11 @@ def _health(notes: dict[str, str]) -> str:
 
 
 def _notes(figures: dict[str, Any]) -> list[str]:
-    notes = [f"hit rate {figures['hit_rate']:.0%}"] if figures["hit_rate"] is not None else []
+    from specscope.app.comparison import range_text
+
+    notes = [*filter(None, (figures["settings"], range_text(figures)))]
+    if figures["hit_rate"] is not None:
+        notes.append(f"hit rate {figures['hit_rate']:.0%}")
     if figures["batch"] > 1 and figures["tokens_per_second_per_sequence"]:
         speed = figures["tokens_per_second_per_sequence"]
         notes.append(f"throughput of up to {figures['batch']} sequences; {speed:.1f} tokens/s per sequence")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -97,7 +96,7 @@ def _step(tail: Tail, tally: Tally, store: Store) -> bool:
             if isinstance(event, Footer) and tail.header:
                 line |= {"run_id": tail.header.run_id, "message": stored(store, tail)}
                 tail.close()
-            print(json.dumps({"file": tail.path.name, **common.clean(line)}, ensure_ascii=False), flush=True)
+            print(common.json_text({"file": tail.path.name, **line}), flush=True)
     return bool(events)
 
 

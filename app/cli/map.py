@@ -16,14 +16,28 @@ from specscope.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.lab.winners import Plan, Result
+    from specscope.traces.lab.winners import Plan, Result, Winner
 
 PLACES: options.Options = {
     "--ratios": (str, "LIST", "c, how many times the drafter is as fast: of 2,3,5,8,12,20 (all)"),
     "--rates": (str, "LIST", "acceptance rates (0.4,0.5,0.6,0.7,0.8,0.9,0.95,0.98)"),
-    "--devices": (str, "LIST", "devices, 2 to 8 (2,3,4,8)"),
+    "--devices": (str, "LIST", "devices, 2 to 8 for each of the target's (2,3,4,8)"),
+    "--target-devices": (
+        int,
+        "N",
+        "devices of a target, 1 to 8; c is that of the target as it lies there (1)",
+    ),
     "--methods": (str, "A,B", "methods of the map (all of it)"),
-    "--doubt": (float, "D", "how well the drafter knows where it is wrong, 0 to 1 (0.5)"),
+    "--doubt": (
+        float,
+        "D",
+        "how well the drafter knows where it is wrong: at 1 - (1 - D) a of its errors (0.5)",
+    ),
+    "--misses": (
+        float,
+        "R",
+        "where it is wrong, the target's token is not among its next F in (1 + F)^-R (0.7)",
+    ),
     "--max-new-tokens": (int, "N", "tokens of a run (192)"),
     "--recorded": ([], "RUN", "replay the drafts of a stored run in place of drafts at a rate; repeatable"),
     "--seeds": (int, "N", "runs of a method at a place, 1 to 5 (2)"),
@@ -45,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     common.check_output(args.output)
     results: list[Result] = []
     recorded = _recorded(args)
+    plan = replace(plan, recorded=tuple(trace.header.run_id for trace in recorded))
     total = len(plan.ratios) * len({rate_of(trace) for trace in recorded} or plan.rates)
     with common.Status("racing the methods") as status:
         for i, found in enumerate(draw(plan, recorded), 1):
@@ -67,7 +82,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     lists = {
         name: _numbers(name, text) for name in ("ratios", "rates", "devices") if (text := getattr(args, name))
     }
-    named = {"doubt": args.doubt, "tokens": args.max_new_tokens, "seeds": args.seeds}
+    named = {name: getattr(args, name) for name in ("target_devices", "doubt", "misses", "seeds")}
+    named["tokens"] = args.max_new_tokens
+    if args.target_devices is not None and "devices" not in lists:
+        lists["devices"] = tuple(count * args.target_devices for count in plan.devices)
     plan = replace(plan, **lists, **{name: value for name, value in named.items() if value is not None})
     if args.methods:
         keys, known = args.methods.split(","), {entrant.key: entrant for entrant in plan.methods}
@@ -95,12 +113,21 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _lines(plan: Plan, results: Sequence[Result]) -> Iterator[str]:
-    from specscope.traces.lab.winners import winner
+    from specscope.traces.lab.winners import assumptions, winner
 
+    target = f", {plan.target_devices} for a target" if plan.target_devices > 1 else ""
     for devices in plan.devices:
-        yield f"\nup to {devices} devices (virtual · {plan.profile}): fastest method, speed-up, lead over the second"
+        yield f"\nup to {devices} devices{target} (virtual · {plan.profile}): fastest method, speed-up, lead over the second"
         yield "acceptance  " + "".join(f"{f'c = {ratio}':>24}" for ratio in plan.ratios)
         for rate in sorted(plan.rates, reverse=True):
             cells = [winner(results, ratio, rate, devices) for ratio in plan.ratios]
-            texts = [f"{w.best.key} {w.best.speedup:.2f}x {w.lead:+.0%}" for w in cells]
-            yield f"{rate:<12g}" + "".join(f"{text:>24}" for text in texts)
+            yield f"{rate:<12g}" + "".join(f"{_cell(found):>24}" for found in cells)
+    yield "\n≈: the lead is small, or not there in every run. This assumes:"
+    yield from assumptions(plan)
+
+
+def _cell(found: Winner | None) -> str:
+    if found is None:
+        return "–"
+    lead = f"{found.lead:+.0%}" if found.clear else f"≈ {found.second.key}" if found.second else ""
+    return f"{found.best.key} {found.best.speedup:.2f}x {lead}".rstrip()

@@ -1,15 +1,15 @@
 """Compare the papers' tables and figures with computed ones, row by row.
 
-Each row has the published number, ours, their difference, the kind of computation and its
-assumption. Rows to which a parameter was fitted, and predictions that can hardly miss (easy), are
-marked and not judged.
+A line for each method says what may be trusted. With --rows each row has the published number,
+ours, their difference, the kind of computation and its assumption. Rows to which a parameter was
+fitted, and predictions that can hardly miss (easy), are marked and not judged.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from specscope.app.cli import common, options
@@ -30,8 +30,11 @@ PAPER: options.Options = {
 }
 
 
+ROWS: options.Options = {"--rows": (False, "", "print all rows below the summary")}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_options(parser, PAPER, options.JSON)
+    options.add_options(parser, PAPER, ROWS, options.JSON)
     options.add_output(parser, "FILE.html", "write rows and charts to this HTML file")
 
 
@@ -53,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         common.write_output(args.output, render_page(papers, rows))
         lines = iter([f"{args.output}: {summary.sentence()}"])
     else:
-        lines = _lines(papers, rows, summary)
+        lines = chain(_summary(papers, rows, summary), _lines(papers, rows) if args.rows else [])
     result = {
         "rows": [row.to_dict() for row in rows],
         "inconsistencies": {paper.key: paper.inconsistencies for paper in papers},
@@ -63,13 +66,26 @@ def run(args: argparse.Namespace) -> int:
     return 0 if summary.exact_equal == summary.counts["exact"] else 1
 
 
-def _lines(papers: Sequence[Paper], rows: Sequence[Row], summary: Summary) -> Iterator[str]:
+def _summary(papers: Sequence[Paper], rows: Sequence[Row], summary: Summary) -> Iterator[str]:
+    from specscope.traces.papers.trust import trusts, unjudged
+
+    yield f"{', '.join(paper.title for paper in papers)}"
+    yield "What may be trusted, by method: predicted numbers of the papers, and ours"
+    yield from (f"  {trust.line()}" for trust in trusts(rows))
+    if others := unjudged(rows):
+        yield f"  no number is predicted for {', '.join(others)}"
+    yield f"{summary.sentence()}"
+    yield from [summary.remark()] if summary.largest else []
+    yield f"In {sum(len(paper.inconsistencies) for paper in papers)} places the papers contradict themselves."
+    yield "--rows prints all of it, -o papers.html writes it with charts"
+
+
+def _lines(papers: Sequence[Paper], rows: Sequence[Row]) -> Iterator[str]:
     for paper in papers:
         yield f"\n{paper.title}\n{'=' * len(paper.title)}"
         yield from _paper([row for row in rows if row.paper == paper.key])
         yield "\nThe paper contradicts itself:"
         yield from (f"  {sentence}" for sentence in paper.inconsistencies)
-    yield f"\n{summary.sentence()}"
 
 
 def _paper(rows: Sequence[Row]) -> Iterator[str]:

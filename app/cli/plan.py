@@ -1,4 +1,4 @@
-"""Show what a pair takes on this machine's devices and what fits, before anything is loaded."""
+"""Show what a pair takes on this machine's devices, or on GPUs that are not here, and what fits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
     from specscope.engine.cluster.fit import Fit
+    from specscope.engine.cluster.local_devices import LocalDevices
 
 
 CONTEXT: options.Options = {
@@ -29,17 +30,34 @@ def run(args: argparse.Namespace) -> int:
     from specscope.engine.cluster.memory import KV_TOKENS
     from specscope.engine.cluster.open import find_pair, local_pool
     from specscope.engine.cluster.options import Options
+    from specscope.engine.cluster.planned import planned_devices
 
     with DownloadBar() as bar:
-        pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show)
+        pair = find_pair(args.pair, args.target, args.drafter, progress=bar.show, sizes_only=True)
     tokens = min(KV_TOKENS, pair.context) if args.context is None else args.context
     check_range("--context", tokens, 1, pair.context)
     names = ("device", "dtype", "tp", "drafter_tp", "memory")
-    pool = local_pool(pair, Options(**{name: getattr(args, name) for name in names}), tokens)
+    options = Options(**{name: getattr(args, name) for name in names})
+    pool = local_pool(pair, options, tokens, planned_devices(args.device, args.memory))
     found = fit(pool, tuple(map(Path, args.head or ())))
-    lines = [f"{pair.name} · nothing is loaded; weights in {found.dtype}", *_lines(found, tokens)]
-    common.answer(args, {"models": pair.name, **_document(found, tokens)}, lines)
+    assumed = _assumed(args, pool)
+    lines = [f"{pair.name} · nothing is loaded; weights in {found.dtype}", *assumed, *_lines(found, tokens)]
+    common.answer(args, {"models": pair.name, **_document(found, tokens), "assumed": assumed}, lines)
     return 0 if found.tokens >= tokens else 1
+
+
+def _assumed(args: argparse.Namespace, pool: LocalDevices) -> list[str]:
+    """Return what the plan takes for granted, a sentence each."""
+    assumed = list[str]()
+    if pool.devices[0].label.endswith("(not here)"):
+        assumed.append("The GPUs are not here; their memory is taken as named, all of it free.")
+    elif args.memory and args.device == "auto" and pool.devices[0].kind == "cpu":
+        assumed.append("The devices are cores of this machine; --device cuda plans for GPUs of these sizes.")
+    if pool.pair.tokenizer is None:
+        assumed.append(
+            "Sizes are those of config.json alone; a run also needs weights and one common tokenizer."
+        )
+    return assumed
 
 
 def _document(found: Fit, tokens: int) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from specscope.app.busy import busy_since, read_load
 from specscope.app.comparison import Comparison, Race
 from specscope.app.comparison import compare as decode_all
 from specscope.app.named import PromptRow, able, method_keys
-from specscope.app.notebook.opening import bar, opened, texts
+from specscope.app.notebook.opening import arguments, bar, opened, texts
 from specscope.engine.cluster.session import Cluster
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, named_arguments
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 
 
+@named_arguments
 def compare(
     methods: str | Sequence[str],
     prompts: str | Sequence[Any],
@@ -27,25 +28,25 @@ def compare(
     limits: Limits | None = None,
     passes: int = 1,
     progress: bool = True,
-    **models: Any,
+    **others: Any,
 ) -> Comparison:
     """Decode the same prompts with several methods and plain decoding.
 
     Args:
         methods: Keys, as a list or with commas; `all` takes those that the models can run.
         prompts: A text, or a list of prompts as `Cluster.run` takes them.
-        cluster: An open cluster. Without one, `models` are arguments of `specscope.open`; with a
-            profile the runtime is `virtual`.
+        cluster: An open cluster. Without one, `others` has the arguments of `specscope.open`.
         settings: Fields of a method's Config, by key of the method.
         sampling: As in `Cluster.run`; prompt i has the seed + i.
         limits: When to stop.
         passes: How often all methods decode, 1 to 9; more than 1 in measured runs only.
         progress: Whether to show a bar.
-        models: See `cluster`.
+        others: See `cluster`; and fields of Sampling and Limits, as in `Cluster.run`.
 
     Raises:
         UsageError: A name or a setting is wrong, or a method lacks its models.
     """
+    sampling, limits, models = arguments(compare, sampling, limits, others)
     keys, given, left_out = method_keys(methods), dict(settings or {}), dict[str, str]()
     if unknown := [key for key in given if key not in keys]:
         raise UsageError(f"settings of {unknown[0]!r}, which is not compared; choose of {', '.join(keys)}")
@@ -55,7 +56,7 @@ def compare(
         if methods == "all":
             keys, left_out = able(keys, place)
         configs = {key: given.get(key, {}) for key in keys}
-        race = Race(rows, several, configs, sampling or Sampling(), limits or Limits(), passes)
+        race = Race(rows, several, configs, sampling, limits, passes)
         race.check(measured=not place.placement.profile)
         before = read_load()
         with bar(race.runs, "run", progress) as step:

@@ -9,6 +9,7 @@ from specscope.app.notebook import shown
 from specscope.app.notebook.frames import frame
 from specscope.app.render.analysis import difference
 from specscope.app.render.html import app_page
+from specscope.engine.errors import named_arguments
 from specscope.engine.trace.trace import Trace
 from specscope.traces import diff as differences
 from specscope.traces.view.settings import config_text
@@ -72,6 +73,7 @@ class Difference:
         return shown.framed(page, line, table, HEIGHT)
 
 
+@named_arguments
 def diff(first: Trace, second: Trace) -> Difference:
     """Return the difference of two runs; UsageError if one is in progress or has no times."""
     return Difference(first, second, differences.diff(first, second))

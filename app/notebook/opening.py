@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import specscope
 from specscope.app.bars import DownloadBar, is_watched, new_bar
+from specscope.engine.cluster.calls import Plain, settled
 from specscope.engine.cluster.session import Cluster
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, check_names, names_of
+from specscope.engine.types import Limits, Sampling
 
 
 @contextmanager
@@ -20,11 +23,21 @@ def opened(cluster: Cluster | None, models: Mapping[str, Any]) -> Generator[Clus
             raise UsageError(f"a cluster and {', '.join(models)} were given; leave one of them out")
         yield cluster
         return
-    virtual = {"runtime": "virtual"} if models.get("profile") else {}
     with DownloadBar() as line:
-        place = specscope.open(**{"progress": line.show, **virtual, **models})
+        place = specscope.open(**{"progress": line.show, **models})
     with place:
         yield place
+
+
+def arguments(
+    call: Callable[..., object], sampling: Sampling | None, limits: Limits | None, given: Mapping[str, Any]
+) -> tuple[Sampling, Limits, dict[str, Any]]:
+    """Return sampling and limits, and the arguments of `specscope.open` among a call's others."""
+    models = names_of(signature(specscope.open))
+    check_names(
+        call.__name__, given, [*dict.fromkeys([*names_of(signature(call)), *models, *Plain.__annotations__])]
+    )
+    return *settled(sampling, limits, given), {name: value for name, value in given.items() if name in models}
 
 
 def texts(prompts: str | Any) -> list[Any]:

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from specscope.app.busy import busy_since, read_load
-from specscope.app.notebook.opening import bar, opened, texts
+from specscope.app.notebook.opening import arguments, bar, opened, texts
 from specscope.app.sweeping import Swept, decoder, in_order
 from specscope.engine.cluster.session import Cluster
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, named_arguments
 from specscope.engine.methods import Method, find
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
@@ -20,6 +20,7 @@ from specscope.traces.lab.sweep import Cell, Runner, Scripted, Sweep
 from specscope.traces.lab.sweep import sweep as cells_of
 
 
+@named_arguments
 def sweep(
     method: str,
     over: Mapping[str, str | Sequence[Any]],
@@ -32,7 +33,7 @@ def sweep(
     passes: int | None = None,
     seeds: int = 2,
     progress: bool = True,
-    **models: Any,
+    **others: Any,
 ) -> Swept:
     """Return the speed-up of a method over plain decoding for each value of one or two fields.
 
@@ -40,20 +41,22 @@ def sweep(
         method: Key of the method.
         over: Field -> values, as a list or as the command line has them (`1:8`). A field is a
             numeric setting, `drafter` (in measured runs, without `cluster`), or `acceptance_rate`:
-            drafts are then right at each rate, no model decodes, and `models` name a profile.
+            drafts are then right at each rate, no model decodes, and `others` name a profile.
         prompts: The samples of each cell; none with `acceptance_rate`.
         cluster: As in `compare`.
         config: Settings of all cells.
         sampling: As in `compare`.
-        limits: When to stop.
+        limits: When to stop; with `acceptance_rate` 64 tokens if it is not given.
         passes: Of each measured cell, 1 to 9 (2; virtual: 1).
         seeds: With `acceptance_rate`: samples of a cell, 1 to 5.
         progress: Whether to show a bar.
-        models: As in `compare`.
+        others: As in `compare`.
 
     Raises:
         UsageError: A name or a value is wrong, or no cell has a speed-up.
     """
+    brief = limits is None and "max_new_tokens" not in others
+    sampling, limits, models = arguments(sweep, sampling, limits, others)
     columns, rows = _axes(find(method), over)
     scripted = columns.scripted or bool(rows and rows.scripted)
     profile, profile_pair = _profile(cluster, models)
@@ -65,9 +68,9 @@ def sweep(
     plan.check()
     with ExitStack() as stack:
         if scripted:
-            runner = _scripted(cluster, models, limits or Limits(64), seeds)
+            runner = _scripted(cluster, models, Limits(64) if brief else limits, seeds)
         else:
-            given = (sampling or Sampling(), limits or Limits(), _opener(cluster, models), _decode)
+            given = (sampling, limits, _opener(cluster, models), _decode)
             runner = decoder(plan, samples, *given, stack)
         before = read_load()
         cells = _cells(plan, runner, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from time import monotonic_ns
 from typing import Any
 from urllib.parse import quote
 
@@ -30,9 +31,14 @@ def badge(value: Any, kind: str = "", title: str = "") -> str:
     return f'<span class="{classes}"{hint}>{text(value)}</span>'
 
 
-def alert(message: str) -> str:
-    """Return an error message that screen readers announce; empty without a message."""
-    return f'<p class="app-alert" role="alert">{text(message)}</p>' if message else ""
+def alert(message: str | Exception) -> str:
+    """Return an error message that screen readers announce; empty without a message.
+
+    If an error names its control (`FormError.where`), `errors.js` leads there, each time anew.
+    """
+    where = getattr(message, "where", "")
+    place = f' data-at="{text(where)}" data-time="{monotonic_ns()}"' if where else ""
+    return f'<p class="app-alert" role="alert"{place}>{text(message)}</p>' if str(message) else ""
 
 
 def note(message: str) -> str:

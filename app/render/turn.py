@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from specscope.app import pairs
 from specscope.app.render.html import clock, run_address, text
 from specscope.app.routes import report_address
-from specscope.app.runs import Lane, LiveRun
+from specscope.app.runs import Lane, LiveRun, RunRequest
 from specscope.engine.methods import METHODS
 from specscope.traces.view.settings import config_text
 
@@ -85,10 +85,12 @@ def _addresses(turns: Turns) -> str:
     )
 
 
-def folded_line(values: Mapping[str, Any], lanes: Sequence[Lane]) -> str:
-    """Return methods, models, sampling and place, with a button that shows the form again."""
-    first = lanes[0]
-    request = first.request
+def folded_line(values: Mapping[str, Any], requests: Sequence[RunRequest], passes: int, turn: str) -> str:
+    """Return methods, models, sampling and place, with a button that shows the form again.
+
+    `turn` is the id of the turn whose settings they are: a new one folds the form.
+    """
+    request = requests[0]
     models = request.target or pairs.label(values["models"])
     facts = [
         models.rstrip("/").rpartition("/")[2],
@@ -97,11 +99,11 @@ def folded_line(values: Mapping[str, Any], lanes: Sequence[Lane]) -> str:
         f"{request.limits.max_new_tokens} new tokens",
         clock(request.runtime, request.profile, request.profile_pair),
     ]
-    if len(first.runs) > 1:
-        facts.append(f"{len(first.runs)} passes")
-    methods = ", ".join(map(name_of_lane, lanes))
+    if passes > 1:
+        facts.append(f"{passes} passes")
+    methods = ", ".join(map(name_of_request, requests))
     return (
-        f'<div class="app-folded" data-turn="{text(first.runs[0].ticket)}"><b>{text(methods)}</b>'
+        f'<div class="app-folded" data-turn="{text(turn)}"><b>{text(methods)}</b>'
         f'<span>{text(" · ".join(facts))}</span><button type="button" class="app-link">Change settings</button></div>'
     )
 
@@ -113,8 +115,7 @@ def kept_line() -> str:
     )
 
 
-def name_of_lane(lane: Lane) -> str:
-    """Return the title of a pane's method with the settings that differ from the usual ones."""
-    request = lane.request
+def name_of_request(request: RunRequest) -> str:
+    """Return the title of a method with the settings that differ from the usual ones."""
     config = config_text(request.method, request.config)
-    return " ".join(filter(None, (METHODS[request.method].title, config)))
+    return " · ".join(filter(None, (METHODS[request.method].title, config)))

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from math import ceil
+from textwrap import wrap
 
 from specscope.app.render.html import app_page, run_address, scrolling, table, text
-from specscope.traces.lab.winners import VALUES, Plan, Result, Winner, winner
+from specscope.traces.lab.winners import EQUAL, VALUES, Plan, Result, Winner, assumptions, winner
 
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
 """White text on each has a contrast of more than 4.5."""
 _CELL_WIDTH, _CELL_HEIGHT, _LEFT, _TOP, _GAP, _LEAST = 88, 34, 46, 54, 26, 380
-_EQUAL = 0.03
-"""A smaller lead is within the spread of the runs."""
+_LINE = 6.2
+"""Width of a letter of a line, about."""
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#333}.t{font-weight:600;font-size:13px}"
     ".c text{fill:#fff;font-size:10px}.c .n{font-weight:600;font-size:11.5px}"
@@ -25,7 +26,7 @@ def map_svg(plan: Plan, results: Sequence[Result], by: str = "runs", columns: in
     """Return a panel for each number of devices: a cell per acceptance rate and c.
 
     A cell has the fastest method's colour, name and speed-up, its lead over the second method, and
-    the devices that it uses; `by` is one of `VALUES`.
+    the devices that it uses; `by` is one of `VALUES`. Below are the assumptions.
     """
     width = max(_LEAST, _LEFT + _CELL_WIDTH * len(plan.ratios) + _GAP)
     height = _TOP + _CELL_HEIGHT * len(plan.rates) + _GAP
@@ -36,16 +37,22 @@ def map_svg(plan: Plan, results: Sequence[Result], by: str = "runs", columns: in
         for i, devices in enumerate(plan.devices)
     ]
     total, down = max(2 * _LEAST, width * min(columns, len(plan.devices))), height * rows
+    lines = wrap(" ".join(assumptions(plan)), int((total - 2 * _LEFT) / (0.87 * _LINE)))
+    words = [
+        f'<text class="l" x="{_LEFT}" y="{down + 36 + 15 * i}">{escape(line)}</text>'
+        for i, line in enumerate(lines)
+    ]
+    tall = down + 34 + 15 * len(lines)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {down + 24}" width="{total}" '
-        f'height="{down + 24}" role="img" aria-label="Fastest method by acceptance rate and drafter speed: {by}">'
-        f"<style>{_STYLE}</style>{''.join(panels)}{_key(plan, down + 6)}</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {tall}" width="{total}" '
+        f'height="{tall}" role="img" aria-label="Fastest method by acceptance rate and drafter speed: {by}">'
+        f"<style>{_STYLE}</style>{''.join(panels)}{_key(plan, down + 6)}{''.join(words)}</svg>\n"
     )
 
 
 def _panel(plan: Plan, results: Sequence[Result], devices: int, by: str) -> str:
     parts = [
-        f'<text class="t l" x="{_LEFT}" y="16">Up to {devices} devices: fastest, {by}</text>',
+        f'<text class="t l" x="{_LEFT}" y="16">Up to {devices} devices{_target(plan)}: fastest, {by}</text>',
         f'<text class="l" x="{_LEFT}" y="32">across: c = T(target) / T(drafter); down: acceptance rate</text>',
     ]
     parts += [
@@ -63,14 +70,22 @@ def _panel(plan: Plan, results: Sequence[Result], devices: int, by: str) -> str:
     return "".join(parts)
 
 
-def _cell(plan: Plan, found: Winner, x: int, y: int) -> str:
+def _target(plan: Plan) -> str:
+    return f", {plan.target_devices} for a target" if plan.target_devices > 1 else ""
+
+
+def _cell(plan: Plan, found: Winner | None, x: int, y: int) -> str:
+    if found is None:
+        return f'<text class="l" x="{x + _CELL_WIDTH / 2}" y="{y + 21}" text-anchor="middle">–</text>'
     keys = [entrant.key for entrant in plan.methods]
     best, entrant = found.best, plan.methods[keys.index(found.best.key)]
     over = f", {found.lead:+.0%} over {found.second.key}" if found.second else ""
-    hint = f"c {best.c}, acceptance {best.rate:g}: {best.key} {best.speedup:.2f}×{over}; {best.devices} devices; closed form {best.form:.2f}×"
+    if found.leads:
+        over += f" ({min(found.leads):+.0%} to {max(found.leads):+.0%} by run)"
+    hint = f"c {best.c}, acceptance {best.rate:g}: {best.key} {spread_text(best)}{over}; {best.devices} devices; closed form {best.form:.2f}×"
     middle = x + _CELL_WIDTH / 2
     second = plan.methods[keys.index(found.second.key)].short if found.second else ""
-    lead = f"{found.lead:+.0%} · " if found.lead >= _EQUAL else f"≈ {second} · " if second else ""
+    lead = f"{found.lead:+.0%} · " if found.clear else f"≈ {second} · " if second else ""
     return (
         f'<g class="c"><title>{escape(hint)}</title><rect x="{x}" y="{y}" width="{_CELL_WIDTH - 2}" '
         f'height="{_CELL_HEIGHT - 2}" rx="4" fill="{COLOURS[keys.index(best.key) % len(COLOURS)]}"/>'
@@ -87,11 +102,17 @@ def _key(plan: Plan, y: int) -> str:
             f'<rect x="{x}" y="{y}" width="12" height="12" rx="3" fill="{colour}"/>'
             f'<text class="l" x="{x + 17}" y="{y + 10}">{escape(words)}</text>'
         )
-        x += 34 + round(6.2 * len(words))
+        x += 34 + round(_LINE * len(words))
     parts.append(
-        f'<text class="l" x="{x}" y="{y + 10}">+5%: lead over the second; ≈: less than {_EQUAL:.0%}</text>'
+        f'<text class="l" x="{x}" y="{y + 10}">+5%: lead over the second; ≈: less than {EQUAL:.0%}, or not by every run</text>'
     )
     return "".join(parts)
+
+
+def spread_text(one: Result) -> str:
+    """Return the mean speed-up, with the lowest and the highest one of several runs."""
+    ranged = f" ({min(one.speedups):.2f} to {max(one.speedups):.2f})" if len(one.speedups) > 1 else ""
+    return f"{one.speedup:.2f}×{ranged}"
 
 
 HEAD = ("c", "acceptance", "method", "devices", "speed-up", "closed form", "per device", "settings")
@@ -105,7 +126,7 @@ def rows_of(results: Sequence[Result]) -> list[list[str]]:
             f"{one.rate:g}",
             text(one.key),
             str(one.devices),
-            f"{one.speedup:.2f}",
+            spread_text(one),
             f"{one.form:.2f}" if one.form else "–",
             f"{one.speedup / one.devices:.2f}",
             text(", ".join(f"{name} {value:g}" for name, value in one.config.items())),
@@ -131,13 +152,5 @@ def race_html(results: Sequence[Result]) -> str:
 def page(plan: Plan, results: Sequence[Result]) -> str:
     """Return both maps and all numbers as a page of its own, which needs no server."""
     maps = "".join(map_html(plan, results, by) for by in VALUES)
-    body = f"<p>{text(ASSUMPTIONS)}</p>{maps}{table(list(HEAD), rows_of(results), 'All results')}"
+    body = f"{maps}{table(list(HEAD), rows_of(results), 'All results')}"
     return app_page(f"Which method is the fastest · virtual · {plan.profile}", body)
-
-
-ASSUMPTIONS = (
-    "Runs in virtual time. Assumed: a forward takes the same time for any number of rows; judging and sending cost "
-    "nothing; each position is accepted independently at one rate; a wrong draft's correction is not among the drafter's "
-    "next F choices in (1 + F)^-0.7 of the cases; the drafter doubts half; fuzzy drafts of EasySpec are as good as exact "
-    "ones; the target takes one device. Draft lengths are the best by the closed forms."
-)

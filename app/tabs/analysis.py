@@ -16,8 +16,17 @@ from specscope.app.render.history import name_of
 from specscope.app.render.html import alert, note
 from specscope.app.routes import find_traces, store_of
 from specscope.app.service import Service
-from specscope.app.tabs.requests import check_profile
-from specscope.app.tabs.wiring import CHARTS, QUIET, SMALL, Update, build_viewer, plain_html, viewed
+from specscope.app.tabs.requests import at, check_profile
+from specscope.app.tabs.wiring import (
+    CHARTS,
+    QUIET,
+    SMALL,
+    Update,
+    build_message,
+    build_viewer,
+    plain_html,
+    viewed,
+)
 from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.methods import METHODS
 from specscope.engine.simulate.profile import Profile, profiles
@@ -69,14 +78,18 @@ class Analysis:
         with gr.Row(elem_classes="app-whatif", equal_height=True):
             self.run = gr.Dropdown([], label="Run", visible=False)
             titles = [(method.title, key) for key, method in METHODS.items()]
-            self.method = gr.Dropdown([(OWN, ""), *titles], value="", label="Method")
-            self.profile = gr.Dropdown(profiles(), label="Cluster", value=profiles()[0])
+            self.method = gr.Dropdown([(OWN, ""), *titles], value="", label="Method", elem_id="whatif-method")
+            self.profile = gr.Dropdown(
+                profiles(), label="Cluster", value=profiles()[0], elem_id="whatif-profile"
+            )
             self.pair = gr.Dropdown([("Default", "")], value="", label="Modelled pair")
-            self.devices = gr.Number(0, precision=0, minimum=0, maximum=1024, label="Devices (0: all)")
+            named = {"label": "Devices (0: all)", "elem_id": "whatif-devices"}
+            self.devices = gr.Number(0, precision=0, **named)
             hint = "gamma=6, pre_verify=off"
-            self.settings = gr.Textbox("", label="Settings", placeholder=hint, max_lines=1)
+            named = {"label": "Settings", "elem_id": "whatif-settings"}
+            self.settings = gr.Textbox("", placeholder=hint, max_lines=1, **named)
             self.replay = gr.Button("Replay", variant="primary", elem_id="whatif-replay", **SMALL)
-        self.message = plain_html(elem_id="whatif-message")
+        self.message = build_message("whatif-message")
         self.result = plain_html(elem_id="whatif-result")
         self.viewer = build_viewer("whatif-viewer")
         self.kept = gr.Textbox("", visible=False)
@@ -161,7 +174,9 @@ class Analysis:
         """Return the controls of a what-if as the run was recorded."""
         header, metrics = trace.header, measure(trace)
         profile = header.profile if header.profile in profiles() else "pearl-4xA100"
-        pair = header.environment.get("profile_pair") if profile == header.profile else ""
+        recorded = header.environment.get("profile_pair")
+        # an own profile may have the name of a bundled one, with other pairs
+        pair = recorded if profile == header.profile and recorded in Profile.load(profile).pairs else ""
         gamma = header.config.get("gamma") or max((r.drafted for r in trace.rounds), default=0) or 4
         rate = metrics.acceptance_rate_tested
         latency = Profile.load(profile).latency(pair or None)
@@ -189,13 +204,18 @@ class Analysis:
         from specscope.traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
 
         try:
-            check_profile(profile)
+            with at("whatif-profile"):
+                check_profile(profile)
             (trace,) = find_traces(self.service, str(run))
-            given = (str(pair or ""), int(devices or 0), str(method or ""), settings_of(settings))
-            result = what_if(trace, Change(profile, *given))
+            with at("whatif-settings"):
+                typed = settings_of(settings)
+            controls = {"devices": "whatif-devices", **dict.fromkeys(typed, "whatif-settings")}
+            with at("whatif-settings" if typed else "whatif-method", controls):
+                given = (str(pair or ""), int(devices or 0), str(method or ""), typed)
+                result = what_if(trace, Change(profile, *given))
         except SpecScopeError as error:
             return {
-                self.message: alert(str(error)),
+                self.message: alert(error),
                 self.result: "",
                 self.viewer: viewed(()),
                 self.keep: gr.update(visible=False),

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from specscope.engine.cluster.prompts import Prompt
 
 
+FRESH = -1
+"""In place of a pane: the message continues no answer."""
+
+
 class Past(NamedTuple):
     """A message and the answer that the conversation continues."""
 
@@ -74,18 +78,34 @@ class Chat:
         rows.append(("user", self.prompt))
         return [{"role": role, "content": content} for role, content in rows]
 
-    def asked(self, prompt: str, chosen: int = 0) -> Chat:
-        """Continue the answer of pane `chosen` with a new message.
+    def asked(self, prompt: str, chosen: int = FRESH) -> Chat:
+        """Return a new conversation, or this one: a message to the answer of pane `chosen`.
 
         A turn without an answer (failed, or stopped before its first token) is dropped.
         """
-        return Chat((*self.past, *self._settled(chosen)), prompt)
+        return Chat((*self.past, *self._settled(chosen)) if chosen != FRESH else (), prompt)
 
     def _settled(self, chosen: int) -> tuple[Past, ...]:
         if not 0 <= chosen < len(self.answers):
             return ()
         who, answer = self.answers[chosen]
         return (Past(self.prompt, answer, who, self.shown),) if answer.strip() else ()
+
+    @property
+    def offered(self) -> list[tuple[str, int]]:
+        """What the next message can do: start fresh, or continue an answer."""
+        panes = [(who, i) for i, (who, answer) in enumerate(self.answers) if answer.strip()]
+        panes = panes or [(turn.who, 0) for turn in self.past[-1:]]  # a failed turn is dropped
+        return [("starts fresh", FRESH), *((f"continues {who}", i) for who, i in panes)]
+
+    @property
+    def usual(self) -> int:
+        """What it does unless the user chooses: a conversation goes on with the same method."""
+        if not self.past:
+            return FRESH
+        method = self.past[-1].who.partition(" · ")[0]
+        panes = self.offered[1:]
+        return next((i for name, i in panes if name.partition(" · ")[0].endswith(method)), panes[0][1])
 
     @property
     def turns(self) -> tuple[tuple[str, ...], ...]:

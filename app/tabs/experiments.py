@@ -21,7 +21,7 @@ from specscope.app.loaded import (
 )
 from specscope.app.runs import LiveRun, RunRequest
 from specscope.app.service import Service
-from specscope.app.tabs.requests import MOST_PASSES, VIRTUAL, check_profile, lines_of
+from specscope.app.tabs.requests import MOST_PASSES, VIRTUAL, FormError, at, check_profile, lines_of
 from specscope.engine.bounds import check_prompt
 from specscope.engine.checkpoints.forms import FORMS
 from specscope.engine.errors import UsageError, shown
@@ -31,7 +31,7 @@ from specscope.engine.run.serving import CHUNK, Load, under_load
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, check_range
-from specscope.traces.lab.axes import ACCEPTANCE, USUAL, axis, sweepable
+from specscope.traces.lab.axes import ACCEPTANCE, USUAL, Axis, axis, sweepable
 from specscope.traces.lab.points import Point, points_of
 from specscope.traces.lab.sweep import MOST_TOKENS, Job, Runner, Scripted, Sweep
 
@@ -124,24 +124,37 @@ class LoadPlan:
     """Why methods do not run under a policy, by the name of their line."""
 
 
+LAB = {name: f"lab-{name}" for name in ("rows", "profile", "tokens", "seeds", "passes")}
+"""The controls of the Lab's settings that an error may name; `LOAD` likewise."""
+
+
+@at("lab-values", LAB)
 def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) -> SweepWork:
-    check_profile(given.profile, HERE)
+    with at("lab-profile"):
+        check_profile(given.profile, HERE)
     if given.method not in sweepable():
-        raise UsageError(f"{shown(given.method)} has no sweep; choose one of {', '.join(sweepable())}")
+        message = f"{shown(given.method)} has no sweep; choose one of {', '.join(sweepable())}"
+        raise FormError("lab-method", message)
     method, scripted = METHODS[given.method], given.rows == ACCEPTANCE
     prompts, measured = lines_of(given.prompts), given.profile == HERE
     passes = _whole("passes", given.passes, MOST_PASSES)
+    columns = axis(method, str(given.field), str(given.values))
+    with at("lab-row-values"):
+        rows = None if given.rows == MODELS_ROW else axis(method, str(given.rows), str(given.row_values))
+        _check_drafters(rows)
     plan = Sweep(
         given.method,
-        axis(method, str(given.field), str(given.values)),
-        None if given.rows == MODELS_ROW else axis(method, str(given.rows), str(given.row_values)),
+        columns,
+        rows,
         samples=int(given.seeds or 0) if scripted else 1 if method.batched else len(prompts),
         passes=passes if measured else 1,
         measured=measured,
     )
-    _check_drafters(plan)
     plan.check()
-    points = points_of(plan, None if measured else given.profile, given.pair)
+    with at("lab-pair"):
+        points = points_of(plan, None if measured else given.profile, given.pair)
+        if not measured:
+            Profile.load(given.profile).latency(given.pair or None)
     if scripted:
         runner = Scripted(given.profile, given.pair or "", int(given.tokens or 0))
         runner.check(plan.samples)
@@ -149,8 +162,11 @@ def sweep_work(given: SweepSettings, service: Service, stop: threading.Event) ->
     runs = 2 * len(plan.places) * plan.samples * plan.passes
     check_range("the number of runs, two for each cell, prompt and pass,", runs, 0, MOST_RUNS)
     tokens = _whole("tokens", given.tokens, MOST_TOKENS)
-    check_range("the number of prompts", len(prompts), 1, MOST_PROMPTS)
-    request = _request(given.models, [given.method], prompts, tokens, given.profile, given.pair)
+    with at("lab-prompts"):
+        check_range("the number of prompts", len(prompts), 1, MOST_PROMPTS)
+        _check_prompts(prompts)
+    with at("lab-models"):
+        request = _request(given.models, [given.method], prompts, tokens, given.profile, given.pair)
     messages = (request.prompt, *request.further)
 
     def decode(job: Job) -> Trace:
@@ -181,25 +197,44 @@ def _check(line: Line) -> None:
     under_load(line.method, method.layout(method.configure({})), Load((0.0,), policy=line.policy), 1)
 
 
+LOAD = {
+    "the number of methods": "load-methods",
+    "new tokens": "load-tokens",
+    "requests": "load-requests",
+    "the limit of TTFT in ms": "load-ttft",
+    "the limit of TPOT in ms": "load-tpot",
+}
+
+
+@at("load-policies", LOAD)
 def load_plan(given: LoadSettings) -> LoadPlan:
-    check_profile(given.profile, HERE)
+    with at("load-profile"):
+        check_profile(given.profile, HERE)
+    if given.profile != HERE:
+        with at("load-pair"):
+            Profile.load(given.profile).latency(given.profile_pair or None)
     methods = [key for key in dict.fromkeys(map(str, given.methods or ())) if key != BASELINE]
     check_range("the number of methods", len(methods), 1, MOST_METHODS)
     if unable := [key for key in methods if key not in servable()]:
-        raise UsageError(f"{shown(unable[0])} does not run under load; choose one of {', '.join(servable())}")
+        message = f"{shown(unable[0])} does not run under load; choose one of {', '.join(servable())}"
+        raise FormError("load-methods", message)
     policies = policies_of(",".join(map(str, given.policies or ())), "the list of policies")
     lines, left_out = served_lines(methods, policies, _check)
     check_range("the number of methods times policies", len(lines) - 1, 1, MOST_METHODS)
-    sizes = batch_sizes(given.sizes, "a batch size")
-    check_range("the number of batch sizes", len(sizes), 1, MOST_SIZES)
+    with at("load-sizes"):
+        sizes = batch_sizes(given.sizes, "a batch size")
+        check_range("the number of batch sizes", len(sizes), 1, MOST_SIZES)
     tokens = _whole("new tokens", given.tokens, MOST_LOAD_TOKENS)
     arrivals = _arrivals(given)
     known = lines_of(given.prompts) or bench_prompts()
+    with at("load-prompts"):
+        _check_prompts(known)
     limits = {"TTFT": float(given.ttft_ms or 0), "TPOT": float(given.tpot_ms or 0)}
     for name, limit in limits.items():
         check_range(f"the limit of {name} in ms", limit, 0, MOST_MS, exclusive=True)
     prompts = [known[i % len(known)] for i in range(len(arrivals))]
-    request = _request(given.models, methods, prompts, tokens, given.profile, given.profile_pair)
+    with at("load-models"):
+        request = _request(given.models, methods, prompts, tokens, given.profile, given.profile_pair)
     cells = tuple(LoadCell(line, batch) for batch in sizes for line in lines)
     return LoadPlan(cells, tuple(arrivals), request, *limits.values(), left_out)
 
@@ -235,9 +270,7 @@ def _waiting(run: LiveRun, stop: threading.Event, pause: float = 0.05) -> Iterat
 def _request(
     models: str, methods: Sequence[str], prompts: Sequence[str], tokens: int, profile: str, profile_pair: str
 ) -> RunRequest:
-    """Return what all runs of an experiment share; refuse what models or cluster cannot run."""
-    for prompt in prompts:
-        check_prompt(prompt)
+    """Return what all runs of an experiment share; refuse what the models cannot run."""
     if models not in pairs.NAMES:
         raise UsageError(f"there are no models {shown(models)}; choose one of {', '.join(pairs.NAMES)}")
     for method in (METHODS[key] for key in methods):
@@ -248,7 +281,6 @@ def _request(
             )
     place: dict[str, Any] = {}
     if profile != HERE:
-        Profile.load(profile).latency(profile_pair or None)
         place = {"runtime": VIRTUAL, "profile": profile, "profile_pair": profile_pair or None}
     first, *further = [[{"role": "user", "content": prompt}] for prompt in prompts]
     return RunRequest(
@@ -256,24 +288,32 @@ def _request(
     )
 
 
-def _check_drafters(plan: Sweep) -> None:
+def _check_prompts(prompts: Iterable[str]) -> None:
+    for prompt in prompts:
+        check_prompt(prompt)
+
+
+def _check_drafters(rows: Axis | None) -> None:
     """Refuse a drafter that is a path: it would name a folder of the server."""
     known: tuple[str, ...] = (USUAL, *FORMS)
-    asked: Iterable[Any] = plan.rows.values if plan.rows and plan.rows.drafters else ()
+    asked: Iterable[Any] = rows.values if rows and rows.drafters else ()
     if unknown := [value for value in asked if value not in known]:
         raise UsageError(f"there is no drafter {shown(unknown[0])}; choose among {', '.join(known)}")
 
 
 def _arrivals(given: LoadSettings) -> list[float]:
     if given.arriving == TIMES:
-        times = [one.seconds for one in parse_arrivals(str(given.times or ""), "the list of times")]
-        check_range("the number of times", len(times), 1, MOST_REQUESTS)
+        with at("load-times"):
+            times = [one.seconds for one in parse_arrivals(str(given.times or ""), "the list of times")]
+            check_range("the number of times", len(times), 1, MOST_REQUESTS)
         return times
     count = _whole("requests", given.requests, MOST_REQUESTS)
     if given.arriving == RATE:
-        return poisson(float(given.rate or 0), count, seed=0)
+        with at("load-rate"):
+            return poisson(float(given.rate or 0), count, seed=0)
     if given.arriving != AT_ONCE:
-        raise UsageError(f"requests arrive {shown(given.arriving)}; choose {AT_ONCE}, {RATE} or {TIMES}")
+        message = f"requests arrive {shown(given.arriving)}; choose {AT_ONCE}, {RATE} or {TIMES}"
+        raise FormError("load-arriving", message)
     return [0.0] * count
 
 

@@ -15,8 +15,8 @@ from specscope.app.loaded import bench_prompts
 from specscope.app.ray import RUNTIME, Ray
 from specscope.app.render.html import note
 from specscope.app.tabs.library import absent_note
-from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, WHERE
-from specscope.app.tabs.wiring import QUIET, SMALL, Update
+from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, rows_of
+from specscope.app.tabs.wiring import QUIET, SMALL, Update, build_message
 from specscope.engine.checkpoints.forms import FORMS, form_title
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, METHODS, Method, Setting
@@ -141,7 +141,6 @@ class Form:
     """The controls by name, in the order of the handlers' arguments."""
 
     controls: dict[str, gr.components.Component] = field(default_factory=dict)
-    alerts: dict[str, gr.HTML] = field(default_factory=dict)
     about: gr.HTML | None = None
 
     @property
@@ -156,13 +155,38 @@ class Form:
     def values(self, given: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.controls, given, strict=True))
 
+    def noted(self, given: Sequence[Any]) -> dict[str, Any]:
+        """Return the values that a page has noted, by control; without those it cannot have."""
+        given = given if len(given) == len(self.controls) else ()
+        rows = zip(self.controls.items(), given, strict=False)
+        return {name: value for (name, control), value in rows if _fits(name, control, value)}
+
+    def shown(self, values: Mapping[str, Any]) -> Update:
+        """Return the controls with these values."""
+        update: Update = {self.controls[name]: value for name, value in values.items()}
+        if "profile" in values:
+            offered = _pairs(values["profile"], values.get("profile_pair"))
+            update[self.controls["profile_pair"]] = gr.update(**offered)
+        return update
+
     def add(self, name: str, control: gr.components.Component) -> gr.components.Component:
         self.controls[name] = control
         return control
 
-    def alert(self, where: str) -> None:
-        assert where in WHERE, f"{where} is not a part of the form"
-        self.alerts[where] = gr.HTML(elem_id=f"alert-{where}")
+
+def _fits(name: str, control: Any, value: Any) -> bool:
+    """Return whether a control of the page can have a value; Run checks its range."""
+    if name == "profile_pair":  # its choices are those of the profile
+        return isinstance(value, str)
+    if name == "methods":
+        return isinstance(value, str) and all(
+            isinstance(row, dict) and row.get("method") in METHODS and isinstance(row.get("config"), dict)
+            for row in rows_of(value)
+        )
+    if isinstance(control, gr.Radio | gr.Dropdown):
+        return value in [choice for _, choice in control.choices]
+    kinds = str if isinstance(control, gr.Textbox) else (int, float)
+    return isinstance(value, kinds)
 
 
 def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
@@ -179,7 +203,6 @@ def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
         with gr.Column(elem_classes="app-card"):
             gr.HTML("<h2>Methods</h2>")
             picker.render()
-            form.alert("methods")
     return models
 
 
@@ -191,7 +214,6 @@ def _build_sampling(form: Form) -> None:
         _slider(form, "temperature", (0, 2), usual.temperature, "Temperature", greedy, min_width=150)
         longest = "Longest answer; it shares the context with the prompt."
         _number(form, "max_new_tokens", Limits().max_new_tokens, "New tokens", longest)
-    form.alert("sampling")
     with gr.Accordion("Seed, top-k, top-p, stop strings", open=False, elem_classes="app-fold"):
         with gr.Row(elem_classes="app-pair"):
             _number(form, "seed", usual.seed, "Seed", "The same seed gives the same answer.")
@@ -235,9 +257,8 @@ def _build_place(form: Form, ray: Ray | None) -> None:
     )
     passes = gr.Radio(list(range(1, MOST_PASSES + 1)), value=1, label="Passes", info=about, elem_id="passes")
     form.add("passes", passes)
-    form.alert("place")
     _show_when(runtime, VIRTUAL, virtual)
-    profile.change(lambda name: gr.update(**_pairs(name)), profile, pair, **QUIET)
+    profile.change(lambda *given: gr.update(**_pairs(*given)), [profile, pair], pair, **QUIET)
 
 
 def _build_models(form: Form, pair: str) -> None:
@@ -253,7 +274,6 @@ def _build_models(form: Form, pair: str) -> None:
         head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
         form.add("head", head)
     _build_drafter(form)
-    form.alert("models")
     _show_when(models, OWN, own)
     models.change(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
 
@@ -292,12 +312,14 @@ def _show_when(control: gr.components.Component, value: str, part: gr.Column) ->
     control.change(None, control, part, js=update, **QUIET)
 
 
-def _pairs(name: str) -> dict[str, Any]:
+def _pairs(name: str, pair: str | None = None) -> dict[str, Any]:
+    """Return the choices of a profile's modelled pair; `pair` stays chosen if it has it."""
     try:
         chosen = Profile.load(name)
     except UsageError:
         return {"choices": [], "value": None}
-    return {"choices": [(pair.title, key) for key, pair in chosen.pairs.items()], "value": chosen.default}
+    value = pair if pair in chosen.pairs else chosen.default
+    return {"choices": [(one.title, key) for key, one in chosen.pairs.items()], "value": value}
 
 
 SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
@@ -306,13 +328,12 @@ SAMPLES = Path(__file__).parents[2] / "assets" / "prompts" / "samples.json"
 class Composer:
     """The card with the prompt; without a `chosen` pair it says which model is absent."""
 
-    def __init__(self, form: Form, *, chosen: bool) -> None:
+    def __init__(self, *, chosen: bool) -> None:
         with gr.Column(elem_id="composer", elem_classes="app-card"):
             hint = "Type a prompt for all methods, or pick an example. Ctrl+Enter runs it."
             self.prompt = _text("Prompt", "prompt", hint, max_lines=12, autofocus=True)
-            form.alert("prompt")
-            label = "Your next message continues the answer of"
-            self.follow = gr.Radio([], label=label, visible=False, elem_id="follow")
+            self.alert = build_message("alert")
+            self.follow = gr.Radio([], label="Your next message", visible=False, elem_id="follow")
             with gr.Row(elem_id="actions"):
                 self._build_actions()
             self.notice = gr.HTML("" if chosen else absent_note(), elem_id="notice")
@@ -331,8 +352,8 @@ class Composer:
             container=False,
             elem_id="samples",
         )
-        self.clear = gr.Button("New conversation", elem_id="clear", visible=False, **SMALL)
-        self.again = gr.Button("Regenerate", elem_id="again", visible=False, **SMALL)
+        self.clear = gr.Button("Clear", elem_id="clear", visible=False, **SMALL)
+        self.again = gr.Button("Same message again", elem_id="again", visible=False, **SMALL)
         self.stop = gr.Button("Stop", elem_id="stop", variant="stop", visible=False, **SMALL)
         self.go = gr.Button("Run", elem_id="run", variant="primary", **SMALL)
         # In the browser, so that a click on Run right after it uses the new value.

@@ -30,7 +30,7 @@ from specscope.app.tabs.experiments import (
     sweep_work,
 )
 from specscope.app.tabs.requests import MOST_PASSES
-from specscope.app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, plain_html
+from specscope.app.tabs.wiring import CHARTS, QUIET, SMALL, State, Stops, build_message, plain_html
 from specscope.engine.checkpoints.forms import FORMS
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.methods import BASELINE, METHODS, Setting
@@ -72,17 +72,18 @@ class Lab:
             with _row():
                 self._build_axes(first)
             with _row():
-                self.profile, self.pair = _build_cluster(first.profile, first.pair)
-                self.tokens = gr.Number(first.tokens, precision=0, label="Tokens")
-                self.seeds = gr.Number(first.seeds, precision=0, label="Seeds")
+                self.profile, self.pair = _build_cluster(first.profile, first.pair, "lab")
+                self.tokens = gr.Number(first.tokens, precision=0, label="Tokens", elem_id="lab-tokens")
+                self.seeds = gr.Number(first.seeds, precision=0, label="Seeds", elem_id="lab-seeds")
                 self.start, self.stop = _build_buttons("Sweep", "lab")
             with _row(visible=False) as self.decoded:
-                self.models = _build_models(pair or pairs.opening(), "Models")
+                self.models = _build_models(pair or pairs.opening(), "Models", "lab")
                 label = "Prompts, one per line"
-                self.prompts = gr.Textbox(first.prompts, label=label, lines=2, max_lines=8)
+                more: dict[str, Any] = {"lines": 2, "max_lines": 8, "elem_id": "lab-prompts"}
+                self.prompts = gr.Textbox(first.prompts, label=label, **more)
                 passes, label = list(range(1, MOST_PASSES + 1)), "Passes of measured runs"
                 self.passes = gr.Radio(passes, value=first.passes, label=label, elem_id="lab-passes")
-            self.message = plain_html(elem_id="lab-message")
+            self.message = build_message("lab-message")
             self.map = plain_html(elem_id="lab-map", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
         self._connect()
@@ -90,11 +91,12 @@ class Lab:
     def _build_axes(self, first: SweepSettings) -> None:
         titles = [(METHODS[k].title, k) for k in sweepable()]
         fields, rows = _fields(first.method)["choices"], _rows(first.method)["choices"]
-        self.method = gr.Dropdown(titles, value=first.method, label="Method")
-        self.field = gr.Dropdown(fields, value=first.field, label="Sweep over")
-        self.values = gr.Textbox(first.values, label="Values", max_lines=1)
-        self.rows = gr.Dropdown(rows, value=first.rows, label="Against")
-        self.row_values = gr.Textbox(first.row_values, label="Rates, drafters or values", max_lines=1)
+        self.method = gr.Dropdown(titles, value=first.method, label="Method", elem_id="lab-method")
+        self.field = gr.Dropdown(fields, value=first.field, label="Sweep over", elem_id="lab-field")
+        self.values = gr.Textbox(first.values, label="Values", max_lines=1, elem_id="lab-values")
+        self.rows = gr.Dropdown(rows, value=first.rows, label="Against", elem_id="lab-rows")
+        named = {"label": "Rates, drafters or values", "elem_id": "lab-row-values"}
+        self.row_values = gr.Textbox(first.row_values, max_lines=1, **named)
 
     def _connect(self) -> None:
         given = [
@@ -145,7 +147,7 @@ class Lab:
                     self.service.hold([trace for passes in cell.traces for trace in passes])
                 yield sweep_progress(plan, cells), sweep_result(plan, cells, work.points)
         except SpecScopeError as error:
-            yield alert(str(error)), sweep_result(plan, cells, work.points, drawn=True) if cells else ""
+            yield alert(error), sweep_result(plan, cells, work.points, drawn=True) if cells else ""
             return
         stopped = f"Stopped after {len(cells)} of {len(plan.places)} cells."
         ended = stopped if stop.is_set() else f"{len(cells)} cells."
@@ -169,29 +171,32 @@ class LoadTab:
             named = {"label": "Policies of drafts, one line of the charts each", "elem_id": "load-policies"}
             self.policies = gr.Dropdown(titles, value=[*first.policies], multiselect=True, **named)
             with _row():
-                self.profile, self.pair = _build_cluster(first.profile, first.profile_pair)
-                self.models = _build_models(first.models, "Models that decode")
+                self.profile, self.pair = _build_cluster(first.profile, first.profile_pair, "load")
+                self.models = _build_models(first.models, "Models that decode", "load")
             with _row():
                 self._build_requests(first)
             with _row():
-                self.sizes = gr.Textbox(first.sizes, label="Batch sizes", max_lines=1)
-                self.ttft = gr.Number(first.ttft_ms, label="Good: first token within ms")
-                self.tpot = gr.Number(first.tpot_ms, label="and ms per further token")
+                self.sizes = gr.Textbox(first.sizes, label="Batch sizes", max_lines=1, elem_id="load-sizes")
+                self.ttft = gr.Number(first.ttft_ms, label="Good: first token within ms", elem_id="load-ttft")
+                self.tpot = gr.Number(first.tpot_ms, label="and ms per further token", elem_id="load-tpot")
                 self.start, self.stop = _build_buttons("Serve", "load")
-            self.message = plain_html(elem_id="load-message")
+            self.message = build_message("load-message")
             self.result = plain_html(elem_id="load-result", js_on_load=CHARTS)
             self.name = gr.Textbox("", visible=False)
         self._connect()
 
     def _build_requests(self, first: LoadSettings) -> None:
         ways = [("All at once", AT_ONCE), ("At a rate", RATE), ("At these times", TIMES)]
-        self.arriving = gr.Dropdown(ways, value=first.arriving, label="Requests arrive")
-        self.rate = gr.Number(first.rate, label="Requests per second", visible=False)
-        hidden = {"lines": 3, "max_lines": 8, "visible": False}
+        self.arriving = gr.Dropdown(
+            ways, value=first.arriving, label="Requests arrive", elem_id="load-arriving"
+        )
+        self.rate = gr.Number(first.rate, label="Requests per second", visible=False, elem_id="load-rate")
+        hidden = {"lines": 3, "max_lines": 8, "visible": False, "elem_id": "load-times"}
         self.times = gr.Textbox(first.times, label="Seconds, one per line", **hidden)
-        self.requests = gr.Number(first.requests, precision=0, label="Requests")
-        self.tokens = gr.Number(first.tokens, precision=0, label="New tokens of each")
+        self.requests = gr.Number(first.requests, precision=0, label="Requests", elem_id="load-requests")
+        self.tokens = gr.Number(first.tokens, precision=0, label="New tokens of each", elem_id="load-tokens")
         named = {"label": "Prompts, one per line", "placeholder": "Empty: the bench's prompts."}
+        named["elem_id"] = "load-prompts"
         self.prompts = gr.Textbox(first.prompts, lines=1, max_lines=6, **named)
 
     def _connect(self) -> None:
@@ -228,8 +233,8 @@ class LoadTab:
                     drawn = _result(plan, cells) if cell in last else drawn
                 yield load_progress(plan, done, cell, run), drawn
         except SpecScopeError as error:
-            message = "Stopped: the finished runs are shown." if stop.is_set() and cells else str(error)
-            yield (note if stop.is_set() else alert)(message), _result(plan, cells)
+            over = note("Stopped: the finished runs are shown." if cells else str(error))
+            yield over if stop.is_set() else alert(error), _result(plan, cells)
         else:
             warning = "" if plan.request.profile else busy_since(before)
             yield note(f"{done} runs."), _result(plan, cells, warning)
@@ -239,17 +244,20 @@ def _row(**more: Any) -> gr.Row:
     return gr.Row(elem_classes="app-whatif", equal_height=True, **more)
 
 
-def _build_cluster(profile: str, pair: str) -> tuple[gr.Dropdown, gr.Dropdown]:
+def _build_cluster(profile: str, pair: str, tab: str) -> tuple[gr.Dropdown, gr.Dropdown]:
     clusters = [(Profile.load(name).title, name) for name in profiles()]
-    where = gr.Dropdown([*clusters, ("This machine, measured", HERE)], value=profile, label="Cluster")
+    choices = [*clusters, ("This machine, measured", HERE)]
+    where = gr.Dropdown(choices, value=profile, label="Cluster", elem_id=f"{tab}-profile")
     offered = pairs_of(profile)
-    modelled = gr.Dropdown(offered["choices"], value=pair or offered["value"], label="Modelled pair")
+    named = {"label": "Modelled pair", "elem_id": f"{tab}-pair"}
+    modelled = gr.Dropdown(offered["choices"], value=pair or offered["value"], **named)
     where.change(lambda name: gr.update(**pairs_of(name)), where, modelled, **QUIET)
     return where, modelled
 
 
-def _build_models(name: str, label: str) -> gr.Dropdown:
-    return gr.Dropdown([(pairs.label(key), key) for key in pairs.NAMES], value=name, label=label)
+def _build_models(name: str, label: str, tab: str) -> gr.Dropdown:
+    choices = [(pairs.label(key), key) for key in pairs.NAMES]
+    return gr.Dropdown(choices, value=name, label=label, elem_id=f"{tab}-models")
 
 
 def _build_buttons(title: str, name: str) -> tuple[gr.Button, gr.Button]:

@@ -13,12 +13,13 @@ import gradio as gr
 from specscope.app.busy import ProcessorTime, busy_since, read_load
 from specscope.app.pairs import TOY, opening
 from specscope.app.ray import Ray
+from specscope.app.render.history import name_of
 from specscope.app.render.html import alert
-from specscope.app.render.turn import finished_line, folded_line, kept_line, name_of_lane, turn_line
+from specscope.app.render.turn import finished_line, folded_line, kept_line, name_of_request, turn_line
 from specscope.app.routes import find_traces
 from specscope.app.runs import Lane, LiveRun, RunRequest
 from specscope.app.service import Service
-from specscope.app.tabs.chat import Chat, Streams, conversation, running, stored
+from specscope.app.tabs.chat import FRESH, Chat, Streams, conversation, running, stored
 from specscope.app.tabs.form import Composer, Form, build_settings, offer_script, value_of
 from specscope.app.tabs.library import Library, absent_note
 from specscope.app.tabs.requests import MOST_RUNS, FormError, blame, make_requests, passes_of
@@ -46,9 +47,11 @@ class Playground:
         self.form = Form()
         self.streams = Streams("playground")
         self.chat = gr.JSON(Chat().to_json(), visible=False)
+        self.noted = gr.JSON(visible=False)
+        """The values of the controls that the page has noted: {"values": [...]}."""
         self.kept = build_hidden("kept", "SpecScopeAddress.keep(props, watch);")
         """The conversation as JSON: the page keeps it over a reload, and has the race's address."""
-        self.composer = Composer(self.form, chosen=pair is not None)
+        self.composer = Composer(chosen=pair is not None)
         build_demo()
         self.folded = plain_html(elem_id="folded", js_on_load="SpecScopeApp.fold(element, watch);")
         card = build_settings(self.form, pair or opening(), ray)
@@ -68,8 +71,7 @@ class Playground:
         changed = [
             *(self.chat, self.kept, composer.prompt, composer.follow, *composer.buttons),
             *(self.turn, self.talk, self.viewer, self.folded, *self.panes),
-            *(form.controls[name] for name in ("seed", "methods", "drafting")),
-            *form.alerts.values(),
+            *(*form.inputs, composer.system, composer.notice, composer.alert),
         ]
         runs: dict[str, Any] = {**QUIET, **streams.in_order, "trigger_mode": "once"}
         composer.go.click(streams.handler(self.ask), given, changed, **runs)
@@ -78,37 +80,50 @@ class Playground:
         composer.clear.click(streams.handler(self.forget), self.chat, changed, **streams.in_order, **QUIET)
         composer.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
         self.changed = changed
+        self.given = [*form.inputs, composer.prompt, composer.system, composer.follow]
+        """What the page notes, to be as it was after a reload and at an earlier address."""
+        changes = [one.change for one in self.given]
+        gr.on(changes, None, self.given, None, js=_noting("note"), **QUIET)
 
     def connect_load(self, page: gr.Blocks) -> None:
         """Bring the parts that change between two visits up to date when the page opens."""
         form, models = self.form, self.form.controls["models"]
         page.load(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
-        page.load(self.reopen, None, [models, self.composer.notice], **QUIET)
-        restore, kept = self.streams.handler(self.restore), "() => SpecScopeAddress.kept()"
-        page.load(restore, self.chat, self.changed, js=kept, **self.streams.in_order, **QUIET)
+        page.load(None, self.given, None, js=_noting("begin"), **QUIET)
+        restore, kept = self.streams.handler(self.opened), "() => SpecScopeAddress.kept()"
+        page.load(restore, [self.chat, self.noted], self.changed, js=kept, **self.streams.in_order, **QUIET)
         for shelf in self.library.shelves:
             page.load(shelf.follow, None, shelf.shown, concurrency_limit=None, **QUIET)
 
     # -- event handlers
 
-    def reopen(self) -> Any:
-        """Choose the pair to open with if a model has come or gone since the server started.
-
-        Otherwise the choice stays: the person may have changed it before this answer arrives.
-        """
+    def _opening(self) -> Update:
+        """Return the pair to open with if a model has come or gone since the server started."""
         if self.pair is not None:
-            return gr.skip()
+            return {}
         models, pair = self.form.controls["models"], opening()
         return {self.composer.notice: absent_note()} | ({} if pair == models.value else {models: pair})
 
-    async def restore(self, talk: Any, *, moved: bool = False) -> AsyncIterator[Update]:
+    async def opened(self, talk: Any, noted: Any) -> AsyncIterator[Update]:
+        """Show what the page showed before it was loaded again."""
+        first = self._opening()
+        async for update in self.restore(talk, noted):
+            yield {**first, **update}
+            first = {}
+
+    async def restore(self, talk: Any, noted: Any, *, moved: bool = False) -> AsyncIterator[Update]:
         """Show the race of the address, and follow it to its end if it still runs.
 
-        `talk` is the conversation that the page has kept; `moved`: it may show another race now.
+        `talk` is the conversation that the page has kept, `noted` what it has noted of the form;
+        `moved`: it may show another race now.
         """
+        *given, prompt, system, chosen = _noted(noted)
+        values = self.form.noted(given)
+        form: Update = {**self.form.shown(values), self.composer.prompt: prompt, self.composer.system: system}
         chat, lanes = running(self.service, Chat.of(talk))
+        folded = {self.folded: self._folded(values, chat.race)}
         if lanes:
-            yield {**self._begin(chat, lanes), self.folded: kept_line()}
+            yield {**form, **self._begin(chat, lanes), **folded}
             async for update in self._follow(chat, lanes):
                 yield update
             return
@@ -116,19 +131,26 @@ class Playground:
         with suppress(SpecScopeError):  # then the page is as without the race
             chat = chat if chat.answers else stored(self.service, chat)
         if chat.shown or chat.answers:
-            yield self._ended(chat)
+            yield {**form, **self._ended(chat, chosen), **folded}
         else:
-            yield self.blank() if moved else {self.kept: gr.skip()}
+            yield {**form, **self.blank()} if moved else {**form, self.kept: gr.skip()}
 
-    def _ended(self, chat: Chat) -> Update:
+    def _folded(self, values: dict[str, Any], turn: str) -> str:
+        """Return the line of settings that were noted; a plain one if Run would refuse them."""
+        try:
+            requests = make_requests(values, [{"role": "user", "content": "-"}], "", self.ray)
+            return folded_line(values, requests, passes_of(values), turn)
+        except (SpecScopeError, KeyError):
+            return kept_line()
+
+    def _ended(self, chat: Chat, chosen: Any) -> Update:
         return {
             **self.blank(),
             self.chat: chat.to_json(),
             self.talk: conversation(chat),
             self.turn: finished_line(chat.turns) if chat.shown else turn_line("idle"),
             self.viewer: viewed(chat.shown),
-            self.composer.follow: _follow(chat),
-            self.folded: kept_line(),
+            self.composer.follow: _follow(chat, chosen),
             **self.composer.shown(running=False),
         }
 
@@ -136,9 +158,9 @@ class Playground:
         self, prompt: str, system: str, talk: Any, chosen: int | None, *given: Any
     ) -> AsyncIterator[Update]:
         if not (prompt or "").strip():
-            yield self._alerts(FormError("prompt", "the prompt is empty; type some text"))
+            yield self._alert(FormError("prompt", "the prompt is empty; type some text"))
             return
-        chat = Chat.of(talk).asked(prompt, chosen or 0)
+        chat = Chat.of(talk).asked(prompt, FRESH if chosen is None else chosen)
         async for update in self._answer(chat, system, self.form.values(given)):
             yield update
 
@@ -150,7 +172,7 @@ class Playground:
         values, chat = self.form.values(given), Chat.of(talk)
         if not chat.prompt:
             message = "there is no message to answer again; type one and press Run"
-            yield self._alerts(FormError("prompt", message))
+            yield self._alert(FormError("prompt", message))
             return
         if values["temperature"] and isinstance(values["seed"], int | float):
             values["seed"] += 1
@@ -166,7 +188,7 @@ class Playground:
         try:
             used = find_traces(self.service, str(event.run))[0].header
         except SpecScopeError as error:
-            yield self._alerts(FormError("prompt", error))
+            yield self._alert(error)
             return
         rows = [(BASELINE, {}), (used.method, used.config)]
         if is_form(str(event.drafter)):
@@ -182,12 +204,15 @@ class Playground:
         try:
             group = uuid.uuid4().hex[:12]
             requests = make_requests(values, chat.messages(system), group, self.ray)
-            lanes = self._start(requests, passes_of(values))
+            passes = passes_of(values)
+            lanes = self._start(requests, passes)
         except SpecScopeError as error:
-            yield self._alerts(error if isinstance(error, FormError) else FormError("prompt", error))
+            yield self._alert(error)
             return
         chat = chat.started(tuple(run.ticket for lane in lanes for run in lane.runs), group)
-        begun = {self.composer.prompt: "", self.folded: folded_line(values, lanes)}
+        begun: Update = {self.folded: folded_line(values, requests, passes, group)}
+        if chat.past:  # else it stays: another method may answer it, too
+            begun[self.composer.prompt] = ""
         yield {**self._begin(chat, lanes), **begun}
         async for update in self._follow(chat, lanes):
             yield update
@@ -228,7 +253,7 @@ class Playground:
             self.composer.clear: gr.update(visible=False),
             self.composer.again: gr.update(visible=False),
             **{pane: gr.update(value="", visible=False) for pane in self.panes},
-            **self._alerts(),
+            **self._alert(),
         }
 
     # -- updates
@@ -241,7 +266,7 @@ class Playground:
             self.viewer: viewed((), live=True),
             **self.composer.shown(running=True),
             **{pane: gr.update(value="", visible=i < len(lanes)) for i, pane in enumerate(self.panes)},
-            **self._alerts(),
+            **self._alert(),
         }
 
     def _show(
@@ -258,34 +283,44 @@ class Playground:
     def _finish(self, chat: Chat, lanes: Sequence[Lane]) -> Update:
         traces = [lane.trace() for lane in lanes]
         answers = tuple(
-            (name_of_lane(lane), trace.text if trace else "")
+            (name_of(trace.header), trace.text) if trace else (name_of_request(lane.request), "")
             for lane, trace in zip(lanes, traces, strict=True)
         )
         shown = tuple(lane.name for lane in lanes if lane.name)
         chat = chat.answered(answers, shown)
-        follow, fault = _follow(chat), blame([run for lane in lanes for run in lane.runs])
+        requests = [lane.request for lane in lanes]
+        faults = (blame(requests, run) for lane in lanes for run in lane.runs)
+        fault = next(filter(None, faults), "")
         # A refused message returns to the box, to be corrected.
-        message = {self.composer.prompt: chat.prompt} if fault and not follow["choices"] else {}
-        shown = {self.composer.follow: follow, **self.composer.shown(running=False)}
-        return self._keep(chat) | message | shown | self._alerts(fault)
+        message = {self.composer.prompt: chat.prompt} if fault and chat.past else {}
+        shown = {self.composer.follow: _follow(chat), **self.composer.shown(running=False)}
+        return self._keep(chat) | message | shown | self._alert(fault)
 
     def _keep(self, chat: Chat) -> Update:
         return {self.chat: chat.to_json(), self.kept: json.dumps(chat.to_json())}
 
-    def _alerts(self, error: FormError | None = None) -> Update:
-        """Show an error beside its part of the form, unfolded, and clear all other messages."""
-        unfold: Update = {self.folded: ""} if error is not None and error.where != "prompt" else {}
-        return unfold | {
-            place: alert(str(error) if error is not None and error.where == where else "")
-            for where, place in self.form.alerts.items()
-        }
+    def _alert(self, error: Exception | str = "") -> Update:
+        """Show an error where one pressed Run; without one clear the message before."""
+        return {self.composer.alert: alert(error)}
 
 
-def _follow(chat: Chat) -> dict[str, Any]:
-    """Return the choice of the answer that the next message continues."""
-    answered = [(title, i) for i, (title, answer) in enumerate(chat.answers) if answer.strip()]
-    value = answered[0][1] if answered else None
-    return gr.update(choices=answered, value=value, visible=bool(answered))
+def _follow(chat: Chat, chosen: Any = None) -> dict[str, Any]:
+    """Return the choice of what the next message continues; `chosen` is what was chosen before."""
+    choices = chat.offered
+    value = chosen if chosen in [pane for _, pane in choices] else chat.usual
+    return gr.update(choices=choices, value=value, visible=len(choices) > 1)
+
+
+def _noting(function: str) -> str:
+    return f"(...values) => {{ SpecScopeAddress.{function}(values); return []; }}"
+
+
+def _noted(value: Any) -> list[Any]:
+    """Return the values that a page has noted; no settings, texts or choice without any."""
+    given = value.get("values") if isinstance(value, dict) else None
+    *settings, prompt, system, chosen = given if isinstance(given, list) and len(given) > 3 else (None,) * 3
+    texts = [text if isinstance(text, str) else gr.skip() for text in (prompt, system)]
+    return [*settings, *texts, chosen if isinstance(chosen, int) else None]
 
 
 def _warning(lanes: Sequence[Lane], before: ProcessorTime) -> str:

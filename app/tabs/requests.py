@@ -29,27 +29,25 @@ MOST_METHODS = 6
 """Most methods that can be chosen; a method counts once for each of its settings."""
 MOST_RUNS = 8
 """Most runs of a turn, baselines of batches included."""
-WHERE = ("prompt", "methods", "sampling", "place", "models")
-"""The parts of the form that can show a message."""
 
 
 class FormError(UsageError):
-    """A control has an invalid value; the part `where` of the form shows the message."""
+    """A control has an invalid value; `where` is its id on the page."""
 
     def __init__(self, where: str, message: object) -> None:
-        super().__init__(str(message))
+        super().__init__(message)
         self.where = where
 
 
 @contextmanager
-def _part(where: str) -> Iterator[None]:
-    """Blame errors of use on a part of the form."""
+def at(where: str, controls: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Blame errors of use on a control; one that names a setting of `controls` on that one's."""
     try:
         yield
     except FormError:
         raise
     except UsageError as error:
-        raise FormError(where, error) from None
+        raise FormError((controls or {}).get(error.setting, where), error) from None
 
 
 class Choice(NamedTuple):
@@ -83,7 +81,8 @@ class Choice(NamedTuple):
 
 
 def read_choices(value: str | None) -> list[Choice]:
-    choices = [_choice(row) for row in _rows(value)]
+    rows = rows_of(value)
+    choices = [_choice(row, rows[:i]) for i, row in enumerate(rows)]
     if not 1 <= len(choices) <= MOST_METHODS:
         raise UsageError(f"{len(choices)} methods are chosen; choose 1 to {MOST_METHODS}")
     known = list[Any]()
@@ -97,7 +96,8 @@ def read_choices(value: str | None) -> list[Choice]:
     return choices
 
 
-def _rows(value: str | None) -> list[Any]:
+def rows_of(value: str | None) -> list[Any]:
+    """Return the rows of the picker's value, unchecked."""
     try:
         parsed = json.loads(value or "{}")
     except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ def _rows(value: str | None) -> list[Any]:
     return rows if isinstance(rows, list) else []
 
 
-def _choice(row: Any) -> Choice:
+def _choice(row: Any, earlier: Sequence[Any]) -> Choice:
     """Return a choice with the given settings, converted and checked; an error names the method."""
     if not isinstance(row, dict) or not isinstance(row.get("config", {}), dict):
         raise UsageError(f"{shown(row)} is not a choice of a method; reload the page")
@@ -114,9 +114,18 @@ def _choice(row: Any) -> Choice:
     try:
         config = method.configure(given)
     except UsageError as error:
-        raise UsageError(f"{method.title}: {error}") from None
+        nth = sum(other["method"] == method.key for other in earlier)
+        raise FormError(control_of(method.key, error.setting, nth), f"{method.title}: {error}") from None
     prompts = further_prompts(str(row.get("prompts") or "")) if method.batched else []
     return Choice(method.key, {name: getattr(config, name) for name in given}, tuple(prompts))
+
+
+def control_of(method: str, setting: str, nth: int = 0) -> str:
+    """Return the id of a setting's control in the picker, for the nth run of a method from 0 on."""
+    known = setting in {one.name for one in METHODS[method].settings()} or (
+        setting == "prompts" and METHODS[method].batched
+    )
+    return f"{method}-{f'{nth + 1}-' if nth else ''}{setting}" if known else "methods"
 
 
 def further_prompts(typed: str | None) -> list[str]:
@@ -151,21 +160,21 @@ def make_requests(
     max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`), target,
     drafting (a form of the target's weights, `usual` or `other`), drafter, head.
     """
-    with _part("methods"):
+    with at("methods"):
         choices = with_baselines(read_choices(values["methods"]))
     further = [_further(choice, messages) for choice in choices]
-    with _part("prompt"):
+    with at("prompt"):
         check_prompt(messages)  # for any model; the engine checks the context later
     for choice, prompts in zip(choices, further, strict=True):
         _check_size(choice, prompts)
-    with _part("sampling"):
+    with at("stop-strings", {name: name.replace("_", "-") for name in values}):
         heat, nucleus = _number(values, "temperature"), _number(values, "top_p")
         sampling = Sampling(heat, _whole(values, "top_k"), nucleus, _whole(values, "seed"))
-        stop = tuple(line for line in (values["stop"] or "").splitlines() if line)
+        stop = tuple(line for line in (values["stop"] or "").split("\n") if line)
         limits = Limits(_whole(values, "max_new_tokens"), stop)
-    with _part("place"):
+    with at("runtime"):
         place = _place(values, ray)
-    with _part("models"):
+    with at("models"):
         place |= _own_models(values, choices) if values["models"] == OWN else _pair(values, choices)
     prompt, more = [dict(m) for m in messages], {"sampling": sampling, "limits": limits, "group": group}
     return [
@@ -177,7 +186,7 @@ def make_requests(
 def passes_of(values: Mapping[str, Any]) -> int:
     passes = values["passes"]
     if passes not in range(1, MOST_PASSES + 1):
-        raise FormError("place", f"passes is {passes}; it must be 1 to {MOST_PASSES}")
+        raise FormError("passes", f"passes is {passes}; it must be 1 to {MOST_PASSES}")
     return 1 if values["runtime"] == VIRTUAL else int(passes)
 
 
@@ -191,7 +200,7 @@ def _check_size(choice: Choice, prompts: Sequence[Any]) -> None:
     size = sum(map(characters, prompts))
     if len(prompts) >= MOST_PROMPTS or size > MOST_CHARACTERS:
         raise FormError(
-            "methods",
+            control_of(choice.method, "prompts"),
             f"{choice.title}: {len(prompts)} further prompts have {size} characters in all; there may be "
             f"{MOST_PROMPTS - 1} with {MOST_CHARACTERS}",
         )
@@ -200,14 +209,14 @@ def _check_size(choice: Choice, prompts: Sequence[Any]) -> None:
 def _number(values: Mapping[str, Any], name: str) -> float:
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{name} is empty; type a number")
+        raise UsageError(f"{name} is empty; type a number", name)
     return value
 
 
 def _whole(values: Mapping[str, Any], name: str) -> int:
     value = _number(values, name)
     if value != int(value):
-        raise UsageError(f"{name} is {value:g}; it must be a whole number")
+        raise UsageError(f"{name} is {value:g}; it must be a whole number", name)
     return int(value)
 
 
@@ -220,25 +229,26 @@ def _place(values: Mapping[str, Any], ray: Ray | None) -> dict[str, Any]:
         return {"runtime": values["runtime"]}
     profile, pair = values["profile"], values["profile_pair"]
     if not profile:
-        raise UsageError("no cluster is chosen; choose one from the list")
-    Profile.load(profile).latency(pair)
+        raise FormError("profile", "no cluster is chosen; choose one from the list")
+    with at("profile"):
+        cluster = Profile.load(profile)
+    with at("profile-pair"):
+        cluster.latency(pair)
     return {"runtime": VIRTUAL, "profile": profile, "profile_pair": pair}
 
 
 def _own_models(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
     target, heads = str(values["target"] or "").strip(), lines_of(values["head"])
     if not target:
-        raise UsageError(
-            "the target is empty; give a model's name, folder, .gguf file or hub id, or choose a pair from the list"
-        )
+        message = "the target is empty; give a model's name, folder, .gguf file or hub id, or choose a pair from the list"
+        raise FormError("target", message)
     needed = any(choice.layout.needs_drafter for choice in choices)
     drafters = _drafters(values) or ((usual_form(),) if needed and values["drafting"] == USUAL else ())
     if needed and not drafters:
-        raise UsageError(
-            "the drafter is empty; name a model, or choose the target's own weights in 4 or 8 bits"
-        )
+        message = "the drafter is empty; name a model, or choose the target's own weights in 4 or 8 bits"
+        raise FormError("drafter", message)
     if not heads and (users := [choice.title for choice in choices if choice.layout.head]):
-        raise UsageError(f"the drafting head is empty; {users[0]} needs one")
+        raise FormError("heads", f"the drafting head is empty; {users[0]} needs one")
     return {"target": target, "drafter": drafters, "head": heads}
 
 
@@ -254,7 +264,7 @@ def _pair(values: Mapping[str, Any], choices: Sequence[Choice]) -> dict[str, Any
             )
             raise FormError("methods", message)
     if values["drafting"] == OTHER:
-        raise UsageError("another drafter needs a target of your own; choose My own and name both")
+        raise FormError("drafting", "another drafter needs a target of your own; choose My own and name both")
     return {"pair": name, "drafter": _drafters(values)}
 
 
@@ -267,7 +277,7 @@ def _drafters(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def lines_of(typed: object) -> tuple[str, ...]:
-    return tuple(line.strip() for line in str(typed or "").splitlines() if line.strip())
+    return tuple(line.strip() for line in str(typed or "").split("\n") if line.strip())
 
 
 def check_profile(name: str, *others: str) -> None:
@@ -276,11 +286,18 @@ def check_profile(name: str, *others: str) -> None:
         raise UsageError(f"there is no profile {shown(name)}; choose one of {', '.join(profiles())}")
 
 
-def blame(runs: Sequence[LiveRun]) -> FormError | None:
-    """Return the failure of a run that an input caused, with the part of the form to correct."""
-    for run in runs:
-        if isinstance(run.cause, ModelError | PairError):
-            return FormError("models", run.error)
-        if isinstance(run.cause, UsageError):
-            return FormError("prompt", run.error)
-    return None
+def blame(requests: Sequence[RunRequest], failed: LiveRun) -> FormError | None:
+    """Return the failure of a run as that of a control; None if no input caused it.
+
+    `requests` are those of all panes, in the order of the picker.
+    """
+    request, cause = failed.request, failed.cause
+    if isinstance(cause, ModelError | PairError):
+        return FormError("target" if request.target else "models", failed.error)
+    if not isinstance(cause, UsageError):
+        return None
+    earlier = requests[: requests.index(request)]
+    nth = sum(one.method == request.method and not Choice(one.method, one.config).is_plain for one in earlier)
+    control = control_of(request.method, cause.setting, nth)
+    usual = "max-new-tokens" if cause.setting == "max_new_tokens" else "prompt"
+    return FormError(usual if control == "methods" else control, failed.error)

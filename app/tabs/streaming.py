@@ -15,7 +15,7 @@ from specscope.traces.view.settings import config_text, planned_text
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
 """The states whose name is no word for people."""
-REFUSED = "Not started; the reason is shown at the control to correct."
+REFUSED = "Not started. The message at Run says what to correct."
 KINDS = {"cancelled": "warn", "failed": "bad", "running": "good"}
 
 

@@ -13,12 +13,13 @@ import gradio as gr
 
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
-from specscope.app.render.winners import ASSUMPTIONS, map_html, race_html
+from specscope.app.render.winners import map_html, race_html
 from specscope.app.service import Service
-from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, plain_html
+from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, build_message, plain_html
 from specscope.engine.errors import SpecScopeError
-from specscope.traces.lab.winners import VALUES, Plan, Result, given_back, results
+from specscope.traces.lab.winners import VALUES, Plan, Result, given_back, results, with_target
 
+TARGETS = (1, 2, 4, 8)
 FILE = Path(__file__).parents[2] / "assets" / "examples" / "map.json"
 _MAP = (
     "A drafter is 2 to 20 times as fast as the target, and right at a rate: which method decodes fastest on so many "
@@ -36,32 +37,32 @@ class MapPart:
             gr.HTML("<h2>Which method is the fastest?</h2>" + note(_MAP))
             with gr.Row(elem_classes="app-whatif", equal_height=True):
                 self.by = gr.Dropdown(list(VALUES), value="runs", label="Compare by")
+                self.target = gr.Dropdown(list(TARGETS), value=1, label="The target's devices")
                 self.c = gr.Dropdown(list(plan.ratios), value=5, label="c = T(target) / T(drafter)")
                 self.rate = gr.Dropdown(list(plan.rates), value=0.8, label="Acceptance rate")
                 self.start = gr.Button("Race", variant="primary", elem_id="map-start", **SMALL)
                 self.stop = gr.Button("Stop", interactive=False, elem_id="map-stop", **SMALL)
-            self.message = plain_html(elem_id="map-message")
+            self.message = build_message("map-message")
             self.result = plain_html(elem_id="map-result")
             self.picture = plain_html(elem_id="map-picture")
-            gr.HTML(note(ASSUMPTIONS))
             self.name = gr.Textbox("", visible=False)
-        self.by.change(self.drawn, self.by, self.picture, **QUIET)
-        given = [self.c, self.rate]
+        looks = [self.by, self.target]
+        for look in looks:
+            look.change(self.drawn, looks, self.picture, **QUIET)
+        given = [self.c, self.rate, self.target]
         self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
 
     # -- event handlers
 
-    def first(self, by: str) -> str:
-        return self.drawn(by)
+    def drawn(self, by: str, target: int) -> str:
+        return map_html(*with_target(*stored(), target), by) if by in VALUES and target in TARGETS else ""
 
-    def drawn(self, by: str) -> str:
-        return map_html(*stored(), by) if by in VALUES else ""
+    def run(self, c: Any, rate: Any, target: Any) -> Iterator[State]:
+        return self.stops.states(lambda stop: self._work(c, rate, target, stop))
 
-    def run(self, c: Any, rate: Any) -> Iterator[State]:
-        return self.stops.states(lambda stop: self._work(c, rate, stop))
-
-    def _work(self, c: Any, rate: Any, stop: threading.Event) -> Generator[tuple[str, str]]:
-        plan, found, total = stored()[0], list[Result](), len(stored()[0].races)
+    def _work(self, c: Any, rate: Any, target: Any, stop: threading.Event) -> Generator[tuple[str, str]]:
+        plan, found = with_target(stored()[0], [], target)
+        total = len(plan.races)
         yield progress(0, total, "races"), ""
         try:
             for one in results(plan, c, rate):
@@ -71,7 +72,7 @@ class MapPart:
                 if stop.is_set():
                     break
         except SpecScopeError as error:
-            yield alert(str(error)), race_html(found)
+            yield alert(error), race_html(found)
             return
         ended = f"Stopped after {len(found)} of {total} races." if len(found) < total else f"{total} races."
         yield note(f"c = {c}, acceptance {rate}: {ended}"), race_html(found)

@@ -30,6 +30,11 @@ plain_html = partial(gr.HTML, apply_default_css=False)
 """HTML without Gradio's styles for text, which draw borders around every table."""
 
 
+def build_message(elem_id: str) -> gr.HTML:
+    """Return the place of a tab's messages; an error leads to its control (`assets/errors.js`)."""
+    return plain_html(elem_id=elem_id, js_on_load="SpecScopeErrors.watch(element, watch);")
+
+
 class State(NamedTuple):
     """What the page shows of long work."""
 
@@ -54,7 +59,7 @@ class Stops:
                 for message, result in steps:
                     yield State(name, message, result)
         except SpecScopeError as error:
-            yield State(name, alert(str(error)), "")
+            yield State(name, alert(error), "")
         finally:
             del self._events[name]
 

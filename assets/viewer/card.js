@@ -206,7 +206,7 @@ function swatch(kind, lost = false, cancelled = false) {
 /** The one floating card of a viewer. */
 class Card {
   constructor(root) {
-    this.node = el("div", { class: "ss-float", role: "tooltip", id: `ss-card-${Math.random().toString(36).slice(2)}`, hidden: true });
+    this.node = el("div", { class: "ss-float", role: "tooltip", id: `ss-card-${Math.random().toString(36).slice(2)}`, popover: "manual" });
     root.append(this.node);
   }
 
@@ -215,17 +215,10 @@ class Card {
     this.node.replaceChildren(...content.filter(Boolean));
     this.node.classList.toggle("ss-pinned", pinned);
     if (pinned) this.node.append(el("p", { class: "ss-hint" }, "pinned · Esc closes it"));
-    this.node.hidden = false;
-    const frame = this.node.parentNode.getBoundingClientRect(); // the viewer, or its dialog
-    const { offsetWidth: width, offsetHeight: height } = this.node;
-    const view = document.documentElement.clientWidth;
-    const left = Math.max(8, Math.min(box.left, Math.min(view, frame.right) - width - 8));
-    const below = box.bottom + 8 + height <= window.innerHeight || box.top < height + 8;
-    this.node.style.left = `${left - frame.left}px`;
-    this.node.style.top = `${(below ? box.bottom + 8 : box.top - height - 8) - frame.top}px`;
+    lift(this.node, box);
   }
 
   hide() {
-    this.node.hidden = true;
+    lower(this.node);
   }
 }

@@ -3,7 +3,7 @@
 function labelOf(run, row) {
   if (row.type === "strip" || row.type === "measured") return stripLabel(run, row);
   if (row.type === "clock") return el("div", { class: "ss-row-label ss-row-strip", title: "the most by which this track's times are wrong beside another track's" }, row.label);
-  const share = row.track && !row.track.measured ? run.metrics.occupancy[row.track.device] : undefined;
+  const share = row.track && !row.track.measured ? named(run.metrics.occupancy, row.track.device) : undefined;
   return el("div", { class: "ss-row-label", title: row.label }, el("span", {}, row.label),
     share === undefined ? null : el("span", { class: "ss-busy", title: "share of decoding in which the device works" }, `${Math.round(100 * share)} % busy`));
 }
@@ -11,7 +11,7 @@ function labelOf(run, row) {
 /** The label of a strip: the busy share from the spans, or the measured load. */
 function stripLabel(run, row) {
   const spans = row.type === "strip";
-  const share = (spans ? run.metrics.occupancy[row.track.device] : row.track.measured.busy) ?? null; // a part has no figures
+  const share = (spans ? named(run.metrics.occupancy, row.track.device) : row.track.measured.busy) ?? null; // a part has no figures
   const title = spans ? "share of decoding in which the device works" : `mean load while decoding: ${row.label}${row.label.startsWith("whole") ? ", by all programs" : ""}`;
   const [name, meter] = row.label.split(" (");
   const text = el("div", {}, name, meter ? el("span", { class: "ss-meter" }, ` (${meter}`) : null, share === null ? "" : ` ${Math.round(100 * share)}\u202f%`);

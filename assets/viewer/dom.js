@@ -19,6 +19,25 @@ function setProps(node, props) {
 /** Properties of a box that scrolls: the keyboard reaches it, and a screen reader names it. */
 const scrolls = (label) => ({ tabindex: "0", role: "group", "aria-label": label });
 
+/**
+ * Show a popover beside a rectangle of the viewport: below it where it fits, else above it, else over it.
+ *
+ * It is in the top layer, above all else on the page and uncut by any box, and scrolls with the page.
+ */
+function lift(node, { left, top, bottom }) {
+  if (!node.matches(":popover-open")) node.showPopover();
+  const { offsetWidth: width, offsetHeight: height } = node;
+  const [across, down] = [document.documentElement.clientWidth, window.innerHeight];
+  const above = top - height - 8;
+  const y = bottom + 8 + height <= down ? Math.max(8, bottom + 8) : above >= 0 && above + height <= down ? above : down - height - 8;
+  node.style.left = `${Math.max(8, Math.min(left, across - width - 8)) + window.scrollX}px`;
+  node.style.top = `${Math.max(8, y) + window.scrollY}px`;
+}
+
+function lower(node) {
+  if (node.matches(":popover-open")) node.hidePopover();
+}
+
 /** An icon: one path in a box of 16 x 16. */
 function icon(path) {
   const ns = "http://www.w3.org/2000/svg";

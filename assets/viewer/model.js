@@ -1,5 +1,8 @@
 // Pure functions on the viewer's document, whose fields traces/view describes.
 
+/** The value of a name from a file, or undefined; never what all objects have, such as `constructor`. */
+const named = (values, name) => (Object.hasOwn(values, name) ? values[name] : undefined);
+
 /** The step of the last round that has ended at time t; 0 before the first. */
 function stepAt(run, t) {
   return run.rounds.reduce((last, r) => (r.t <= t ? Math.max(last, r.step) : last), 0);

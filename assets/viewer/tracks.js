@@ -9,12 +9,11 @@ class TrackChoice {
     this.hidden = new Set(); // "run/device"
     this.orders = new Map(); // devices by run id
     this.pinned = []; // "run/device", in the order of pinning
-    this.list = el("div", { class: "ss-menu-list" });
+    this.list = el("div", { class: "ss-menu-list", popover: "manual" });
     this.node = el("details", { class: "ss-menu" }, el("summary", { class: "ss-button ss-wide-button", title: "Show, hide, move and pin tracks" }, "tracks"), this.list);
     this.node.addEventListener("toggle", () => {
-      this.list.style.left = "0px";
-      const over = this.list.getBoundingClientRect().right - document.documentElement.clientWidth + 8;
-      this.list.style.left = `${Math.min(0, -over)}px`;
+      if (this.node.open) lift(this.list, this.node.getBoundingClientRect());
+      else lower(this.list);
     });
     this.node.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !this.node.open) return;

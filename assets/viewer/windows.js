@@ -148,13 +148,13 @@ const PAINT_BINS = {
 
   track: (scene, row, run) => {
     const bins = binsFor(run, scene.from, scene.to);
-    const looks = bins?.tracks[row.track.device] ?? [];
+    const looks = (bins && named(bins.tracks, row.track.device)) ?? [];
     paintStack(scene, bins, looks.map((look) => [look.busy, styleOf(look, scene).fill]), row.y + 1, row.height - 2);
   },
 
   strip: (scene, row, run) => {
     if (!run.overview) return;
-    const looks = run.overview.tracks[row.track.device] ?? [];
+    const looks = named(run.overview.tracks, row.track.device) ?? [];
     const share = (i) => Math.min(1, looks.reduce((sum, look) => sum + look.busy[i], 0));
     const side = row.track.role === "drafter" ? "draft" : "verify";
     paintSteps(scene, row, stepsOf(run.overview, scene, share), scene.colours[`strip-${side}`]);
@@ -207,7 +207,7 @@ function paintStack(scene, bins, looks, top, height) {
 function paintOverview(scene, run, top, height) {
   if (!run.overview) return;
   ["drafter", "target"].forEach((role, i) => {
-    const own = run.tracks.filter((track) => (track.role === "drafter") === (role === "drafter")).flatMap((track) => run.overview.tracks[track.device] ?? []);
+    const own = run.tracks.filter((track) => (track.role === "drafter") === (role === "drafter")).flatMap((track) => named(run.overview.tracks, track.device) ?? []);
     const shares = run.overview.spans.map((_, bin) => Math.min(1, own.reduce((sum, look) => sum + look.busy[bin], 0)));
     paintStack(scene, run.overview, [[shares, scene.colours[i ? "verify" : "draft"]]], top + (i * height) / 2, height / 2);
   });

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from specscope.engine.errors import ModelError, UsageError, one_line
+from specscope.engine.errors import ModelError, UsageError, one_line, plain_name, shown
 from specscope.engine.files import parse_json, read_bytes
-from specscope.engine.model.families import family_of
+from specscope.engine.model.families import WAY_OUT, Family, family_of
 from specscope.engine.model.fields import READ, check_fields
 
 if TYPE_CHECKING:
@@ -33,15 +33,23 @@ _LLAMA = {
     "tie_word_embeddings": bool,
 }
 """Fields of a complete Llama config and their types, without the rotation."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Fields with the number of experts of a layer."""
+_NONE = (None, 0, 1)
 
 
-def read_config(directory: Path) -> Any:
-    """Return the config of a model directory, with a transformers config's attributes."""
-    path = directory / "config.json"
+def config_file(model: Path) -> Path:
+    """Return the file of a model's config: the model is a directory, or that file itself."""
+    return model if os.path.isfile(model) else model / "config.json"
+
+
+def read_config(model: Path) -> Any:
+    """Return the config of a model, with a transformers config's attributes."""
+    path = config_file(model)
     raw = read_json(path)
     families = raw.get("architectures") if isinstance(raw, dict) else None
     family = families[0] if isinstance(families, list) and families else None
-    kind = family_of(family, path).model_type
+    kind = _dense_family(family, raw, path).model_type
     check_fields(raw, path)
     if raw.get("model_type", kind) != kind:
         raise ModelError(
@@ -58,6 +66,17 @@ def read_config(directory: Path) -> Any:
         raise ModelError(f"{path}: {one_line(e)}") from None
 
 
+def _dense_family(name: Any, raw: Any, path: Path) -> Family:
+    """Return the family of a config; ModelError for a mixture of experts, whatever its name."""
+    counts = {key: raw[key] for key in _EXPERTS if isinstance(raw, dict) and raw.get(key) not in _NONE}
+    for key, count in counts.items():
+        raise ModelError(
+            f"{path}: {reprlib.repr(name)} is a mixture of experts ({key} is {reprlib.repr(count)}), and only dense "
+            f"models are supported; {WAY_OUT}"
+        )
+    return family_of(name, path)
+
+
 def is_complete(raw: Mapping[str, Any]) -> bool:
     """Return whether a Llama config needs none of transformers' defaults and older spellings.
 
@@ -69,6 +88,25 @@ def is_complete(raw: Mapping[str, Any]) -> bool:
     rope: Any = raw.get("rope_parameters")
     plain = isinstance(rope, dict) and rope.keys() == {"rope_type", "rope_theta"}
     return complete and plain and rope["rope_type"] == "default" and type(rope["rope_theta"]) is float
+
+
+DRAFTING = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+"""Fields of a config with the number of its own drafting layers (MTP), by families of models."""
+
+
+def unused_layers(directory: Path) -> str:
+    """Return that a model that opens declares layers for drafting; empty if it declares none.
+
+    Their tensors would be unknown ones, with which no model opens.
+    """
+    raw = read_object(directory / "config.json")
+    for name in DRAFTING:
+        if type(count := raw.get(name)) is int and count > 0:
+            return (
+                f"{plain_name(directory.name)}: config.json declares {name} = {shown(count)}, but the weights hold no "
+                "such layers; nothing drafts with them"
+            )
+    return ""
 
 
 def read_object(path: Path, limit: int = LONGEST_CONFIG) -> dict[str, Any]:

@@ -35,7 +35,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 MOST_INDEX = 64 * 2**20
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def is_hub_id(model: str | os.PathLike[str]) -> bool:
@@ -43,8 +43,11 @@ def is_hub_id(model: str | os.PathLike[str]) -> bool:
     return isinstance(model, str) and _HUB_ID.fullmatch(model) is not None and not os.path.exists(model)
 
 
-def cached(model: str) -> Path | None:
-    """Return the directory of a hub model in the local cache; None if files are missing."""
+def cached(model: str, *, config_only: bool = False) -> Path | None:
+    """Return the directory of a hub model in the local cache; None if files are missing.
+
+    `config_only`: no file but config.json is needed.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -52,7 +55,9 @@ def cached(model: str) -> Path | None:
     except ValueError as error:
         raise ModelError(f"{model} is no hub id: {one_line(error)}; give owner/name") from None
     folder = Path(config).parent if isinstance(config, str) else None
-    if folder is None or not any((folder / name).is_file() for name in _TOKENIZERS):
+    if folder is None or config_only:
+        return folder
+    if not any((folder / name).is_file() for name in TOKENIZERS):
         return None
     return folder if all((folder / name).is_file() for name in _weight_files(folder)) else None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.config import read_config, read_object
 from specscope.engine.checkpoints.forms import is_form, reads_rows_of, split_form, usual_form
+from specscope.engine.checkpoints.hub import TOKENIZERS
 from specscope.engine.checkpoints.sources import is_short_name, resolve
 from specscope.engine.checkpoints.templates import RENDERER
 from specscope.engine.checkpoints.tokenizer import check_same, check_template, load_tokenizer
@@ -32,6 +33,7 @@ class Pair:
     target_path: Path
     drafter_path: Path | None
     tokenizer: Any
+    """None in a pair of which only configs are known."""
     vocab_size: int
     """The smallest vocabulary size of the models, which may be padded.
 
@@ -55,7 +57,13 @@ class Pair:
         return {**drafters, "target": self.target_path}
 
     @classmethod
-    def find(cls, name: str = "bundled", resolve: Callable[[str | Path], Path] = resolve) -> Pair:
+    def find(
+        cls,
+        name: str = "bundled",
+        resolve: Callable[[str | Path], Path] = resolve,
+        *,
+        sizes_only: bool = False,
+    ) -> Pair:
         """Return a bundled pair, or a model of the catalog that drafts with its own weights."""
         bundled = (
             [p.name for p in catalog.PAIRS.iterdir() if (p / "target").is_dir()]
@@ -65,10 +73,11 @@ class Pair:
         if name not in (names := sorted({*bundled, *catalog.CATALOG})):
             raise UsageError(f"there is no pair {name!r}; choose one of {', '.join(names)}")
         if name in bundled:
-            pair = cls._load(name, catalog.PAIRS / name / "target", *catalog.stored_drafters(name))
+            models = [catalog.PAIRS / name / "target", *catalog.stored_drafters(name)]
         else:
             target = resolve(name)
-            pair = cls._load(name, target, target / usual_form())
+            models = [target, target / usual_form()]
+        pair = cls._load(name, *models, sizes_only=sizes_only)
         return replace(pair, heads_path=catalog.PAIRS / name / "heads")
 
     @classmethod
@@ -77,23 +86,25 @@ class Pair:
         target: str | Path,
         *drafters: str | Path | None,
         resolve: Callable[[str | Path], Path] = resolve,
+        sizes_only: bool = False,
     ) -> Pair:
         """Return a pair of models: directories, GGUF files, short names of the catalog, or hub ids.
 
         Drafters may also be `int4` or `int8`, the target's own weights in fewer bits; None is
         ignored. `resolve` returns the directory of a model. A PairError if the tokenizers differ,
-        or do not fit a model's vocabulary.
+        or do not fit a model's vocabulary. `sizes_only`: a model may lack its tokenizer; the pair
+        can then be planned for, not run.
         """
         models = [drafter for drafter in drafters if drafter is not None]
         _check_number(models)
-        name = " + ".join(Path(model).name for model in (target, *models))
+        name = " + ".join(map(_title, (target, *models)))
         folder = resolve(target)
         if split_form(folder)[1]:
             raise UsageError(
                 f"{folder}: {folder.name} is for drafters; name the directory of the target's files"
             )
         drafting = (folder / model if is_form(model) else _named(resolve(model)) for model in models)
-        pair = cls._load(name, folder, *drafting)
+        pair = cls._load(name, folder, *drafting, sizes_only=sizes_only)
         return replace(pair, heads_path=catalog.PAIRS / target / "heads") if is_short_name(target) else pair
 
     def with_forms(self, *forms: str) -> Pair:
@@ -103,9 +114,19 @@ class Pair:
         return replace(self, drafter_path=first, further=tuple(further))
 
     @classmethod
-    def _load(cls, name: str, target: Path, *drafters: Path) -> Pair:
+    def _load(cls, name: str, target: Path, *drafters: Path, sizes_only: bool = False) -> Pair:
         paths = list(dict.fromkeys([target, *(split_form(path)[0] for path in drafters)]))
         configs = [read_config(path) for path in paths]
+        known: dict[str, Any] = {
+            "name": name,
+            "target_path": target,
+            "drafter_path": drafters[0] if drafters else None,
+            "further": drafters[1:],
+            "vocab_size": min(config.vocab_size for config in configs),
+            "context": min(map(context_of, configs)),
+        }
+        if sizes_only and not all(map(_has_tokenizer, paths)):
+            return cls(**known, tokenizer=None, eos=())
         tokenizers = [load_tokenizer(path) for path in paths]
         for tokenizer in tokenizers[1:]:
             check_same(tokenizers[0], tokenizer)
@@ -121,16 +142,8 @@ class Pair:
         settings, file = read_object(target / "generation_config.json"), "generation_config.json"
         if "eos_token_id" not in settings:
             settings, file = {"eos_token_id": configs[0].eos_token_id}, "config.json"
-        return cls(
-            name=name,
-            target_path=target,
-            drafter_path=drafters[0] if drafters else None,
-            further=drafters[1:],
-            tokenizer=tokenizers[0],
-            vocab_size=min(config.vocab_size for config in configs),
-            context=min(map(context_of, configs)),
-            eos=end_ids(settings["eos_token_id"], target / file, configs[0].vocab_size),
-        )
+        eos = end_ids(settings["eos_token_id"], target / file, configs[0].vocab_size)
+        return cls(**known, tokenizer=tokenizers[0], eos=eos)
 
     def reads_rows(self, model: str) -> bool:
         """Return whether a drafter, by its worker's name, can draft from the target's KV rows."""
@@ -189,7 +202,8 @@ class Pair:
             raise UsageError(
                 f"the prompt has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}, together more than the "
                 f"context of {self.name}, {self.context}: lower max_new_tokens to {self.context - len(prompt)} or less, "
-                "or shorten the prompt"
+                "or shorten the prompt",
+                "max_new_tokens",
             )
 
     def _render(self, messages: Sequence[Mapping[str, str]], contents: Sequence[str]) -> str:
@@ -223,6 +237,15 @@ class Pair:
     def _special(self, ids: Sequence[int]) -> list[int]:
         added = self.tokenizer.added_tokens_decoder
         return [token for token in ids if token in added and added[token].special]
+
+
+def _title(model: str | Path) -> str:
+    path = Path(model)
+    return path.absolute().parent.name if path.name == "config.json" else path.name
+
+
+def _has_tokenizer(model: Path) -> bool:
+    return any((model / name).is_file() for name in TOKENIZERS)
 
 
 def _named(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Bytes that a model takes on a device, from its config and the headers of its files.
+"""Bytes that a model takes on a device, from its config alone.
 
 No weights are read. Embeddings that processes of one machine share count for each of them.
 """
@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from specscope.engine.checkpoints.checkpoint import Checkpoint
-from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.config import config_file, read_config
 from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.model.int4 import GROUP, fits_int4
 from specscope.engine.model.int8 import is_rotated
@@ -48,12 +47,10 @@ class Split(NamedTuple):
     """Devices that hold a part of every layer."""
 
 
-def checked_shape(directory: Path) -> ModelShape:
-    """Return the shape of a model, after a check of its files' headers against its config."""
-    directory, _ = split_form(directory)
-    shape = ModelShape.of(read_config(directory), directory / "config.json")
-    Checkpoint(directory, shape=shape).check(shape.tensors())
-    return shape
+def shape_of(model: Path) -> ModelShape:
+    """Return the shape of a model: a directory, or the file of its config."""
+    model, _ = split_form(model)
+    return ModelShape.of(read_config(model), config_file(model))
 
 
 def model_size(directory: Path, dtype: torch.dtype, *, on_cpu: bool, split: Split | None = None) -> Size:
@@ -62,7 +59,7 @@ def model_size(directory: Path, dtype: torch.dtype, *, on_cpu: bool, split: Spli
     On a CPU, matrices have layouts of their own; keys and values have the weights' dtype.
     """
     bits = split_form(directory)[1]
-    return _size(checked_shape(directory), dtype, on_cpu, split or Split(), bits)
+    return _size(shape_of(directory), dtype, on_cpu, split or Split(), bits)
 
 
 def layer_sizes(shape: ModelShape, dtype: torch.dtype, *, on_cpu: bool) -> list[Size]:

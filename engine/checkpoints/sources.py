@@ -34,6 +34,31 @@ def resolve_local(model: str | Path) -> Path:
     return folder
 
 
+def resolve_config(
+    model: str | Path, progress: Report | None = None, cancel: threading.Event | None = None
+) -> Path:
+    """Return the directory of a model's config.json, or a file that is one; download nothing.
+
+    A GGUF file is converted, as by `resolve`. A ModelError if the model is not on this machine.
+    """
+    path = Path(os.path.expanduser(model))
+    whole, bits = split_form(path)
+    if bits and not is_short_name(model):
+        return resolve_config(whole, progress, cancel) / path.name
+    if os.path.isfile(path) and not _is_gguf(model):
+        return path
+    if is_short_name(model) and catalog.installed(str(model)) is None:
+        raise catalog.missing(str(model))
+    if not hub.is_hub_id(model):
+        return resolve(model, progress, cancel)
+    if (folder := hub.cached(str(model), config_only=True)) is None:
+        raise ModelError(
+            f"{model} is not on this machine, and a plan downloads nothing; give the path of its config.json, "
+            "a small file from its page at the hub"
+        )
+    return folder
+
+
 def is_slow(model: str | Path) -> bool:
     """Return whether `resolve` may download or convert: the model is not named by a directory."""
     return is_short_name(model) or _is_gguf(model) or hub.is_hub_id(model)

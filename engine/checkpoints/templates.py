@@ -2,7 +2,8 @@
 
 A chat template is a program from a model's author. Jinja's sandbox denies it files and code but
 limits neither loops nor the size of strings; only a process under system limits is sure to end. One
-process renders all templates, in well under a millisecond each; it restarts after it was ended.
+process renders all templates, in well under a millisecond each. One that was stopped or killed from
+outside is started again; the template is to blame if the next one ends, too, or for its time.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ from typing import Any
 
 from specscope.engine.environment import variables
 from specscope.engine.errors import ModelError, UsageError, one_line
+from specscope.engine.hangs import watched
 
 SECONDS = 2.0
 """Most processor seconds of a render; the bundled pair's takes 0.1 ms."""
@@ -30,8 +32,8 @@ MEMORY = 512 << 20
 ADDED = 100_000
 """Most characters of a text beyond two copies of each message."""
 LONGEST = 1 << 18
-_PATIENCE = 30
-"""Most seconds to wait for a reply, for example of a suspended process."""
+_END_S = 3
+"""Most seconds to wait for the end of a process whose connection has closed."""
 
 
 class Renderer:
@@ -74,45 +76,49 @@ class Renderer:
         self._connection = self._process = None
 
     def _ask(self, request: bytes) -> dict[str, Any]:
+        why = ""
+        for _ in range(2):
+            reply, why = self._try(request)
+            if reply:
+                return json.loads(reply)
+        raise ModelError(why)
+
+    def _try(self, request: bytes) -> tuple[bytes, str]:
+        """Return the reply, or why there is none; a ModelError if it takes too long."""
         if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended between two renders: no template is to blame
-        connection = self._connection or self._start()
+            self.close()  # it ended between two renders
+        if self._process is None or self._connection is None:
+            self._process, self._connection = _start()
+        begun, status = time.monotonic(), None
         try:
-            connection.send_bytes(request)
-            return json.loads(connection.recv_bytes())
-        except (EOFError, OSError):  # the process has ended or does not answer
-            pass
+            with watched(self._process) as reasons, suppress(EOFError, OSError):
+                self._connection.send_bytes(request)
+                return self._connection.recv_bytes(), ""
+            with suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(_END_S)
         except BaseException:
             self.close()  # otherwise the next request would receive this reply
             raise
-        status = None
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                status = self._process.wait(1)
         self.close()
-        if status == -signal.SIGPROF:
+        # The timer cannot have sent an early one; half of the time leaves room for rounding.
+        if status == -signal.SIGPROF and time.monotonic() - begun > SECONDS / 2:
             raise ModelError(f"it runs for more than {SECONDS:g} s of processor time")
-        raise ModelError(
-            f"it does not answer within {_PATIENCE} s"
-            if status is None
-            else "it ends the process that renders it"
-        )
+        hung = [f"the process that renders it {why}" for why in reasons]
+        return b"", next(iter(hung), "it ends the process that renders it")
 
-    def _start(self) -> Connection:
-        local, remote = socket.socketpair()
-        for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            local.setsockopt(socket.SOL_SOCKET, limit, struct.pack("ll", _PATIENCE, 0))
-        script = Path(__file__).with_name("template_process.py")
-        self._process = subprocess.Popen(
+
+def _start() -> tuple[subprocess.Popen[bytes], Connection]:
+    local, remote = socket.socketpair()
+    script = Path(__file__).with_name("template_process.py")
+    with remote:
+        process = subprocess.Popen(
             [sys.executable, "-P", str(script), str(remote.fileno()), str(MEMORY)],
             pass_fds=(remote.fileno(),),
             env=variables(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the run only
         )
-        remote.close()
-        self._connection = Connection(local.detach())
-        return self._connection
+    return process, Connection(local.detach())
 
 
 RENDERER = Renderer()

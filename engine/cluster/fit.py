@@ -1,6 +1,6 @@
 """Fits a pair into this machine's memory: its target by layers, and what `specscope plan` shows.
 
-Only configs and the headers of weight files are read; nothing is loaded.
+Only configs are read, and the headers of drafting heads; nothing is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specscope.engine.checkpoints.progress import megabytes
-from specscope.engine.checkpoints.sizes import Size, checked_shape, layer_sizes, model_size
+from specscope.engine.checkpoints.sizes import Size, layer_sizes, model_size, shape_of
 from specscope.engine.cluster.local_devices import LocalDevices, base_layout
 from specscope.engine.cluster.memory import KV_TOKENS, Part, advice
 from specscope.engine.cluster.pool import part_of, situation_of
@@ -28,9 +28,10 @@ from specscope.engine.types import drafter_key
 def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices:
     """Return a pool whose devices have room for the target: on one device if it fits, else split.
 
-    The target gets the devices after the drafter's. If they are too small, it also gets what the
-    drafter leaves free on its own. Nothing is split where all devices share one memory. Keys and
-    values of `tokens` tokens must fit as well.
+    The target gets the devices after the drafter's. If none of them holds all of it, and the
+    drafter's own one does, the drafter gets the smallest of the others that holds it. If the
+    others are too small, the target also gets what the drafter leaves free on its own. Nothing is
+    split where all devices share one memory. Keys and values of `tokens` tokens must fit as well.
 
     Raises:
         ModelError: The target does not fit on all devices together.
@@ -38,12 +39,15 @@ def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices
     if pool.options.tp > 1 or len({pool.memory.name(device) for device in pool.devices}) == 1:
         return pool
     on_cpu, target = pool.devices[0].kind == "cpu", pool.pair.target_path
-    sizes = layer_sizes(checked_shape(target), pool.dtype, on_cpu=on_cpu)
+    sizes = layer_sizes(shape_of(target), pool.dtype, on_cpu=on_cpu)
     whole = model_size(target, pool.dtype, on_cpu=on_cpu)
     tokens = min(tokens, pool.pair.context)
     drafting, left = _without_drafters(pool, tokens)
     after = [pool.memory.free(device) for device in pool.devices[drafting:]]
-    if spans := _spans(whole, sizes, after, tokens):
+    spans = _spans(whole, sizes, after, tokens)
+    if len(spans) != 1 and (order := _exchanged(pool, whole, tokens)):
+        return replace(pool, devices=tuple(pool.devices[i] for i in order))
+    if spans:
         used = [drafting + i for i in spans]
         others = [i for i in range(len(left)) if i not in used]
         first = max(1, drafting)  # the target's first device, as `LocalDevices.assign` places it
@@ -54,6 +58,22 @@ def split_by_memory(pool: LocalDevices, tokens: int = KV_TOKENS) -> LocalDevices
         raise ModelError(_refusal(pool, sizes, left, tokens))
     layers = tuple(spans.values()) if len(spans) > 1 else ()
     return replace(pool, devices=tuple(pool.devices[i] for i in order), spans=layers)
+
+
+def _exchanged(pool: LocalDevices, whole: Size, tokens: int) -> list[int]:
+    """Return the order of the devices in which the target has the first one for itself.
+
+    Empty if it does not fit there, or if a single drafter fits on none of the others.
+    """
+    drafters = [part for part in _parts(pool, base_layout(pool.pair)) if part.model != "target"]
+    free = [pool.memory.free(device) for device in pool.devices]
+    if len(drafters) != 1 or whole.with_cache(tokens) > free[0]:
+        return []
+    needed = drafters[0].weights + tokens * drafters[0].per_token
+    others = sorted(range(1, len(free)), key=lambda i: (free[i] < needed, free[i]))
+    if not others or free[others[0]] < needed:
+        return []
+    return [others[0], 0, *sorted(others[1:])]
 
 
 def _spans(whole: Size, sizes: Sequence[Size], limits: Sequence[int], tokens: int) -> dict[int, range]:
@@ -157,7 +177,7 @@ def fit(pool: LocalDevices, named_heads: tuple[Path, ...] = ()) -> Fit:
     situation = situation_of(
         pool,
         pool.pair.context,
-        checked_shape(drafter).layers if drafter else 0,
+        shape_of(drafter).layers if drafter else 0,
         lambda: 1.0,
         lambda asked: asked or pool.stage_limits().usual,
         lambda kind: found.find(kind).levels,
@@ -203,7 +223,7 @@ def _head_files(pool: LocalDevices, named: tuple[Path, ...]) -> dict[str, HeadFi
 def _head_size(pool: LocalDevices, head: HeadFile) -> HeadSize:
     config, kind = head.config, KINDS[head.config.kind]
     itemsize = pool.dtype.itemsize
-    tied = checked_shape(pool.pair.target_path).tied
+    tied = shape_of(pool.pair.target_path).tied
     numbers = sum(map(prod, kind.tensors(config).values()))
     if pool.spans and not tied:  # the last stage has no embeddings
         numbers += config.vocab_size * config.hidden_size

@@ -5,6 +5,7 @@ All CPU cores share one memory, unless the user limits each of them.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,23 +113,33 @@ def parse_limits(text: str, devices: Sequence[Device]) -> dict[str, int]:
     Raises:
         UsageError: A number is none of a device, or a size is no size.
     """
+    sizes = parse_sizes(text, f" from 0 to {len(devices) - 1}")
+    if beyond := [number for number in sizes if number >= len(devices)]:
+        raise UsageError(
+            f"memory is {shown(text)}; {shown(beyond[0])} must name a device from 0 to {len(devices) - 1}; "
+            "specscope plan takes more, for devices that are not here"
+        )
+    return {devices[number].name: size for number, size in sizes.items()}
+
+
+def parse_sizes(text: str, which: str = "") -> dict[int, int]:
+    """Return the bytes by device number in a text like `0=4GiB,1=4GiB`; see `parse_limits`."""
     from accelerate.utils import convert_file_size_to_int  # the import takes a second
 
-    limits: dict[str, int] = {}
+    sizes: dict[int, int] = {}
     for entry in filter(None, text.split(",")):
         number, _, size = entry.partition("=")
-        if not number.strip().isdecimal() or int(number) >= len(devices):
+        if not re.fullmatch(r"\s*\d{1,9}\s*", number, re.ASCII):
             raise UsageError(
-                f"memory is {shown(text)}; {shown(entry)} must name a device from 0 to {len(devices) - 1} and its "
-                "size, as in 0=4GiB,1=4GiB"
+                f"memory is {shown(text)}; {shown(entry)} must name a device{which} and its size, as in 0=4GiB,1=4GiB"
             )
         try:
-            limits[devices[int(number)].name] = int(convert_file_size_to_int(size.strip()))
+            sizes[int(number)] = int(convert_file_size_to_int(size.strip()))
         except (ValueError, OverflowError):
             raise UsageError(
                 f"memory is {shown(text)}; {shown(size)} must be a size with a unit: KB, MB, GB, KiB, MiB or GiB"
             ) from None
-    return limits
+    return sizes
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 
 from specscope.engine.trace.events import OTHERS, Device, Occupancy
+from specscope.engine.trace.load import SHORTEST
 
 EVERY_S = 0.1
 """Seconds between two samples: about NVML's averaging period, and ten ticks of a core."""
-SHORTEST = 0.2
-"""Seconds; over a shorter time the load is not computed."""
 
 
 class Reading(NamedTuple):

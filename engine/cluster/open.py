@@ -19,35 +19,37 @@ from specscope.engine.checkpoints.catalog import opening
 from specscope.engine.checkpoints.forms import is_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.progress import Report
-from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_local
+from specscope.engine.checkpoints.sources import is_short_name, resolve, resolve_config, resolve_local
 from specscope.engine.cluster.costs import profile_costs
 from specscope.engine.cluster.fit import split_by_memory
 from specscope.engine.cluster.local_devices import LocalDevices, base_layout, devices_of
 from specscope.engine.cluster.memory import KV_TOKENS, Memory, parse_limits
-from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.options import Options, usual_runtime
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.probing import is_toy
 from specscope.engine.cluster.profile_devices import ProfileDevices, tokens_of
 from specscope.engine.cluster.ray_cluster import RayCluster
 from specscope.engine.cluster.ray_devices import RESOURCES, RayDevices
 from specscope.engine.cluster.session import Cluster
-from specscope.engine.errors import UsageError
+from specscope.engine.errors import UsageError, named_arguments
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Source
 from specscope.engine.simulate.profile import Profile
+from specscope.engine.trace.events import Device
 from specscope.engine.trace.trace import Trace
 
 Places: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
 """Paths of models: none, one or several."""
 
 
+@named_arguments
 def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
     pair: str | Pair | None = None,
     *,
     target: str | os.PathLike[str] | None = None,
     drafter: Places = None,
-    runtime: str = "local-process",
+    runtime: str | None = None,
     profile: str | Profile | None = None,
     profile_pair: str | None = None,
     tokens: str | Trace | Source = "pair",
@@ -75,7 +77,8 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         drafter: The same for its drafter, which most methods need; several for methods that let
             drafters race. `int4` and `int8` are the target's own weights in fewer bits; they can
             also replace the drafter of a pair.
-        runtime: `local-process`, `local-thread`, `ray` or `virtual`.
+        runtime: `local-process`, `local-thread`, `ray` or `virtual`; by default `virtual` with a
+            profile, else `local-process`.
         profile: The latency profile of a virtual cluster: a name, a path, or a Profile.
         profile_pair: The pair of models in the profile; its default if None.
         tokens: Token source of virtual runs: `pair`, `bernoulli:RATE` (several rates, separated by
@@ -112,7 +115,7 @@ def open(  # noqa: A001 - specscope.open(...), as in dbm.open or shelve.open
         RunCancelled: `cancel` was set during a download.
     """
     options = Options(
-        runtime,
+        usual_runtime(profile) if runtime is None else runtime,
         profile,
         profile_pair,
         tokens,
@@ -138,18 +141,25 @@ def find_pair(
     progress: Report | None = None,
     cancel: threading.Event | None = None,
     download: bool = True,
+    sizes_only: bool = False,
 ) -> Pair:
-    """Return the pair of models that `open` loads; arguments and errors are those of `open`."""
+    """Return the pair of models that `open` loads; arguments and errors are those of `open`.
+
+    `sizes_only`: a config.json names a model, too, nothing is downloaded, and without tokenizers
+    the pair is good for a plan only.
+    """
     drafters = _several(drafter)
-    find_model = partial(resolve, progress=progress, cancel=cancel) if download else resolve_local
+    find = resolve_config if sizes_only else resolve
+    find_model = partial(find, progress=progress, cancel=cancel) if download else resolve_local
     if not drafters and target is not None and is_short_name(target):
         pair, target = str(target), None
     if target is not None:
-        return Pair.of(str(target), *drafters, resolve=find_model)
+        return Pair.of(str(target), *drafters, resolve=find_model, sizes_only=sizes_only)
     if others := [name for name in drafters if not is_form(name)]:
         raise UsageError(f"a drafter ({others[0]}) without a target; name the target too")
-    found = pair if isinstance(pair, Pair) else Pair.find(pair or opening(), find_model)
-    return found.with_forms(*drafters) if drafters else found
+    if not isinstance(pair, Pair):
+        pair = Pair.find(pair or opening(), find_model, sizes_only=sizes_only)
+    return pair.with_forms(*drafters) if drafters else pair
 
 
 def _several(places: Places) -> list[str]:
@@ -173,16 +183,19 @@ def _place(pair: Pair, options: Options) -> Placement:
             return Placement(options.runtime, pool, base_layout(pair), details=details)
 
 
-def local_pool(pair: Pair, options: Options, tokens: int = KV_TOKENS) -> LocalDevices:
+def local_pool(
+    pair: Pair, options: Options, tokens: int = KV_TOKENS, devices: tuple[Device, ...] = ()
+) -> LocalDevices:
     """Return this machine as a device pool, its target split by layers if it fits on no device.
 
-    Keys and values of `tokens` tokens must fit as well.
+    Keys and values of `tokens` tokens must fit as well. A plan gives `devices` in place of this
+    machine's (`specscope.engine.cluster.planned`).
 
     Raises:
         UsageError: An option does not fit this machine, or does not go with a split target.
         ModelError: The target does not fit on all devices together.
     """
-    devices = devices_of(options.device)
+    devices = devices or devices_of(options.device)
     options.check_devices(len(devices), drafter=pair.drafter_path is not None)
     limits = Memory(parse_limits(options.memory, devices)) if options.memory else Memory()
     pool = split_by_memory(LocalDevices(pair, options, devices, memory=limits), tokens)

@@ -14,7 +14,7 @@ from specscope.engine.simulate.oracle import Source
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.events import Device
 from specscope.engine.trace.trace import Trace
-from specscope.engine.types import check_range
+from specscope.engine.types import check_range, whole
 
 RUNTIMES = ("local-process", "local-thread", "ray", "virtual")
 FORWARDS = ("auto", "eager", "static")
@@ -23,6 +23,11 @@ DTYPES: dict[str, torch.dtype | None] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
+
+
+def usual_runtime(profile: object) -> str:
+    """Return the runtime where none is named: a profile is that of a virtual cluster."""
+    return "local-process" if profile is None else "virtual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,9 @@ class Options:
         for option, names in (("runtime", RUNTIMES), ("forward", FORWARDS), ("dtype", tuple(DTYPES))):
             if (value := getattr(self, option)) not in names:
                 raise UsageError(f"there is no {option} {value!r}; choose one of {', '.join(names)}")
-        check_range("threads", self.threads, 1, os.cpu_count() or 1)
+        whole("threads", self.threads, 1, os.cpu_count() or 1)
+        whole("tp", self.tp, 1)
+        whole("drafter_tp", self.drafter_tp, 1)
         if error := self._virtual_error() if self.runtime == "virtual" else self._measured_error():
             raise UsageError(error)
         if self.address is not None and self.runtime != "ray":

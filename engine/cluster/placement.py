@@ -23,7 +23,7 @@ from specscope.engine.cluster.pool import (
     names_on_workers,
 )
 from specscope.engine.drafting.admission import Costs
-from specscope.engine.errors import OutOfMemory, SpecScopeError, UsageError
+from specscope.engine.errors import OutOfMemory, SpecScopeError, StarterDied, UsageError
 from specscope.engine.heads.find import HeadFile, load_head
 from specscope.engine.layout import Layout
 from specscope.engine.runtimes.ensemble import Ensemble, group_of, pipeline_of, ranks_of
@@ -134,7 +134,9 @@ class Placement:
                 f"a pipeline takes at least 2 devices and 2 layers; {limits}: choose another placement"
             )
         if asked and not 2 <= asked <= most:
-            raise UsageError(f"stages is {asked}; it must be at least 2 and at most {most}: {limits}")
+            raise UsageError(
+                f"stages is {asked}; it must be at least 2 and at most {most}: {limits}", "stages"
+            )
         return asked or min(usual, most)
 
     def _layers(self, model: str, timed: int) -> int:
@@ -151,6 +153,13 @@ class Placement:
         """
         if any(worker.ended for worker in self.workers):  # between runs: no run of anybody failed
             self.restart()
+        try:
+            return self._workers_for(layout, head)
+        except StarterDied:  # all of its workers end with it; another one starts them
+            self.restart()
+            return self._workers_for(layout, head)
+
+    def _workers_for(self, layout: Layout, head: HeadFile | None) -> RunWorkers:
         assigned = {model: each for model, each in self.pool.assign(layout).items() if each}
         if head is not None:
             assigned["drafter"] = [head_place(target, head) for target in assigned["target"]]

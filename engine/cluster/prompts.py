@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TypeAlias
 
 from specscope.engine.bounds import check_prompt, check_prompts, is_chat
@@ -29,7 +30,8 @@ def encode(pair: Pair, prompts: Sequence[Prompt], vocab: int, new: int) -> tuple
         except UsageError as error:
             if len(prompts) == 1:
                 raise
-            raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}") from None
+            setting = error.setting or ("prompts" if i else "")
+            raise UsageError(f"prompt {i} of {len(prompts)} (counted from 0): {error}", setting) from None
     return tuple(encoded)
 
 
@@ -53,7 +55,7 @@ def shown(prompt: Prompt, pieces: Detokenizer) -> str:
     if isinstance(prompt, str):
         return prompt
     last = prompt[-1]
-    if isinstance(last, int):
+    if isinstance(last, Integral):
         return "".join(pieces.piece(int(t)) for t in prompt)  # pyright: ignore[reportArgumentType]
     return str(last["content"])
 

@@ -7,12 +7,16 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from inspect import signature
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from specscope.engine.checkpoints.config import unused_layers
+from specscope.engine.checkpoints.forms import split_form
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.text import Detokenizer
+from specscope.engine.cluster.calls import Plain, settled
 from specscope.engine.cluster.execution import Execution, Listener, Recording, Request
 from specscope.engine.cluster.measurements import Measurements, learn, scaled
 from specscope.engine.cluster.placement import Placement, RunWorkers
@@ -25,7 +29,7 @@ from specscope.engine.drafting.pace import Probe
 from specscope.engine.drafting.planner import Best, Plan
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.environment import environment
-from specscope.engine.errors import OutOfMemory, UsageError
+from specscope.engine.errors import OutOfMemory, UsageError, check_names, named_arguments, names_of
 from specscope.engine.heads.find import HeadFile, Heads
 from specscope.engine.layout import Layout
 from specscope.engine.methods import Method, Situation, find
@@ -81,6 +85,12 @@ class Cluster:
     def context(self) -> int:
         return self.pair.context
 
+    @property
+    def note(self) -> str:
+        """What a user should know of the opened models; empty if there is nothing."""
+        folders = dict.fromkeys(split_form(path)[0] for path in self.pair.models.values())
+        return "; ".join(filter(None, map(unused_layers, folders)))
+
     def stages(self, asked: int) -> int:
         """Return how many devices a target's layers are split over: `asked`; by default for 0."""
         return self.placement.stages(asked)
@@ -116,6 +126,7 @@ class Cluster:
         if layout.head:
             self.head(layout.head)
 
+    @named_arguments
     def run(
         self,
         method: str,
@@ -129,6 +140,7 @@ class Cluster:
         measuring: Callable[[], None] = lambda: None,
         load: Load | None = None,
         finished: Finished | None = None,
+        **plain: Unpack[Plain],
     ) -> Trace:
         """Decode a prompt with one method and return the run's trace.
 
@@ -147,6 +159,7 @@ class Cluster:
                 and target take turns then decodes several prompts.
             finished: Outputs of earlier runs, for methods that draft from them; such a method adds
                 those of this run. Without it a method has the outputs of this run only.
+            plain: Fields of Sampling and Limits, in place of these objects: `max_new_tokens=48`.
 
         Raises:
             UsageError: A setting or the prompt is wrong; no job was started.
@@ -156,10 +169,12 @@ class Cluster:
         if not self._busy.acquire(blocking=False):
             raise UsageError("this cluster is running already; open another one or wait")
         try:
+            check_names("Cluster.run", plain, _ARGUMENTS)
             entry, cancel = find(method), cancel or threading.Event()
-            cfg, limits = entry.configure(config or {}), self._with_eos(limits or Limits())
+            sampling, limits = settled(sampling, limits, plain)
+            cfg, limits = entry.configure(config or {}), self._with_eos(limits)
             ids = self._encode(entry, prompts, limits, several=entry.batched or load is not None)
-            given, sampling = cfg, sampling or Sampling()
+            given = cfg
             cfg, plan = self._planned(entry, cfg, sampling, cancel, measuring)
             asked = {"prompts": prompts, "ids": ids, "sampling": sampling, "limits": limits, "group": group}
             asked |= {"plan": plan, "load": load, "open": _open(entry, given, cfg)}
@@ -303,6 +318,8 @@ class Cluster:
         facts = {**self.placement.details, "pair": self.pair.name}
         if paths := self.pair.drafter_paths[1 : len(workers.by_model.get("drafter", ()))]:
             facts["further_drafters"] = [str(path) for path in paths]
+        if self.note:
+            facts["note"] = self.note
         if request.head is not None:
             facts["head"] = str(request.head.path)
         if request.plan is not None:
@@ -321,6 +338,9 @@ class Cluster:
                 seconds = (await worker.submit(Measure(model, context=64, repeats=8)).reply).value[0]
                 best[model] = min(seconds, best.get(model, seconds))
         return best["target"] / best["drafter"] if "drafter" in best else 1.0
+
+
+_ARGUMENTS = [*names_of(signature(Cluster.run)), *Plain.__annotations__]
 
 
 def _open(method: Method, given: Any, planned: Any) -> dict[str, Any]:

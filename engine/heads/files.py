@@ -150,7 +150,7 @@ def _open(path: Path, target: Path | None) -> tuple[Published, Checkpoint]:
 
 def recognise(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> Published:
     """Return a published head's config and the names of its tensors."""
-    check_supported(path, shapes)
+    check_supported(path, raw, shapes)
     for kind in KINDS.values():
         if kind.published and kind.published.matches(shapes):
             return kind.published.read(path, raw, shapes)

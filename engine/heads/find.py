@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specscope.engine.checkpoints.checkpoint import Checkpoint
-from specscope.engine.checkpoints.sizes import checked_shape
+from specscope.engine.checkpoints.sizes import shape_of
 from specscope.engine.errors import UsageError
 from specscope.engine.heads.config import HeadConfig
 from specscope.engine.heads.drafting import Head
@@ -57,7 +57,8 @@ class HeadFile:
         if positions > self.context:
             raise UsageError(
                 f"prompt and max_new_tokens are {positions} tokens together; the head {self.path} knows at most "
-                f"{self.context}: shorten the prompt or lower max_new_tokens"
+                f"{self.context}: shorten the prompt or lower max_new_tokens",
+                "max_new_tokens",
             )
 
 
@@ -105,7 +106,7 @@ def load_head(path: str, target: LanguageModel, origin: str = "") -> Head:
             "a drafting head reads the target's hidden states, which drawn or recorded tokens do not have; leave tokens at pair"
         )
     if not len(target.embedding):
-        checkpoint = Checkpoint(Path(origin), shape=checked_shape(Path(origin)))
+        checkpoint = Checkpoint(Path(origin), shape=shape_of(Path(origin)))
         target.embedding = checkpoint.take(EMBEDDING, target.device, target.dtype)
     config, tensors = read_head(Path(path), device=target.device, dtype=target.dtype)
     head = KINDS[config.kind].load(config, tensors.pop, target)

@@ -50,8 +50,22 @@ class Published(NamedTuple):
     """SpecScope's name of each tensor -> its name in the file."""
 
 
-def check_supported(path: Path, shapes: TensorShapes) -> None:
-    """Check that no tensor of a published head belongs to an unsupported variant."""
+_OTHER_DRAFTERS = re.compile(r"d-?flash|d-?spark|mtp|next-?n|domino|p-?eagle", re.IGNORECASE)
+"""Drafters that are no heads of these kinds, by the names that their configs give them."""
+
+
+def check_supported(path: Path, raw: Mapping[str, Any], shapes: TensorShapes) -> None:
+    """Check that a published head is of no other kind, and no tensor of an unsupported variant."""
+    speculators = raw.get("speculators_config")
+    algorithm = speculators.get("algorithm") if isinstance(speculators, dict) else None
+    families: Any = raw.get("architectures")
+    named = (raw.get("speculators_model_type"), algorithm, *(families if isinstance(families, list) else ()))
+    for name in (*named, raw.get("model_type")):
+        if isinstance(name, str) and (found := _OTHER_DRAFTERS.search(name)):
+            raise ModelError(
+                f"{path} is a drafter of the kind {found[0]} ({plain_name(name)}), which cannot be run yet; known are "
+                "Medusa, Hydra, EAGLE and speculators"
+            )
     if bare := [name for name, shape in shapes.items() if not shape and not is_redundant(name)]:
         raise ModelError(f"{path}: {plain_name(bare[0])} is a single number; no tensor of a head is one")
     for name, (prefix, variant) in product(shapes, _REFUSED.items()):

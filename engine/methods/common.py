@@ -159,7 +159,8 @@ def check_nodes(width: int, levels: int, name: str, wide: str = "width") -> None
     if width * levels > MOST_NODES:
         raise UsageError(
             f"{wide} {width} times {name} {levels} is {width * levels} nodes; it must be at most "
-            f"{MOST_NODES}: at this width {name} is at most {MOST_NODES // width}"
+            f"{MOST_NODES}: at this width {name} is at most {MOST_NODES // width}",
+            name,
         )
 
 
@@ -168,7 +169,8 @@ def check_window(level: int, window: int, context: int) -> None:
     if level + window - 2 >= context:
         raise UsageError(
             f"window is {window}; with level {level} and a context of {context} tokens it must be at least 1 "
-            f"and at most {context - level + 1}"
+            f"and at most {context - level + 1}",
+            "window",
         )
 
 
@@ -236,7 +238,7 @@ def plan_masks(
     """
     levels = situation.head_levels(head)  # K + 1 with its largest K
     if masked_tail and levels == masked_tail:
-        raise UsageError("first is mask; the head has no masks: choose token")
+        raise UsageError("first is mask; the head has no masks: choose token", "first")
     most = min((cfg.masks or levels) + 1, levels) - masked_tail
     tree = planned_tree(cfg.tree, paper, most, situation, **settings)
     check_range("masks", cfg.masks, 0, levels - 1)

@@ -80,7 +80,8 @@ def plan(cfg: Config, situation: Situation) -> Config:
     if cfg.sp > free:
         drafters = "a drafter" if cfg.drafters == 1 else f"{cfg.drafters} drafters"
         raise UsageError(
-            f"sp is {cfg.sp}; beside {drafters} there is room for 1 to {free} target server(s): ask for fewer, or for 0"
+            f"sp is {cfg.sp}; beside {drafters} there is room for 1 to {free} target server(s): ask for fewer, or for 0",
+            "sp",
         )
     c = situation.c()
     lookahead = _planned_lookahead(cfg.lookahead, cfg.sp or free, free, c)
@@ -100,7 +101,8 @@ def _planned_lookahead(lookahead: int, sp: int, free: int, c: float) -> int:
         needed = servers(lookahead, c)
         raise UsageError(
             f"lookahead is {lookahead}; with {sp} target server(s) and a drafter {c:.1f} times as fast as the "
-            f"target it must be at least {least}" + (f" (or sp at least {needed})" if needed <= free else "")
+            f"target it must be at least {least}" + (f" (or sp at least {needed})" if needed <= free else ""),
+            "lookahead",
         )
     return lookahead
 
@@ -108,13 +110,15 @@ def _planned_lookahead(lookahead: int, sp: int, free: int, c: float) -> int:
 def _check_drafters(cfg: Config, situation: Situation) -> None:
     if cfg.acceptance != "match":
         raise UsageError(
-            f"acceptance is {cfg.acceptance}; with {cfg.drafters} drafters it must be match: they have no common q"
+            f"acceptance is {cfg.acceptance}; with {cfg.drafters} drafters it must be match: they have no common q",
+            "acceptance",
         )
     most = max((n for n in range(1, situation.drafters + 1) if situation.servers[n] >= 1), default=1)
     if cfg.drafters > most:
         raise UsageError(
             f"drafters is {cfg.drafters}; it must be at most {most}: the pair has {situation.drafters}, each needs a "
-            "device of its own beside a target server's; name more with --drafter, or use a virtual profile"
+            "device of its own beside a target server's; name more with --drafter, or use a virtual profile",
+            "drafters",
         )
 
 

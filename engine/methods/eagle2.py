@@ -57,7 +57,8 @@ class Config:
         if rows > MOST_ROWS:
             raise UsageError(
                 f"top {self.top} times depth {self.depth} less 1 is {rows} nodes with children; it must "
-                f"be at most {MOST_ROWS}: with this top depth is at most {MOST_ROWS // self.top + 1}"
+                f"be at most {MOST_ROWS}: with this top depth is at most {MOST_ROWS // self.top + 1}",
+                "depth",
             )
 
 

@@ -60,7 +60,8 @@ def plan(cfg: Config, situation: Situation) -> Config:
     if 0 < situation.depth < cfg.size:
         raise UsageError(
             f"size is {cfg.size}; with a drafter of {situation.depth} layers it must be at least 1 and at most "
-            f"{situation.depth}"
+            f"{situation.depth}",
+            "size",
         )
     most = min(cfg.size, situation.devices)
     check_range("devices", cfg.devices, 0, most)

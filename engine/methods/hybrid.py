@@ -11,6 +11,7 @@ on which texts were finished before, and the output must not.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from specscope.engine.methods.common import GAMMA, Suffixes, SuffixSettings
 from specscope.engine.methods.registry import Situation, method, setting
@@ -21,6 +22,8 @@ from specscope.engine.run.run import Run
 class Config(SuffixSettings):
     """Settings of the hybrid."""
 
+    drafts: ClassVar[str] = "greedy"
+    """How the drafter picks tokens, as in other methods' settings."""
     gamma: int = setting(GAMMA, "Draft length of the drafter.", low=1, high=32)
     weigh: str = setting(
         "tokens",

@@ -101,8 +101,8 @@ class Setting:
             raise UsageError(f"{self.name} is {shown(value)}; choose one of {', '.join(self.choices)}")
         if self.free_text:
             self._check_text(value)
-        if self.low is not None and not (self.auto and value == 0):
-            check_range(self.name, value, self.low, self.high)
+        if self.low is not None:
+            check_range(self.name, value, self.low, self.high, zero=self.auto)
         return value
 
     def _check_text(self, text: str) -> None:
@@ -142,7 +142,8 @@ class Setting:
             for side, bound in (("at least", self.low), ("at most", self.high))
             if bound is not None and self.type in (int, float)
         ]
-        return " ".join([kind, *(["of", " and ".join(bounds)] if bounds else [])])
+        special = f", or 0 ({self.auto})" if self.auto else ""
+        return " ".join([kind, *(["of", " and ".join(bounds)] if bounds else [])]) + special
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +178,21 @@ class Method:
 
     def configure(self, values: Mapping[str, Any]) -> Any:
         """Make a Config, with defaults for what is not given; UsageError if a value is wrong."""
+        if not isinstance(values, Mapping):
+            raise UsageError(f"config is {shown(values)}; it must map fields of {self.key} to values")
         settings = {s.name: s for s in self.settings()}
         for name in values:
             if name not in settings:
                 fields = f"its fields are {', '.join(settings)}" if settings else "it has no fields"
-                raise UsageError(f"{self.key} has no field {shown(name)}; {fields}")
-        return self.Config(**{name: settings[name].parse(value) for name, value in values.items()})
+                raise UsageError(f"{self.key} has no field {shown(name)}; {fields}", str(name))
+        parsed = dict[str, Any]()
+        for name, value in values.items():
+            try:
+                parsed[name] = settings[name].parse(value)
+            except UsageError as error:
+                error.setting = name
+                raise
+        return self.Config(**parsed)
 
 
 def method(

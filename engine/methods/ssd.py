@@ -77,8 +77,8 @@ class Config:
     )
     saguaro: float = setting(
         1.0,
-        "C, factor of the drafter's probability of the guessed tokens, above temperature 0: less makes hits "
-        "more frequent, and accepted tokens fewer. 1 is ordinary sampling.",
+        "C, factor of the probability of the drafter's F most probable tokens at each place of a draft, above "
+        "temperature 0: less makes hits more frequent, and accepted tokens fewer. 1 is ordinary sampling.",
         low=0.01,
         high=1,
     )
@@ -119,7 +119,8 @@ def listed(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `[3,3,2,2]`; UsageError if it is none."""
     if not re.fullmatch(r"\[\s*\d{1,3}(\s*,\s*\d{1,3})*\s*\]", text):
         raise UsageError(
-            f"fanout is {shown(text)}; it must be uniform, geometric, or a list of numbers such as [3,3,2,2]"
+            f"fanout is {shown(text)}; it must be uniform, geometric, or a list of numbers such as [3,3,2,2]",
+            "fanout",
         )
     counts = tuple(map(int, text.strip("[]").split(",")))
     for place, count in enumerate(counts):
@@ -143,17 +144,20 @@ def plan(cfg: Config, situation: Situation) -> Config:
     if places not in (0, cfg.gamma + 1):
         raise UsageError(
             f"fanout has {places} numbers; with gamma {cfg.gamma} it must have {cfg.gamma + 1}, one for "
-            "each number of accepted tokens from 0 on"
+            "each number of accepted tokens from 0 on",
+            "fanout",
         )
     rows = sum(fans(cfg)) * cfg.gamma
     if rows > MOST_ROWS:
         raise UsageError(
             f"{sum(fans(cfg))} branches of gamma {cfg.gamma} are {rows} tokens; they must be at most "
-            f"{MOST_ROWS}: guess fewer tokens, or use a smaller gamma"
+            f"{MOST_ROWS}: guess fewer tokens, or use a smaller gamma",
+            "gamma",
         )
     if cfg.saguaro < 1 and cfg.drafts == "greedy":
         raise UsageError(
-            f"saguaro is {cfg.saguaro:g}; it changes how drafts are sampled: leave it at 1, or choose drafts sampled"
+            f"saguaro is {cfg.saguaro:g}; it changes how drafts are sampled: leave it at 1, or choose drafts sampled",
+            "saguaro",
         )
     return cfg
 

@@ -16,6 +16,9 @@ from specscope.engine.errors import ModelError
 
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh")
 
+WAY_OUT = "specscope.watch records transformers' own generate() with any model (docs/transformers.md)"
+"""What runs models that the decoder does not."""
+
 
 class Place(NamedTuple):
     """Where a checkpoint keeps one of our tensors."""
@@ -92,7 +95,7 @@ def family_of(name: Any, path: Path) -> Family:
     known = f"supported are {', '.join(FAMILIES)}"
     if isinstance(name, str) and name.endswith("ForConditionalGeneration"):
         known = f"it reads more than text, and only models of text are supported: {', '.join(FAMILIES)}"
-    raise ModelError(f"{path}: architecture {reprlib.repr(name)} is not supported; {known}")
+    raise ModelError(f"{path}: architecture {reprlib.repr(name)} is not supported; {known}; {WAY_OUT}")
 
 
 def _llama(config: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specscope.engine.bounds import MOST_SEQUENCES
-from specscope.engine.errors import UsageError, shown
+from specscope.engine.errors import UsageError, named_fields, shown
 from specscope.engine.layout import LayerParallel, Layout, Packing, Pipelined, Separate
 from specscope.engine.run.dispatch import Dispatcher
 from specscope.engine.run.gathering import Gathering
@@ -35,6 +35,7 @@ LATEST = 1e9
 """Latest arrival in seconds: 30 years. A trace has nanoseconds of 63 bits."""
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class Load:
     """Requests in time."""

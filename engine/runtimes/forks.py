@@ -3,7 +3,8 @@
 A new process needs two seconds of a core to import torch; a fork takes 3 ms. The server does
 nothing else: it has one thread and runs no model, so no lock or pool of threads is copied in the
 middle of work. It begins with the first worker, or with `prepare`, and ends with this process;
-with it the kernel ends its workers.
+with it the kernel ends its workers. Only a fork asks it: whether a worker runs is known from the
+system, so a server that hangs delays neither a run nor its end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import atexit
 import contextlib
 import ctypes
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -20,35 +20,16 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from specscope.engine.environment import command, variables
-from specscope.engine.errors import WorkerDied
+from specscope.engine.errors import StarterDied
+from specscope.engine.hangs import IDLE_LONG, watched
 
-ANSWER_S = 120
-"""Seconds until a server that does not answer is given up; its imports take some of them."""
+END_S = 3
+"""Most seconds to wait for the end of a killed server; a disk may delay it."""
 POLL_S = 0.005
 PR_SET_PDEATHSIG = 1
-
-
-class Fork(NamedTuple):
-    """A request to fork a worker. Its open files follow it: the worker's connection, then others.
-
-    The answer is the id of the process.
-    """
-
-    environment: dict[str, str]
-    folder: str
-    files: tuple[int, ...]
-    """Numbers that the other files get in the worker: those of stdout and stderr."""
-
-
-class Status(NamedTuple):
-    """A request for the exit code of a worker. The answer is None while it runs."""
-
-    process: int
 
 
 class Forked:
@@ -57,10 +38,20 @@ class Forked:
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid = pid
         self._server = server
+        self._lock = threading.Lock()
+        self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, minus the signal's number after a signal; None while it runs."""
-        return self._server.exit_code(self.pid)
+        """Return the exit code, minus the signal's number after a signal; None while it runs.
+
+        An ended worker keeps its id and its code until the server, its parent, is told to drop it.
+        """
+        with self._lock:
+            if self._code is None:
+                self._code = _exit_code(self.pid, self._server.process.pid)
+                if self._code is not None:
+                    self._server.drop(self.pid)
+            return self._code
 
     def wait(self, timeout: float) -> int:
         """Wait for the end and return the exit code."""
@@ -82,10 +73,9 @@ class ForkServer:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        ours, theirs = socket.socketpair()
-        self._control, self._requests = ours, Connection(os.dup(ours.fileno()))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
         self._lock = threading.Lock()
-        self._codes: dict[int, int] = {}
         started: Future[subprocess.Popen[bytes]] = Future()
         # The kernel ends the server with the thread that starts it: this one lasts.
         threading.Thread(target=_keep, args=(theirs, started), name="fork server", daemon=True).start()
@@ -97,46 +87,33 @@ class ForkServer:
         """Whether the server is this process's own and has not ended."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def fork(self, connection: socket.socket, environment: dict[str, str]) -> Forked:
-        """Fork a worker that serves a connection; WorkerDied if the server does not answer."""
-        outputs = tuple(number for number in (1, 2) if _is_open(number))
-        request = Fork(environment, str(Path.cwd()), outputs)
-        with self._lock:
-            return Forked(self, self._ask(request, (connection.fileno(), *outputs)))
-
-    def exit_code(self, pid: int) -> int | None:
-        with self._lock:
-            if pid not in self._codes:
-                try:
-                    code = self._ask(Status(pid))
-                except WorkerDied:
-                    code = -signal.SIGKILL  # the kernel kills all workers of a server that ends
-                if code is None:
-                    return None
-                self._codes[pid] = code
-            return self._codes[pid]
-
-    def _ask(self, request: Fork | Status, files: tuple[int, ...] = ()) -> Any:
-        try:
-            self._requests.send_bytes(pickle.dumps(request))
-            if files:
-                socket.send_fds(self._control, [b"f"], files)
-            if self._requests.poll(ANSWER_S):
-                return pickle.loads(self._requests.recv_bytes())
-            self.process.kill()
-            how = f"did not answer for {ANSWER_S} s and was killed"
-        except (EOFError, OSError):
-            how = "has ended"
-        raise WorkerDied(
-            f"the process that starts the workers (process {self.process.pid}) {how}; start the run again"
+    def fork(self, connection: socket.socket) -> Forked:
+        """Fork a worker that serves a connection; StarterDied if the server has ended or hangs."""
+        outputs = [number for number in (1, 2) if _is_open(number)]
+        how, answer = "has ended", b""
+        with self._lock, watched(self.process, IDLE_LONG) as reasons:  # its imports take seconds
+            with contextlib.suppress(OSError):
+                socket.send_fds(self._control, [b"f" + bytes(outputs)], [connection.fileno(), *outputs])
+                answer = self._control.recv(16)
+        if answer:
+            return Forked(self, int(answer))
+        with contextlib.suppress(subprocess.TimeoutExpired):  # so that `runs` is false
+            self.process.wait(END_S)
+        raise StarterDied(
+            f"the process that starts the workers (process {self.process.pid}) {next(iter(reasons), how)}; start the run again"
         )
+
+    def drop(self, pid: int) -> None:
+        """Let the server drop a worker that has ended; one that hangs does it later, or ends."""
+        with contextlib.suppress(OSError):
+            self._control.send(str(pid).encode(), socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         atexit.unregister(self.close)
         if self.owner == os.getpid():
             self.process.kill()
-            self.process.wait()
-        self._requests.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_S)
         self._control.close()
 
 
@@ -155,7 +132,7 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     with connection:
         return subprocess.Popen(
-            command("specscope.engine.runtimes", str(connection.fileno()), *words),
+            command("specscope.engine.runtimes", str(connection.fileno()), str(os.getpid()), *words),
             pass_fds=(connection.fileno(),),
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -165,6 +142,20 @@ def start_process(
 
 def worker_environment(threads: int) -> dict[str, str]:
     return variables(OMP_NUM_THREADS=str(threads))
+
+
+def _exit_code(pid: int, server: int) -> int | None:
+    """Return the exit code of a worker; None while it runs."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return -signal.SIGKILL  # the kernel kills all workers of a server that ends
+    except OSError:  # too many files are open: it can be read later
+        return None
+    fields = text.rpartition(")")[2].split()
+    if int(fields[1]) != server:  # it was one of them; the id may be another process's by now
+        return -signal.SIGKILL
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in "ZX" else None
 
 
 def _is_open(number: int) -> bool:

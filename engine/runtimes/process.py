@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import signal
 import socket
@@ -25,8 +26,9 @@ from typing import Any
 import numpy as np
 
 from specscope.engine.errors import WorkerDied
+from specscope.engine.hangs import EVERY_S
 from specscope.engine.runtimes.forks import Forked, prepare, start_process, worker_environment
-from specscope.engine.runtimes.watchdog import EVERY_S, Owed, Watchdog
+from specscope.engine.runtimes.watchdog import Owed, Watchdog
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Prefix
 from specscope.engine.worker.jobs import Drop, Job, Link, Preparation, Reply
@@ -35,7 +37,7 @@ from specscope.engine.worker.worker import Ticket
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The first message to a worker process."""
+    """What a worker process is; its first message, with its variables and its folder."""
 
     name: str
     device: Device
@@ -92,6 +94,7 @@ class ProcessWorker:
     """A worker in a separate process."""
 
     def __init__(self, setup: Setup) -> None:
+        first = setup, worker_environment(setup.threads), os.getcwd()
         self.name = setup.name
         self.devices = (setup.device,)
         ours, theirs = socket.socketpair()
@@ -115,7 +118,7 @@ class ProcessWorker:
         self._keeper.daemon = True
         self._keeper.start()
         self._process = started.result()
-        self._send(setup)
+        self._send(first)
 
     def _keep(
         self,
@@ -256,10 +259,9 @@ class ProcessWorker:
 
 
 def _start(setup: Setup, connection: socket.socket) -> subprocess.Popen[bytes] | Forked:
-    environment = worker_environment(setup.threads)
     # A fork of a process with threads or an initialised GPU would not work.
     forks = prepare() if setup.device.kind == "cpu" and setup.threads == 1 else None
     if forks is None:
-        return start_process([], connection, environment)
+        return start_process([], connection, worker_environment(setup.threads))
     with connection:
-        return forks.fork(connection, environment)
+        return forks.fork(connection)

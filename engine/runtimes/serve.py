@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -21,8 +22,8 @@ from typing import Any
 
 import torch
 
-from specscope.engine.runtimes.forks import Fork, Status, end_with_parent
-from specscope.engine.runtimes.process import Setup, Wire
+from specscope.engine.runtimes.forks import end_with_parent
+from specscope.engine.runtimes.process import Wire
 from specscope.engine.runtimes.thread import stream
 from specscope.engine.worker.host import Host, outcome
 from specscope.engine.worker.jobs import CONTROL
@@ -43,7 +44,10 @@ class _Server:
         return pickle.loads(self._connection.recv_bytes())
 
     def prepare(self) -> Host:
-        setup: Setup = self.receive()
+        setup, environment, folder = self.receive()
+        os.environ.clear()  # a fork has those of its server
+        os.environ.update(environment)
+        os.chdir(folder)
         if setup.core is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {setup.core})
         torch.set_num_threads(setup.threads)
@@ -94,21 +98,19 @@ def serve_forks(handle: int) -> None:
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a caller without stdout or stderr: no received file may get their numbers
     os.close(null)
-    with socket.socket(fileno=handle) as control, Connection(os.dup(handle)) as requests:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                request = pickle.loads(requests.recv_bytes())
-                answer = _exit_code(request) if isinstance(request, Status) else _fork(request, control)
-                requests.send_bytes(pickle.dumps(answer))
+    with socket.socket(fileno=handle) as control, contextlib.suppress(EOFError, OSError):
+        while True:
+            message, files, _, _ = socket.recv_fds(control, 16, 3)
+            if files:
+                control.send(str(_fork(control, message[1:], files)).encode())
+            elif message:
+                os.waitpid(int(message), 0)  # it has ended, and its exit code was read
+            else:
+                return
 
 
-def _exit_code(request: Status) -> int | None:
-    ended, status = os.waitpid(request.process, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def _fork(request: Fork, control: socket.socket) -> int:
-    _, files, _, _ = socket.recv_fds(control, 1, 1 + len(request.files))
+def _fork(control: socket.socket, outputs: bytes, files: Sequence[int]) -> int:
+    """Fork a worker; its open files are its connection and those of `outputs`, 1 and 2."""
     server = os.getpid()
     process = os.fork()
     if not process:
@@ -116,7 +118,11 @@ def _fork(request: Fork, control: socket.socket) -> int:
             end_with_parent(server)
             os.setsid()  # Ctrl-C goes to the run only, which stops its workers in order
             control.close()
-            _become_worker(request, *files)
+            connection, *others = files
+            for file, number in zip(others, outputs, strict=True):
+                os.dup2(file, number)
+                os.close(file)
+            serve(connection)
         except BaseException:  # noqa: BLE001 - as at the end of a program
             traceback.print_exc()
         finally:
@@ -124,13 +130,3 @@ def _fork(request: Fork, control: socket.socket) -> int:
     for file in files:
         os.close(file)
     return process
-
-
-def _become_worker(request: Fork, connection: int, *others: int) -> None:
-    os.environ.clear()
-    os.environ.update(request.environment)
-    os.chdir(request.folder)
-    for file, number in zip(others, request.files, strict=True):
-        os.dup2(file, number)
-        os.close(file)
-    serve(connection)

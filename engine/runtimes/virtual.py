@@ -16,9 +16,10 @@ from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from specscope.engine.errors import Deadlock
+from specscope.engine.errors import Deadlock, UsageError
 from specscope.engine.model.fuzzy import PartTime
 from specscope.engine.trace.events import Device
+from specscope.engine.trace.ranges import MOST_TIME
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import (
     CONTROL,
@@ -71,6 +72,11 @@ class VirtualTime(selectors.SelectSelector):
             self.now = timer
         else:
             raise Deadlock(f"stuck at {self.now} us of virtual time: every task waits and nothing is due")
+        if self.now > MOST_TIME // 1000:
+            raise UsageError(
+                f"the run takes more than {MOST_TIME // 10**9} s of virtual time; give the profile shorter times, or "
+                "make fewer tokens"
+            )
         return ready
 
 

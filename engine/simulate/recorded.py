@@ -15,7 +15,9 @@ ALMOST = 1 - 1e-6
 """Probability of a drafted token whose q is unknown: trees still find siblings of it."""
 
 
-def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scripted]:
+def recorded_pair(
+    trace: Trace, *, doubts: bool = False, drawn: set[tuple[int, ...]] | None = None
+) -> tuple[Scripted, Scripted]:
     """Return (target, drafter) that repeat a recorded run, sequence by sequence.
 
     The target returns the recorded tokens, and after them the run's first EOS id, or else the last
@@ -27,9 +29,11 @@ def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scri
     With `doubts` the drafter's tokens have the recorded q instead of probability 1. Where none is
     recorded, the q of another right or wrong draft counts, and after a wrong draft that of a
     discarded one; without any, a token is almost certain. Then only greedy runs repeat the recorded
-    run. The drafter's second choices are the recorded `top_q`, where there are any.
+    run. `drawn` is filled with (sequence, position, first position off the text) of the tokens for
+    which no q is recorded. The drafter's second choices are the recorded `top_q`, where there are
+    any.
     """
-    recording = _Recording(trace)
+    recording = _Recording(trace, set() if drawn is None else drawn)
     return (
         Scripted("target", recording.target_token, recording.vocab_size),
         Scripted(
@@ -45,8 +49,8 @@ def recorded_pair(trace: Trace, *, doubts: bool = False) -> tuple[Scripted, Scri
 class _Recording:
     """A recorded run as two functions of the tokens so far."""
 
-    def __init__(self, trace: Trace) -> None:
-        header = trace.header
+    def __init__(self, trace: Trace, drawn: set[tuple[int, ...]]) -> None:
+        header, self._drawn = trace.header, drawn
         self._run = f"the recorded run {header.run_id}"
         tested = [d for d in trace.decisions if d.node >= 0 and d.outcome in ("accepted", "rejected")]
         if not trace.commits:
@@ -55,6 +59,7 @@ class _Recording:
         ends = [int(token) for token in header.limits.get("eos", ())]
         ids = [token for prompt in header.prompt_ids for token in prompt]
         ids += ends + [c.token for c in trace.commits] + [d.token for d in tested]
+        ids += [token for d in tested for token, _ in d.top_q]
         self.vocab_size = max(8, 1 + max(ids))
         self._sequences = [
             _Sequence(
@@ -95,17 +100,16 @@ class _Recording:
 
     def certainty(self, path: np.ndarray, sequence: int) -> float:
         text, position = self._sequence(path, sequence), len(path)
-        token = text.after(path)
+        token, left = text.after(path), position
         if token is None:
-            found = text.strayed.get((text.left(path), position))
-            found = (
-                found or self._any("strayed", sequence, position) or self._any("wrong", sequence, position)
-            )
-        elif position in text.certainties:
-            found = text.certainties[position]
+            left = text.left(path)
+            found, kinds = text.strayed.get((left, position)), ("strayed", "wrong")
         else:
             right = self.drafter_token(path, sequence) == token
-            found = self._any("right" if right else "wrong", sequence, position)
+            found, kinds = text.certainties.get(position), ("right" if right else "wrong",)
+        if not found:
+            self._drawn.add((sequence, position, left))
+            found = next(filter(None, (self._any(kind, sequence, position) for kind in kinds)), None)
         return found or ALMOST
 
     def choices(self, path: np.ndarray, sequence: int) -> list[tuple[int, float]]:

@@ -9,7 +9,9 @@ reads and writes files.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from specscope.engine.trace.ranges import Amount, Count, Id, Place, Range, Share, Size, Time, TokenId
 
 SCHEMA = 6
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
@@ -19,6 +21,9 @@ of the header and the rule `typical`; 5 added the `occupancy` of other programs;
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
+MEMBER = "member"
+"""The load by a process that joined a recording; that of `OTHERS` has it, too, until its row."""
+NO_DEVICES = (OTHERS, MEMBER)
 TOO_BUSY = 0.5
 """Cores used by other programs from which on times are doubtful."""
 
@@ -37,9 +42,9 @@ SpanKind = Literal[
 PartKind = Literal["attention", "exchange"]
 Stop = Literal["full", "uncertain", "end", "cancelled", "off", "load"]
 Status = Literal["running", "done", "cancelled", "failed", "incomplete"]
-Top: TypeAlias = tuple[tuple[int, float], ...]
+Top: TypeAlias = tuple[tuple[TokenId, Share], ...]
 """(token id, probability), most probable first."""
-Grams: TypeAlias = tuple[tuple[int, ...], ...]
+Grams: TypeAlias = tuple[tuple[TokenId, ...], ...]
 """Rows of token ids."""
 
 
@@ -70,7 +75,7 @@ class Header:
     config: dict[str, Any]
     prompts: tuple[str, ...]
     """The text of each sequence's prompt."""
-    prompt_ids: tuple[tuple[int, ...], ...]
+    prompt_ids: tuple[tuple[TokenId, ...], ...]
     sampling: dict[str, Any]
     """temperature, top_k, top_p, seed."""
     limits: dict[str, Any]
@@ -92,7 +97,7 @@ class Header:
     """Shared by the runs of one comparison."""
     lossless: bool = True
     """Whether the tokens have the target's distribution."""
-    schema: int = SCHEMA
+    schema: Annotated[int, Range(1, SCHEMA)] = SCHEMA
 
     @property
     def virtual(self) -> bool:
@@ -119,28 +124,28 @@ class Span:
     """One piece of work on one device, usually one forward."""
 
     tag: ClassVar[str] = "span"
-    id: int
+    id: Size
     """Numbered in order of submission."""
     device: str
     kind: SpanKind
-    start: int
-    end: int
+    start: Time
+    end: Time
     model: str
     """`target` or `drafter`."""
-    step: int
+    step: Count
     """The round that submitted it; 0 is prefill."""
-    sequence: int
+    sequence: Place
     """-1 for work on several sequences."""
-    rows: int
+    rows: Id
     """Rows fed to the forward."""
-    context: int
+    context: Id
     """KV rows cached before it."""
     outcome: str
     """done or cancelled."""
-    cells: int = 0
+    cells: Size = 0
     """Query-key cells that its attention computed, per layer and head, masked and padded ones
     included."""
-    rank: int = 0
+    rank: Count = 0
     """The device's rank if several devices share the forward; the leader has rank 0 and the span id
     `id - rank`."""
 
@@ -150,14 +155,14 @@ class Part:
     """A part of a fuzzy forward on one device: one layer's attention, or an exchange of outputs."""
 
     tag: ClassVar[str] = "part"
-    span: int
+    span: Id
     """The forward's span on this device."""
     kind: PartKind
     """attention; or exchange: the devices exchange the outputs of a group of layers."""
-    layer: int
+    layer: Count
     """The layer; of an exchange, the first layer of its group."""
-    start: int
-    end: int
+    start: Time
+    end: Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +170,18 @@ class Round:
     """One commit: the result of a verification."""
 
     tag: ClassVar[str] = "round"
-    step: int
+    step: Count
     """From 1."""
-    sequence: int
+    sequence: Place
     mode: str
     """plain, verify, pre-verify or post-verify."""
-    drafted: int
+    drafted: Count
     """Draft tokens judged."""
-    accepted: int
-    emitted: int
+    accepted: Count
+    emitted: Count
     """Tokens committed, after the stop rule."""
-    time: int
-    span: int
+    time: Time
+    span: Id
     """The target's span."""
 
 
@@ -185,22 +190,22 @@ class Decision:
     """The outcome of one drafted token, or one token of the target's own (node -1)."""
 
     tag: ClassVar[str] = "decision"
-    step: int
-    sequence: int
-    node: int
-    parent: int
-    position: int
-    token: int
-    p: float | None
-    q: float | None
-    u: float | None
+    step: Count
+    sequence: Place
+    node: Place
+    parent: Place
+    position: Count
+    token: TokenId
+    p: Share | None
+    q: Share | None
+    u: Share | None
     rule: str
     """ratio, match, target or (lossy) typical; empty if discarded without a test."""
     outcome: str
     """accepted, rejected or discarded; for node -1 corrected, bonus or plain."""
-    draft_span: int
+    draft_span: Id
     """The drafter's span that produced it; -1 for none."""
-    verify_span: int
+    verify_span: Id
     """The target's span that decided it; -1 for none."""
     top_p: Top = ()
     top_q: Top = ()
@@ -211,16 +216,16 @@ class Commit:
     """One token of the output."""
 
     tag: ClassVar[str] = "commit"
-    step: int
-    sequence: int
-    position: int
+    step: Count
+    sequence: Place
+    position: Count
     """Position in the sequence; the first output token has the prompt's length."""
-    token: int
+    token: TokenId
     origin: str
     """accepted, corrected, bonus or plain."""
     text: str
     """The text that this token adds; it may be empty, or complete an earlier token's character."""
-    time: int
+    time: Time
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +233,8 @@ class Document:
     """A reference document or a finished text for copied drafts, emitted before the first copy."""
 
     tag: ClassVar[str] = "document"
-    document: int
-    tokens: tuple[int, ...]
+    document: Place
+    tokens: tuple[TokenId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +242,15 @@ class Copied:
     """The source of a round's copied draft."""
 
     tag: ClassVar[str] = "copied"
-    step: int
-    sequence: int
-    document: int
+    step: Count
+    sequence: Place
+    document: Place
     """Index of the reference document; -1 is the sequence itself, prompt and output."""
-    start: int
+    start: Count
     """Index of the first copied token in it."""
-    match: int
+    match: Count
     """The number of tokens right before `start` that equal the last ones of the prefix."""
-    length: int
+    length: Count
     """Tokens copied, which are all tokens that the round judged."""
 
 
@@ -254,8 +259,8 @@ class Pooled:
     """A round's use of a pool of n-grams: tried ones, learnt ones, and the window."""
 
     tag: ClassVar[str] = "pooled"
-    step: int
-    sequence: int
+    step: Count
+    sequence: Place
     model: str
     """The model of the window: `target` or `drafter`."""
     window: Grams
@@ -265,7 +270,7 @@ class Pooled:
     """N-grams of the pool in the judged draft, each with its first token, part of the text."""
     gained: Grams
     """N-grams that the pool learnt, in order, with repetitions."""
-    size: int
+    size: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,16 +278,16 @@ class Forked:
     """A branch that was drafted while a round was verified, for one outcome of the verification."""
 
     tag: ClassVar[str] = "forked"
-    step: int
+    step: Count
     """The verified round."""
-    sequence: int
-    place: int
+    sequence: Place
+    place: Count
     """Accepted tokens of the outcome."""
-    token: int
+    token: TokenId
     """The target's own token of the outcome, as guessed; not a drafted token."""
-    q: float
+    q: Share
     """The drafter's probability of it, the plain softmax."""
-    length: int
+    length: Count
     """Tokens drafted after it. Those of a branch that was not taken are discarded."""
     taken: bool
     """Whether the verification had this outcome and the output went on: its tokens, and tokens that
@@ -297,17 +302,17 @@ class Forecast:
     """
 
     tag: ClassVar[str] = "forecast"
-    step: int
-    sequence: int
+    step: Count
+    sequence: Place
     tree: str
     """`own`, the sequence's prompt and output; `finished`, other texts; empty without a draft."""
-    match: int
+    match: Count
     """The number of last tokens that occur in the tree right before the draft."""
-    occurrences: int
+    occurrences: Size
     """Those of the match in the tree; in the own tree the end of the text is one of them."""
-    score: float
+    score: Amount
     """Expected accepted tokens, by the counts of the tree."""
-    drafter: float | None
+    drafter: Amount | None
     """Expected accepted tokens of a draft of the drafter, by earlier rounds; None without one."""
 
 
@@ -316,20 +321,20 @@ class Chain:
     """One draft of a method whose draft length can adapt: the length asked for, and its end."""
 
     tag: ClassVar[str] = "chain"
-    step: int
+    step: Count
     """The round that asked for it; of a branch, the round that verifies it."""
-    sequence: int
-    position: int
+    sequence: Place
+    position: Count
     """Position of its first token in the sequence."""
-    asked: int
+    asked: Count
     """Tokens asked for; 0 if drafting has ended for good."""
-    drafted: int
+    drafted: Count
     """Tokens drafted, without those of a cancelled job."""
     stop: Stop
     """Why it ended. full: all tokens asked for; uncertain: after a token of low q; end: the output
     takes no more; cancelled: with its job; off: drafting has ended for good; load: under load, as
     many as the policy allowed."""
-    span: int
+    span: Id
     """The span of its first forward; -1 for none."""
 
 
@@ -338,7 +343,7 @@ class Piece:
     """The text of a token id, emitted once before its first use."""
 
     tag: ClassVar[str] = "piece"
-    token: int
+    token: TokenId
     text: str
 
 
@@ -348,14 +353,15 @@ class Occupancy:
 
     tag: ClassVar[str] = "occupancy"
     device: str
-    """A device of the header; or `OTHERS`, once at the end of a measured run."""
-    time: int
-    busy: float
+    """A device of the header; or `OTHERS`, once at the end of a measured run; or `MEMBER`."""
+    time: Time
+    busy: Amount
     """Utilisation of the device by all processes, 0 to 1; of `OTHERS` the share of all cores that
-    other programs used since the run's start."""
-    memory: int
+    other programs used since the run's start; of `MEMBER` what one used since its last row, as a
+    share of all cores since the run's start."""
+    memory: Size
     """Bytes: on a CPU the worker's resident memory, on a GPU the memory in use on the card."""
-    power: float | None = None
+    power: Amount | None = None
     """Watts, if the device reports it."""
 
 
@@ -368,7 +374,7 @@ class Footer:
     reasons: tuple[str, ...]
     """Per sequence: eos, stop, length, or empty."""
     texts: tuple[str, ...]
-    time: int
+    time: Time
     error: str = ""
 
 

@@ -12,16 +12,23 @@ from dataclasses import asdict, fields
 from functools import cache
 from itertools import chain
 from types import NoneType, UnionType
-from typing import IO, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import IO, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from specscope.engine.errors import shown
 from specscope.engine.files import parse_json
 from specscope.engine.trace.events import SCHEMA, Device, Event, Footer, Header, Row
+from specscope.engine.trace.ranges import Range
 from specscope.engine.trace.trace import Trace
 
 _TYPES: dict[str, type[Any]] = {t.tag: t for t in (Header, *get_args(Row), Footer)}
 _NAMES = {t: tuple(f.name for f in fields(t)) for t in _TYPES.values()}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+MOST_TRACE_BYTES = 512 * 2**20
+"""Largest file that is read."""
+MOST_LINE = 16 * 2**20
+"""Most bytes of a line of a file that grows."""
 
 
 def to_json(event: Event) -> str:
@@ -115,9 +122,9 @@ _LOW, _HIGH = -(2**63), 2**63 - 1
 
 
 def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
-    """Check the fields of events of one kind: types, finite numbers, valid Unicode.
+    """Check the fields of events of one kind: types, ranges of numbers, valid Unicode.
 
-    ValueError if a field has a value of another type; the message names both.
+    ValueError if a field has another value; the message names both, and the range.
     """
     if not events:
         return
@@ -126,19 +133,37 @@ def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
         values = [getattr(event, name) for event in events]
         if not _fit(values, hint):
             wrong = next(value for value in values if not _fit([value], hint))
-            raise ValueError(f"{name} of a {kind.__name__.lower()} is {shown(wrong)}")
+            raise ValueError(f"{name} of a {kind.__name__.lower()} is {shown(wrong)}{expected(hint)}")
+
+
+def expected(hint: Any) -> str:
+    """Return the range of a number, or of the numbers in a list, as the end of a message."""
+    for part in get_args(hint):
+        if isinstance(part, Range):
+            return f"; expected {part.low} to {part.high}"
+        if found := expected(part):
+            return found
+    return ""
 
 
 @cache
 def _hints(kind: type[Event | Device]) -> tuple[tuple[str, Any], ...]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return tuple((f.name, hints[f.name]) for f in fields(kind))
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value of an untyped field has a type; its lists count as tuples."""
+    return _fit([_frozen(value)], hint)
 
 
 def _fit(values: Sequence[Any], hint: Any) -> bool:
     """Return whether all values of one field have the type of a hint."""
     origin, args = get_origin(hint), get_args(hint)
     kinds = set(map(type, values))
+    if origin is Annotated:
+        low, high = args[1]
+        return _fit(values, args[0]) and all(low <= value <= high for value in values)
     if origin in (Union, UnionType):
         return _fit_union(values, args)
     if origin is tuple:

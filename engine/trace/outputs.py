@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.events import Decision, Piece, Row
+from specscope.engine.trace.given import MOST, choice, is_text, whole
 from specscope.engine.trace.rounds import (
     MODES,
     Judging,
@@ -20,7 +22,7 @@ from specscope.engine.trace.rounds import (
 from specscope.engine.trace.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from specscope.engine.trace.texts import Texts
     from specscope.engine.trace.work import Claims
@@ -112,11 +114,11 @@ class Outputs:
 
     def discard(self, sequence: int, time: int, drafted: Any, ahead: int, q: Any, draft: Spans) -> list[Row]:
         """Return the rows of drafted tokens that no round judges; see `Recorder.discard`."""
-        if ahead < 0:
+        if (far := whole("ahead", ahead, -MOST)) < 0:
             raise UsageError(
-                f"discarded tokens begin {-ahead} before the output's end; give ahead= of 0 or more"
+                f"discarded tokens begin {-far} before the output's end; give ahead= of 0 or more"
             )
-        at = Place(self.step, sequence, self._outputs[sequence].length + ahead, time, -1)
+        at = Place(self.step, sequence, self._outputs[sequence].length + far, time, -1)
         ids = ids_of(f"drafted tokens discarded after {at}", drafted)
         spans = self._spans(at, range(len(ids)), draft, None, "")
         extras = extras_of(str(at), len(ids), None, q, None, None)
@@ -154,7 +156,7 @@ class Outputs:
             early = work is not None and work.start >= 0 and not ahead
             before = work.start if early and work else at.time
             return self._claims.drafting(at.sequence, levels, before, ahead=ahead)
-        given = [draft] if isinstance(draft, Work | int | str) else [*draft]
+        given: list[Any] = [*draft] if isinstance(draft, Iterable) and not isinstance(draft, str) else [draft]
         _check_spans(str(at), "draft", given)
         ids = [one.id if isinstance(one, Work) else one for one in given]
         if len(ids) not in (1, len(levels)):
@@ -167,8 +169,10 @@ class Outputs:
     def _added(self, at: Place, tokens: Sequence[int], texts: Any) -> list[str]:
         if texts is None:
             return [self._texts.added(at.sequence, token) for token in tokens]
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise UsageError(f"texts of {at} is {shown(texts)}; give a text for each emitted token")
+        if not isinstance(texts, list | tuple) or not all(map(is_text, cast("Sequence[object]", texts))):
+            raise UsageError(
+                f"texts of {at} is {shown(texts)}; give a text of whole characters for each emitted token"
+            )
         if len(texts) != len(tokens):
             raise UsageError(
                 f"{at} has {len(texts)} texts of {len(tokens)} emitted tokens; give one for each"
@@ -200,11 +204,10 @@ class Outputs:
 
 def _check_spans(where: str, name: str, spans: Sequence[object]) -> None:
     for span in spans:
-        if not isinstance(span, Work) and not (isinstance(span, int) and span >= -1):
+        if not isinstance(span, Work) and not (isinstance(span, int) and -1 <= span <= MOST):
             raise UsageError(f"{name}= of {where} has {shown(span)}; give what span() returns, or its id")
 
 
 def _check_choices(at: Place, mode: str, reason: str) -> None:
     for name, value, choices in (("mode", mode, ("", *MODES)), ("reason", reason, REASONS)):
-        if value not in choices:
-            raise UsageError(f"{name} of {at} is {shown(value)}; give {', '.join(filter(None, choices))}")
+        choice(f"{name} of {at}", value, choices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from specscope.engine.trace.work import Work
 
@@ -19,6 +19,18 @@ class Pending:
         self.streams = streams
         self.open = set[Work]()
         self._waiting: list[tuple[Work, Marks]] = []
+
+    def ends(self, work: Work) -> bool:
+        """Take an open span; return False for another one."""
+        if not isinstance(cast("object", work), Work) or work not in self.open:
+            return False
+        self.open.discard(work)
+        return True
+
+    def forget(self) -> None:
+        """Forget all spans, in a forked child: they are its parent's."""
+        self.open.clear()
+        self._waiting.clear()
 
     def align(self) -> dict[str, dict[str, int]]:
         """Compare all streams with the host's clock; return the errors as the header has them."""

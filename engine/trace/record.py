@@ -18,16 +18,17 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from specscope.engine.environment import processor
-from specscope.engine.errors import UsageError, shown
-from specscope.engine.trace.appended import Lines, Memory, header_of
-from specscope.engine.trace.events import Header
-from specscope.engine.trace.recorder import RECORDED, Recorder
+from specscope.engine.errors import UsageError, named_arguments, shown
+from specscope.engine.trace.appended import Lines, Memory
+from specscope.engine.trace.events import Device, Header
+from specscope.engine.trace.given import LAST, choice, flag, text, whole
+from specscope.engine.trace.recorder import RECORDED, Recorder, check_readable
 from specscope.engine.trace.stream import Stream
 from specscope.engine.trace.texts import Texts
 from specscope.engine.trace.work import NO_TRACK, Work, devices_of
@@ -39,17 +40,18 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 PACKAGES = ("torch", "transformers", "vllm", "sglang", "jax")
 
 
+@named_arguments
 def record(
     path: str | os.PathLike[str] | Lines | Memory | None,
     method: str = "own loop",
     *,
-    devices: Mapping[str, str] | Iterable[str] = BOTH,
+    devices: Mapping[str, str] | Iterable[str] | None = BOTH,
     target: str = "",
     drafter: str = "",
     decode: Callable[[list[int]], str] | None = None,
     sampling: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
-    rule: str = "",
+    rule: str | None = "",
     lossless: bool = True,
     runtime: str = RUNTIME,
     clocks: Mapping[str, Mapping[str, Any]] | None = None,
@@ -84,56 +86,95 @@ def record(
     Raises:
         UsageError: An argument is wrong, or the file cannot be written.
     """
-    if path is None or not enabled:
+    if path is None or not flag("enabled", enabled):
         return cast("Recorder", Off())
-    file = path if isinstance(path, Lines | Memory) else Path(path)
-    if join and isinstance(file, Path):
-        header = header_of(file)
-        return Recorder(Lines(file, replace=False), header, streams=_streams(header, events))
-    if rule not in RULES:
-        raise UsageError(f"rule is {shown(rule)}; give one of {', '.join(RULES[1:])}, or leave it out")
-    _check_settings(sampling, config)
+    file = path if isinstance(path, Lines | Memory) else _path(path)
+    if flag("join", join) and isinstance(file, Path):
+        lines = Lines(file, replace=False)
+        try:
+            header = lines.header()
+            return Recorder(lines, header, streams=_streams(header.devices, events))
+        except BaseException:
+            lines.close()
+            raise
+    rule = choice("rule", "" if rule is None else rule, RULES)
+    if not isinstance(cast("object", lossless), bool):
+        raise UsageError(f"lossless is {shown(lossless)}; give True or False")
+    if decode is not None and not callable(decode):
+        raise UsageError(f"decode is {shown(decode)}; give what makes a text of a list of ids")
+    places = devices_of(BOTH if devices is None else devices)
     header = Header(
         run_id=uuid.uuid4().hex[:12],
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         method=RECORDED,
-        title=method,
-        config=dict(config or {}),
+        title=text("method", method),
+        config=_settings("config", config),
         prompts=(),
         prompt_ids=(),
-        sampling=dict(sampling or {}),
+        sampling=_sampling(sampling),
         limits={},
-        runtime=runtime,
+        runtime=text("runtime", runtime),
         profile="",
-        devices=devices_of(devices),
-        target_path=target,
-        drafter_path=drafter,
-        environment=_environment() | ({"clocks": {n: dict(c) for n, c in clocks.items()}} if clocks else {}),
+        devices=places,
+        target_path=text("target", target),
+        drafter_path=text("drafter", drafter),
+        environment=_environment() | _clocks(clocks, places),
         lossless=lossless and rule != "typical",
     )
-    if (sampling or {}).get("temperature") == 0:
+    check_readable(header)
+    streams = _streams(places, events)
+    if header.sampling.get("temperature") == 0:
         rule = rule or "match"
     lines = Lines(file, replace=True) if isinstance(file, Path) else file
-    return Recorder(lines, header, Texts(decode), rule, _streams(header, events))
+    return Recorder(lines, header, Texts(decode), rule, streams)
 
 
-def _check_settings(sampling: Any, config: Any) -> None:
-    for name, settings in (("sampling", sampling), ("config", config)):
-        if not isinstance(settings, Mapping | None):
-            raise UsageError(f"{name} is {shown(settings)}; give name -> value")
+def _path(path: Any) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise UsageError(
+            f"path is {shown(path)}; give the name of a file, or None to record nothing"
+        ) from None
+
+
+def _settings(name: str, settings: Any) -> dict[str, Any]:
+    if not isinstance(settings, Mapping | None):
+        raise UsageError(f"{name} is {shown(settings)}; give name -> value")
+    return dict(settings or {})
+
+
+def _sampling(sampling: Any) -> dict[str, Any]:
+    given = _settings("sampling", sampling)
     for name in SAMPLING:
-        value = (sampling or {}).get(name)
+        value = given.get(name)
         if not isinstance(value, int | float | None):
             raise UsageError(f"{name} in sampling is {shown(value)}; give a number")
+    return given
 
 
-def _streams(
-    header: Header, events: Callable[[], Any] | Mapping[str, Callable[[], Any]] | None
-) -> dict[str, Stream]:
-    if not events:
+def _clocks(clocks: Any, devices: Sequence[Device]) -> dict[str, Any]:
+    given = _settings("clocks", clocks)
+    for name, clock in given.items():
+        choice("a device in clocks", name, tuple(device.name for device in devices))
+        if not isinstance(clock, Mapping):
+            raise UsageError(
+                f"the clock of {name} is {shown(clock)}; give node, offset_ns and uncertainty_ns"
+            )
+        for key in ("offset_ns", "uncertainty_ns"):
+            given[name][key] = whole(f"{key} of {name} in clocks", clock.get(key, 0), -LAST, LAST)
+    return {"clocks": given} if given else {}
+
+
+def _streams(devices: Sequence[Device], events: Any) -> dict[str, Stream]:
+    if events is None:
         return {}
-    makes = events if isinstance(events, Mapping) else {device.name: events for device in header.devices}
-    return {d.name: Stream(makes[d.name]) for d in header.devices if d.kind == "cuda"}
+    names = [device.name for device in devices if device.kind == "cuda"]
+    makes: Mapping[str, Any] = events if isinstance(events, Mapping) else dict.fromkeys(names, events)
+    for name in names:
+        if not callable(makes.get(name)):
+            raise UsageError(f"events of {name} is {shown(makes.get(name))}; give what makes a CUDA event")
+    return {name: Stream(makes[name]) for name in names}
 
 
 def _environment() -> dict[str, Any]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
-from numbers import Integral
+from operator import index
 from threading import RLock
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from specscope.engine.errors import UsageError, one_line, shown
+from specscope.engine.trace.appended import Process
 from specscope.engine.trace.events import Event, Footer, Header, Status
-from specscope.engine.trace.jsonl import check_types, to_json
+from specscope.engine.trace.given import LAST, MOST, choice, is_text, whole
+from specscope.engine.trace.given import text as words
+from specscope.engine.trace.header import check_header
+from specscope.engine.trace.jsonl import MOST_LINE, from_json, to_json
+from specscope.engine.trace.load import Load, Member
 from specscope.engine.trace.outputs import Given, Outputs, Spans
 from specscope.engine.trace.pending import Pending
 from specscope.engine.trace.rounds import ids_of
@@ -49,7 +55,8 @@ class Recorder:
         self._lines, self._header = lines, header
         self._texts, self._rule = texts, rule
         self._claims, self._lock = Claims(), RLock()
-        self._numbers = Numbers(joined=texts is None)
+        self._numbers = Numbers(lines.place, joined=texts is None)
+        self._process = Process.token
         self._prompts = list(zip(header.prompts, header.prompt_ids, strict=True))
         self._devices: Devices | None = None
         """None before the header is written."""
@@ -60,9 +67,16 @@ class Recorder:
         """The end of the last work."""
         self._pending = Pending(streams or {})
         self._closed = False
+        self._load: Load | None = None
+        """Of the process that opened the recording."""
+        self._member: Member | None = None
+        """Of a process that joined it."""
         if texts is None:
             self._pending.align()
             self._run(header)
+            self._member = Member(self._begin, header.environment[RECORDED].get("pid"))
+        else:
+            self._load = Load()
 
     def prompt(self, text: str = "", ids: Any = ()) -> int:
         """Name the prompt of the next sequence, before the first span; return its number."""
@@ -72,8 +86,10 @@ class Recorder:
                     f"prompt {len(self._prompts) + 1} was given after the first span; give all prompts before, "
                     "or record each request in a file of its own"
                 )
-            if not isinstance(cast("object", text), str):
-                raise UsageError(f"the text of a prompt is {shown(text)}; give a text, and token ids as ids=")
+            if not is_text(text):
+                raise UsageError(
+                    f"the text of a prompt is {shown(text)}; give a text of whole characters, and token ids as ids="
+                )
             tokens = ids_of("ids of a prompt", ids)
             self._prompts.append((text or self._texts.all(tokens), tuple(tokens)))
             return len(self._prompts) - 1
@@ -83,22 +99,38 @@ class Recorder:
         with self._lock:
             if self._devices:
                 return
+            if self._process is not Process.token:
+                raise UsageError("the recording has not started; call start() before the fork")
+            given = None if time is None else whole("the time of a start", time, 0, LAST)
             errors = self._pending.align()
-            begin = perf_counter_ns() if time is None else time
+            begin = perf_counter_ns() if given is None else given
+            if begin - perf_counter_ns() > MOST_AHEAD_NS:
+                raise UsageError(
+                    f"the start is {begin}, in the future; give a time of time.perf_counter_ns()"
+                )
             self._prompts = self._prompts or [("", ())]
             texts, ids = zip(*self._prompts, strict=True)
-            facts = {**self._header.environment, RECORDED: {"start_ns": begin}}
+            facts = {**self._header.environment, RECORDED: {"start_ns": begin, "pid": os.getpid()}}
             if errors:
                 facts["clocks"] = errors | facts.get("clocks", {})
             header = replace(self._header, prompts=texts, prompt_ids=ids, environment=facts)
-            try:
-                check_types([header])
-            except ValueError as error:
-                raise UsageError(f"{error}; give Python's own values: texts, numbers, lists") from None
+            check_readable(header)
             if self._texts is not None:
                 self._outputs = Outputs(self._prompts, self._texts, self._rule, self._claims)
-            self._emit(header)
             self._run(header)
+            if self._load is not None:
+                self._load.start(begin)
+            self._emit(header)
+
+    def _fork(self) -> None:
+        """Go on in a forked child: it joins the recording, and ends no span of its parent."""
+        if self._devices is None:
+            raise UsageError("the recording has not started; call start() before the fork")
+        self._process, self._lock = Process.token, RLock()
+        self._texts = self._outputs = self._load = None
+        self._pending.forget()
+        self._lines = self._lines.joined(self._header.run_id)
+        self._numbers = Numbers(self._lines.place, joined=True)
 
     def _run(self, header: Header) -> None:
         clocks, begin = header.environment.get("clocks", {}), header.environment[RECORDED]["start_ns"]
@@ -134,8 +166,14 @@ class Recorder:
 
     def end(self, work: Work, outcome: str = "done") -> None:
         """End a span; its outcome is `done` or `cancelled`."""
-        work.end = perf_counter_ns() - work.track.base
-        self._pending.open.discard(work)
+        now = perf_counter_ns()
+        if self._process is not Process.token:
+            self._fork()
+        if not self._pending.ends(work):
+            raise UsageError(
+                f"{shown(work)} has ended or was dropped, or is not of this recording and process; end each span once"
+            )
+        work.end = now - work.track.base
         work.outcome = outcome
         if work.track.stream is None or work.marks is None:
             self._ended(work)
@@ -146,7 +184,7 @@ class Recorder:
 
     def drop(self, work: Work) -> None:
         """Forget a span that has begun, such as a search that found nothing; no row is written."""
-        self._pending.open.discard(work)
+        self._pending.ends(work)
 
     def add(
         self,
@@ -162,10 +200,12 @@ class Recorder:
         outcome: str = "done",
     ) -> Work:
         """Record a `span` with times of `time.perf_counter_ns`, on its device's machine."""
+        begun = whole("the start of a span", start, -1, LAST)
+        ended = whole("the end of a span", end, -1, LAST)
         if self._devices is None:
-            self.start(start)
+            self.start(begun)
         work = self._work(kind, device, model, sequence, rows, context)
-        work.start, work.end = start - work.track.base, end - work.track.base
+        work.start, work.end = begun - work.track.base, ended - work.track.base
         work.outcome = outcome
         self._check_past(f"a {kind} on {work.track.device} ends", work.end)
         self._ended(work)
@@ -174,12 +214,14 @@ class Recorder:
     def _work(
         self, kind: str, device: str | None, model: str | None, sequence: int, rows: int, context: int
     ) -> Work:
+        if self._process is not Process.token:
+            self._fork()
         if self._devices is None:
             self.start()
         assert self._devices is not None, "the recording has started"
         track, step = self._devices.track(kind, device, model), self._outputs.step if self._outputs else 0
         if type(sequence) is not int or not -1 <= sequence < len(self._prompts):
-            self._check_sequence(sequence)
+            sequence = self._sequence(sequence, -1)
         if step or kind != "prefill":
             step += 1
         work = Work(self.end, self._numbers.next(), track, step, sequence, rows, context)
@@ -191,30 +233,42 @@ class Recorder:
         assert self._devices is not None, "the span has begun"
         try:
             line = work.line
-            whole = work.rows >= -1 and work.context >= -1
+            fits = -1 <= work.rows <= MOST and -1 <= work.context <= MOST
         except (ValueError, TypeError):
-            whole, line = False, b""
-        if not whole:
+            fits, line = False, b""
+        if not fits:
             numbers = (work.start, work.end, work.rows, work.context)
             raise UsageError(
                 f"start, end, rows and context of a {work.track.kind} are {shown(numbers)}; give whole numbers, "
                 "times in nanoseconds, -1 for unknown rows"
             )
-        if work.outcome not in OUTCOMES:
-            raise UsageError(f"the outcome of a span is {shown(work.outcome)}; give {' or '.join(OUTCOMES)}")
+        choice("the outcome of a span", work.outcome, OUTCOMES)
         self._devices.ended(work)
         if work.track.drafts:
             self._claims.ended(work, len(self._prompts))
         if work.end > self._time:
             self._time = work.end
         self._lines.write(line)
+        if self._member is not None and work.end > self._member.due:
+            self._tell(self._member)
 
-    def _check_sequence(self, sequence: int) -> None:
-        if not isinstance(sequence, Integral) or not -1 <= sequence < len(self._prompts):
+    def _tell(self, load: Load | Member) -> None:
+        """Record the load of the machine, if it is known."""
+        if (row := load.row()) is not None:
+            self._emit(row)
+
+    def _sequence(self, sequence: Any, low: int) -> int:
+        last = len(self._prompts) - 1
+        try:
+            number = index(sequence)
+        except TypeError:
+            number = low - 1
+        if not low <= number <= last:
             raise UsageError(
-                f"sequence {shown(sequence)} has no prompt; give 0 to {len(self._prompts) - 1}, or call prompt() "
+                f"sequence {shown(sequence)} has no prompt; give 0 to {last}, or call prompt() "
                 "once for each sequence before the first span"
             )
+        return number
 
     def _check_past(self, what: str, time: int) -> None:
         """Raise UsageError for a time in the future: of another clock, such as `time.time_ns`."""
@@ -269,14 +323,15 @@ class Recorder:
         if not isinstance(now, int):
             raise UsageError(f"the time of a round is {shown(now)}; give one of time.perf_counter_ns()")
         with self._lock:
-            outputs = self._rounds(sequence, now)
+            outputs, sequence = self._rounds(sequence, now)
             at = now - self._begin
             if at < 0:
                 raise UsageError(
                     f"a round is {-at} ns before the recording's start; give a time of time.perf_counter_ns()"
                 )
             self._check_past("a round is", at)
-            choices = (texts, mode or "", draft, verify, reason or "")
+            names = ("" if name is None else name for name in (mode, reason))
+            choices = (texts, next(names), draft, verify, next(names))
             given = Given(drafted, accepted, emitted, parents, q, p, top_q, top_p, *choices)
             self._emit(*outputs.round(sequence, at, given))
             self._time = max(self._time, at)
@@ -301,7 +356,7 @@ class Recorder:
         """
         with self._lock:
             now = perf_counter_ns()
-            outputs = self._rounds(sequence, now)
+            outputs, sequence = self._rounds(sequence, now)
             self._emit(*outputs.discard(sequence, now - self._begin, drafted, ahead, q, draft))
 
     def close(self, status: Status = "done", error: str = "") -> None:
@@ -309,8 +364,11 @@ class Recorder:
 
         It ends as failed, with UsageError, if a span is open at its end.
         """
-        if status not in STATUSES:
-            raise UsageError(f"the status of a recording is {shown(status)}; give {', '.join(STATUSES)}")
+        choice("the status of a recording", status, STATUSES)
+        why = words("the error of a recording", error)
+        if self._process is not Process.token:  # a forked child that recorded nothing
+            self._lines.close()
+            return
         with self._lock:
             if self._closed:
                 return
@@ -319,8 +377,13 @@ class Recorder:
             try:
                 self._read_events(wait=True)
                 if self._texts is not None:
-                    outputs, ended = self._rounds(0, perf_counter_ns()), "failed" if left else status
-                    self._emit(Footer(ended, outputs.reasons, outputs.texts, self._time, error or left))
+                    outputs, _ = self._rounds(0, perf_counter_ns())
+                    assert self._load is not None, "this process opened the recording"
+                    self._tell(self._load)
+                    ended: Status = "failed" if left else status
+                    self._emit(Footer(ended, outputs.reasons, outputs.texts, self._time, why or left))
+                elif self._member is not None:
+                    self._tell(self._member)
             finally:
                 self._lines.close()
             if left:
@@ -338,16 +401,32 @@ class Recorder:
             with suppress(Exception):  # the block's own error is the one to see
                 self.close(status, why)
 
-    def _rounds(self, sequence: int, now: int) -> Outputs:
+    def _rounds(self, sequence: Any, now: int) -> tuple[Outputs, int]:
+        """Return what records the rounds of this process, and the number of a sequence."""
+        if self._process is not Process.token:
+            self._fork()
         if self._texts is None:
             raise UsageError(
-                "a process that joined a recording records spans only; send its drafts to the other"
+                "a process that joined a recording, or was forked in it, records spans only; send its drafts to "
+                "the one that opened it"
             )
         self.start(now)
-        self._check_sequence(sequence)
+        number = self._sequence(sequence, 0)
         self._read_events()
         assert self._outputs is not None, "the recording has started"
-        return self._outputs
+        return self._outputs, number
 
     def _emit(self, *events: Event) -> None:
         self._lines.write("".join(f"{to_json(event)}\n" for event in events).encode())
+
+
+def check_readable(header: Header) -> None:
+    """Raise UsageError for a header that cannot be read back."""
+    try:
+        line = to_json(header)
+        if len(line.encode()) > MOST_LINE:
+            raise ValueError(f"a header has more than {MOST_LINE} bytes")
+        from_json(line)
+        check_header(header)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{one_line(error)}; give Python's own values: texts, numbers, lists") from None

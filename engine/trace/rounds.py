@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.events import Commit, Decision, Round, Top
+from specscope.engine.trace.given import MOST, whole
 
 MODES = ("plain", "verify", "pre-verify", "post-verify")
 
@@ -116,7 +117,7 @@ def ids_of(name: str, values: Any) -> list[int]:
     except TypeError:
         raise UsageError(f"{name} is {shown(values)}; give a flat list of whole numbers") from None
     for i, token in enumerate(ids):
-        if not -1 <= token < 2**53:
+        if not -1 <= token <= MOST:
             raise UsageError(f"{name} has {token} at place {i}; a token id is 0 or more, -1 if unknown")
     return ids
 
@@ -212,17 +213,23 @@ def _probabilities(name: str, values: Any, least: int, most: int) -> list[float 
 def _tops(name: str, values: Any, least: int, most: int) -> list[Top]:
     rows: list[Any] = _rows(name, values, least, most)
     try:
-        tops = [[(index(token), value) for token, value in top] for top in rows]
+        tops = [[(token, value) for token, value in top] for top in rows]
     except (TypeError, ValueError):
         raise UsageError(f"{name} is {shown(values)}; give pairs (id, probability) for each token") from None
-    return [tuple((token, _probability(name, value) or 0.0) for token, value in top) for top in tops]
+    what = f"a token of {name}"
+    return [
+        tuple((whole(what, token), _probability(name, value) or 0.0) for token, value in top) for top in tops
+    ]
 
 
 def _rows(name: str, values: Any, least: int, most: int) -> list[Any]:
     """Return one value for each drafted token, and perhaps one for the target's own."""
     if values is None:
         return []
-    rows = list(cast("Iterable[Any]", values.tolist() if hasattr(values, "tolist") else values))
+    try:
+        rows = list(cast("Iterable[Any]", values.tolist() if hasattr(values, "tolist") else values))
+    except TypeError:
+        raise UsageError(f"{name} is {shown(values)}; give a list") from None
     if not least <= len(rows) <= most:
         more = "" if least == most else ", and perhaps one for the target's own"
         raise UsageError(f"{name} has {len(rows)} values; give one for each of {least} drafted tokens{more}")
@@ -233,7 +240,7 @@ def _probability(name: str, value: Any) -> float | None:
     """Return a probability, None for not-a-number; a rounding error above 1 is cut."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{name} has {shown(value)}; a probability is 0 to 1") from None
     if math.isnan(number):
         return None

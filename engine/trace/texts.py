@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from specscope.engine.errors import UsageError, shown
+from specscope.engine.trace.given import is_text
 
 _INCOMPLETE = "\ufffd"
 _LONGEST, _KEPT = 16, 4
@@ -27,7 +28,10 @@ class Texts:
         self._windows: dict[int, _Window] = {}
 
     def all(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens; UsageError if `decode` returns none."""
+        """Return the text of tokens; UsageError if `decode` returns none.
+
+        Half a character, which no file can hold, is an incomplete one.
+        """
         if self._decode is None or not tokens:
             return ""
         text = cast("object", self._decode([*tokens]))
@@ -35,7 +39,7 @@ class Texts:
             raise UsageError(
                 f"decode of {shown([*tokens])} is {shown(text)}; give what makes a text of a list of ids"
             )
-        return text
+        return text if is_text(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def piece(self, token: int) -> str:
         """Return the text of one token alone."""

@@ -131,6 +131,13 @@ class Trace:
     def token_ids(self, sequence: int = 0) -> list[int]:
         return [c.token for c in self.commits if c.sequence == sequence]
 
+    def outputs(self) -> list[list[int]]:
+        """Return the token ids of all sequences."""
+        ids: list[list[int]] = [[] for _ in self.header.prompts]
+        for commit in self.commits:
+            ids[commit.sequence].append(commit.token)
+        return ids
+
     def __repr__(self) -> str:
         header = self.header
         tokens = f"{len(self.commits)} tokens, " if self.commits else ""

@@ -11,7 +11,7 @@ after the context nothing is left in the models. docs/transformers.md describes 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import StoppingCriteriaList
 
-from specscope.engine.errors import UsageError, one_line
+from specscope.engine.errors import UsageError, named_arguments, one_line
+from specscope.engine.files import read_bytes
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Header
-from specscope.engine.trace.jsonl import read_jsonl
+from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, read_jsonl
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.trace import Trace
 from specscope.engine.trace.watched import RUNTIME, Call
@@ -37,6 +38,7 @@ NEEDED = ("_prefill", "_get_candidate_generator", "_get_stopping_criteria", "_va
 DEVICES = ("cpu", "cuda")
 
 
+@named_arguments
 @contextmanager
 def watch(
     model: Any,
@@ -68,21 +70,25 @@ def watch(
     try:
         with _attached(call):
             yield trace
-    except KeyboardInterrupt:
-        call.close("cancelled")
-        raise
     except BaseException as error:
-        call.close("failed", one_line(f"{type(error).__name__}: {error}"))
+        status = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
+        with suppress(Exception):  # the block's own error is the one to see
+            call.close(status, "" if status == "cancelled" else one_line(f"{type(error).__name__}: {error}"))
+            _keep(trace, lines)
         raise
     else:
+        if not call.begun:
+            raise UsageError("nothing was recorded; call generate of the watched model in the context")
         call.close()
+        _keep(trace, lines)
     finally:
         lines.close()
-        if call.begun:
-            content = lines.content if isinstance(lines, Memory) else lines.path.read_bytes()
-            vars(trace).update(vars(read_jsonl(content.decode().splitlines())))
-    if not call.begun:
-        raise UsageError("nothing was recorded; call generate of the watched model in the context")
+
+
+def _keep(trace: Trace, lines: Lines | Memory) -> None:
+    """Make the trace that of a recording."""
+    content = lines.content if isinstance(lines, Memory) else read_bytes(lines.path, MOST_TRACE_BYTES)
+    vars(trace).update(vars(read_jsonl(content.decode().split("\n"))))
 
 
 def _check(model: Any) -> None:

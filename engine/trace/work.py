@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.events import Device, SpanKind
+from specscope.engine.trace.given import choice, text
 
 if TYPE_CHECKING:
     from specscope.engine.trace.stream import Marks, Stream
@@ -24,32 +23,30 @@ MOST_DRAFTS = 4096
 _SIDES = dict.fromkeys(DRAFTS, "drafter") | dict.fromkeys(SCORES, "target")
 
 
-class _Process:
-    """This process; `os.getpid` would be a call of the system for each span."""
-
-    id = os.getpid()
-
-    @classmethod
-    def renew(cls) -> None:
-        cls.id = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_Process.renew)
+EACH = 2**24
+"""Ids of a process; with the most bytes of a file they are below 2**53, as JavaScript needs."""
 
 
 class Numbers:
-    """Ids of spans: from 0 in the process that opened the recording, far apart in all others.
+    """Ids of spans, which no two processes of a recording share: from 0 in the one that opened it.
 
-    They are below 2**53, the whole numbers that JavaScript knows.
+    Args:
+        place: A place in the recording's file that no process gets twice.
+        joined: Whether another process opened the recording.
     """
 
-    def __init__(self, *, joined: bool) -> None:
-        self._count, self._owner = count(), 0 if joined else _Process.id
+    def __init__(self, place: Callable[[], int], *, joined: bool) -> None:
+        self._place = place
+        self._ids = iter(range(0 if joined else EACH))
 
     def next(self) -> int:
-        number = next(self._count)
-        return number if _Process.id == self._owner else _Process.id << 30 | number
+        number = next(self._ids, -1)
+        return self._more() if number < 0 else number
+
+    def _more(self) -> int:
+        first = self._place() * EACH
+        self._ids = iter(range(first + 1, first + EACH))
+        return first
 
 
 class Track(NamedTuple):
@@ -116,6 +113,9 @@ class Work:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._finish(self, "done" if kind is None else "cancelled")
 
+    def __repr__(self) -> str:
+        return f"the {self.track.kind} {self.id} on {self.track.device}"
+
     @property
     def line(self) -> bytes:
         """The span as a line of JSONL; ValueError or TypeError if a number is not whole."""
@@ -126,16 +126,18 @@ class Work:
         ).encode()
 
 
-def devices_of(devices: Mapping[str, str] | Iterable[str]) -> tuple[Device, ...]:
+def devices_of(devices: Any) -> tuple[Device, ...]:
     """Return the devices of name -> role, or of roles; UsageError without a target."""
-    if isinstance(devices, str):
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        name = devices if isinstance(devices, str) else "cuda:0"
         raise UsageError(
-            f"devices is {shown(devices)}; give name -> role, such as {{{devices!r}: 'drafter+target'}}"
+            f"devices is {shown(devices)}; give name -> role, such as {{{name!r}: 'drafter+target'}}"
         )
-    roles = devices if isinstance(devices, Mapping) else {role: role for role in devices}
-    for name, role in roles.items():
-        if role not in ROLES:
-            raise UsageError(f"the role of device {shown(name)} is {shown(role)}; give {', '.join(ROLES)}")
+    given: Any = devices
+    roles = dict[str, str]()
+    for name, role in given.items() if isinstance(devices, Mapping) else ((role, role) for role in given):
+        label = text("the name of a device", name)
+        roles[label] = choice(f"the role of device {shown(name)}", role, ROLES)
     if not any("target" in role for role in roles.values()):
         raise UsageError(f"no device of {shown(dict(roles))} has the role target; name the target's device")
     return tuple(
@@ -170,23 +172,25 @@ class Devices:
 
         UsageError if there is none, or several.
         """
-        found = self._tracks.get((kind, device, model))
+        try:
+            found = self._tracks.get((kind, device, model))
+        except TypeError:  # a list is in no table
+            found = None
         if found is None:
             found = self._tracks[kind, device, model] = self._track(kind, device, model)
         return found
 
     def _track(self, kind: str, device: str | None, model: str | None) -> Track:
-        if kind not in KINDS:
-            raise UsageError(f"the kind of a span is {shown(kind)}; give {', '.join(KINDS)}")
-        if model is not None and model not in ROLES[:2]:
-            raise UsageError(f"the model of a span is {shown(model)}; give drafter or target")
+        choice("the kind of a span", kind, KINDS)
+        if model is not None:
+            choice("the model of a span", model, ROLES[:2])
         side = model or _SIDES.get(kind)
         if device is None:
             fits = [name for name, role in self._roles.items() if (side or "target") in role]
             if len(fits) > 1:
                 raise UsageError(f"a {kind} may be on {', '.join(fits)}; give device=, one of these")
             device = fits[0] if fits else next(iter(self._roles))
-        if device not in self._roles:
+        if not isinstance(cast("object", device), str) or device not in self._roles:
             raise UsageError(f"device {shown(device)} is not among {self._names}; name it in devices=")
         role = self._roles[device]
         side = side or ("drafter" if role == "drafter" else "target")

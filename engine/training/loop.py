@@ -166,7 +166,7 @@ class Training:
 
     def save(self, model: nn.Module | None = None, optimisers: Sequence[Optimizer] = ()) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        state, previous = self.state, self._folder / self.state.tensors
+        state = self.state
         if model is not None:
             state.tensors = f"{state.phase}-{state.step:07d}.safetensors"
             path = self._folder / f"{state.tensors}.part"
@@ -176,8 +176,9 @@ class Training:
         content = {"state": asdict(state), "options": self._options.fixed()}
         path.write_text(json.dumps(content, indent=1), encoding="utf-8")
         os.replace(path, self._folder / _STATE)
-        if previous.is_file() and previous.name != state.tensors:
-            previous.unlink()
+        for other in self._folder.glob("*.safetensors*"):  # older, or left by a training that was killed
+            if other.name != state.tensors:
+                other.unlink()
 
     def facts(self, phase: Phase) -> dict[str, Any]:
         losses = [row["loss"] for row in read_log(self._options.out / LOG) if row["phase"] == phase.name]
@@ -275,8 +276,8 @@ def check_empty(out: Path, otherwise: str = "") -> None:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a log, without an incomplete last line."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
 def write_facts(out: Path, facts: Mapping[str, Any]) -> None:

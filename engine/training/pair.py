@@ -122,7 +122,7 @@ def distil_drafter(options: DistilOptions, **control: Unpack[Control]) -> Path:
         corpus = training.read_corpus(sources, mixture, pair.tokenizer)
         written = _written(options, corpus, training)
     stream = data.Stream(corpus, options.seed)
-    model = load_reference(out / "drafter")
+    model = load_reference(options.pair / "drafter")  # that of `out` becomes the distilled one
     if options.feed_forward:
         prune(model, options.feed_forward, stream.batch(0, _CALIBRATION // 256, 256)[0])
     rows = (options.batch, options.sequence)

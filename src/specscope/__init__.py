@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from specscope.app.notebook.compare import compare
+    from specscope.app.notebook.diff import diff
+    from specscope.app.notebook.sweep import sweep
     from specscope.engine.cluster.open import open  # noqa: A004 - specscope.open(...) is the front door
     from specscope.engine.cluster.session import Cluster
     from specscope.engine.drafting.suffix import Finished
@@ -25,8 +28,11 @@ __all__ = [
     "Sampling",
     "SpecScopeError",
     "UsageError",
+    "compare",
+    "diff",
     "open",
     "record",
+    "sweep",
     "watch",
 ]
 _HOME = {

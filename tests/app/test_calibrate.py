@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from specscope.app import busy
+from specscope.app.busy import ProcessorTime
 from specscope.app.main import main
 from specscope.engine.simulate import calibrate
 from specscope.engine.simulate.calibrate import Calibration
@@ -60,3 +62,16 @@ def test_json_has_every_cell(capsys, models, calibrated, tmp_path: Path, monkeyp
     cells = result["forwards"]["target"]
     assert len(cells) == 3 * 2  # three row counts, one context of a model of 64 positions, two batches
     assert set(cells[0]) == {"rows", "context", "batch", "us", "least", "most"}
+
+
+def test_it_tells_the_load_by_other_programs(capsys, models, calibrated, tmp_path: Path, monkeypatch):
+    path, readings = tmp_path / "busy.toml", iter([(100.0, 1000.0), (110.0, 1019.0)])
+    monkeypatch.setattr(busy, "read_load", lambda: ProcessorTime(*next(readings), {}))
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_: calibrated[0])
+    code, out, err = call(capsys, "calibrate", *models, "-o", str(path), "--json")
+    assert code == 0
+    warning = json.loads(out)["warning"]
+    assert warning.startswith("Other programs used 1.9 of")
+    assert warning in err
+    assert path.read_text(encoding="utf-8").startswith(f"# {warning}\n")
+    assert Profile.load(str(path)).name == "busy"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import specscope
+from specscope.app.cli import common
 from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.methods import METHODS
+from specscope.traces.view.document import view_model
 from tests.app.commands import VIRTUAL, answer, call
 from tests.engine.heads.random_heads import make_head
+from tests.engine.methods.pairs import make_pair
 
 CONTRACT = {
     "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile", "tp", "drafter_tp",
@@ -208,3 +214,35 @@ def test_models_are_listed_downloaded_located_and_removed(capsys, tmp_path, monk
     assert call(capsys, "models", "path", "smollm2")[1] == f"{folder}\n"
     assert "smollm2 removed" in call(capsys, "models", "remove", "smollm2")[1]
     assert not folder.exists()
+
+
+SIGNS = "a\x1b[31mred\x9b2J\u2028b\rc\td"
+
+
+def test_no_text_of_a_model_steers_the_terminal(capsys):
+    """As text and as JSON, which holds the very text; in a pipe as on a terminal."""
+    plain = argparse.Namespace(json=False)
+    common.answer(plain, {}, [SIGNS])
+    assert capsys.readouterr().out == "a\\x1b[31mred\\x9b2J\\u2028b\\rc\td\n"
+    common.note(SIGNS)
+    assert "\x1b" not in capsys.readouterr().err
+    common.print_json({"text": SIGNS})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"text": SIGNS}
+    assert not any(unicodedata.category(c) == "Cc" for c in out.replace("\n", ""))
+
+
+@pytest.mark.parametrize("field", ["mtp_num_hidden_layers", "num_nextn_predict_layers"])
+def test_a_model_that_declares_layers_for_drafting_without_having_them_is_named(capsys, db, tmp_path, field):
+    pair, _ = make_pair(tmp_path, "llama", "other")
+    file = pair.target_path / "config.json"
+    words = ["run", "--method", "autoregressive", "--target", str(pair.target_path), "--device", "cpu"]
+    words += ["--prompt-ids", "5,6", "--runtime", "local-thread", "--max-new-tokens", "2", *db]
+    said = f"{pair.target_path.name}: config.json declares {field} = 1, but the weights hold no such layers"
+    code, _, err = call(capsys, *words)
+    assert (code, "declares" in err) == (0, False)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: 1}))
+    with specscope.open(target=pair.target_path, runtime="local-thread", device="cpu") as cluster:
+        assert cluster.note.startswith(said)
+        trace = cluster.run("autoregressive", [5, 6], limits=specscope.Limits(2))
+    assert said in view_model([trace])["runs"][0]["note"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -61,3 +64,40 @@ def test_bash_completes_commands_and_options(capsys, tmp_path):
     assert set(COMMANDS) <= set(commands.split())
     assert set(options.split()) == {"--prompt", "--prompt-file", "--profile", "--profile-pair"}
     assert call(capsys, "completion", "zsh")[1].startswith("#compdef specscope\n")
+
+
+def test_fish_completes_commands_and_options(capsys, tmp_path):
+    """The script has every command and option; where fish is installed, fish completes with it."""
+    script = call(capsys, "completion", "fish")[1]
+    assert "complete -c specscope" in script
+    for command in COMMANDS:
+        assert re.search(rf"-a '?{command}\b", script), command
+    for option in ("profile-pair", "max-new-tokens", "drafter-tp"):
+        assert re.search(rf"-l '?{option}\b", script), option
+    if shutil.which("fish") is None:
+        return
+    file = tmp_path / "specscope.fish"
+    file.write_text(script, encoding="utf-8")
+    (tmp_path / "prompts.jsonl").touch()
+    asked = {
+        "specscope ": set(COMMANDS),
+        "specscope run --prompt-file prom": {"prompts.jsonl"},
+        "specscope plan --target prom": {"prompts.jsonl"},
+        "specscope run --pro": {"--prompt", "--prompt-file", "--profile", "--profile-pair"},
+        "specscope completion ": {"bash", "zsh", "fish"},
+        "specscope --pro": set(),
+    }
+    lines = [f"source {file}", *(f'complete -C "{line}"; echo --' for line in asked)]
+    shell = subprocess.run(
+        ["fish", "--no-config", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
+    )
+    answers = shell.stdout.split("--\n")
+    for words, answer in zip(asked.values(), answers, strict=False):
+        found = {line.split("\t")[0] for line in answer.splitlines()}
+        assert words <= found if len(words) > 5 else found == words, (words, answer)

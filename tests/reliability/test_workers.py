@@ -10,9 +10,11 @@ import time
 import psutil
 import pytest
 
+from specscope.engine import hangs
 from specscope.engine.errors import SpecScopeError, WorkerDied
 from specscope.engine.trace.events import Footer
 from specscope.engine.types import Limits
+from tests.engine.runtimes.processes import gone
 from tests.reliability.odd import behave, crash, fail, odd_cluster, pid_of, prompt, sleep, spin
 
 LIMIT_S = 10
@@ -28,11 +30,8 @@ def run(cluster, act, events: list[object], **more: object):
     return cluster.run("autoregressive", prompt(act), limits=Limits(400), listener=events.append, **more)
 
 
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid)
-
-
 def test_a_worker_stopped_before_it_received_a_large_message_is_named_in_ten_seconds():
+    odd_cluster().close()  # the process that starts workers has imported the engine
     start = time.monotonic()
     with pytest.raises(WorkerDied, match=r"CPU core \d+.* was stopped by a signal and was killed"):
         odd_cluster(stopped=True, ballast=bytes(1 << 22))
@@ -88,6 +87,20 @@ def test_an_error_is_one_line_and_a_crash_names_the_device(cluster, capfd):
         run(cluster, crash, events)
     assert time.monotonic() - start < LIMIT_S
     assert "SIGSEGV" in events[-1].error
+
+
+def test_a_run_works_although_the_process_that_starts_workers_is_stopped(cluster, monkeypatch):
+    monkeypatch.setattr(hangs, "EVERY_S", 0.05)
+    first, pid = run(cluster, behave, []), pid_of(cluster)
+    server = psutil.Process(pid).parent()
+    server.suspend()
+    assert run(cluster, behave, []).token_ids() == first.token_ids(), "no worker is needed"
+    os.kill(pid, signal.SIGKILL)
+    while not cluster.placement.workers[0].ended:
+        time.sleep(0.01)
+    assert run(cluster, behave, []).token_ids() == first.token_ids()
+    assert not server.is_running()
+    assert pid_of(cluster) != pid
 
 
 def test_a_worker_that_ended_between_runs_is_started_again(cluster):

@@ -1,12 +1,15 @@
-"""SIGTERM to the server: workers end, runs are stored, and the exit code is 143."""
+"""Signals to the server: workers end, runs are stored; it ends although a page still computes."""
 
 from __future__ import annotations
 
 import http.client
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from specscope.traces.store import Store
 
@@ -71,3 +74,41 @@ def test_sigterm_ends_the_workers_stores_the_run_and_exits_with_143(tmp_path) ->
     store.close()
     assert trace.status == "cancelled"
     assert trace.text.startswith("word")
+
+
+STUCK = """
+import asyncio, sys, time
+from types import SimpleNamespace
+from specscope.app import main, server
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        print("computing", flush=True)
+        await asyncio.to_thread(time.sleep, 600)  # no cancellation ends a thread
+
+server.PAGE_S = server.CLOSE_S = 0.2
+server.build_app = lambda *_, **__: app
+server.Service = lambda *_, **__: SimpleNamespace(start=lambda _: None, close=lambda: time.sleep(600))
+sys.argv = ["specscope", "play", "--pair", "bundled", "--port", "0"]
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_server_whose_page_and_runs_do_not_end(number) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", STUCK], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert program.stdout is not None
+        port = int(program.stdout.readline().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as call:
+            call.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert program.stdout.readline() == "computing\n"
+            program.send_signal(number)
+            _, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    assert program.returncode == 128 + number
+    assert errors.splitlines()[-1] == "specscope: stopped"

@@ -129,8 +129,6 @@ def test_a_failure_anywhere_is_answered_in_one_line_with_headers(capfd) -> None:
         b"[" * 100_000,
         b'{"a":' * 100_000,
         b"1" * 10_000,
-        b'{"fn_index":99999,"session_hash":"a","data":[]}',
-        b'{"fn_index":-1,"session_hash":"a","data":[]}',
         b'{"fn_index":"x","session_hash":[],"data":{}}',
         b'{"fn_index":21,"session_hash":"b","data":[1]}',
         b'{"fn_index":21,"session_hash":"\\ud800","data":["\\ud800",null],"trigger_id":1e99}',
@@ -144,6 +142,38 @@ def test_a_malformed_queue_call_is_answered_without_a_traceback(client, capfd, b
         assert 400 <= answer.status_code <= 500
     assert guarded(answer.headers)
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("number", [99999, -1])
+def test_a_call_of_an_unknown_handler_is_refused(client, capfd, number) -> None:
+    call = {"fn_index": number, "session_hash": "a", "data": []}
+    answer = client.post("/gradio_api/queue/join", json=call)
+    assert (answer.status_code, answer.text) == (404, "the page has no such handler")
+    assert guarded(answer.headers)
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_a_stream_of_an_unknown_session_ends_without_an_error(client, capfd) -> None:
+    answers = list[dict]()
+
+    async def ask() -> None:
+        sent = [{"type": "http.request", "body": b""}]
+
+        async def receive() -> dict:
+            return sent.pop() if sent else await asyncio.Event().wait()  # it stays connected
+
+        async def send(message) -> None:
+            answers.append(message)
+
+        path, headers = "/gradio_api/queue/data", [(b"host", b"127.0.0.1:7860")]
+        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": headers}
+        scope |= {"query_string": b"session_hash=x", "root_path": "", "http_version": "1.1", "scheme": "http"}
+        await asyncio.wait_for(client.app(scope, receive, send), 60)
+
+    client.portal.call(ask)
+    assert answers[0]["status"] == 200
+    assert [message.get("more_body") for message in answers][-1] is False, "the answer is complete"
+    assert "".join(capfd.readouterr()) == ""
 
 
 @pytest.mark.parametrize("folder", ["/assets/", "/static/", "/specscope/files/"])

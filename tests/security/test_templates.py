@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from specscope.engine import hangs
 from specscope.engine.checkpoints import catalog, templates
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.templates import Renderer
@@ -168,19 +169,19 @@ def test_a_template_may_contain_a_placeholder_of_a_message(target):
     assert Pair.of(target).encode("<|eos|>")
 
 
-def test_a_killed_or_suspended_process_is_replaced(monkeypatch):
-    monkeypatch.setattr(templates, "_PATIENCE", 1)
-    renderer = Renderer()
-    try:
-        assert renderer.render("one", HI, {}) == "one"
-        first = renderer._process
-        os.kill(first.pid, signal.SIGSTOP)
-        with pytest.raises(ModelError, match="does not answer"):
-            renderer.render("x", [{"role": "user", "content": "x" * 1_000_000}], {})
-        assert first.returncode is not None
-        assert renderer.render("two", HI, {}) == "two"
-    finally:
-        renderer.close()
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(hangs, "EVERY_S", 0.05)
+
+
+def test_a_stopped_process_is_replaced_and_no_template_is_blamed(renderer, quick):
+    assert renderer.render("one", HI, {}) == "one"
+    first = renderer._process
+    os.kill(first.pid, signal.SIGSTOP)
+    long = "x" * 1_000_000  # more than the connection takes
+    chat = [{"role": "user", "content": long}]
+    assert renderer.render("{{ messages[0].content }}", chat, {}) == long
+    assert first.returncode == -signal.SIGKILL
 
 
 def test_a_process_that_ended_while_idle_is_replaced_and_no_template_is_blamed(renderer):
@@ -190,14 +191,24 @@ def test_a_process_that_ended_while_idle_is_replaced_and_no_template_is_blamed(r
     assert renderer.render("two", HI, {}) == "two"
 
 
-def test_a_template_whose_process_is_killed_while_it_renders_is_refused(renderer, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGPROF])
+def test_a_template_whose_process_gets_a_signal_is_rendered_by_another_process(renderer, number):
     renderer.render("one", HI, {})
-    monkeypatch.setattr(templates, "SECONDS", 60)
-    killing = threading.Timer(0.5, renderer._process.kill)
-    killing.start()
+    first = renderer._process
+    first.send_signal(signal.SIGSTOP)  # it reads no request before the other signal
+    sending = threading.Timer(0.2, lambda: (first.send_signal(number), first.send_signal(signal.SIGCONT)))
+    sending.start()
+    assert renderer.render("two", HI, {}) == "two"
+    assert renderer._process is not first
+    sending.join()
+
+
+def test_a_template_that_ends_two_processes_is_refused(monkeypatch, tmp_path):
+    script = tmp_path / "template_process.py"
+    script.write_text("import os, sys; os.read(int(sys.argv[1]), 100); os.abort()")
+    monkeypatch.setattr(templates, "__file__", str(tmp_path / "templates.py"))
     with pytest.raises(ModelError, match="it ends the process that renders it"):
-        renderer.render(NESTED, HI, {})
-    killing.join()
+        Renderer().render("one", HI, {})
 
 
 def test_eight_threads_can_render_at_the_same_time(renderer):

@@ -23,6 +23,7 @@ from specscope.engine.trace.events import (
     Round,
     Span,
 )
+from specscope.engine.trace.ranges import MOST_TOKENS
 from specscope.engine.trace.trace import Trace
 from specscope.traces import schema
 
@@ -33,9 +34,9 @@ many = examples(max_examples=80, deadline=None)
 
 texts = st.text(max_size=12)
 names = st.text(max_size=8)
-numbers = st.integers(-1, 2**40)
+numbers = st.integers(0, MOST_TOKENS)
 times = st.integers(0, 2**40)
-tokens = st.integers(0, 2**31)
+tokens = st.integers(0, 2**31 - 1)
 chances = st.none() | st.floats(0, 1)
 tops = st.lists(st.tuples(tokens, st.floats(0, 1)), max_size=3).map(tuple)
 plain = st.recursive(
@@ -101,7 +102,11 @@ def spans(draw: st.DrawFn, sequences: int) -> list[Span]:
 def rows(sequences: int) -> st.SearchStrategy[object]:
     sequence = st.integers(0, sequences - 1)
     rounds = st.builds(
-        Round, numbers, sequence, st.sampled_from(schema.MODES), numbers, numbers, numbers, times, numbers
+        lambda step, number, mode, accepted, more, emitted, time, span: Round(
+            step, number, mode, accepted + more, accepted, emitted, time, span
+        ),
+        *(numbers, sequence, st.sampled_from(schema.MODES), st.integers(0, 2**26), st.integers(0, 9)),
+        *(numbers, times, numbers),
     )
     decisions = st.builds(
         Decision,
@@ -116,25 +121,32 @@ def rows(sequences: int) -> st.SearchStrategy[object]:
         lambda step, sequence, document, start, match, length: Copied(
             step, sequence, document, start + match, match, length
         ),
-        *(st.integers(0, 3), sequence, st.integers(-1, DOCUMENTS - 1), st.integers(0, 2**40)),
-        *(st.integers(0, 9), st.integers(0, 2**40)),
+        *(st.integers(0, 3), sequence, st.integers(-1, DOCUMENTS - 1), st.integers(0, 2**26)),
+        *(st.integers(0, 9), numbers),
     )
     grams = st.lists(st.lists(tokens, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple)
     pools = st.builds(
         Pooled, st.integers(0, 3), sequence, st.sampled_from(schema.MODELS), grams, grams, grams, times
     )
     forks = st.builds(
-        Forked, st.integers(0, 3), sequence, st.integers(0, 9), tokens, st.floats(0, 1), times, st.booleans()
+        Forked,
+        st.integers(0, 3),
+        sequence,
+        st.integers(0, 9),
+        tokens,
+        st.floats(0, 1),
+        numbers,
+        st.booleans(),
     )
     trees, scores = st.sampled_from(schema.TREES), st.floats(0, 100)
     forecasts = st.builds(
-        Forecast, st.integers(0, 3), sequence, trees, times, times, scores, st.none() | scores
+        Forecast, st.integers(0, 3), sequence, trees, numbers, times, scores, st.none() | scores
     )
     chains = st.builds(
         lambda step, number, position, drafted, more, stop, span: Chain(
             step, number, position, drafted + more, drafted, stop, span
         ),
-        *(st.integers(0, 3), sequence, numbers, st.integers(0, 2**40), st.integers(0, 9)),
+        *(st.integers(0, 3), sequence, numbers, st.integers(0, 2**26), st.integers(0, 9)),
         *(st.sampled_from(schema.STOPS), st.integers(-1, 9)),
     )
     pieces = st.builds(Piece, tokens, texts)

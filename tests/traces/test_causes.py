@@ -28,10 +28,17 @@ def page(tmp_path):
             recorded_loop(tmp_path / "a.jsonl", token, verify=plain, sequences=sequences, title="plain"),
             recorded_loop(tmp_path / "b.jsonl", rounds, sequences=sequences, **given),
         ]
-        document = view_model(traces)
+        document = view_model([with_load(trace, 0.0) for trace in traces])
         return document, document["runs"][1], traces
 
     return draw
+
+
+def with_load(trace, share):
+    """Return a run during which other programs used a share of two cores."""
+    trace.header.environment["cores"] = 2
+    trace.occupancy[:] = [Occupancy(OTHERS, 0, share, 0)]
+    return trace
 
 
 def parts_of(reason):
@@ -91,10 +98,7 @@ def test_only_a_clear_winner_is_bold(page):
     document, run, traces = page(GOOD)
     assert document["race"].startswith("Fastest: loop")
     assert [r["fastest"] for r in document["runs"]] == [False, True]
-    for trace in traces:
-        trace.header.environment["cores"] = 2
-        trace.occupancy.append(Occupancy(OTHERS, 0, 0.9, 0))
-    loaded = view_model(traces)
+    loaded = view_model([with_load(trace, 0.9) for trace in traces])
     assert loaded["race"].startswith("No winner")
     assert not any(r["fastest"] for r in loaded["runs"])
     document, run, _ = page(BAD)

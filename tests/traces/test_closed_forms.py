@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import floor
+
 import numpy as np
 import pytest
 
@@ -145,6 +147,50 @@ def test_specbranch_against_rounds_played_out(rate: float, gamma: int, length: i
     assert specbranch_speedup(rate, gamma, c, length) == pytest.approx(played, rel=0.02)
 
 
+def forked_rounds(rate: float, c: float, config: dict, doubt: float, misses: float) -> float:
+    """Play SpecBranch's rounds place by place, without any formula."""
+    draw, confidences = np.random.default_rng(5).random, (rate + (1 - rate) * doubt, rate * (1 - doubt))
+    gamma, length, most, threshold = (config[k] for k in ("gamma", "length", "branches", "threshold"))
+    place = lambda: confidences[int(draw() >= rate)] if doubt else 1.0  # noqa: E731
+    right = lambda q: draw() < (q if doubt else rate)  # noqa: E731
+    trunk, branch_point, tokens, time = None, 0.0, 0, 0.0
+    for _ in range(ROUNDS):
+        if trunk is None:
+            trunk, branch_point = [], place()
+            while len(trunk) < gamma and branch_point >= threshold:
+                trunk.append(branch_point)
+                branch_point = place()
+            time += min(len(trunk) + 1, gamma) / c
+        siblings = max(1, floor(most * (1 - branch_point) + 1e-9))
+        branch, following = [], place()
+        while len(branch) < length - 1 and (not branch or following >= threshold):
+            branch.append(following)
+            following = place()
+        time += max(1, min(len(branch) + 2, length) / c)
+        wrong = next((i for i, q in enumerate(trunk) if not right(q)), None)
+        won = right(branch_point) or draw() >= siblings**-misses
+        tokens += len(trunk) + 1 if wrong is None else wrong + 1
+        trunk, branch_point = (branch, following) if wrong is None and won else (None, 0.0)
+    return tokens / time
+
+
+@pytest.mark.parametrize(
+    ("rate", "c", "config", "doubt"),
+    [
+        (0.8, 5, {"gamma": 2, "length": 5, "branches": 12, "threshold": 0.8}, 0.5),
+        (0.6, 12, {"gamma": 6, "length": 6, "branches": 10, "threshold": 0.6}, 0.5),
+        (0.9, 8, {"gamma": 7, "length": 8, "branches": 8, "threshold": 0.9}, 1.0),
+        (0.7, 20, {"gamma": 3, "length": 10, "branches": 6, "threshold": 0.0}, 0.5),
+        (0.5, 3, {"gamma": 2, "length": 1, "branches": 16, "threshold": 0.5}, 0.3),
+        (0.7, 4, {"gamma": 3, "length": 4, "branches": 4, "threshold": 1.0}, 0.2),
+        (0.7, 4, {"gamma": 3, "length": 2, "branches": 4, "threshold": 0.7}, 0.0),
+    ],
+)
+def test_specbranch_with_forks_against_rounds_played_place_by_place(rate, c, config, doubt):
+    played = forked_rounds(rate, c, config, doubt, 0.7)
+    assert specbranch_speedup(rate, c=c, doubt=doubt, misses=0.7, **config) == pytest.approx(played, rel=0.02)
+
+
 def test_dsi_in_blocks_and_easyspec_by_hand():
     assert dsi_blocks_speedup(0.8, 1, 5) == pytest.approx(dsi_speedup(0.8, 5))
     # a = 1/2, blocks of 2: E[ceil(n / 2)] = a / (1 - a^2) = 2/3 blocks of 2/4, and 1 verification
@@ -159,6 +205,7 @@ def test_dsi_in_blocks_and_easyspec_by_hand():
         (ssd_speedup, (1.5, 3, 5), "acceptance rate is 1.5"),
         (ssd_speedup, (0.5, 3, 5, 0), "forks is 0"),
         (specbranch_speedup, (0.5, 3, 0), "c is 0"),
+        (specbranch_speedup, (0.5, 3, 2, 4, 0), "branches is 0"),
         (dsi_blocks_speedup, (0.5, 6, 5), "c is 5; it must be at least 6"),
     ],
 )

@@ -1,6 +1,7 @@
 """Files of other engines become traces; what a file does not hold stays unknown."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -282,12 +283,23 @@ def test_a_report_says_what_is_unknown():
     assert origin(trace.header).sentence in summary
 
 
-@pytest.mark.parametrize("entry", [5, {}, {"source": 1, "unknown": []}, {"source": "x", "unknown": 3}])
-def test_a_mark_of_another_form_is_no_import(entry):
+@pytest.mark.parametrize(
+    ("entry", "place"),
+    [
+        (5, "environment.imported"),
+        (None, "environment.imported"),
+        ({"source": 1, "unknown": []}, "environment.imported.source"),
+        ({"source": "x", "unknown": 3}, "environment.imported.unknown"),
+        ({"counts": {"gamma": 2**40}}, "environment.imported.counts.gamma"),
+        ({"counts": {"histogram": [1] * 1026}}, "1026 numbers; at most 1025"),
+    ],
+)
+def test_a_mark_of_another_form_is_refused(tmp_path, entry, place):
     trace = sample_trace("speculative")
     trace.header = replace(trace.header, environment={"imported": entry})
-    assert origin(trace.header) is None
-    view_model([trace])
+    (tmp_path / "marked.jsonl").write_text("\n".join(map(to_json, trace.events())))
+    with pytest.raises(UsageError, match=re.escape(place)):
+        read_traces(tmp_path / "marked.jsonl")
 
 
 def test_every_figure_needs_known_facts_and_every_form_is_recognised_alone():

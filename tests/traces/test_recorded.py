@@ -9,6 +9,8 @@ import pytest
 
 import specscope
 from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import OTHERS, Occupancy
+from specscope.engine.trace.jsonl import to_json
 from specscope.traces.comparable import comparisons
 from specscope.traces.diff import diff
 from specscope.traces.export.perfetto import to_perfetto
@@ -27,11 +29,20 @@ DEVICES = {"d": "drafter", "t": "target"}
 def record(tmp_path):
     """Record rounds on a made-up clock: how many of three drafts each accepted, None for no draft.
 
-    Options leave facts out; the trace is read from the file.
+    Options leave facts out; the trace is read from the file. `load` is the share of all cores that
+    other programs used, which the recorder does not know of a made-up clock.
     """
 
     def run(
-        *rounds, ids=(1, 2), texts=True, probabilities=True, context=True, spans=True, drafting=True, **given
+        *rounds,
+        ids=(1, 2),
+        texts=True,
+        probabilities=True,
+        context=True,
+        spans=True,
+        drafting=True,
+        load=0.0,
+        **given,
     ):
         path = tmp_path / "run.jsonl"
         devices = DEVICES if any(r is not None for r in rounds) else {"t": "target"}
@@ -53,6 +64,9 @@ def record(tmp_path):
                 words = {"texts": [f"w{i} " for i in emitted]} if texts else {}
                 rec.round(drafted, accepted or 0, emitted, time=now, **chances, **words)
                 length, token = length + len(emitted), token + 10
+        if load is not None:
+            with path.open("a") as file:
+                file.write(f"{to_json(Occupancy(OTHERS, now, load, 0))}\n")
         (trace,) = read_traces(path).traces
         return trace
 
@@ -78,6 +92,7 @@ def test_a_complete_recording_lacks_nothing(record):
         ({"probabilities": False}, "probabilities"),
         ({"context": False}, "rows cached before each forward"),
         ({"drafting": False}, "forwards of the drafter"),
+        ({"load": None}, "load by other programs"),
     ],
 )
 def test_what_is_left_out_is_unknown(record, left_out, unknown):
@@ -162,6 +177,29 @@ def test_a_recorded_plain_loop_is_the_baseline_of_recorded_loops(record):
     assert view_model([plain])["runs"][0]["note"] == (
         "no drafts in this run: every round was a plain target forward"
     )
+
+
+def race_of(*traces):
+    return view_model(list(traces))["race"], view_model(list(traces))["runs"][0]["verdict"]
+
+
+def test_a_recorded_race_under_load_has_no_winner(record):
+    """Under the load of other programs, and where it was not recorded, which the views then say."""
+    line, said = race_of(record(2, 3, 3), record(None, None, None))
+    assert line.startswith("Fastest: mine")
+    assert "load by other programs" not in said["summary"]
+    cores = record(2).header.environment["cores"]
+    for loads in ((0.6 / cores, 0.0), (0.0, 0.6 / cores)):
+        line, said = race_of(record(2, 3, 3, load=loads[0]), record(None, None, None, load=loads[1]))
+        assert line.startswith("No winner: other programs used this machine")
+        assert said["summary"].endswith("× under the load of other programs.")
+        assert (said["reason"], said["advice"]) == ("", "")
+    for loads in ((None, 0.0), (0.0, None)):
+        traces = record(2, 3, 3, load=loads[0]), record(None, None, None, load=loads[1])
+        line, said = race_of(*traces)
+        assert line == "No winner: the load by other programs was not recorded."
+        assert said["summary"].endswith(" The load by other programs was not recorded.")
+        assert render_report(traces).count("not recorded</td>") == 1
 
 
 def test_a_recorded_loop_is_not_compared_with_a_run_of_another_clock(record):

@@ -81,7 +81,7 @@ def test_busy_merges_touching_spans_and_skips_empty_ones():
         ("d", "draft", 40, 50, "drafter"),
         ("t", "verify", 0, 99, "target"),
     )
-    assert waiting.busy(trace, "d") == [(10, 30), (40, 50)]
+    assert waiting.busy(trace)["d"] == [(10, 30), (40, 50)]
 
 
 def test_a_speculative_round_by_hand():
@@ -199,7 +199,7 @@ def test_bands_fill_the_window_and_waits_fill_the_idle_time(trace):
     assert [b.start for b in bands] == edges[:-1]
     for device in trace.header.devices:
         idle = [(w.start, w.end) for w in waiting.waits(trace) if w.device == device.name]
-        work = [(max(a, start), min(b, end)) for a, b in waiting.busy(trace, device.name)]
+        work = [(max(a, start), min(b, end)) for a, b in waiting.busy(trace).get(device.name, ())]
         pieces = sorted(idle + [(a, b) for a, b in work if a < b])
         assert sum(b - a for a, b in pieces) == end - start
         assert all(a[1] <= b[0] for a, b in itertools.pairwise(pieces))
@@ -210,7 +210,7 @@ def test_bands_fill_the_window_and_waits_fill_the_idle_time(trace):
 def test_occupancy_is_the_busy_time_of_the_window(trace):
     start, end = waiting.decode_window(trace)
     for device, share in waiting.occupancy(trace).items():
-        work = sum(max(0, min(b, end) - max(a, start)) for a, b in waiting.busy(trace, device))
+        work = sum(max(0, min(b, end) - max(a, start)) for a, b in waiting.busy(trace).get(device, ()))
         assert 0 <= share <= 1
         assert share * (end - start) == pytest.approx(work, rel=1e-6, abs=1e-3)
 

@@ -22,7 +22,8 @@ from specscope.traces.comparable import comparisons
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
-from specscope.traces.whatif.recording import LEAST, Rates, read
+from specscope.traces.whatif.rates import LEAST, Judged, Rates
+from specscope.traces.whatif.recording import read
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
 from specscope.traces.whatif.result import facts, rows, sentences
 from specscope.traces.whatif.rules import processed, recorded_way, way_of
@@ -284,10 +285,18 @@ def test_of_siblings_the_first_one_is_the_chains_draft():
 
 def test_rates_are_by_place_where_there_are_enough_tests():
     tests = [(1, True)] * 8 + [(1, False)] * 2 + [(2, True)] * LEAST + [(3, False)] * (LEAST - 1)
-    rates = Rates.of(tests)
+    rates = Rates.of(Judged(*test) for test in tests)
     assert (rates.at(1), rates.at(2), rates.at(3), rates.at(9)) == (0.8, 1.0, 1.0, 1.0)
-    assert Rates.of([(1, True), (1, False)]).at(1) == 0.5
+    assert Rates.of([Judged(1, right=True), Judged(1, right=False)]).at(1) == 0.5
     assert not Rates.of([]).known
+
+
+def test_rates_are_those_of_tests_with_nearly_the_targets_probability():
+    tests = [Judged(1, i >= 15, i / 30) for i in range(30)] + [Judged(1, right=False, p=1.0)] * LEAST
+    rates = Rates.of(tests)
+    assert (rates.at(1, 0.0), rates.at(1, 0.7), rates.at(1, 0.5), rates.at(1, 1.0)) == (0, 1, 0.5, 0)
+    assert rates.at(1) == rates.overall == 15 / 40
+    assert Rates.of(tests[: LEAST - 1]).at(1, 0.9) == 0
 
 
 class TestImported:
@@ -382,6 +391,38 @@ def sampled(method: str = "speculative", seed: int = 0, tokens: int = 60, **conf
         return cluster.run(method, (1, 2, 3), config=config, sampling=sampling, limits=limits)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e-3, 10.0])
+@pytest.mark.parametrize(
+    "more", [{}, {"top_p": 0.5}, {"top_p": 1e-9}, {"top_k": 1}, {"top_k": 3, "top_p": 0.9}]
+)
+@pytest.mark.parametrize(
+    ("method", "drafts"), [("speculative", "greedy"), ("dsi", "greedy"), ("ssd", "sampled")]
+)
+def test_every_legal_sampling_is_replayed_under_every_rule(
+    method: str, drafts: str, temperature: float, more: dict[str, Any]
+):
+    limits, sampling = specscope.Limits(12), specscope.Sampling(temperature, seed=1, **more)
+    with specscope.open("bundled", runtime="virtual", profile=PROFILE) as cluster:
+        trace = cluster.run(method, "Hi", config={"drafts": drafts}, sampling=sampling, limits=limits)
+    for other, config in [
+        ("speculative", {}),
+        ("speculative", {"drafts": "greedy"}),
+        ("dsi", {"drafts": "sampled"}),
+    ]:
+        result = replayed(trace, other, config=config)
+        assert result.replay.token_ids() == trace.token_ids()
+
+
+def test_processed_probabilities_are_probabilities_for_every_temperature():
+    for top in [((1, 0.1), (2, 0.9)), ((1, 0.0),), ((1, 0.6), (2, 5e-324)), ((1, 0.2), (2, 0.2))]:
+        for temperature in (5e-324, 1e-30, 0.5, 1.0, 10.0):
+            for more in ({}, {"top_p": 1e-9}, {"top_k": 1}):
+                found = processed(top, {"temperature": temperature, **more})
+                assert found
+                assert all(0 <= q <= 1 for _, q in found)
+                assert sum(q for _, q in found) <= 1 + 1e-9
+
+
 class TestAboveTemperatureZero:
     @pytest.mark.parametrize(
         ("method", "config"),
@@ -399,7 +440,7 @@ class TestAboveTemperatureZero:
     )
     def test_a_methods_settings_say_how_it_tests(self, method: str, config: dict[str, Any]):
         trace = sampled(method, **config)
-        assert recorded_way(trace) == way_of(trace.header.config)
+        assert recorded_way(trace) == way_of(METHODS[method].configure(trace.header.config))
         result = replayed(trace)
         assert result.replay.spans == trace.spans
         assert (result.drawn, result.differs, result.notes) == (0, None, ())

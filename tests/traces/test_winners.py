@@ -6,15 +6,17 @@ import json
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.types import Limits
+from specscope.traces.lab.forms import FORMS, Place, best_settings
 from specscope.traces.lab.winners import (
-    FORMS,
     Plan,
     Result,
+    assumptions,
     default,
     draw,
     facts,
@@ -22,6 +24,7 @@ from specscope.traces.lab.winners import (
     rate_of,
     results,
     winner,
+    with_target,
 )
 
 
@@ -50,14 +53,43 @@ def test_at_a_place_all_methods_decode_the_same_text_near_their_closed_forms():
 
 def test_a_draft_has_the_length_that_is_best_by_the_closed_form():
     (one,) = results(small(tokens=8, methods=default().methods[2:3]), 5, 0.8)
-    assert dict(one.config) == {"gamma": 4}
+    assert dict(one.config) == {"forks": 3, "gamma": 4}
     from specscope.traces.closed_forms import ssd_speedup
 
     assert one.form == max(ssd_speedup(0.8, gamma, 5) for gamma in range(1, 25))
 
 
-def result(key: str, devices: int, speedup: float, form: float = 1.0) -> Result:
-    return Result(key, 5, 0.8, devices, {}, speedup, form)
+@pytest.mark.parametrize(
+    ("c", "rate", "others"),
+    [
+        (5, 0.8, [(4, 4, 4), (4, 5, 4), (4, 5, 8), (5, 5, 1), (2, 8, 8)]),  # the old map's, and better ones
+        (12, 0.9, [(12, 12, 4), (9, 9, 4), (12, 12, 1), (6, 12, 5)]),
+    ],
+)
+def test_specbranch_has_the_length_of_a_branch_and_the_forks_that_are_best(c, rate, others):
+    """By form and by run no other setting is faster, but for the spread of few runs."""
+    plan = small(ratios=(c,), rates=(rate,), tokens=128, seeds=2, methods=default().methods[3:4])
+    (best,) = results(plan, c, rate)
+    at, form = Place(plan.profile, c, rate, plan.doubt, plan.misses), FORMS["branches"]
+    assert best.config["branches"] * best.config["length"] <= 64
+    for gamma, length, branches in others:
+        given = {"gamma": gamma, "length": length, "branches": branches, "threshold": rate}
+        assert form(at, **given) <= best.form
+        fixed = plan.methods[0]._replace(given=given, search={})
+        (other,) = results(replace(plan, methods=(fixed,)), c, rate)
+        assert other.speedup < 1.02 * best.speedup, given
+
+
+def test_equal_settings_give_the_smallest_and_a_rate_is_searched_beside_0():
+    at = Place("ratios", 5, 0.7, 0.5, 0.7)
+    found = best_settings(
+        lambda at, a, b, t, fixed: min(a, 3) + t + fixed, at, {"fixed": 9}, {"a": 5, "b": 2, "t": "rate"}
+    )
+    assert found == {"fixed": 9, "a": 3, "b": 1, "t": 0.7}
+
+
+def result(key: str, devices: int, speedup: float, form: float = 1.0, **more) -> Result:
+    return Result(key, 5, 0.8, devices, {}, (speedup,), form, **more)
 
 
 def test_a_winner_leads_over_the_best_other_method_on_so_many_devices():
@@ -67,6 +99,113 @@ def test_a_winner_leads_over_the_best_other_method_on_so_many_devices():
     assert (on_four.best.devices, on_four.second.key, on_four.lead) == (4, "a", 2.0)
     assert winner(found, 5, 0.8, 8, "per device").best.key == "a"
     assert winner(found, 5, 0.8, 4, "closed forms").best.form == 1.0
+    assert winner(found[3:], 5, 0.8, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "clear"),
+    [
+        ((2.0, 2.2), (1.9, 1.8), True),
+        ((2.0, 2.2), (2.1, 1.5), False),  # the other is faster for one seed
+        ((2.0, 2.02), (1.99, 1.98), False),  # always faster, but hardly
+    ],
+)
+def test_a_lead_is_clear_if_it_is_there_for_every_seed(mine, theirs, clear: bool):
+    found = [replace(result("a", 2, 1), speedups=mine), replace(result("b", 2, 1), speedups=theirs)]
+    one = winner(found, 5, 0.8, 2)
+    assert (one.best.key, one.clear) == ("a", clear)
+    assert one.leads == pytest.approx([a / b - 1 for a, b in zip(mine, theirs, strict=True)])
+    per_device = winner([found[0], replace(found[1], devices=1)], 5, 0.8, 2, "per device")
+    assert per_device.best.key == "b"
+    assert per_device.leads == pytest.approx([2 * b / a - 1 for a, b in zip(mine, theirs, strict=True)])
+    assert winner(found, 5, 0.8, 2, "closed forms").leads == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "devices", "used"),
+    [
+        (
+            1,
+            (2, 4),
+            {
+                "speculative": [1],
+                "pearl": [2],
+                "ssd": [2],
+                "specbranch": [2],
+                "dsi": [2, 4],
+                "easyspec": [2, 4],
+            },
+        ),
+        (
+            2,
+            (2, 3, 8),
+            {
+                "speculative": [2],
+                "pearl": [3],
+                "ssd": [3],
+                "specbranch": [3],
+                "dsi": [3, 7],
+                "easyspec": [2, 3, 4],
+            },
+        ),
+        (
+            4,
+            (4, 9),
+            {"speculative": [4], "pearl": [5], "ssd": [5], "specbranch": [5], "dsi": [9], "easyspec": [4]},
+        ),
+        (8, (8,), {"speculative": [8], "easyspec": [8]}),
+    ],
+)
+def test_a_target_takes_several_devices(target: int, devices: tuple[int, ...], used: dict):
+    plan = small(target_devices=target, devices=devices)
+    found: dict[str, list[int]] = {}
+    for entrant, shares in plan.races:
+        found.setdefault(entrant.key, []).append(entrant.devices(shares, target))
+    assert found == used
+    assert all(count <= max(devices) for counts in used.values() for count in counts)
+
+
+def test_a_map_of_a_larger_target_has_the_same_times_and_more_devices():
+    keys = ("speculative", "ssd", "dsi", "easyspec")
+    plan = small(tokens=8, methods=tuple(e for e in default().methods if e.key in keys))
+    found = [*results(plan, 5, 0.8)]
+    more, moved = with_target(plan, found, 2)
+    again = [*results(more, 5, 0.8)]
+    assert more.devices == (4, 8)
+    assert [one.facts() for one in again] == [one.facts() for one in moved]
+    assert [one.devices for one in moved] == [2, 3, 3, 7, 2, 4]
+
+
+def test_the_assumptions_are_those_of_the_plan():
+    text = " ".join(assumptions(small(seeds=3, misses=0.4, doubt=0.2, target_devices=2)))
+    for words in (
+        "in 3 runs",
+        "(1 + F)^-0.4",
+        "1 - 0.8 a of its errors",
+        "target takes 2 devices",
+        "SSD has forks 3",
+    ):
+        assert words in text
+    recorded = " ".join(assumptions(small(recorded=("a",))))
+    assert "of the recorded runs" in recorded
+    assert "independently" not in recorded
+
+
+@pytest.mark.parametrize("doubt", [0.2, 0.5, 0.8])
+def test_the_drafter_doubts_at_as_many_of_its_errors_as_the_map_says(doubt: float):
+    """An error at a place that is not easy is one that it doubts."""
+    from specscope.engine.simulate.oracle import bernoulli_models
+
+    rate, path = 0.7, list(range(1, 33))
+    target, drafter = bernoulli_models((rate,), 64, 32, doubt=doubt)
+    wrong = doubted = 0
+    for i in range(4000):
+        tokens = np.asarray([*path, *[1] * i])
+        if drafter._next_token(tokens, 0) != target._next_token(tokens, 0):
+            wrong += 1
+            doubted += drafter._certainty(tokens, 0) < rate
+    assert doubted / wrong == pytest.approx(1 - (1 - doubt) * rate, abs=0.04)
+    assert f"1 - {1 - doubt:g} a" in " ".join(assumptions(small(doubt=doubt)))
 
 
 def test_a_map_is_its_json():
@@ -107,7 +246,11 @@ def test_a_recorded_run_of_few_tokens_is_refused():
         ({"ratios": (6,)}, "c is 6; the profile ratios has drafters for c = 2, 3, 5, 8, 12, 20"),
         ({"rates": (1.0,)}, "acceptance rate is 1; it must be at least 0.01 and at most 0.99"),
         ({"devices": (9,)}, "devices is 9; it must be at least 2 and at most 8"),
+        ({"devices": (17,), "target_devices": 2}, "devices is 17; it must be at least 2 and at most 16"),
+        ({"devices": (2,), "target_devices": 4}, "devices is 2; it must be at least 4"),
+        ({"target_devices": 9}, "the target's devices is 9; it must be at least 1 and at most 8"),
         ({"doubt": 2.0}, "doubt is 2"),
+        ({"misses": 0.0}, "misses is 0"),
         ({"seeds": 0}, "seeds is 0"),
         ({"rates": ()}, "the number of rates is 0"),
     ],

@@ -11,9 +11,9 @@ import json
 from typing import IO, TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import OTHERS
+from specscope.engine.trace.events import NO_DEVICES
 from specscope.traces.imported import is_timed
-from specscope.traces.waiting import busy, lanes
+from specscope.traces.waiting import busy, by_device, lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,22 +56,17 @@ def _us(nanoseconds: int) -> float:
 
 
 def _threads(trace: Trace) -> dict[int, int]:
-    by_device: dict[str, list[Span]] = {}
-    for span in sorted(trace.spans, key=lambda s: (s.start, s.id)):
-        by_device.setdefault(span.device, []).append(span)
-    return {
-        span.id: lane + 1
-        for spans in by_device.values()
-        for span, lane in zip(spans, lanes(spans), strict=True)
-    }
+    ordered = (sorted(spans, key=lambda s: (s.start, s.id)) for spans in by_device(trace).values())
+    return {s.id: lane + 1 for spans in ordered for s, lane in zip(spans, lanes(spans), strict=True)}
 
 
 def _names(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator[dict[str, Any]]:
+    spans = by_device(trace)
     for device in trace.header.devices:
         pid = pids[device.name]
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": device.label}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-        for tid in sorted({tids[s.id] for s in trace.spans if s.device == device.name}):
+        for tid in sorted({tids[s.id] for s in spans.get(device.name, ())}):
             name = device.role if tid == 1 else f"{device.role} (at the same time, {tid})"
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -126,12 +121,18 @@ def _place(span: Span, pids: dict[str, int], tids: dict[int, int]) -> dict[str, 
 
 
 def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
-    for device, pid in pids.items():
-        for start, end in busy(trace, device):
+    for device, intervals in busy(trace).items():
+        for start, end in intervals:
             for time, works in ((start, 1), (end, 0)):
-                yield {"ph": "C", "name": "works", "pid": pid, "ts": _us(time), "args": {"busy": works}}
+                yield {
+                    "ph": "C",
+                    "name": "works",
+                    "pid": pids[device],
+                    "ts": _us(time),
+                    "args": {"busy": works},
+                }
     for sample in trace.occupancy:
-        if sample.device == OTHERS:  # one mean, not a counter
+        if sample.device in NO_DEVICES:  # means, not a counter
             continue
         at = {"pid": pids[sample.device], "ts": _us(sample.time)}
         yield {"ph": "C", "name": "measured load", **at, "args": {"share": sample.busy}}

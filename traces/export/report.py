@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.errors import UsageError
-from specscope.traces.comparable import other_load
+from specscope.traces.comparable import lacks_load, other_load
 from specscope.traces.export.assets import report_template, viewer_script, viewer_style
 from specscope.traces.view.beginning import end_of, of_beginning
 from specscope.traces.view.document import Document, RunView, view_model
@@ -162,7 +162,9 @@ def _section(trace: Trace, run: RunView) -> str:
     facts = {
         "status": f"{trace.status}: {run['error']}" if run["error"] else trace.status,
         "time": header.clock,
-        "other programs": f"{load.text}. {load.warning}".rstrip() if load else "",
+        "other programs": f"{load.text}. {load.warning}".rstrip()
+        if load
+        else "not recorded" * lacks_load(trace),
         "who waited": shares or nothing,
         "speculation": run["note"],
         "health": run["verdict"]["health"],

@@ -161,6 +161,8 @@ def _verifications(trace: Trace) -> tuple[list[int], int]:
         raise UsageError(
             f"run {trace.header.run_id} verified no draft of a known length: a profile needs one"
         )
+    if gamma > LONGEST_DRAFT:
+        raise UsageError(f"a profile is about drafts of at most {LONGEST_DRAFT} tokens; this run has {gamma}")
     if any(r.mode != "verify" for r in judged):
         raise UsageError("a profile needs verifications of whole drafts; this run judged drafts in parts")
     if any(d.node >= 0 and d.parent != d.node - 1 for d in trace.decisions):

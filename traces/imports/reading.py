@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
 from specscope.engine.files import check_values, parse_json, read_bytes
-from specscope.engine.trace.jsonl import read_jsonl
+from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, read_jsonl
 from specscope.traces.checks import check
 from specscope.traces.imported import with_unknown
 from specscope.traces.imports.modelopt import MODELOPT
@@ -32,7 +32,6 @@ MAX_BYTES = 128 * 2**20
 MOST_RUNS = 10_000
 MOST_ROWS = 2_000_000
 """The most decisions and tokens of all requests of one file."""
-MOST_TRACE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)

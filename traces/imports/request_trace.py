@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Commit, Decision, Footer, Header, Round
+from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
 from specscope.engine.trace.trace import Trace
 from specscope.traces.imported import NO_TOKEN, Counts, Imported
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 ALWAYS = ("times", "texts of the tokens", "ids of rejected tokens", "probabilities")
 """What no file of counts holds."""
-MOST = 2**53 - 1
-LONGEST_DRAFT = 1024
 MOST_STEPS = 200_000
 MOST_TOKENS = 1_000_000
 """The most tokens, drafted or put out, of one request."""
@@ -235,18 +234,18 @@ def known(row: Mapping[str, Any], names: Collection[str], what: str) -> None:
             raise ValueError(f"{what} has a field {shown(name)}; expected only {', '.join(sorted(names))}")
 
 
-def whole(row: Mapping[str, Any], name: str, high: int = MOST) -> int:
+def whole(row: Mapping[str, Any], name: str, high: int = MOST_WHOLE) -> int:
     value = row.get(name)
     if type(value) is not int or not 0 <= value <= high:
         raise ValueError(f"{name} is {_found(row, name)}; expected a whole number from 0 to {high}")
     return value
 
 
-def optional_whole(row: Mapping[str, Any], name: str, high: int = MOST) -> int | None:
+def optional_whole(row: Mapping[str, Any], name: str, high: int = MOST_WHOLE) -> int | None:
     return None if row.get(name) is None else whole(row, name, high)
 
 
-def wholes(row: Mapping[str, Any], name: str, most: int, high: int = MOST) -> tuple[int, ...]:
+def wholes(row: Mapping[str, Any], name: str, most: int, high: int = MOST_WHOLE) -> tuple[int, ...]:
     values = row.get(name)
     if not isinstance(values, list):
         raise ValueError(f"{name} is {_found(row, name)}; expected a list of whole numbers")

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from specscope.engine.drafting.pace import MISSES
 from specscope.engine.errors import RunCancelled, UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.simulate.profile import Profile
@@ -84,15 +85,19 @@ class Sweep:
             if one.name in self.config:
                 raise UsageError(f"{one.name} is an axis of the sweep and a setting; leave the setting out")
         if len({one.name for one in axes}) < len(axes):
-            raise UsageError(f"{self.columns.name} is on both axes; choose another field for one of them")
+            raise UsageError(
+                f"{self.columns.name} is on both axes; choose another field for one of them", "rows"
+            )
         method.configure(self.config)
         if self.scripted and self.measured:
             raise UsageError(
-                "drafts at a given acceptance rate have no models to measure; choose a virtual cluster"
+                "drafts at a given acceptance rate have no models to measure; choose a virtual cluster",
+                "profile",
             )
         if not self.measured and any(one.drafters for one in axes):
             raise UsageError(
-                "the times of a virtual cluster are the same for every drafter; measure on this machine"
+                "the times of a virtual cluster are the same for every drafter; measure on this machine",
+                "profile",
             )
         check_range("the number of cells", len(self.places), 1, MOST_CELLS)
         check_range("passes", self.passes, 1, MOST_PASSES if self.measured else 1)
@@ -250,7 +255,8 @@ class Scripted:
     profile_pair: str = ""
     tokens: int = 64
     doubt: float = 0.0
-    """See `specscope.engine.simulate.oracle.bernoulli_models`."""
+    misses: float = MISSES
+    """As doubt, see `specscope.engine.simulate.oracle.bernoulli_models`."""
 
     def check(self, seeds: int) -> None:
         check_range("tokens", self.tokens, 1, MOST_TOKENS)
@@ -266,11 +272,11 @@ class Scripted:
 
         assert job.rate is not None
         pair = Pair("scripted", Path("scripted"), Path("scripted"), NO_TEXTS, _VOCABULARY, CONTEXT, (_EOS,))
-        models = bernoulli_models(
-            (job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS], doubt=self.doubt
-        )
+        law = {"doubt": self.doubt, "misses": self.misses}
+        models = bernoulli_models((job.rate,), _VOCABULARY, len(_PROMPT), job.sample, avoid=[_EOS], **law)
         doubt = f":doubt={self.doubt:g}" if self.doubt else ""
-        source = Source(models, f"bernoulli:{job.rate:g}{doubt}, seed {job.sample}")
+        misses = f":misses={self.misses:g}" if self.misses != MISSES else ""
+        source = Source(models, f"bernoulli:{job.rate:g}{doubt}{misses}, seed {job.sample}")
         with specscope.open(
             pair,
             runtime="virtual",

@@ -1,8 +1,11 @@
 """The map: which method is the fastest at a drafter's speed, an acceptance rate, and devices.
 
 Every number is a run of the method's own code on a virtual cluster whose forwards take the same
-time for any number of rows; the closed form is beside it. A method has its best draft length by its
-closed form, and the devices that it uses. `assets/examples/map.toml` has methods and places.
+time for any number of rows; the closed form is beside it. A method has the settings that are best
+by its closed form, and the devices that it uses. `assets/examples/map.toml` has methods and places.
+
+A target may take several devices. c is that of the target as it lies on them, so no time changes,
+only the devices that are counted.
 """
 
 from __future__ import annotations
@@ -21,27 +24,18 @@ from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.types import check_range
-from specscope.traces.closed_forms import (
-    best_gamma,
-    dsi_blocks_speedup,
-    layer_parallel_speedup,
-    pearl_speedup,
-    specbranch_speedup,
-    speculative_speedup,
-    ssd_speedup,
-)
+from specscope.traces.lab.forms import FORMS, Place, best_settings
 from specscope.traces.lab.sweep import Job, Scripted
 from specscope.traces.metrics import measure, speedup
 
 if TYPE_CHECKING:
-    from specscope.engine.simulate.latency import Latency
     from specscope.engine.trace.trace import Trace
 
 FILE = Path(__file__).resolve().parents[2] / "assets" / "examples" / "map.toml"
-
-
 LEAST = 48
 """Tokens of a recorded run: the first and last drafts of a shorter one weigh too much."""
+EQUAL = 0.03
+"""A smaller lead is none: the closed forms are not more exact."""
 
 
 class Entrant(NamedTuple):
@@ -51,21 +45,34 @@ class Entrant(NamedTuple):
     short: str
     form: str
     """Name of its closed form in `FORMS`."""
-    devices: int = 0
-    """Devices that it uses; 0 for as many as there are."""
-    lengths: tuple[str, ...] = ()
-    """Settings that get the draft length which is best by the closed form."""
-    longest: int = 24
+    drafters: int = 0
+    """Devices of the drafter beside the target's; 0: it shares the target's."""
+    given: Mapping[str, Any] = {}
+    """Settings that are the same everywhere."""
+    search: Mapping[str, int | str] = {}
+    """Settings that are best by the closed form, see `best_settings`."""
     share: str = ""
-    """Setting that gets the number of devices, less `spare`, at most `most`."""
-    spare: int = 0
+    """Setting that gets what more devices are used for: targets, or devices of a drafter that
+    shares the target's."""
     most: int = 0
-    rate: str = ""
-    """Setting that gets the acceptance rate."""
+    """Most of them; 0 for any number."""
 
     @property
     def title(self) -> str:
         return find(self.key).title
+
+    def shares(self, devices: int, target: int) -> int:
+        """Return the value of `share` on so many devices, `target` for a target; 0: no room."""
+        room = (devices - self.drafters) // target
+        if not self.share:
+            return min(room, 1)
+        return min(room if self.drafters else devices * (room > 0), self.most or devices)
+
+    def devices(self, shares: int, target: int) -> int:
+        """Return the devices that it uses."""
+        if self.share and not self.drafters:
+            return max(shares, target)
+        return shares * target + self.drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,14 @@ class Plan:
     ratios: tuple[int, ...]
     rates: tuple[float, ...]
     devices: tuple[int, ...]
+    target_devices: int
     doubt: float
+    misses: float
     tokens: int
     seeds: int
     methods: tuple[Entrant, ...]
+    recorded: tuple[str, ...] = ()
+    """Runs whose drafts are replayed in place of drafts at a rate."""
 
     def check(self) -> None:
         for name, values in (("ratios", self.ratios), ("rates", self.rates), ("devices", self.devices)):
@@ -91,16 +102,21 @@ class Plan:
                 raise UsageError(f"c is {ratio}; the profile {self.profile} has drafters for c = {known}")
         for rate in self.rates:
             check_range("acceptance rate", rate, 0.01, 0.99)
+        check_range("the target's devices", self.target_devices, 1, gpus)
         for count in self.devices:
-            check_range("devices", count, 2, gpus)
+            check_range("devices", count, max(2, self.target_devices), gpus * self.target_devices)
         check_range("doubt", self.doubt, 0, 1)
-        Scripted(self.profile, f"c{self.ratios[0]}", self.tokens).check(self.seeds)
+        check_range("misses", self.misses, 0.01, 10)
+        self.script(self.ratios[0]).check(self.seeds)
+
+    def script(self, c: int) -> Scripted:
+        return Scripted(self.profile, f"c{c}", self.tokens, doubt=self.doubt, misses=self.misses)
 
     @property
     def races(self) -> list[tuple[Entrant, int]]:
-        """The methods of a place, each once for each number of devices that it can use."""
-        used = {(e, e.devices or min(n, e.most or n)): None for e in self.methods for n in self.devices}
-        return [(entrant, count) for entrant, count in used if count <= max(self.devices)]
+        """The methods of a place, each once for each value of its `share` that has room."""
+        counts = ({e.shares(n, self.target_devices): None for n in self.devices} for e in self.methods)
+        return [(e, n) for e, shares in zip(self.methods, counts, strict=True) for n in shares if n]
 
     @property
     def places(self) -> list[tuple[int, float]]:
@@ -116,15 +132,20 @@ class Result:
     rate: float
     devices: int
     config: Mapping[str, Any]
-    speedup: float
-    """Over plain decoding, the mean of the seeds."""
+    speedups: tuple[float, ...]
+    """Over plain decoding, by seed or by recorded run."""
     form: float
     """By the closed form."""
     traces: tuple[Trace, ...] = ()
     """The first seed's run."""
 
+    @property
+    def speedup(self) -> float:
+        return fmean(self.speedups) if self.speedups else 0.0
+
     def facts(self) -> dict[str, Any]:
         numbers = {"speedup": round(self.speedup, 4), "form": round(self.form, 4)}
+        numbers |= {"speedups": [round(one, 4) for one in self.speedups]}
         place = {"key": self.key, "c": self.c, "rate": self.rate, "devices": self.devices}
         return place | numbers | {"config": dict(self.config)}
 
@@ -140,12 +161,11 @@ def draw(
     """Yield the results of each place of the map, for all numbers of devices; `cancel` ends it.
 
     With recorded runs, their drafts are replayed and the plan's rates are not used: the rate of a
-    place is that of its runs. No setting follows it: the doubts are the recorded drafter's own.
+    place is that of its runs. Doubts and second choices are the recorded drafter's own.
     """
     plan.check()
     races = [(c, rate, _scripted(plan, c, rate)) for c, rate in plan.places]
     if recorded:
-        plan = replace(plan, methods=tuple(entrant._replace(rate="") for entrant in plan.methods))
         alike: dict[float, list[Trace]] = {}
         for trace in recorded:
             alike.setdefault(rate_of(trace), []).append(trace)
@@ -161,7 +181,7 @@ Race = Callable[[str, "Mapping[str, Any]"], "list[tuple[Trace, Trace]]"]
 
 
 def _scripted(plan: Plan, c: int, rate: float) -> Race:
-    run = Scripted(plan.profile, f"c{c}", plan.tokens, doubt=plan.doubt)
+    run = plan.script(c)
     groups = [uuid.uuid4().hex[:12] for _ in range(plan.seeds)]
 
     @cache
@@ -202,27 +222,34 @@ def rate_of(trace: Trace) -> float:
 def results(plan: Plan, c: int, rate: float, race: Race | None = None) -> Iterator[Result]:
     """Yield the results of a place as they are done."""
     race = race or _scripted(plan, c, rate)
-    for entrant, devices in plan.races:
-        yield _result(plan, entrant, c, rate, devices, race)
+    for entrant, shares in plan.races:
+        yield _result(plan, entrant, c, rate, shares, race)
 
 
-def _result(plan: Plan, entrant: Entrant, c: int, rate: float, devices: int, race: Race) -> Result:
-    latency, form = _latency(plan.profile, c), FORMS[entrant.form]
-
-    def speed(rate: float, length: int, c: float) -> float:
-        return form(rate, length, c, latency, devices)
-
-    length = best_gamma(speed, rate, c, entrant.longest)
-    config: dict[str, Any] = dict.fromkeys(entrant.lengths, length)
-    if entrant.share:
-        config[entrant.share] = devices - entrant.spare
-    if entrant.rate:
-        config[entrant.rate] = rate
+def _result(plan: Plan, entrant: Entrant, c: int, rate: float, shares: int, race: Race) -> Result:
+    at, form = Place(plan.profile, c, rate, plan.doubt, plan.misses), FORMS[entrant.form]
+    given = {**entrant.given, **({entrant.share: shares} if entrant.share else {})}
+    config = best_settings(form, at, given, entrant.search)
     runs = race(entrant.key, config)
-    speeds = [speedup(measure(mine), measure(plain)) for mine, plain in runs]
-    known = [one for one in speeds if one is not None]
-    mean = fmean(known) if known else 0.0
-    return Result(entrant.key, c, rate, devices, config, mean, speed(rate, length, c), runs[0])
+    found = [speedup(measure(mine), measure(plain)) for mine, plain in runs]
+    known = tuple(one for one in found if one is not None)
+    devices = entrant.devices(shares, plan.target_devices)
+    return Result(entrant.key, c, rate, devices, config, known, form(at, **config), runs[0])
+
+
+def with_target(plan: Plan, found: Sequence[Result], devices: int) -> tuple[Plan, list[Result]]:
+    """Return the map of a target on so many devices, from that of one on a single device.
+
+    The methods have as many targets as before, so there are as many times more devices.
+    """
+    entrants = {entrant.key: entrant for entrant in plan.methods}
+    counts = tuple(count * devices for count in plan.devices)
+    moved = [
+        replace(one, devices=entrant.devices(one.config.get(entrant.share, 1), devices))
+        for one in found
+        for entrant in (entrants[one.key],)
+    ]
+    return replace(plan, target_devices=devices, devices=counts), moved
 
 
 VALUES: dict[str, Callable[[Result], float]] = {
@@ -242,79 +269,46 @@ class Winner(NamedTuple):
     value: float
     lead: float
     """The share by which the best is faster than the second."""
+    leads: tuple[float, ...] = ()
+    """The same by seed; empty for closed forms."""
+
+    @property
+    def clear(self) -> bool:
+        """Whether the lead is no chance: not small, and there for every seed."""
+        return self.lead >= EQUAL and all(lead > 0 for lead in self.leads)
 
 
-def winner(results: Sequence[Result], c: int, rate: float, devices: int, by: str = "runs") -> Winner:
-    """Return the fastest method at a place on at most `devices` devices, by one of `VALUES`."""
+def winner(results: Sequence[Result], c: int, rate: float, devices: int, by: str = "runs") -> Winner | None:
+    """Return the fastest method at a place on at most `devices` devices, by one of `VALUES`.
+
+    None if none has room.
+    """
     value = VALUES[by]
     mine = [one for one in results if (one.c, one.rate) == (c, rate) and one.devices <= devices]
+    if not mine:
+        return None
     best, *others = sorted(mine, key=value, reverse=True)
     second = next((one for one in others if one.key != best.key), None)
-    lead = value(best) / value(second) - 1 if second and value(second) else 0.0
-    return Winner(best, second, value(best), lead)
-
-
-# Closed forms: (rate, draft length, c, times, devices) -> speed-up.
-
-
-Form = Callable[[float, int, float, "Latency", int], float]
-
-
-def _turns(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
-    return speculative_speedup(rate, gamma, c)
-
-
-def _overlapped(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
-    return pearl_speedup(rate, gamma, c)
-
-
-def _cache(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
-    return ssd_speedup(rate, gamma, c)
-
-
-def _branches(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
-    return specbranch_speedup(rate, gamma, c)
-
-
-def _servers(rate: float, lookahead: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
-    keeps_up = c <= lookahead * (devices - 1) + 1e-9 and lookahead <= c
-    return dsi_blocks_speedup(rate, lookahead, c) if keeps_up else 0.0
-
-
-def _layers(rate: float, gamma: int, c: float, latency: Latency, devices: int) -> float:  # noqa: ARG001
-    plain, size = latency("target", 1, 0), 4
-    later = latency.parallel("drafter", 1, 0, size, devices=devices) / plain
-    return layer_parallel_speedup(rate, gamma, latency("drafter", 1, 0) / plain, later)
-
-
-FORMS: dict[str, Form] = {
-    "turns": _turns,
-    "overlapped": _overlapped,
-    "cache": _cache,
-    "branches": _branches,
-    "servers": _servers,
-    "layers": _layers,
-}
-
-
-@cache
-def _latency(profile: str, c: int) -> Latency:
-    return Profile.load(profile).latency(f"c{c}")
+    if second is None or not value(second):
+        return Winner(best, second, value(best), 0.0)
+    ratio = value(best) / value(second)
+    runs = zip(best.speedups, second.speedups, strict=True) if by != "closed forms" else ()
+    scale = ratio * second.speedup / best.speedup if runs else 1.0
+    leads = tuple(scale * mine / theirs - 1 for mine, theirs in runs)
+    return Winner(best, second, value(best), ratio - 1, leads)
 
 
 def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
     """Return plan and results of a map's JSON."""
-    return _plan(facts["plan"]), [Result(**row) for row in facts["results"]]
+    rows = [{name: value for name, value in row.items() if name != "speedup"} for row in facts["results"]]
+    return _plan(facts["plan"]), [Result(**{**row, "speedups": tuple(row["speedups"])}) for row in rows]
 
 
 def _plan(given: Mapping[str, Any]) -> Plan:
-    plan, methods = dict[str, Any](given), list[Entrant]()
-    for name in ("ratios", "rates", "devices"):
-        plan[name] = tuple(given[name])
-    for row in given["methods"]:
-        entrant: dict[str, Any] = {**row, "lengths": tuple(row.get("lengths", ()))}
-        methods.append(Entrant(**entrant))
-    plan["methods"] = tuple(methods)
+    plan = dict[str, Any](given)
+    for name in ("ratios", "rates", "devices", "recorded"):
+        plan[name] = tuple(given.get(name, ()))
+    plan["methods"] = tuple(Entrant(**row) for row in given["methods"])
     return Plan(**plan)
 
 
@@ -322,4 +316,26 @@ def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
     """Return plan and results as JSON's values."""
     methods = [entrant._asdict() for entrant in plan.methods]
     places = {**asdict(replace(plan, methods=())), "methods": methods}
-    return {"plan": places, "results": [one.facts() for one in found]}
+    return {"plan": places, "assumptions": assumptions(plan), "results": [one.facts() for one in found]}
+
+
+def assumptions(plan: Plan) -> list[str]:
+    """Return what the numbers of a map assume, a sentence each."""
+    target = "one device" if plan.target_devices == 1 else f"{plan.target_devices} devices"
+    if plan.recorded:
+        drafts = "Drafts, doubts and second choices are those of the recorded runs."
+    else:
+        drafts = (
+            f"Each position is accepted independently, at one rate a, in {plan.seeds} runs of {plan.tokens} tokens. "
+            f"Where the drafter is wrong, the target's token is not among its next F choices in (1 + F)^-{plan.misses:g} "
+            f"of the cases. The drafter doubts at 1 - {1 - plan.doubt:g} a of its errors."
+        )
+    given = [f"{find(e.key).title} has {k} {v}" for e in plan.methods for k, v in e.given.items()]
+    return [
+        "Virtual time: a forward takes the same time for any number of rows; judging and sending cost nothing.",
+        *drafts.replace(". ", ".\n").split("\n"),
+        f"The target takes {target}; c is that of the target as it lies there. EasySpec's fuzzy drafts are as good as "
+        "exact ones.",
+        "; ".join([*given, "other settings are the best by the closed form, at the rate and c of the place"])
+        + ".",
+    ]

@@ -14,8 +14,9 @@ import numpy as np
 
 from specscope.engine.plot import ticks
 from specscope.traces.export.assets import file_page, page_asset
-from specscope.traces.papers.rows import WITHIN, Heat, Paper, Row
+from specscope.traces.papers.rows import WITHIN, Heat, Paper, Row, anchor
 from specscope.traces.papers.summary import Summary
+from specscope.traces.papers.trust_table import trust_table
 
 _FILTERS = {
     "exact": "exact",
@@ -45,11 +46,11 @@ def render_page(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
 def render_body(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
     """Return the page's content as HTML; its filters need `assets/papers/papers.css`, no script."""
     summary = Summary.of(rows)
+    tiles = "".join(f'<div class="tile"><b>{n}</b>{text}</div>' for n, text in summary.tiles())
     parts = [
-        f'<p class="muted">{escape(_INTRODUCTION)}</p>',
-        '<div class="tiles">'
-        + "".join(f'<div class="tile"><b>{n}</b>{text}</div>' for n, text in summary.tiles())
-        + "</div>",
+        trust_table(papers, rows),
+        f'<h2>All rows</h2><p class="muted">{escape(_INTRODUCTION)}</p><div class="tiles">{tiles}</div>',
+        f'<p class="muted">{escape(summary.remark())}</p>' if summary.largest else "",
         _filters(papers),
         _KEY,
         *(_paper(paper, [row for row in rows if row.paper == paper.key]) for paper in papers),
@@ -58,7 +59,7 @@ def render_body(papers: Sequence[Paper], rows: Sequence[Row]) -> str:
 
 
 def _filters(papers: Sequence[Paper]) -> str:
-    titles = {paper.key: paper.title.partition(":")[0] for paper in papers}
+    titles = {paper.key: paper.name for paper in papers}
     rules = [
         f'.papers:has([name="papers-paper"][value="{key}"]:checked) .paper:not([data-paper="{key}"])'
         for key in titles
@@ -120,10 +121,13 @@ def _item(paper: Paper, item: str, rows: Sequence[Row]) -> str:
         if heats
         else ""
     )
+    missed = n["predicted"] - summary.within
+    badge = f' <span class="bad">{missed} missed</span>' if missed else ""
     return (
-        f'<div class="item"><h3>{name} <span class="muted">· {about}</span></h3>{maps}{chart(f"{paper.key}, {item}", rows)}'
+        f'<details class="item"><summary><h3>{name}</h3> <span class="muted">{about}</span>{badge}</summary>'
+        f'<div id="{anchor(paper.key, item)}">{maps}{chart(f"{paper.key}, {item}", rows)}'
         f'<div class="scroll rows" tabindex="0" role="region" aria-label="{escape(paper.key)}, {name}">{_table(rows)}</div>'
-        f"{_assumptions(name, rows)}</div>"
+        f"{_assumptions(name, rows)}</div></details>"
     )
 
 

@@ -10,6 +10,7 @@ of this machine. `published only`: no number of ours.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ class Row:
     """The prediction can hardly miss by more than `WITHIN`: the reason is in `assumption`."""
     paper: str = ""
     item: str = ""
+    method: str = ""
+    """Key of the method whose number it is; empty for none of ours."""
 
     @property
     def difference(self) -> float | None:
@@ -109,7 +112,7 @@ class Paper:
     """A paper's numbers (its TOML file), and the functions that compute its tables and figures.
 
     The file's `how` has, by name, what rows share: `kind`, `text` (the assumption), `reason`,
-    `fitted` and `easy`; `why` has reasons of some rows only.
+    `fitted` and `easy`; `why` has reasons of some rows only. `methods` says whose number a row is.
     """
 
     def __init__(self, key: str) -> None:
@@ -121,6 +124,11 @@ class Paper:
     @property
     def title(self) -> str:
         return str(self.numbers["title"])
+
+    @property
+    def name(self) -> str:
+        """The title's beginning, as in `PEARL`."""
+        return self.title.partition(":")[0]
 
     @property
     def inconsistencies(self) -> Sequence[str]:
@@ -174,7 +182,18 @@ class Paper:
     def rows(self) -> Iterator[Row]:
         for item, compute in self.items.items():
             for row in compute():
-                yield replace(row, paper=self.key, item=item)
+                method = self.method_of(f"{item}: {row.row}")
+                yield replace(row, paper=self.key, item=item, method=method)
+
+    def method_of(self, name: str) -> str:
+        """Return the method whose number a row is, named as `Table 1: row`."""
+        found = (key for pattern, key in self.numbers["methods"] if re.search(pattern, name))
+        return next(found, self.numbers["method"])
+
+
+def anchor(paper: str, item: str) -> str:
+    """Return the id of a table or figure in the page; a link to it unfolds its rows."""
+    return f"papers-{paper}-{re.sub('[^a-z0-9]+', '-', item.lower()).strip('-')}"
 
 
 @cache

@@ -30,6 +30,8 @@ class Summary:
     within: int
     largest: str
     """Paper and item of the table with the most predicted rows, if it has many of them."""
+    most: int
+    """Predicted rows of the table with the most of them."""
     rest: float
     """Share of the other predicted rows within the limit."""
 
@@ -44,6 +46,7 @@ class Summary:
             exact_equal=sum(row.kind == "exact" and row.ours == row.published for row in rows),
             within=sum(row.hit for row in predicted),
             largest=" ".join(name) if others and most >= _LARGE * len(predicted) else "",
+            most=most,
             rest=sum(others) / len(others) if others else 1.0,
         )
 
@@ -72,13 +75,12 @@ class Summary:
 
     def tiles(self) -> list[tuple[str, str]]:
         n = self.counts
-        rest = f", {self.rest:.0%} without {self.largest}" if self.largest else ""
         return [
             (f"{self.rows:,}", "rows"),
             (f"{self.exact_equal} of {n['exact']}", "that must be exact equal the print"),
             (
                 f"{self.within} of {n['predicted']}",
-                f"predicted are within {WITHIN:.0%} ({self.share:.0%}{rest})",
+                f"predicted are within {WITHIN:.0%} ({self.share:.0%})",
             ),
             (f"{n['easy']}", f"predicted can hardly miss by {WITHIN:.0%}"),
             (f"{n['repeated']}", "repeat the print: copied inputs, arithmetic on printed numbers"),
@@ -86,6 +88,14 @@ class Summary:
             (f"{n['not printed']}", "are computed where no number is printed"),
             (f"{n['published only']}", "are published only"),
         ]
+
+    def remark(self) -> str:
+        """Return how the share changes without the table that has the most predicted rows."""
+        key, _, item = self.largest.partition(" ")
+        return (
+            f"{self.most} of the {self.counts['predicted']} predicted rows are {item} of {PAPERS[key].name}; of the other rows "
+            f"{self.rest:.0%} are within {WITHIN:.0%}."
+        )
 
     def sentence(self) -> str:
         (rows, _), *groups = self.tiles()

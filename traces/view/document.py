@@ -185,7 +185,7 @@ def view_model(
     """
     traces = [with_unknown(trace) for trace in traces]
     timelines = [timeline(t) for t in traces]
-    measured = [measure(t, known) for t, known in zip(traces, timelines, strict=True)]
+    measured = [measure(t, known.band) for t, known in zip(traces, timelines, strict=True)]
     racers = racers_of(traces, measured, passes)
     measured = [_mean_speed(m, racer) for m, racer in zip(measured, racers, strict=True)]
     spreads = [spread(passes[i]) if passes else None for i in range(len(traces))]
@@ -292,7 +292,7 @@ def sections(
         "pool": views.of("target servers", lambda: server_pool(trace, around), None),
         "trees": views.of("trees", lambda: with_forks(trace, trees(trace)), []),
         "sources": [] if redact_prompt else views.of("sources", lambda: sources(trace), []),
-        "note": " ".join(filter(None, (_note(trace), views.note()))),
+        "note": " ".join(filter(None, (_note(trace), views.note(), _said(trace)))),
     }
 
 
@@ -337,6 +337,12 @@ def _pieces(
     for fan in guesses:
         ids.update(fan["trunk"], fan["guesses"]["token"], () if fan["own"] is None else (fan["own"],))
     return {str(i): trace.pieces[i] for i in sorted(ids) if i in trace.pieces}
+
+
+def _said(trace: Trace) -> str:
+    """Return what the header tells of the models, as one sentence."""
+    note = trace.header.environment.get("note")
+    return f"{note}." if isinstance(note, str) and note else ""
 
 
 def _note(trace: Trace) -> str:

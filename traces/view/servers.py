@@ -55,7 +55,8 @@ class ServersView(TypedDict):
 def server_pool(trace: Trace, around: Around = WHOLE) -> ServersView | None:
     """Return the pool of a run on one sequence; None for a single server that preempted nothing."""
     forwards = _forwards(trace)
-    servers = [d for d in trace.header.devices if any(s.device == d.name for s in forwards)]
+    used = {s.device for s in forwards}
+    servers = [d for d in trace.header.devices if d.name in used]
     if len(trace.header.prompts) != 1 or not forwards or (len(servers) < 2 and not preempted(trace)):
         return None
     return {
@@ -71,14 +72,15 @@ def _forwards(trace: Trace) -> list[Span]:
 
 
 def _columns(trace: Trace, forwards: list[Span], servers: list[Device], earlier: int) -> ForwardColumns:
-    clock, names, prompt = decoding_clock(trace), [d.name for d in servers], len(trace.header.prompt_ids[0])
+    clock, prompt = decoding_clock(trace), len(trace.header.prompt_ids[0])
+    places = {d.name: i for i, d in enumerate(servers)}
     emitted = {r.span: 0 for r in trace.rounds}
     for r in trace.rounds:
         emitted[r.span] += r.emitted
     first, own, last = _positions(trace, forwards, prompt, earlier)
     return {
         "id": [s.id for s in forwards],
-        "server": [names.index(s.device) for s in forwards],
+        "server": [places[s.device] for s in forwards],
         "start": [clock(s.start) for s in forwards],
         "end": [clock(s.end) for s in forwards],
         "first": first,

@@ -39,8 +39,8 @@ def config_text(method: str, config: Mapping[str, Any]) -> str:
         s.name: (s.default, s.default if s.paper is None else s.paper) for s in known if s.name != always
     }
     shown = {k: v for k, v in config.items() if v not in usual.get(k, ())}
-    trees = {s.name for s in known if s.paper is not None}
-    texts = {k: _tree_text(v) if k in trees else _text(v) for k, v in shown.items()}
+    trees, auto = {s.name for s in known if s.paper is not None}, {s.name: s.auto for s in known if s.auto}
+    texts = {k: _tree_text(v) if k in trees else _text(v or auto.get(k, v)) for k, v in shown.items()}
     return " · ".join(f"{'γ' if k == 'gamma' else k} {text}" for k, text in texts.items())
 
 

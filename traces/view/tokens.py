@@ -11,7 +11,7 @@ from specscope.traces.view import row_of
 from specscope.traces.waiting import decoding_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from specscope.engine.trace.events import Commit, Decision, Top
     from specscope.engine.trace.trace import Trace
@@ -137,23 +137,31 @@ def by_branch(decisions: Iterable[Decision]) -> list[Decision]:
     Chains, and decisions about tokens outside a judged draft, keep their order.
     """
     rows = list(decisions)
-    drafts, first = judged_drafts(rows), dict[tuple[int, int], int]()
+    ranks = {draft: _ranks(nodes) for draft, nodes in judged_drafts(rows).items()}
+    first = dict[tuple[int, int], int]()
 
-    def key(item: tuple[int, Decision]) -> tuple[int, tuple[int, ...], int]:
+    def key(item: tuple[int, Decision]) -> tuple[int, int, int]:
         index, d = item
         if d.node == NO_NODE:
-            return index, (), index
-        return first.setdefault((d.sequence, d.step), index), _path(drafts[d.sequence, d.step], d), index
+            return index, 0, index
+        draft = d.sequence, d.step
+        return first.setdefault(draft, index), ranks[draft][d.node], index
 
     return [d for _, d in sorted(enumerate(rows), key=key)]
 
 
-def _path(nodes: Nodes, d: Decision) -> tuple[int, ...]:
-    path = [d.node]
-    while d.parent in nodes and d.parent < d.node:
-        d = nodes[d.parent]
-        path.append(d.node)
-    return tuple(path[::-1])
+def _ranks(nodes: Nodes) -> dict[int, int]:
+    """Return the place of each node, depth first."""
+    children: dict[int, list[int]] = {}
+    for node in sorted(nodes, reverse=True):
+        parent = nodes[node].parent
+        children.setdefault(parent if parent in nodes and parent < node else NO_NODE, []).append(node)
+    ranks, waiting = dict[int, int](), [*children.get(NO_NODE, ())]
+    while waiting:
+        node = waiting.pop()
+        ranks[node] = len(ranks)
+        waiting += children.get(node, ())
+    return ranks
 
 
 class GhostView(DecisionView):
@@ -185,14 +193,14 @@ def ghosts(trace: Trace) -> Iterator[GhostView]:
     times = {(r.sequence, r.step): r.time for r in trace.rounds}
     ends = {s.id: s.end for s in trace.spans}
     nodes = {(d.sequence, d.step, d.node): d for d in trace.decisions if d.node != NO_NODE}
-    forks = _forks(trace)
+    forks, starts = _forks(trace), _branch_starts(nodes)
     last = dict[tuple[int, int, int], int]()
     for d in by_branch(trace.decisions):
         incomplete = trace.footer is None and (d.sequence, d.step) not in times
         if d.outcome not in ("rejected", "discarded") or incomplete:
             continue
         fork = forks.get((d.sequence, d.step), d.position)
-        before = min(fork, d.position) if d.node == NO_NODE else _branch_start(d, nodes)
+        before = min(fork, d.position) if d.node == NO_NODE else starts[d.sequence, d.step, d.node]
         place = (d.sequence, d.step, before)
         branch = d.node != NO_NODE and last.get(place, d.parent) != d.parent
         last[place] = d.node
@@ -219,13 +227,14 @@ def _forks(trace: Trace) -> dict[tuple[int, int], int]:
     return lost | rejected
 
 
-def _branch_start(decision: Decision, nodes: dict[tuple[int, int, int], Decision]) -> int:
-    """Return the position of the first token on the decision's branch that was not accepted."""
-    while parent := nodes.get((decision.sequence, decision.step, decision.parent)):
-        if parent.outcome == "accepted" or parent.position >= decision.position:
-            break
-        decision = parent
-    return decision.position
+def _branch_starts(nodes: Mapping[tuple[int, int, int], Decision]) -> dict[tuple[int, int, int], int]:
+    """Return the position of the first token on each node's branch that was not accepted."""
+    starts: dict[tuple[int, int, int], int] = {}
+    for (sequence, step, node), d in sorted(nodes.items(), key=lambda item: item[1].position):
+        parent = nodes.get((sequence, step, d.parent))
+        own = parent is None or parent.outcome == "accepted" or parent.position >= d.position
+        starts[sequence, step, node] = d.position if own else starts[sequence, step, d.parent]
+    return starts
 
 
 class NodeColumns(TypedDict):

@@ -6,7 +6,7 @@ wait for a KV slot; and the rounds of a run.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -23,9 +23,9 @@ from specscope.traces.waiting import decoding_clock, lanes, useful_glue, working
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specscope.engine.trace.events import Device
+    from specscope.engine.trace.events import Device, Occupancy
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.waiting import Wait
+    from specscope.traces.waiting import Clock, Wait
 
 METERS = {"cpu": ("whole core", "psutil"), "cuda": ("whole card", "NVML")}
 """What is measured by a device's kind, by all programs, and by what; on Ray a worker's own time."""
@@ -80,11 +80,17 @@ class TrackView(TypedDict):
 
 
 def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None = None) -> list[TrackView]:
-    clock, fates = decoding_clock(trace), span_fates(trace)
-    rows: list[TrackView] = []
+    clock, fates, spans = decoding_clock(trace), span_fates(trace), waiting.by_device(trace)
+    idle: dict[str, list[Wait]] = defaultdict(list)
+    samples: dict[str, list[Occupancy]] = defaultdict(list)
+    for wait in waits:
+        idle[wait.device].append(wait)
+    for sample in trace.occupancy:
+        samples[sample.device].append(sample)
+    busy, rows = measured_occupancy(trace), list[TrackView]()
     for device in working_devices(trace) if devices is None else devices:
-        own = (s for s in trace.spans if s.device == device.name)
-        columns = _columns(trace, sorted(own, key=lambda s: (s.start, s.end, s.id)), fates)
+        own = sorted(spans.get(device.name, ()), key=lambda s: (s.start, s.end, s.id))
+        columns = _columns(trace, own, fates)
         rows.append(
             {
                 "device": device.name,
@@ -92,8 +98,10 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
                 "role": device.role,
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
-                "waits": [(clock(w.start), clock(w.end), w.reason) for w in waits if w.device == device.name],
-                "measured": _measured(trace, device),
+                "waits": [(clock(w.start), clock(w.end), w.reason) for w in idle[device.name]],
+                "measured": _measured(
+                    _label_of_load(trace, device), samples[device.name], busy.get(device.name), clock
+                ),
             }
         )
     return rows
@@ -156,17 +164,22 @@ def span_fates(trace: Trace) -> dict[int, str]:
     return {span.id: fate(span) for span in trace.spans}
 
 
-def _measured(trace: Trace, device: Device) -> MeasuredView | None:
-    samples = [o for o in trace.occupancy if o.device == device.name]
-    if not samples:
-        return None
-    clock, powers = decoding_clock(trace), [o.power for o in samples if o.power is not None]
+def _label_of_load(trace: Trace, device: Device) -> str:
     whole, meter = METERS.get(device.kind, ("measured", ""))
     what = "worker" if trace.header.runtime == "ray" and device.kind == "cpu" else whole
+    return f"{what} ({meter})" if meter else what
+
+
+def _measured(
+    label: str, samples: Sequence[Occupancy], busy: float | None, clock: Clock
+) -> MeasuredView | None:
+    if not samples:
+        return None
+    powers = [o.power for o in samples if o.power is not None]
     return {
-        "label": f"{what} ({meter})" if meter else what,
+        "label": label,
         "samples": [(clock(o.time), o.busy, o.memory, o.power) for o in samples],
-        "busy": measured_occupancy(trace).get(device.name),
+        "busy": busy,
         "memory": max(o.memory for o in samples),
         "power": fmean(powers) if powers else None,
     }

@@ -3,8 +3,8 @@
 Whether a drafter agrees with the target after a prefix depends on the acceptance rule, not on the
 method that asks it. So a draft that the run tested is tested again with the same result, whatever
 drafts it; under another rule its result is drawn from the recorded p and q (`rules.py`). At an
-untested position (a bonus token, or one decoded plainly) agreement is drawn at the acceptance rate
-that the run had at this place of a draft. The output's tokens are the seed of all draws.
+untested position (a bonus token, one that was copied or decoded plainly) agreement is drawn at the
+rate that `rates.py` finds for it. The output's tokens are the seed of all draws.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from zlib import crc32
 from specscope.engine.errors import UsageError
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT, Counts, origin, shown_text
+from specscope.traces.places import slots_of
+from specscope.traces.whatif.ranks import Ranked, drawn_choices, guesses, next_choices
+from specscope.traces.whatif.rates import Judged, Rates
 from specscope.traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from specscope.engine.trace.events import Commit, Decision
+    from specscope.engine.trace.events import Commit, Decision, Top
     from specscope.engine.trace.trace import Trace
 
-LEAST = 10
-"""Tests that a place of a draft needs for a rate of its own."""
 MOST_ROUNDS = 256
 """Verifications replayed of a run that is a sum of many requests."""
 
@@ -40,10 +41,15 @@ class Output:
     tokens: tuple[int, ...]
     """Token ids of the output; `NO_TOKEN` for an unknown one."""
     texts: tuple[str, ...]
+    target: tuple[int, ...]
+    """`tokens`, and those after the end that the run's last round decided, too."""
     agrees: tuple[bool, ...]
-    """For each index, whether the drafter drafts the token of the output."""
+    """For each index of `target`, whether the drafter drafts this token."""
     tests: Mapping[int, Decision]
     """The recorded test of each index that has one: of siblings, the first."""
+    choices: Mapping[int, Top]
+    """The drafter's next choices after its draft, at the indices for which they are known or drawn;
+    `NO_TOKEN` for any other token."""
     ended: bool
 
 
@@ -55,6 +61,8 @@ class Recording:
     outputs: tuple[Output, ...]
     rates: Rates
     notes: tuple[str, ...]
+    own: bool = False
+    """Whether the replay drafts and tests as the run did because its settings are the same."""
     old: Way | None = None
     """How the run drafted and tested; None at temperature 0."""
     new: Way | None = None
@@ -67,38 +75,14 @@ class Recording:
     @property
     def has_ranks(self) -> bool:
         """Whether the drafter's next choices are known wherever a draft was tested."""
+        if self.own and self.trace.forks:
+            return True
         tests = [test for output in self.outputs for test in output.tests.values()]
         return self.old is None and all(len(test.top_q) > 1 for test in tests)
 
     @property
     def has_ids(self) -> bool:
         return all(output.prompt and NO_TOKEN not in output.tokens for output in self.outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Acceptance rates of tested drafts by place; place 1 follows the committed prefix."""
-
-    tested: Counter[int]
-    accepted: Counter[int]
-
-    @classmethod
-    def of(cls, tests: Iterable[tuple[int, bool]]) -> Rates:
-        rows = list(tests)
-        return cls(Counter(place for place, _ in rows), Counter(place for place, yes in rows if yes))
-
-    @property
-    def known(self) -> bool:
-        return self.tested.total() > 0
-
-    @property
-    def overall(self) -> float:
-        return self.accepted.total() / max(1, self.tested.total())
-
-    def at(self, place: int) -> float:
-        """Return the rate of a place, of the nearest one before it with enough tests, or of all."""
-        nearest = next((k for k in range(place, 0, -1) if self.tested[k] >= LEAST), 0)
-        return self.accepted[nearest] / self.tested[nearest] if nearest else self.overall
 
 
 def longest_draft(trace: Trace) -> int:
@@ -119,15 +103,24 @@ def read(trace: Trace, way: Way | None = None) -> Recording:
     if missing:
         raise UsageError(f"sequence {missing[0]} of {name} has no tokens; choose a run that got further")
     old = recorded_way(trace)
-    new = way if old else None
-    tests = {s: _tests(trace, s, rows) for s, rows in commits.items()}
-    agreed = _agreed(trace, commits, tests, old, new or old)
-    rates = Rates.of((place, agreed[s][i]) for s, row in tests.items() for i, (place, _) in row.items())
-    outputs = tuple(
-        _output(trace, s, rows, {i: d for i, (_, d) in tests[s].items()}, agreed[s], rates)
-        for s, rows in commits.items()
+    new = (way or old) if old else None
+    texts = [_Text.of(trace, rows) for rows in commits.values()]
+    agreed = _agreed(trace, texts, old, new)
+    rates = Rates.of(
+        Judged(place, right[i], text.p(i))
+        for text, right in zip(texts, agreed, strict=True)
+        for i, (place, _) in text.tests.items()
     )
-    return Recording(trace, outputs, rates, tuple(_notes(outputs)), old, new or old)
+    wrong = [one for text, right in zip(texts, agreed, strict=True) for one in text.wrong(right)]
+    outputs = list[Output]()
+    for text, right in zip(texts, agreed, strict=True):
+        guessed = guesses(trace, text.rows)
+        if old is None or way is None:  # a guess of the target's token is what a draft there would be
+            plain = {i: top for i, top in guessed.items() if i not in right}
+            right |= {i: top[0][0] == text.tokens[i] for i, top in plain.items()}
+            guessed |= {i: top[1:] for i, top in plain.items()}
+        outputs.append(_output(trace, text, right, rates, guessed, wrong))
+    return Recording(trace, tuple(outputs), rates, tuple(_notes(outputs)), way is None, old, new)
 
 
 def _by_sequence(trace: Trace) -> dict[int, list[Commit]]:
@@ -137,89 +130,116 @@ def _by_sequence(trace: Trace) -> dict[int, list[Commit]]:
     return rows
 
 
-def _tests(trace: Trace, sequence: int, rows: list[Commit]) -> dict[int, tuple[int, Decision]]:
-    """Return index -> (place, decision) of each tested draft of a drafter; the first test counts.
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The rows of one sequence, by index of the output."""
+
+    rows: list[Commit]
+    own: Mapping[int, Decision]
+    """The decision of each token, also of tokens after the end that the last round decided."""
+    tokens: tuple[int, ...]
+    """Those of the output and after it."""
+    tests: Mapping[int, tuple[int, Decision]]
+    """(place, the first test) of each index at which a draft of the drafter was tested."""
+
+    @classmethod
+    def of(cls, trace: Trace, rows: list[Commit]) -> _Text:
+        start, sequence = rows[0].position, rows[0].sequence
+        decisions = [d for d in trace.decisions if d.sequence == sequence and d.position >= start]
+        own = {
+            d.position - start: d
+            for d in decisions
+            if d.outcome == "accepted" or (d.node < 0 and d.outcome != "discarded")
+        }
+        tokens = [c.token for c in rows]
+        while (after := own.get(len(tokens))) and after.token != NO_TOKEN:
+            tokens.append(after.token)
+        imported = origin(trace.header) is not None
+        return cls(rows, own, tuple(tokens), _tests(decisions, start, len(tokens), imported=imported))
+
+    def p(self, index: int) -> float | None:
+        return self.own[index].p if index in self.own else None
+
+    def wrong(self, agreed: Mapping[int, bool]) -> Iterator[Ranked]:
+        for i, (_, d) in self.tests.items():
+            if not agreed[i] and (top := next_choices(d)):
+                yield self.tokens[i], top
+
+    @property
+    def draws(self) -> Draws:
+        return Draws(crc32(repr([c.token for c in self.rows]).encode()), self.rows[0].sequence)
+
+
+def _tests(
+    decisions: Iterable[Decision], start: int, size: int, *, imported: bool
+) -> dict[int, tuple[int, Decision]]:
+    """Return the tests of a `_Text`.
 
     A draft without a drafter's span was copied from the text, except in imported runs.
     """
-    imported, start = origin(trace.header) is not None, rows[0].position
-    drafts = [d for d in trace.decisions if d.sequence == sequence and d.node >= 0]
+    drafts = sorted((d for d in decisions if d.node >= 0), key=lambda d: (d.step, d.node))
     first: dict[int, int] = {}
     for d in drafts:
         first[d.step] = min(d.position, first.get(d.step, d.position))
     tests: dict[int, tuple[int, Decision]] = {}
-    for d in sorted(drafts, key=lambda d: (d.step, d.node)):
-        tested = d.outcome in ("accepted", "rejected") and 0 <= d.position - start < len(rows)
+    for d in drafts:
+        tested = d.outcome in ("accepted", "rejected") and d.position - start < size
         if tested and (imported or d.draft_span >= 0):
             tests.setdefault(d.position - start, (d.position - first[d.step] + 1, d))
     return tests
 
 
-def agrees(test: Decision, commit: Commit) -> bool:
-    return test.outcome == "accepted" if test.token == NO_TOKEN else test.token == commit.token
-
-
-def _agreed(
-    trace: Trace,
-    commits: Mapping[int, list[Commit]],
-    tests: Mapping[int, dict[int, tuple[int, Decision]]],
-    old: Way | None,
-    new: Way | None,
-) -> dict[int, dict[int, bool]]:
-    """Return sequence -> index with a test -> whether the drafter drafts the output's token."""
-    agreed = {s: {i: agrees(d, commits[s][i]) for i, (_, d) in row.items()} for s, row in tests.items()}
+def _agreed(trace: Trace, texts: Sequence[_Text], old: Way | None, new: Way | None) -> list[dict[int, bool]]:
+    """Return for each text index with a test -> whether the drafter drafts the output's token."""
+    agreed = [{i: agrees(d, text.tokens[i]) for i, (_, d) in text.tests.items()} for text in texts]
     if old is None or new is None or old == new:
         return agreed
-    own = {
-        (d.sequence, d.position): d
-        for d in trace.decisions
-        if d.outcome == "accepted" or (d.node < 0 and d.outcome != "discarded")
-    }
-    pairs = {
-        (s, i): (d, own[s, d.position])
-        for s, row in tests.items()
-        for i, (_, d) in row.items()
-        if (s, d.position) in own
-    }
-    rule, draws = (
-        Rule(old, new, trace.header.sampling, pairs.values()),
-        {s: _draws(rows) for s, rows in commits.items()},
-    )
-    for (s, i), pair in pairs.items():
-        if (chance := rule.chance(*pair)) is not None:
-            agreed[s][i] = draws[s].below(Key(i, "accept"), chance)
+    pairs = [{i: (d, text.own[i]) for i, (_, d) in text.tests.items() if i in text.own} for text in texts]
+    rule = Rule(old, new, trace.header.sampling, [pair for found in pairs for pair in found.values()])
+    for text, found, right in zip(texts, pairs, agreed, strict=True):
+        for i, pair in found.items():
+            if (chance := rule.chance(*pair)) is not None:
+                right[i] = text.draws.below(Key(i, "accept"), chance)
     return agreed
 
 
-def _draws(rows: Sequence[Commit]) -> Draws:
-    return Draws(crc32(repr([c.token for c in rows]).encode()), rows[0].sequence)
+def agrees(test: Decision, token: int) -> bool:
+    return test.outcome == "accepted" if test.token == NO_TOKEN else test.token == token
 
 
 def _output(
     trace: Trace,
-    sequence: int,
-    rows: list[Commit],
-    tests: dict[int, Decision],
+    text: _Text,
     agreed: Mapping[int, bool],
     rates: Rates,
+    guessed: Mapping[int, Top],
+    wrong: Sequence[Ranked],
 ) -> Output:
-    header, footer = trace.header, trace.footer
+    header, footer, rows = trace.header, trace.footer, text.rows
+    sequence, draws = rows[0].sequence, text.draws
     reason = footer.reasons[sequence] if footer and sequence < len(footer.reasons) else ""
-    draws = _draws(rows)
     begun: dict[int, int] = {}
     for i, commit in enumerate(rows):
         begun.setdefault(commit.step, i)
-    right = (
-        agreed[i] if i in tests else draws.below(Key(i, "accept"), rates.at(i - begun[commit.step] + 1))
-        for i, commit in enumerate(rows)
-    )
+    places = [i - begun[rows[min(i, len(rows) - 1)].step] + 1 for i in range(len(text.tokens))]
+    right = [
+        agreed[i] if i in agreed else draws.below(Key(i, "accept"), rates.at(place, text.p(i)))
+        for i, place in enumerate(places)
+    ]
+    choices = {i: next_choices(d) for i, (_, d) in text.tests.items()}
+    choices |= {i: top for i, top in guessed.items() if len(top) > len(choices.get(i, ()))}
+    for i, token in enumerate(text.tokens):
+        if not right[i] and i not in choices:
+            choices[i] = drawn_choices(token, wrong, draws, i)
     full = reason == "length" and len(rows) == header.limits.get("max_new_tokens")
     return Output(
         prompt=header.prompt_ids[sequence] if sequence < len(header.prompt_ids) else (),
-        tokens=tuple(c.token for c in rows),
+        tokens=text.tokens[: len(rows)],
         texts=tuple(shown_text(header, c) for c in rows),
+        target=text.tokens,
         agrees=tuple(right),
-        tests=tests,
+        tests={i: d for i, (_, d) in text.tests.items()},
+        choices=choices,
         ended=not full,
     )
 
@@ -229,10 +249,9 @@ def _of_counts(trace: Trace, counts: Counts) -> Recording:
     top = counts.gamma or len(counts.histogram) - 1
     if top < 1 or not counts.steps:
         raise UsageError(f"run {trace.header.run_id} counts no drafts; import a file that does")
-    reached = {k: sum(counts.histogram[k:]) for k in range(top + 1)}
+    slots = slots_of(counts.histogram, top)
     rates = Rates(
-        Counter({k: reached[k - 1] for k in range(1, top + 1)}),
-        Counter({k: n for k, n in reached.items() if k}),
+        Counter({s.slot: s.tested for s in slots}), Counter({s.slot: s.accepted or 0 for s in slots})
     )
     order, few = Random(trace.header.run_id), counts.steps <= MOST_ROUNDS
     if few:
@@ -251,7 +270,8 @@ def _of_counts(trace: Trace, counts: Counts) -> Recording:
         right.append(accepted == top and draw(top + 1))
     right = right[: counts.tokens or len(right)]
     size = len(right)
-    output = Output((), (NO_TOKEN,) * size, (f"{UNKNOWN_TEXT} ",) * size, tuple(right), {}, ended=True)
+    tokens, texts = (NO_TOKEN,) * size, (f"{UNKNOWN_TEXT} ",) * size
+    output = Output((), tokens, texts, tokens, tuple(right), {}, {}, ended=True)
     order_note = "The file counts verifications without their order: the order is drawn."
     part = f"Of {counts.steps:,} verifications, {MOST_ROUNDS} are drawn." if not few else ""
     length = (

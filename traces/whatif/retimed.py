@@ -1,8 +1,9 @@
-"""Runs of drafting heads and token trees, timed anew: their forwards, rounds and tokens stay.
+"""Runs of drafting heads, token trees and n-grams, timed anew: forwards, rounds and tokens stay.
 
-A head reads hidden states, and a tree holds tokens that a recording has no ranks of, so neither can
-draft again. But drafter and target take turns: a forward begins when the one before it ends, and
-its time depends on what its span records: its kind, model, rows and cached rows.
+A head reads hidden states, a tree holds tokens that a recording has no ranks of, and n-grams come
+from tokens beside the text, so none can be drafted again. But drafter and target take turns: a
+forward begins when the one before it ends, and its time depends on what its span records: its kind,
+model, rows and cached rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Colocated, Layout, Separate
 from specscope.engine.trace.events import Span
-from specscope.engine.trace.trace import Trace
 from specscope.traces.imported import origin
 from specscope.traces.view.tokens import has_trees
 
@@ -27,33 +27,56 @@ if TYPE_CHECKING:
     from specscope.engine.heads.work import Work
     from specscope.engine.methods import Method
     from specscope.engine.simulate.latency import Latency
+    from specscope.engine.simulate.profile import Profile
     from specscope.engine.trace.events import Header
+    from specscope.engine.trace.trace import Trace
 
     Works: TypeAlias = Callable[[int, int], Work]
     """(levels of the draft, number of the draft's forward) -> the work of a head's forward."""
 
 
-def is_kept(trace: Trace, method: Method, changed: Mapping[str, Any]) -> bool:
-    """Return whether a replay is the recorded head or tree with the recorded settings.
-
-    `changed` are the settings that were given.
-    """
+def has_own_settings(trace: Trace, method: Method, changed: Mapping[str, Any]) -> bool:
+    """Return whether a replay has the recorded settings; `changed` are those that were given."""
     header = trace.header
     if method.key != header.method or origin(header) is not None:
         return False
     recorded = method.configure(header.config)
-    if asdict(method.configure({**header.config, **changed})) != asdict(recorded):
+    return asdict(method.configure({**header.config, **changed})) == asdict(recorded)
+
+
+def has_own_times(trace: Trace, layout: Layout, profile: Profile, pair: str | None) -> bool:
+    """Return whether a profile is the run's, and gives its forwards the times that they had.
+
+    Times of a batch do not follow from their span, nor those of models that share a device.
+    """
+    header = trace.header
+    if not header.virtual or (profile.name, pair) != (header.profile, header.environment.get("profile_pair")):
         return False
-    return bool(method.layout(recorded).head) or has_trees(trace.decisions)
+    latency, known = profile.latency(pair), defaultdict[str, bool](bool)
+    for span in trace.spans:
+        if (
+            span.rows
+            and span.kind != "communicate"
+            and not ("head" in header.environment and span.model == "drafter")
+        ):
+            us = latency.sample_us if span.kind == "sample" else latency(span.model, span.rows, span.context)
+            known[span.kind if span.kind == "sample" else span.model] |= span.end - span.start == 1000 * us
+    each = all if isinstance(layout.arrangement, Separate) else any
+    return each(known.values())
 
 
-def kept(trace: Trace) -> Iterator[str]:
-    yield "Forwards, rounds and tokens are the recorded ones; only their times are those of the cluster."
-    if names := trace.header.environment.get("open"):
-        yield f"Not planned anew: {', '.join(names)}."
+def is_kept(trace: Trace, method: Method) -> bool:
+    """Return whether a run with the recorded settings cannot be drafted again."""
+    head = method.layout(method.configure(trace.header.config)).head
+    return bool(head or trace.pooled) or has_trees(trace.decisions)
 
 
-def check(trace: Trace, layout: Layout) -> None:
+def repeated(trace: Trace) -> Trace:
+    """Return the run as a run of its own."""
+    return replace(trace, header=replace(trace.header, run_id=uuid.uuid4().hex[:12]))
+
+
+def check_times(trace: Trace, layout: Layout) -> None:
     """Raise UsageError unless the times of a run follow from its spans."""
     header, found = trace.header, layout.arrangement
     what = f"run {header.run_id} drafts with a head or trees"
@@ -85,7 +108,7 @@ def check(trace: Trace, layout: Layout) -> None:
 
 
 def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, plain: Header) -> Trace:
-    """Return a run that `check` accepts with the times that a virtual cluster gives it.
+    """Return a run that `check_times` accepts with the times that a virtual cluster gives it.
 
     `plain` is the header of a replay of plain decoding on this cluster.
     """
@@ -111,13 +134,13 @@ def retimed(trace: Trace, layout: Layout, cluster: Cluster, latency: Latency, pl
         devices=labelled_devices(assigned, ["drafter"] * len(assigned.get("drafter", ()))),
         environment={**plain.environment, **planned},
     )
-    return Trace(
-        new,
+    return replace(
+        trace,
+        header=new,
         spans=spans,
         rounds=[replace(r, time=ends[r.step]) for r in trace.rounds],
-        decisions=trace.decisions,
         commits=[replace(c, time=ends[c.step]) for c in trace.commits],
-        pieces=trace.pieces,
+        occupancy=[],
         footer=trace.footer and replace(trace.footer, time=max(ends.values(), default=0)),
     )
 

@@ -25,6 +25,10 @@ FIRST = "target"
 """The rule of a token that the target drew itself: no draft was tested there."""
 
 
+TINY = 1e-30
+"""A probability that is taken as 0: a small temperature makes such ones."""
+
+
 class Way(NamedTuple):
     """How a run drafts and tests above temperature 0."""
 
@@ -33,10 +37,12 @@ class Way(NamedTuple):
     """Whether drafts are drawn from q; else they are its argmax."""
 
 
-def way_of(settings: Mapping[str, Any]) -> Way:
-    if settings.get("acceptance") == "match":
-        return Way("match", settings.get("drafts") == "sampled")
-    sampled = settings.get("acceptance") == "rejection" or settings.get("drafts") != "greedy"
+def way_of(cfg: Any) -> Way:
+    """Return the way of a method with these settings, a Config."""
+    rule, drafts = (getattr(cfg, name, "") for name in ("acceptance", "drafts"))
+    if rule == "match":
+        return Way("match", drafts == "sampled")
+    sampled = rule == "rejection" or drafts != "greedy"
     return Way("ratio" if sampled else "match", sampled)
 
 
@@ -87,8 +93,8 @@ class Rule:
         if test.top_q and own.top_p:
             q, p = self._q(test), dict(own.top_p)
             last_q, last_p = min(q.values()) / 2, min(p.values()) / 2
-            for token in {*q, *p}:
-                yield log(q.get(token, last_q) / p.get(token, last_p))
+            pairs = ((q.get(token, last_q), p.get(token, last_p)) for token in {*q, *p})
+            yield from (log(ours / theirs) for ours, theirs in pairs if min(ours, theirs) > TINY)
 
     def _rest(self, q: Mapping[int, float], p: Mapping[int, float]) -> float:
         """Return the mean of min(1, q / p) over tokens that q does not list."""
@@ -105,20 +111,26 @@ def processed(top: Top, sampling: Mapping[str, Any]) -> Top:
 
     The unlisted rest is taken as tokens that are as probable as the last listed one.
     """
-    power = 1 / (sampling.get("temperature") or 1.0)
-    rest, last = max(0.0, 1 - sum(q for _, q in top)), top[-1][1]
-    weights = {token: q**power for token, q in top}
-    others = rest / last * last**power
-    if top_k := sampling.get("top_k"):
+    temperature = sampling.get("temperature") or 1.0
+    most, last = max(q for _, q in top), top[-1][1]
+    if not most:
+        return top
+    # relative to the most probable token: powers of a small temperature would all be 0
+    weights = {token: (q / most) ** (1 / temperature) for token, q in top}
+    rest = max(0.0, 1 - sum(q for _, q in top))
+    others = rest / last * weights[top[-1][0]] if last > TINY else 0.0
+    if (top_k := int(sampling.get("top_k") or 0)) > 0:
         weights = dict([*weights.items()][:top_k])
         others = 0.0 if top_k <= len(top) else others
+    top_p = sampling.get("top_p")
+    nucleus = 1.0 if top_p is None else top_p
     total = sum(weights.values()) + others
     kept, mass = dict[int, float](), 0.0
     for token, weight in weights.items():
-        if mass >= sampling.get("top_p", 1.0):
+        if mass >= nucleus and kept:
             break
         kept[token] = weight / total
         mass += weight / total
-    if mass >= sampling.get("top_p", 1.0):  # the nucleus has no unlisted token
+    if mass >= nucleus:  # the nucleus has no unlisted token
         kept = {token: q / mass for token, q in kept.items()}
     return tuple(kept.items())

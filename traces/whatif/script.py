@@ -22,8 +22,9 @@ from specscope.engine.types import Limits
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
+    from specscope.engine.trace.events import Top
     from specscope.traces.whatif.recording import Output, Recording
 
 CONTEXT = 1 << 20
@@ -45,26 +46,29 @@ class Script:
     limits: Limits
     known: dict[int, int]
     """New number -> recorded token id."""
+    drawn: set[tuple[int, ...]]
+    """Filled by a replay: drafted tokens for which it drew how sure the drafter is."""
     finished: tuple[tuple[int, ...], ...] = ()
     """Outputs of other runs that the recorded run drafted from, in the new numbers."""
 
     def restored(self, replay: Trace) -> Trace:
         """Return a replay with the recorded ids, texts and probabilities."""
         recorded, outputs = self.recording.trace, self.recording.outputs
-        known = {i for output in outputs for i in (*output.prompt, *output.tokens)}
+        known = {i for output in outputs for i in (*output.prompt, *output.target)}
         known |= {d.token for output in outputs for d in output.tests.values()}
         known |= {i for d in recorded.documents for i in d.tokens}
+        copied = {(c.step, c.sequence) for c in replay.copies}
         trace = Trace(
             self._header(replay.header),
             spans=replay.spans,
             parts=replay.parts,
             rounds=replay.rounds,
-            decisions=[self._decision(d) for d in replay.decisions],
+            decisions=[self._decision(d, copied) for d in replay.decisions],
             commits=[self._commit(c) for c in replay.commits],
             documents=[replace(d, tokens=tuple(map(self._recorded, d.tokens))) for d in replay.documents],
             copies=replay.copies,
             pooled=replay.pooled,
-            forks=replay.forks,
+            forks=[replace(f, token=self._recorded(f.token)) for f in replay.forks],
             chains=[self._chain(c) for c in replay.chains],
             forecasts=replay.forecasts,
             pieces={i: recorded.pieces[i] for i in sorted(known) if i in recorded.pieces},
@@ -107,25 +111,27 @@ class Script:
         output = self.recording.outputs[c.sequence]
         return replace(c, position=len(output.prompt) + self._index(c.sequence, c.position))
 
-    def _decision(self, d: Decision) -> Decision:
+    def _decision(self, d: Decision, copied: Set[tuple[int, int]]) -> Decision:
+        new, drafted = self.recording.new, (d.step, d.sequence) not in copied
         output, index = self.recording.outputs[d.sequence], self._index(d.sequence, d.position)
         kept: dict[str, Any] = {
             "position": len(output.prompt) + index,
+            "rule": new.rule if new and drafted and d.rule == "match" else d.rule,
             "p": None,
             "q": None,
             "u": None,
             "top_p": (),
             "top_q": (),
         }
-        copied, test = d.node >= 0 > d.draft_span, output.tests.get(index)
-        if copied:
+        test = output.tests.get(index)
+        if d.node >= 0 > d.draft_span:
             token = self._recorded(d.token)
-        elif d.outcome == "discarded" or not 0 <= index < len(output.tokens):
+        elif d.outcome == "discarded" or not 0 <= index < len(output.target):
             token = NO_TOKEN
         elif d.outcome == "rejected":
-            token = test.token if test and test.token != output.tokens[index] else NO_TOKEN
+            token = test.token if test and test.token != output.target[index] else NO_TOKEN
         else:
-            token = output.tokens[index]
+            token = output.target[index]
         if test and test.token == token != NO_TOKEN and d.outcome != "discarded":
             kept |= {"p": test.p, "q": test.q, "top_p": test.top_p, "top_q": test.top_q}
         return replace(d, token=token, **kept)
@@ -141,25 +147,28 @@ def script_of(recording: Recording) -> Script:
         return tuple(next(fresh) if token == NO_TOKEN else numbers[token] for token in tokens)
 
     prompts = tuple(renumbered(output.prompt) or (_PROMPT,) for output in recording.outputs)
-    texts = [renumbered(output.tokens) for output in recording.outputs]
+    texts = [renumbered(output.target) for output in recording.outputs]
     ends = {int(token) for token in header.limits.get("eos", ())}
     for i, output in enumerate(recording.outputs):
         if output.ended and output.tokens[-1] not in ends:
-            texts[i] = (*texts[i][:-1], _END)
+            last = len(output.tokens) - 1
+            texts[i] = (*texts[i][:last], _END, *texts[i][last + 1 :])
     finished = tuple(map(renumbered, _finished(recording)))
     eos = (_END, *sorted(numbers[t] for t in ends if t in numbers))
-    longest = max(map(len, texts))
+    longest = max(len(output.tokens) for output in recording.outputs)
     most = max(longest, int(header.limits.get("max_new_tokens", longest + _BEYOND)))
     rows = Trace(replace(header, prompt_ids=prompts, limits={"eos": eos}, sampling={"seed": 0}))
     for i, output in enumerate(recording.outputs):
-        for row in _rows(i, output, len(prompts[i]), texts[i], numbers):
+        choices = {at: _numbered(top, renumbered) for at, top in output.choices.items()}
+        for row in _rows(i, output, len(prompts[i]), texts[i], choices):
             rows.add(row)
         for row in _strayed(recording.trace, i, output, len(prompts[i])):
             rows.add(row)
     pair = Pair(f"recorded run {header.run_id}", Path(), Path(), NO_TEXTS, next(fresh), CONTEXT, eos)
-    source = Source(recorded_pair(rows, doubts=True), f"recorded run {header.run_id}")
+    drawn = set[tuple[int, ...]]()
+    source = Source(recorded_pair(rows, doubts=True, drawn=drawn), f"recorded run {header.run_id}")
     known = {new: old for old, new in numbers.items()}
-    return Script(recording, prompts, source, pair, Limits(most), known, finished)
+    return Script(recording, prompts, source, pair, Limits(most), known, drawn, finished)
 
 
 def _finished(recording: Recording) -> Iterator[tuple[int, ...]]:
@@ -169,8 +178,12 @@ def _finished(recording: Recording) -> Iterator[tuple[int, ...]]:
     yield from (d.tokens for d in trace.documents if trace.forecasts and d.tokens not in own)
 
 
+def _numbered(top: Top, renumbered: Callable[[Iterable[int]], tuple[int, ...]]) -> Top:
+    return tuple(zip(renumbered(token for token, _ in top), (q for _, q in top), strict=True))
+
+
 def _rows(
-    sequence: int, output: Output, start: int, text: tuple[int, ...], numbers: Mapping[int, int]
+    sequence: int, output: Output, start: int, text: tuple[int, ...], choices: Mapping[int, Top]
 ) -> Iterator[Commit | Decision]:
     for index, (token, right) in enumerate(zip(text, output.agrees, strict=True)):
         position, draft = start + index, token if right else _WRONG
@@ -178,7 +191,7 @@ def _rows(
         outcome = "accepted" if right else "rejected"
         test = output.tests.get(index)
         q = test.q if test else None
-        top = tuple((numbers[t], share) for t, share in test.top_q if t != test.token) if test else ()
+        top = choices.get(index, ())
         decided = (draft, None, q, None, "match", outcome, -1, -1)
         yield Decision(1 + index, sequence, 0, -1, position, *decided, top_q=top)
 

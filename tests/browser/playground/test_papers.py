@@ -27,6 +27,9 @@ def test_the_papers_are_computed_when_the_tab_opens_and_filtered_by_keyboard(pag
     page.get_by_role("tab", name="Papers").click()
     content.wait_for()
     expect(content.locator(".paper")).to_have_count(7)
+    assert page.evaluate("document.documentElement.scrollHeight") < 12_000, "the tables are folded"
+    assert seen(content, "tr[data-is]") == 0
+    assert seen(content, ".trust tbody tr") > 12
     expect(page.locator("#papers-status").get_by_role("link")).to_have_attribute(
         "href", "/specscope/papers.html"
     )
@@ -38,14 +41,26 @@ def test_the_papers_are_computed_when_the_tab_opens_and_filtered_by_keyboard(pag
     expect(visible).to_have_count(1)
     page.keyboard.press("ArrowRight")
     expect(visible.get_by_role("heading", level=2)).to_contain_text("DSI")
-    expect(visible.locator(".maps img:visible")).to_have_count(7)
-    total = seen(content, "tr[data-is]")
+    figure = visible.locator("details.item").filter(has=page.get_by_role("heading", name="Figure 2"))
+    figure.locator("summary").first.focus()
+    page.keyboard.press("Enter")
+    expect(figure).to_have_attribute("open", "")
+    expect(visible.locator(".maps img:visible").first).to_be_visible()
+    total = content.locator("tr[data-is]").count()
     content.get_by_role("radio", name="off by more than 15%").check()
     assert seen(content, "tr[data-is]") == seen(content, "td.bad") > 0
     assert seen(content, "tr[data-is]") < total
     assert seen(content, ".item") == 2, "Table 2, and SP against MP"
     content.get_by_role("radio", name="all", exact=True).last.check()
-    assert seen(content, "tr[data-is]") == total
+    assert 0 < seen(content, "tr[data-is]") < total, "the opened table alone"
+    content.get_by_role("radio", name="all", exact=True).first.check()
+    before = page.url
+    content.locator(".trust a").first.click()
+    linked = content.locator(content.locator(".trust a").first.get_attribute("href"))
+    expect(linked).to_be_visible()
+    assert linked.bounding_box()["y"] < 950, "a link unfolds its table and scrolls to it"
+    assert page.url.partition("#")[0] == before.partition("#")[0]
+    expect(page.get_by_role("tab", name="Papers")).to_have_attribute("aria-selected", "true")
     content.get_by_role("radio", name="closed form").check()
     content.locator(HIDDEN[0]).evaluate_all(HIDDEN[1])
     assert_looks(page, "#papers")

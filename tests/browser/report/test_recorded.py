@@ -35,7 +35,9 @@ def traces(tmp_path_factory):
 
 
 def test_a_recording_looks_like_a_run(page):
-    assert page.get_by_text("Not recorded: rows cached before each forward, probabilities.").is_visible()
+    assert page.get_by_text(
+        "Not recorded: rows cached before each forward, probabilities, load by other programs."
+    ).is_visible()
     assert page.locator(".ss-legend .ss-k-other").is_visible()
     assert page.get_by_text("other work").is_visible()
     assert page.get_by_text(TITLE).first.is_visible()

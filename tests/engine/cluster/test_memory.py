@@ -13,7 +13,7 @@ import torch
 
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.checkpoints.sizes import Split, checked_shape, layer_sizes, model_size
+from specscope.engine.checkpoints.sizes import Split, layer_sizes, model_size, shape_of
 from specscope.engine.cluster import memory
 from specscope.engine.cluster.memory import MACHINE, Memory, Part, parse_limits
 from specscope.engine.errors import ModelError, UsageError
@@ -60,9 +60,9 @@ def test_sizes_are_those_of_the_loaded_model_and_its_stages(path, dtype):
 
 
 def test_layers_add_up_to_the_model(path):
-    sizes = layer_sizes(checked_shape(path), torch.float32, on_cpu=True)
+    sizes = layer_sizes(shape_of(path), torch.float32, on_cpu=True)
     whole = model_size(path, torch.float32, on_cpu=True)
-    shape = checked_shape(path)
+    shape = shape_of(path)
     again = 2 * 32 * 4 * (1 + shape.layer_norm) + (97 * 32 * 4 if shape.tied else 0)
     assert sum(size.weights for size in sizes) == whole.weights + again, "each stage has the last norm"
     assert sum(size.per_token for size in sizes) == whole.per_token
@@ -119,7 +119,7 @@ def test_sizes_of_forms_are_nearly_those_of_the_loaded_drafter(untied, form, dty
 @pytest.mark.parametrize(("form", "part"), [("int8", 1 / 4), ("int4", 5 / 32)])
 def test_large_matrices_of_a_form_take_their_part_of_float32(form, part):
     folder = Pair.find("bundled").target_path
-    shape = checked_shape(folder / form)
+    shape = shape_of(folder / form)
     layers = [size for name, size in shape.tensors().items() if "layers" in name and len(size) > 1]
     # Of the 4 matrices of a layer, attention's output is too small to be packed.
     small = shape.layers * shape.width**2
@@ -134,7 +134,7 @@ def test_forms_on_a_gpu_pack_layers_of_bfloat16_in_int4_only(monkeypatch):
     folder, on_gpu = Pair.find("bundled").target_path, partial(model_size, on_cpu=False)
     whole = on_gpu(folder, torch.bfloat16).weights
     assert on_gpu(folder / "int8", torch.bfloat16).weights == whole
-    shape = checked_shape(folder)
+    shape = shape_of(folder)
     kept = 2 * shape.width * (shape.vocab + 2 * shape.layers + 1)
     assert on_gpu(folder / "int4", torch.bfloat16).weights == kept + (whole - kept) * 5 / 16
     assert on_gpu(folder / "int4", torch.float32).weights == 2 * whole
@@ -143,7 +143,7 @@ def test_forms_on_a_gpu_pack_layers_of_bfloat16_in_int4_only(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("3=1GiB", "'3=1GiB' must name a device from 0 to 2"),
+        ("3=1GiB", "3 must name a device from 0 to 2; specscope plan takes more"),
         ("cpu=1GiB", "must name a device from 0 to 2"),
         ("0=4", "'4' must be a size with a unit"),
         ("0=-1GB", "'-1GB' must be a size with a unit"),

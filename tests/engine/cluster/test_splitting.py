@@ -73,12 +73,17 @@ MB = 10**6
     [
         ([50 * MB] * 2, "cuda:0", ["cuda:1"], []),
         ([50 * MB, 5 * MB, 60 * MB], "cuda:0", ["cuda:2"], []),
-        ([50 * MB, 30 * MB, 30 * MB], "cuda:0", ["cuda:1", "cuda:2"], [4, 4]),
-        ([50 * MB, 30 * MB, 3 * MB, 30 * MB], "cuda:0", ["cuda:1", "cuda:3"], [4, 4]),
-        ([50 * MB, 30 * MB], "cuda:0/drafter", ["cuda:0/target", "cuda:1"], [6, 2]),
+        ([40 * MB, 30 * MB, 30 * MB], "cuda:0", ["cuda:1", "cuda:2"], [4, 4]),
+        ([40 * MB, 30 * MB, 3 * MB, 30 * MB], "cuda:0", ["cuda:1", "cuda:3"], [4, 4]),
+        ([40 * MB, 30 * MB], "cuda:0/drafter", ["cuda:0/target", "cuda:1"], [4, 4]),
+        ([60 * MB, 30 * MB], "cuda:1", ["cuda:0"], []),
+        ([60 * MB, 5 * MB, 40 * MB, 30 * MB], "cuda:3", ["cuda:0"], []),
+        ([60 * MB, 5 * MB], "cuda:0/drafter", ["cuda:0/target"], []),
     ],
 )
-def test_the_target_gets_the_devices_after_the_drafters_and_then_what_it_leaves(free, drafter, target, sizes):
+def test_the_target_gets_the_devices_after_the_drafters_or_its_own_and_then_what_it_leaves(
+    free, drafter, target, sizes
+):
     devices, spans = placed(gpus(free))
     assert devices == {"drafter": [drafter], "target": target}
     assert [len(span) for span in spans] == sizes
@@ -93,11 +98,11 @@ def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit():
     with pytest.raises(ModelError, match=r"--dtype bfloat16 takes 26\.1 MB"):
         placed(gpus([30 * MB, 20 * MB]))
     devices, spans = placed(gpus([30 * MB, 20 * MB], dtype="bfloat16"))
-    assert (devices, spans) == ({"drafter": ["cuda:0/drafter"], "target": ["cuda:0/target"]}, ())
+    assert (devices, spans) == ({"drafter": ["cuda:1"], "target": ["cuda:0"]}, ())
 
 
 def test_what_cannot_run_on_a_split_target_is_refused():
-    pool = split_by_memory(gpus([50 * MB, 30 * MB, 30 * MB]), 100)
+    pool = split_by_memory(gpus([40 * MB, 30 * MB, 30 * MB]), 100)
     for layout, message in (
         (Layout(Colocated()), "a co-located placement has one"),
         (Layout(Pipelined(3)), "stages is 3; memory has split the target over 2 devices"),

@@ -267,6 +267,22 @@ def unchanged(_: dict[str, Tensor]) -> None: ...
         (adding("fc_norm.0.weight", D), {}, r"norms before fc \(fc_norm.0.weight\)"),
         (adding("input_norm.weight", 96), {}, r"before fc \(input_norm.weight\)"),
         (adding("mask_hidden", 1, 1, 96), {}, r"is a P-EAGLE head \(mask_hidden\)"),
+        (
+            unchanged,
+            {"architectures": ["DFlashDraftModel"]},
+            r"is a drafter of the kind DFlash \(DFlashDraft",
+        ),
+        (
+            unchanged,
+            {"speculators_model_type": "dflash"},
+            r"of the kind dflash \(dflash\), which cannot be run",
+        ),
+        (unchanged, {"speculators_config": {"algorithm": "dspark"}}, "a drafter of the kind dspark"),
+        (
+            unchanged,
+            {"model_type": "qwen3_5_mtp"},
+            r"a drafter of the kind mtp \(qwen3_5_mtp\), which cannot",
+        ),
         (adding("layers.1.x", 1), {}, "layers.1.x: an EAGLE head has one decoder l"),
         (unchanged, {"norm_output": True}, "norm_output is true, which cannot be run yet"),
         (unchanged, {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true, which cannot"),

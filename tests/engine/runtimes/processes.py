@@ -52,6 +52,14 @@ def worker_processes(program: int) -> list[psutil.Process]:
     return sorted(workers, key=lambda process: (process.create_time(), process.pid))
 
 
+def gone(pid: int) -> bool:
+    """Return whether a process has ended and its id is free: its parent has waited for it."""
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.005)  # a worker's parent is told of its end
+    return not psutil.pid_exists(pid)
+
+
 def rested(process: psutil.Process) -> float:
     """Return the CPU seconds of a process once it rests."""
     spent = -1.0

@@ -15,7 +15,7 @@ TREE = {"drafted": [10, 11, 12, 13, 14, 15], "parents": [-1, -1, 0, 1, 1, 4]}
 
 def read(path):
     """Return the trace of a file, checked as an import checks it."""
-    trace = read_jsonl(path.read_text(encoding="utf-8").splitlines())
+    trace = read_jsonl(path.read_bytes().decode().split("\n"))
     check(trace)
     return trace
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import time
 
@@ -139,7 +140,10 @@ def test_a_span_that_cannot_be_is_refused(path, span, message):
         ({"draft": ["d"]}, "draft= of round 1 of sequence 0 has 'd'; give what span() returns, or its id"),
         ({"draft": -2}, "has -2; give what span() returns"),
         ({"time": 1.5}, "the time of a round is 1.5; give one of time.perf_counter_ns()"),
-        ({"texts": "a"}, "texts of round 1 of sequence 0 is 'a'; give a text for each emitted token"),
+        (
+            {"texts": "a"},
+            "texts of round 1 of sequence 0 is 'a'; give a text of whole characters for each emitted token",
+        ),
     ],
 )
 def test_a_round_that_cannot_be_is_refused(path, given, message):
@@ -165,7 +169,7 @@ def test_a_device_is_named_where_several_fit(path):
         ({"devices": "cuda:0"}, "devices is 'cuda:0'; give name -> role, such as {'cuda:0': 'drafter"),
         ({"devices": {"a": "boss"}}, "the role of device 'a' is 'boss'"),
         ({"devices": {"a": "drafter"}}, "has the role target"),
-        ({"rule": "luck"}, "rule is 'luck'; give one of ratio, match, typical"),
+        ({"rule": "luck"}, "rule is 'luck'; give ratio, match, typical, or leave it out"),
         ({"sampling": 3}, "sampling is 3; give name -> value"),
         ({"sampling": {"temperature": "hot"}}, "temperature in sampling is 'hot'; give a number"),
         ({"config": "gamma"}, "config is 'gamma'; give name -> value"),
@@ -202,10 +206,10 @@ def test_prompts_are_given_before_the_first_span(path):
     [
         (
             {"end": 2.5},
-            r"start, end, rows and context of a verify are \(0, 1.5, -1, -1\); give whole numbers",
+            r"the end of a span is 2.5; give a whole number",
         ),
         ({"end": 2, "rows": "3"}, "give whole numbers"),
-        ({"end": 2, "outcome": 'do"ne'}, "the outcome of a span is 'do\"ne'; give done or cancelled"),
+        ({"end": 2, "outcome": 'do"ne'}, "the outcome of a span is 'do\"ne'; give done, cancelled"),
     ],
 )
 def test_a_span_of_strange_values_writes_no_line(path, given, message):
@@ -215,9 +219,10 @@ def test_a_span_of_strange_values_writes_no_line(path, given, message):
 
 
 def test_settings_that_json_cannot_hold_are_refused(path):
-    rec = specscope.record(path, config={"gamma": {1, 2}})
-    with pytest.raises(UsageError, match=r"config of a header is .*; give Python's own values"):
-        rec.start()
+    path.write_text("an older file")
+    with pytest.raises(UsageError, match=r"set is not JSON serializable; give Python's own values"):
+        specscope.record(path, config={"gamma": {1, 2}})
+    assert path.read_text() == "an older file"
 
 
 def test_nothing_is_recorded_after_the_end(path):
@@ -293,7 +298,10 @@ def test_a_decoder_makes_texts(path):
 
 @pytest.mark.parametrize("text", [[1, 2], None])
 def test_a_prompt_is_a_text(path, text):
-    with specscope.record(path) as rec, pytest.raises(UsageError, match="give a text, and token ids as ids="):
+    with (
+        specscope.record(path) as rec,
+        pytest.raises(UsageError, match="give a text of whole characters, and token ids as ids="),
+    ):
         rec.prompt(text)
 
 
@@ -312,5 +320,9 @@ def test_only_a_recording_can_be_joined(path, tmp_path):
     with pytest.raises(UsageError, match=r"cannot join the recording .*absent.*call start"):
         specscope.record(tmp_path / "absent", join=True)
     path.write_text('{"event":"piece","token":1,"text":""}\n')
-    with pytest.raises(UsageError, match="it is no recording"):
+    with pytest.raises(UsageError, match="no program records to it now; join before close"):
         specscope.record(path, join=True)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        with pytest.raises(UsageError, match="it is no recording"):
+            specscope.record(path, join=True)

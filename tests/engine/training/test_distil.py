@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import ModelError, RunCancelled, UsageError
+from specscope.engine.training import pair
 from specscope.engine.training.data import Corpus, Mixed, Stream
 from specscope.engine.training.loop import Progress, read_log
-from specscope.engine.training.pair import distil_drafter, new_model, prune
+from specscope.engine.training.pair import distil_drafter, new_model, prune, save_model
 from specscope.engine.training.settings import DistilOptions, Shape
 from specscope.engine.training.step import losses
 from specscope.engine.training.target_text import Text, read_text, save_text
@@ -142,6 +144,26 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
     assert not [p for p in reports if p.phase in ("written", "distil")], "both were finished"
     for file in ("drafter/model.safetensors", "written.safetensors", "loss.jsonl"):
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
+
+
+def test_a_training_killed_while_it_writes_the_drafter_resumes(
+    settings: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(model: Any, folder: Path) -> None:
+        save_model(model, folder)
+        with (folder / "model.safetensors").open("r+b") as file:
+            file.truncate(100)
+        raise KeyboardInterrupt
+
+    parts = settings(out=tmp_path / "parts")
+    with monkeypatch.context() as patch:
+        patch.setattr(pair, "save_model", die)
+        with pytest.raises(KeyboardInterrupt):
+            distil_drafter(parts)
+    distil_drafter(parts, resume=True)
+    straight = distil_drafter(settings())
+    model = "drafter/model.safetensors"
+    assert (parts.out / model).read_bytes() == (straight / model).read_bytes()
 
 
 def test_text_of_an_earlier_training_is_reused(settings: Options, tmp_path: Path) -> None:

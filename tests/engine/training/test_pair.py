@@ -115,12 +115,15 @@ def test_a_killed_training_resumes_from_its_checkpoint(
     with pytest.raises(KeyboardInterrupt):
         train_pair(settings, progress=die)
     assert len(read_log(settings.out / "loss.jsonl")) == 17
+    checkpoints = settings.out / "checkpoints"
+    (checkpoints / "0-0000017.safetensors.part").touch()  # of a checkpoint in the making
     reports = list[Progress]()
     train_pair(settings, progress=reports.append, resume=True)
     assert [p.step for p in reports if p.phase == "target"] == list(range(11, 25)), (
         "the checkpoint was step 10"
     )
     assert weights(settings.out) == weights(trained)
+    assert len([*checkpoints.iterdir()]) == 2, "the last tensors and their state"
     assert (settings.out / "loss.jsonl").read_text() == (trained / "loss.jsonl").read_text()
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from specscope.app.main import main
 from specscope.traces.papers import page as pages
-from specscope.traces.papers.rows import Heat, Row
+from specscope.traces.papers.rows import Heat, Paper, Row, anchor
 from specscope.traces.papers.summary import PAPERS
+from specscope.traces.papers.trust import Trust, trusts
+from specscope.traces.papers.trust_table import trust_table
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +32,45 @@ def test_the_page_has_every_item_and_contradiction(page):
     for key in ("pearl", "parallelspec"):
         section = page[page.index(f'data-paper="{key}"><h2>') :]
         for item in PAPERS[key].items:
-            assert f"<h3>{item} " in section
+            assert f"<h3>{item}</h3>" in section
+            assert f'id="{anchor(key, item)}"' in section
     assert "Table 12 (Llama 3.1 8B and 70B) repeats Table 2" in page
+
+
+def test_the_page_opens_with_a_line_per_method_and_all_tables_are_folded(page):
+    rows = [row for key in ("pearl", "parallelspec") for row in PAPERS[key].rows()]
+    table = page[page.index('<table class="trust">') : page.index("</table>")]
+    lines = re.findall(r'<tr><th scope="row">(.*?)</tr>', table)
+    assert len(lines) == len(trusts(rows)) > 5
+    assert page.index("</table>") < page.index("All rows") < page.index('<details class="item">')
+    assert not re.search(r"<details[^>]* open", page)
+    for trust, line in zip(trusts(rows), lines, strict=True):
+        assert line.startswith(f"{trust.title}</th>")
+        assert f"{len(trust.predicted) - len(trust.missed)} of {len(trust.predicted)}<" in line
+    targets = re.findall(r'href="#([^"]+)"', table)
+    assert targets
+    assert all(page.count(f'id="{target}"') == 1 for target in targets)
+
+
+def test_a_line_counts_predictions_alone_and_escapes_names_and_reasons():
+    """No verdict is written down: other rows have another line."""
+
+    def row(ours: float, **more) -> Row:
+        return Row(
+            "r", 1.0, ours, "closed form", paper="<p>", item="<i>", method="pearl", reason="<why>", **more
+        )
+
+    rows = (row(1.1), row(2.0), row(0.5), row(9.0, fitted=True), row(9.0, easy=True))
+    (trust,) = trusts([*rows, Row("x", 1.0, 1.0, "exact", method="pearl"), Row("y", 1.0, 1.0, "closed form")])
+    assert (len(trust.predicted), len(trust.missed), trust.exact, trust.span()) == (3, 2, 1, "-50 to +100%")
+    assert "1 of 3 within 15%, 1 exact; missed by -50 to +100%: <p> <i> (2)" in trust.line()
+    assert Trust("pearl", (row(1.0),)).line().endswith("1 of 1 within 15%; nothing missed")
+    paper = Paper("pearl")
+    paper.key = "<p>"
+    html = trust_table([paper], rows)
+    assert "<why>" not in html
+    assert "<i>" not in html.replace("<i style", "")
+    assert "2, off by -50 to +100%" in html
 
 
 def test_a_filter_hides_all_rows_but_those_of_its_word(page):

@@ -1,0 +1,150 @@
+"""How much of the machine other programs used during a recording. Standard library only.
+
+Linux tells the processor time of the machine and of each process in /proc; elsewhere nothing is
+known, and a recording has no such row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from specscope.engine.trace.events import MEMBER, OTHERS, Occupancy
+
+SHORTEST = 0.2
+"""Seconds; over a shorter time the load is not computed."""
+EVERY_NS = 10**8
+"""Time after which a process that joined tells what it used."""
+_PROC = Path("/proc")
+_IDLE = (3, 4)
+"""Of the times of /proc/stat: idle, and waiting for a disk. The first eight are all time."""
+
+
+class Used(NamedTuple):
+    """Processor time so far, in core seconds."""
+
+    at: int
+    """`perf_counter_ns` of the reading."""
+    machine: float
+    own: float
+    """Of this process and of all that it started, those that have ended included."""
+
+
+def used() -> Used | None:
+    """Return the processor time so far; None where it is unknown."""
+    try:
+        first = (_PROC / "stat").read_bytes().partition(b"\n")[0]
+        times = [int(ticks) for ticks in first.split()[1:9]]
+        machine = sum(times) - sum(times[i] for i in _IDLE)
+        own = _own_ticks()
+    except (OSError, ValueError, LookupError):
+        return None
+    tick = os.sysconf("SC_CLK_TCK")
+    return Used(perf_counter_ns(), machine / tick, own / tick)
+
+
+def others(before: Used, after: Used) -> float | None:
+    """Return the cores that other programs used between two readings; None for a short time."""
+    seconds = (after.at - before.at) / 1e9
+    if seconds < SHORTEST:
+        return None
+    return max(0.0, after.machine - before.machine - (after.own - before.own)) / seconds
+
+
+class Load:
+    """The load by other programs of a recording that this process opened."""
+
+    def __init__(self) -> None:
+        self._before = self._opened = used()
+        self._begin = 0
+
+    def start(self, begin: int) -> None:
+        """Measure from a time of `perf_counter_ns` on, or from the opening if this was earlier."""
+        self._begin, now = begin, used()
+        late = begin + SHORTEST * 1e9
+        known = [reading for reading in (now, self._opened) if reading is not None and reading.at <= late]
+        self._before = known[0] if known else None
+
+    def row(self) -> Occupancy | None:
+        """Return the load until now as a row; None if it is unknown, or the time short."""
+        after = used() if self._before else None
+        if self._before is None or after is None:
+            return None
+        cores = others(self._before, after)
+        if cores is None:
+            return None
+        return Occupancy(OTHERS, max(0, after.at - self._begin), min(1.0, cores / _cores()), 0)
+
+
+class Member:
+    """What a process that joined a recording used: it is none of the other programs.
+
+    Children of the process that opened the recording are known to it; their rows are none.
+    """
+
+    def __init__(self, begin: int, opener: object) -> None:
+        self._begin = begin
+        self._counts = opener not in _ancestors(os.getpid())
+        self._told = _own_seconds()
+        self.due = self._now() + EVERY_NS
+        """When the next row is due, since the run's start."""
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self._begin
+
+    def row(self) -> Occupancy | None:
+        """Return what was used since the last row, as a share of all cores until now."""
+        now, seconds = self._now(), _own_seconds()
+        self.due = now + EVERY_NS
+        if now <= 0 or not self._counts:
+            return None
+        share, self._told = 1e9 * (seconds - self._told) / now / _cores(), seconds
+        return Occupancy(MEMBER, now, share, 0)
+
+
+def _own_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """Return the processes by id: each one's parent, and its ticks with those of ended children."""
+    found = dict[int, tuple[int, int]]()
+    for entry in os.scandir(_PROC):
+        if entry.name.isdigit():
+            try:
+                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            found[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    return found
+
+
+def _own_ticks() -> int:
+    """Return the ticks of this process and of all that it started."""
+    processes, children = _processes(), defaultdict[int, list[int]](list)
+    for pid, (parent, _) in processes.items():
+        children[parent].append(pid)
+    tree = [os.getpid()]
+    for pid in tree:
+        tree += children[pid]
+    return sum(processes[pid][1] for pid in tree)
+
+
+def _ancestors(pid: int) -> list[int]:
+    """Return a process, its parent, and so on; only itself where nothing is known."""
+    try:
+        processes = _processes()
+    except OSError:
+        return [pid]
+    found = [pid]
+    while (parent := processes.get(found[-1], (0, 0))[0]) > 0:
+        found.append(parent)
+    return found

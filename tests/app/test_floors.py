@@ -1,0 +1,299 @@
+"""The doubt of a comparison's speed-ups, its ranking, and the bounds that CI asks for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from specscope.app import doubt
+from specscope.app.floors import above_baseline, above_bounds, check_baseline, given_bounds, read_baseline
+from specscope.engine.errors import UsageError
+from tests.app.commands import answer, call
+
+pytestmark = pytest.mark.usefixtures("shared_clusters")
+WORDS = ["compare", "--pair", "bundled", "--methods", "pearl,ssd", "--profile", "8xA100"]
+WORDS += ["--tokens", "bernoulli:0.8", "--max-new-tokens", "24", "--limit", "3"]
+
+
+@pytest.fixture
+def compared(capsys, db) -> dict:
+    return answer(capsys, *WORDS, *db, "--json")
+
+
+# Doubt and order.
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """Runs are (tokens, tokens per second)."""
+    monkeypatch.setattr(
+        doubt, "measure", lambda run: SimpleNamespace(tokens=run[0], tokens_per_second=run[1])
+    )
+
+
+def test_the_range_over_prompts_is_two_standard_errors_by_leaving_out_each(speeds):
+    """By hand, equal tokens, plain decoding 1 token/s: without each prompt 4/3, 12/7 and 2."""
+    mine, plain = {0: (6, 3.0), 1: (6, 1.5), 2: (6, 1.2)}, dict.fromkeys(range(3), (6, 1.0))
+    seconds = [1 / 3, 1 / 1.5, 1 / 1.2]
+    without = [2 / (sum(seconds) - one) for one in seconds]
+    mean = sum(without) / 3
+    error = 2 * (2 / 3 * sum((one - mean) ** 2 for one in without)) ** 0.5
+    found = doubt.doubt_of(mine, plain, ((), ()))
+    assert (found.low, found.high) == pytest.approx((3 / sum(seconds) - error, 3 / sum(seconds) + error))
+    assert found.source == "two standard errors over 3 prompts"
+    assert doubt.by_prompt(mine, plain) == pytest.approx({0: 3.0, 1: 1.5, 2: 1.2})
+
+
+def test_passes_give_a_range_and_a_single_one_six_percent(speeds):
+    run, plain = {0: (6, 2.0)}, {0: (6, 1.0)}
+    assert doubt.doubt_of(run, plain, ((), ())) is None, "one prompt in virtual time"
+    single = doubt.doubt_of(run, plain, ([2.0], [1.0]))
+    assert (single.low, single.high) == pytest.approx((2 * 0.94 / 1.06, 2 * 1.06 / 0.94))
+    assert single.source == "6% for a single pass"
+    several = doubt.doubt_of(run, plain, ([2.0, 2.4, 2.2], [1.0, 1.1, 1.25]))
+    assert (several.low, several.high) == pytest.approx((2.0 / 1.25, 2.4 / 1.0))
+    both = doubt.doubt_of({0: (6, 2.0), 1: (6, 2.0)}, {0: (6, 1.0), 1: (6, 1.0)}, ([2.0, 2.2], [1.0, 1.0]))
+    assert (both.low, both.high) == pytest.approx((2.0, 2.2))
+    assert both.source == "two standard errors over 2 prompts and the range of 2 passes"
+
+
+def test_runs_without_a_speed_are_left_out(speeds):
+    assert doubt.doubt_of({0: (6, 2.0), 1: (1, None)}, {0: (6, 1.0), 1: (6, 1.0)}, ((), ())) is None
+    assert doubt.doubt_of({0: (6, 2.0)}, {}, ([], [])) is None
+
+
+def test_the_fastest_is_first_and_its_order_by_prompt_is_counted():
+    methods = {
+        "plain": {"speedup": 1.0, "speedup_by_prompt": {0: 1.0, 1: 1.0, 2: 1.0}},
+        "none": {"speedup": None, "speedup_by_prompt": {}},
+        "a": {"speedup": 1.5, "speedup_by_prompt": {0: 1.4, 1: 1.7, 2: 0.9}},
+        "b": {"speedup": 1.6, "speedup_by_prompt": {0: 1.5, 1: 1.6, 2: 1.9}},
+    }
+    assert doubt.ranked(methods) == ["b", "a", "plain", "none"]
+    assert [(o["first"], o["second"], o["faster"], o["prompts"]) for o in doubt.orders(methods)] == [
+        ("b", "a", 2, 3),
+        ("a", "plain", 2, 3),
+    ]
+
+
+def test_virtual_compare_shows_doubt_settings_and_rank(capsys, db, compared):
+    methods = compared["methods"]
+    assert compared["ranking"] == sorted(methods, key=lambda key: -methods[key]["speedup"])
+    for key in ("pearl", "ssd"):
+        one = methods[key]
+        assert one["speedup_low"] < one["speedup"] < one["speedup_high"]
+        assert one["speedup_from"] == "two standard errors over 3 prompts"
+        assert len(one["speedup_by_prompt"]) == 3
+        assert one["settings"] == f"γ {one['config']['gamma']}"
+    assert methods["autoregressive"]["speedup_low"] is None
+    code, out, _ = call(capsys, *WORDS, *db)
+    lines = out.splitlines()
+    assert (code, [line.split()[0] for line in lines[2:5]]) == (0, compared["ranking"])
+    ssd = next(line for line in lines if line.startswith("ssd "))
+    low, high = methods["ssd"]["speedup_low"], methods["ssd"]["speedup_high"]
+    assert f"identical · γ 2 · {low:.2f} to {high:.2f}×" in ssd
+    assert "range of the speed-up (pearl, ssd): two standard errors over 3 prompts" in lines
+    order = next(line for line in lines if line.startswith("faster by prompt: "))
+    first, second = compared["ranking"][:2]
+    faster = sum(
+        a > b
+        for a, b in zip(*(methods[k]["speedup_by_prompt"].values() for k in (first, second)), strict=True)
+    )
+    assert f"{first} over {second} on {faster} of 3" in order
+
+
+def test_one_prompt_in_virtual_time_has_no_range_and_says_so(capsys, db):
+    words = ["compare", "--methods", "pearl", "--pair", "bundled", "--profile", "8xA100", "--prompt", "Hi"]
+    _, out, _ = call(capsys, *words, "--tokens", "bernoulli:0.8", "--max-new-tokens", "16", *db)
+    assert "the speed-ups have no range: one prompt in virtual time; give several prompts" in out
+
+
+# Bounds.
+
+
+def test_a_bound_that_is_missed_is_a_line_and_exit_code_1(capsys, db):
+    code, out, err = call(capsys, *WORDS, *db, "--fail-below", "ssd=1.01", "--fail-below", "pearl=9")
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if "pearl" in line]
+    assert line.startswith("specscope: pearl: the speed-up over plain decoding is ")
+    assert "--fail-below asks for at least 9" in line
+    assert out.startswith("bundled · 3 prompts"), "the table is printed all the same"
+    code, out, err = call(capsys, *WORDS, *db, "--fail-below", "ssd=1.01", "--fail-below=pearl=0.5", "--json")
+    assert code == 0
+    assert [(b["method"], b["met"]) for b in json.loads(out)["bounds"]] == [("ssd", True), ("pearl", True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["dsi=1.3"],
+            "--fail-below names 'dsi', which is not compared; choose of autoregressive, pearl, ssd",
+        ),
+        (["nonsense=1.3"], "--fail-below names 'nonsense', which is not compared"),
+        (["pearl"], "--fail-below 'pearl' is not METHOD=SPEEDUP; write for example pearl=1.3"),
+        (["pearl=fast"], "is not METHOD=SPEEDUP"),
+        (["pearl=nan"], "is not METHOD=SPEEDUP"),
+        (["pearl=-1"], "is not METHOD=SPEEDUP"),
+        (["pearl=inf"], "is not METHOD=SPEEDUP"),
+        (["pearl=1", "pearl=2"], "--fail-below names pearl twice"),
+        (["pearl=1=2"], "is not METHOD=SPEEDUP"),
+    ],
+)
+def test_a_wrong_bound_is_refused_before_anything_runs(capsys, db, monkeypatch, given, message):
+    monkeypatch.setattr("specscope.open", None)
+    code, _, err = call(capsys, *WORDS, *db, *(word for one in given for word in ("--fail-below", one)))
+    assert (code, err.count("\n"), message in err) == (2, 1, True), err
+
+
+def test_a_method_that_is_left_out_cannot_be_bounded():
+    with pytest.raises(UsageError, match="--fail-below names eagle, which is left out: it has no head"):
+        given_bounds(["eagle=1.3"], ["pearl"], {"eagle": "it has no head"})
+
+
+def figures(speedup: float | None = 1.5, low: float | None = 1.4, high: float | None = 1.6, **more) -> dict:
+    ratios = {"acceptance_rate": 0.5, "acceptance_rate_tested": 0.8, "tokens_per_target_forward": 2.5}
+    found = {
+        "speedup": speedup,
+        "speedup_low": low,
+        "speedup_high": high,
+        "speedup_from": "two passes",
+        **ratios,
+    }
+    return {**found, "not_comparable": None, "equal_to_autoregressive": True, "drafted": 9, **more}
+
+
+@pytest.mark.parametrize(
+    ("mine", "bound", "met", "doubtful", "words"),
+    [
+        (figures(1.5), 1.3, True, False, ""),
+        (figures(1.5), 1.45, True, True, "its range of 1.4 to 1.6 (two passes) holds the bound"),
+        (figures(1.5), 1.55, False, True, "holds the bound"),
+        (figures(1.5), 1.7, False, False, "at least 1.7"),
+        (figures(1.5), 1.5, True, True, ""),
+        (figures(1.29999, None, None), 1.3, False, False, "is 1.29999; --fail-below asks for at least 1.3"),
+        (
+            figures(None, None, None, not_comparable="different prompt"),
+            1.3,
+            False,
+            False,
+            "(different prompt)",
+        ),
+    ],
+)
+def test_the_figure_decides_and_a_range_with_the_bound_is_said(mine, bound, met, doubtful, words):
+    (found,) = above_bounds({"methods": {"pearl": mine}}, {"pearl": bound})
+    assert (found.met, found.doubtful, words in found.text) == (met, doubtful, True), found.text
+
+
+# A baseline.
+
+
+def result(**methods) -> dict:
+    same = {"models": "m", "runtime": "virtual", "profile": "p", "prompts": 3, "conditions": {"prompt": "ab"}}
+    return {**same, "methods": methods, "left_out": {}}
+
+
+def missed(before: dict, after: dict, tolerance: float = 0.05) -> list[str]:
+    found = above_baseline(result(pearl=after), result(pearl=before), tolerance)
+    return [verdict.figure for verdict in found if not verdict.met]
+
+
+@pytest.mark.parametrize(
+    "name", ["speedup", "acceptance_rate", "acceptance_rate_tested", "tokens_per_target_forward"]
+)
+def test_a_ratio_that_falls_by_more_than_the_tolerance_is_missed(name: str):
+    before = figures()
+    assert missed(before, before) == []
+    assert missed(before, {**before, name: before[name] * 0.96}) == []
+    assert missed(before, {**before, name: before[name] * 0.94}) == [name]
+    assert missed(before, {**before, name: before[name] * 0.94}, 0.1) == []
+    assert missed(before, {**before, name: before[name] * 1.5}) == []
+    assert missed(before, {**before, name: None}) == [name]
+
+
+def test_absolute_times_are_not_compared_and_a_text_that_differs_is():
+    assert missed(figures(tokens_per_second=100.0), figures(tokens_per_second=1.0)) == []
+    assert missed(figures(), figures(equal_to_autoregressive=False)) == ["equal_to_autoregressive"]
+    assert missed(figures(equal_to_autoregressive=False), figures(equal_to_autoregressive=False)) == []
+
+
+def test_a_method_that_can_no_longer_run_is_missed():
+    now = {**result(), "left_out": {"pearl": "it needs a drafter"}}
+    (found,) = above_baseline(now, result(pearl=figures()), 0.05)
+    assert (found.met, "it needs a drafter" in found.text) == (False, True)
+
+
+def test_a_baseline_is_an_earlier_output(capsys, db, compared, tmp_path):
+    file = tmp_path / "baseline.json"
+    file.write_text(json.dumps(compared))
+    words = [*WORDS, *db, "--baseline", str(file)]
+    code, _, err = call(capsys, *words)
+    assert (code, err) == (0, "specscope: The answers have 24 tokens, and " + err.partition(", and ")[2])
+    compared["methods"]["pearl"]["speedup"] *= 1.2
+    file.write_text(json.dumps(compared))
+    code, _, err = call(capsys, *words)
+    assert code == 1
+    assert [line for line in err.splitlines() if line.startswith("specscope: pearl: the speed-up over plain")]
+    assert call(capsys, *words, "--tolerance", "0.2")[0] == 0
+    code, _, err = call(capsys, *words, "--seed", "7")
+    assert (code, "was made with other sampling" in err) == (2, True), err
+    code, _, err = call(capsys, *words, "--tolerance", "1.5")
+    assert (code, "tolerance is 1.5; it must be at least 0 and at most 1" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"models": "other"}, "was made with other models; make it again"),
+        ({"profile": None, "prompts": 1}, "was made with other profile, prompts"),
+        ({"conditions": {"prompt": "cd"}}, "was made with other prompt;"),
+        ({"methods": {"autoregressive": figures(drafted=0)}}, "has none of the compared methods"),
+    ],
+)
+def test_a_baseline_of_something_else_is_refused(changes, message):
+    now = result(pearl=figures(), autoregressive=figures(drafted=0))
+    with pytest.raises(UsageError, match=message):
+        check_baseline(Path("b.json"), {**now, **changes}, now)
+
+
+def test_methods_of_one_side_only_are_named():
+    now, before = result(pearl=figures(), ssd=figures()), result(pearl=figures(), dsi=figures())
+    assert check_baseline(Path("b"), before, now) == [
+        "dsi is in the baseline only",
+        "ssd is not in the baseline",
+    ]
+    assert check_baseline(Path("b"), {**now, "conditions": {}}, now) == [], "an older file has none"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"methods": []}',
+        '{"methods": {"pearl": 3}}',
+        json.dumps({**result(pearl={"speedup": "fast"})}),
+        json.dumps({**result(pearl={"speedup": True})}),
+        json.dumps({**result(pearl={"speedup": -1})}),
+        json.dumps(result(pearl={})).replace("{}", '{"speedup": 1e999}'),
+        json.dumps(result(pearl={})).replace("{}", '{"speedup": NaN}'),
+        json.dumps({**result(), "conditions": 3}),
+        "[" * 100_000,
+    ],
+)
+def test_another_file_is_no_baseline(content: str, tmp_path):
+    file = tmp_path / "b.json"
+    file.write_text(content)
+    with pytest.raises(UsageError, match="is no output of `specscope compare --json`"):
+        read_baseline(file)
+
+
+def test_a_missing_baseline_is_named(capsys, db):
+    code, _, err = call(capsys, *WORDS, *db, "--baseline", "nowhere.json")
+    assert (code, err.count("\n"), "cannot read nowhere.json" in err) == (2, 1, True), err

@@ -1,0 +1,118 @@
+"""Every command of docs/ runs with and without SmolLM2, and gives what the text says.
+
+`tests/engine/real/test_documents.py` runs those of the real model. Here a stand-in has its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from specscope.app.cli import COMMANDS
+from specscope.engine.checkpoints import catalog
+from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.errors import ModelError
+from tests.app.commands import call
+from tests.docs.lines import NOWHERE, PAGES, furnish, named, reason, shortened
+from tests.docs.test_docs import ROOT
+
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+ABSENT = "the hub is not asked in a test"
+
+
+@pytest.fixture(params=["without SmolLM2", "with SmolLM2"])
+def machine(request, tmp_path, monkeypatch) -> bool:
+    """Return whether this machine has SmolLM2: then a stand-in, the bundled drafter, is opened."""
+    present = request.param.startswith("with S")
+    stand_in = PAIRS / "bundled" / "drafter"
+
+    def get(name: str, *_: object) -> Path:
+        if not present:
+            raise ModelError(ABSENT)
+        return stand_in
+
+    monkeypatch.setattr(catalog, "get", get)
+    monkeypatch.setattr(catalog, "installed", lambda name: stand_in if present else None)
+    return present
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, capsys, machine) -> Path:
+    """A folder with what the lines name, and two stored runs."""
+    furnish(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "traces.db"))
+    monkeypatch.setattr("specscope.app.server.serve", lambda **_: print("served") or 0)
+    monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
+    words = ("--methods", "speculative,pearl", "--profile", "pearl-3xA100", "--prompt", "Hi")
+    assert call(capsys, "compare", "--pair", "bundled", *words, "--max-new-tokens", "12")[0] == 0
+    return tmp_path
+
+
+def test_every_line_is_run_or_has_a_reason():
+    lines = [line for page in PAGES.values() for line in page]
+    assert {line[0] for line in lines} <= set(COMMANDS)
+    assert sum(not reason(line) for line in lines) > len(lines) / 2
+    for pattern in NOWHERE:
+        assert any(re.search(pattern, " ".join(line)) for line in lines), f"{pattern} is in no document"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page(page, place, capsys, machine):
+    check_page(page, place, capsys, present=machine)
+
+
+def check_page(page: str, place: Path, capsys, *, present: bool) -> None:
+    """Run the lines of a page in order; without SmolLM2 those that name it say how to get it."""
+    for words in (line for line in PAGES[page] if not reason(line)):
+        line = shortened(named(words, place))
+        code, out, err = call(capsys, *line)
+        if "smollm2" in line and not present:
+            assert (code in (1, 2), err.count("\n")) == (True, 1), line
+            assert ABSENT in err or "specscope models get smollm2" in err, line
+            continue
+        assert code == 0, (line, err)
+        assert out.strip() or "-o" in line, line
+
+
+def speedups(capsys, line: list[str]) -> dict[str, str]:
+    """Return the speed-up of each method of a comparison, as a text shows it."""
+    code, out, err = call(capsys, *line, "--json")
+    assert code == 0, err
+    return {key: f"{one['speedup']:.2f}" for key, one in json.loads(out)["methods"].items()}
+
+
+def line_of(start: str) -> list[str]:
+    """Return the tutorial's line that begins with these words."""
+    return next(line for line in PAGES["docs/tutorial.md"] if " ".join(line).startswith(start))
+
+
+def test_the_tutorials_comparison_and_what_if_give_its_figures(place, capsys):
+    """The figures of the page's steps are those of the command lines below them."""
+    found = speedups(capsys, line_of("compare --pair bundled --methods autoregressive"))
+    table = dict(re.findall(r"\| (Speculative decoding|PEARL), gamma \d \| ([\d.]+)×", TUTORIAL))
+    assert table == {"Speculative decoding": found["speculative"], "PEARL": found["pearl"]}
+    code, out, _ = call(capsys, "runs", "--json")
+    newest = next(run["run_id"] for run in json.loads(out)["runs"] if run["method"] == "pearl")
+    code, out, err = call(capsys, *(newest if word == "RUN" else word for word in line_of("whatif RUN")))
+    assert code == 0, err
+    assert f"{re.search(r'Replay[*]: ([0-9.]+)×', TUTORIAL)[1]}×" in out
+
+
+@pytest.mark.slow
+def test_the_tutorials_race_of_parallel_methods_gives_its_figures(place, capsys):
+    found = speedups(capsys, line_of("compare --pair bundled --methods speculative,pearl,ssd"))
+    text = TUTORIAL[TUTORIAL.index("SSD is the fastest") :].partition(" With ")[0]
+    said = {"ssd": re.search(r"fastest, ([\d.]+) times", text)[1]}
+    said |= {
+        name.split()[0].lower(): number
+        for name, number in re.findall(r"(\w+|speculative decoding) \(([\d.]+)\)", text)
+    }
+    said["speculative"] = said.pop("decoding", said.get("speculative"))
+    assert len(said) == 6
+    assert said == {key: found[key] for key in said}
+    assert next(iter(said)) == max(said, key=lambda key: float(said[key]))

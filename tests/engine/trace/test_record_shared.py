@@ -1,0 +1,324 @@
+"""Recordings that several processes, forks or recorders share, and disks that are full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.trace import appended
+from specscope.traces.follow import Tail
+from specscope.traces.imports.reading import read_traces
+from tests.engine.trace.recordings import ROOT, read
+
+JOINED = """
+import sys, specscope
+for _ in range(int(sys.argv[2])):
+    with specscope.record(sys.argv[1], join=True) as rec:
+        with rec.span("draft"): pass
+"""
+
+
+def run(code, *words):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def ids(path):
+    """Return the ids of the spans, after an import and after a follower has read the file."""
+    (trace,) = read_traces(path).traces
+    tail = Tail(path)
+    while tail.read():
+        pass
+    tail.close()
+    numbers = [span.id for span in trace.spans]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 <= number < 2**53 for number in numbers)
+    return numbers
+
+
+def test_a_process_may_join_again_and_twice_at_once(path):
+    with specscope.record(path, devices=["drafter", "target"]) as rec:
+        rec.start()
+        for _ in range(3):
+            with specscope.record(path, join=True) as other, specscope.record(path, join=True) as third:
+                for one in (other, third, other):
+                    with one.span("draft"):
+                        pass
+        with rec.span("verify"):
+            pass
+        run(JOINED, path, 2)
+    assert len(ids(path)) == 12
+
+
+def test_joined_recorders_in_threads_have_ids_of_their_own(path):
+    devices = {f"d{i}": "drafter" for i in range(4)} | {"t": "target"}
+    with specscope.record(path, devices=devices) as rec:
+        rec.start()
+
+        def join(device):
+            for _ in range(20):
+                with specscope.record(path, join=True) as other, other.span("draft", device):
+                    pass
+
+        threads = [threading.Thread(target=join, args=(f"d{i}",)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(ids(path)) == 80
+
+
+def test_a_process_with_more_spans_than_ids_gets_further_ones(path, monkeypatch):
+    monkeypatch.setattr("specscope.engine.trace.work.EACH", 4)
+    with specscope.record(path, devices=["drafter", "target"]) as rec, suppress(ZeroDivisionError):
+        rec.start()
+        with specscope.record(path, join=True) as other:
+            for _ in range(10):
+                for one, kind in ((rec, "verify"), (other, "draft")):
+                    with one.span(kind):
+                        pass
+    assert len(ids(path)) == 20
+
+
+FORKS = """
+import os, sys, specscope
+from specscope.engine.errors import UsageError
+rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
+rec.start()
+def child(*calls):
+    if os.fork() == 0:
+        for call in calls: call()
+        os._exit(0)
+    assert os.wait()[1] == 0
+def refused(call):
+    def attempt():
+        try: call()
+        except UsageError as error: assert "\\n" not in str(error)
+        else: os._exit(3)
+    return attempt
+def draft():
+    with rec.span("draft"): pass
+with rec.span("verify") as work: child(refused(lambda: rec.end(work)), draft)
+child(rec.close)
+child(lambda: child(draft), draft, rec.close, refused(draft))
+child(draft, refused(lambda: rec.round(emitted=[1])), refused(lambda: rec.discard([1])))
+try: specscope.record(sys.argv[1])
+except UsageError as error: assert "another recording writes to" in str(error)
+else: sys.exit("a recording was emptied while it ran")
+with rec.span("verify"): pass
+rec.round(emitted=[1])
+if os.fork() == 0:
+    os.read(int(sys.argv[2]), 1)
+    for call in (draft, rec.close): refused(draft)() if call is draft else call()
+    os._exit(0)
+rec.close()
+with specscope.record(sys.argv[1], method="second") as second:
+    second.round(emitted=[2])
+    os.write(int(sys.argv[3]), b"x")
+    assert os.wait()[1] == 0
+    second.round(emitted=[3])
+"""
+
+
+def test_forked_children_record_spans_only_and_end_nothing_of_their_parents(path):
+    """A child's close neither ends nor unlocks the recording; one of a closed one records nothing."""
+    reading, writing = os.pipe()
+    code = FORKS.replace(
+        'rec.close()\nwith specscope.record(sys.argv[1], method="second")',
+        'rec.close()\nif len(sys.argv) > 4: sys.exit()\nwith specscope.record(sys.argv[1], method="second")',
+    )
+    command = [sys.executable, "-c", code, path, str(reading), str(writing)]
+    try:
+        for more, title, kinds in (([], "second", []), (["x"], "own loop", ["draft"] * 4 + ["verify"] * 2)):
+            if more:
+                os.write(writing, b"x")
+            done = subprocess.run(
+                [*command, *more],
+                cwd=ROOT,
+                pass_fds=(reading, writing),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            ids(path)
+            trace = read(path)
+            assert (trace.header.title, trace.status) == (title, "done")
+            assert sorted(s.kind for s in trace.spans) == kinds
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_recording_that_has_not_started_cannot_be_forked(path):
+    code = """
+import os, sys, specscope
+rec = specscope.record(sys.argv[1])
+if os.fork() == 0:
+    for call in (rec.start, lambda: rec.span("verify"), lambda: rec.round(emitted=[1])):
+        try: call()
+        except specscope.UsageError as error: assert "call start() before the fork" in str(error)
+        else: os._exit(3)
+    os._exit(0)
+assert os.wait()[1] == 0
+rec.round(emitted=[1])
+rec.close()
+"""
+    run(code, path)
+    assert read(path).status == "done"
+
+
+def test_no_process_joins_a_recording_that_has_ended(path):
+    with specscope.record(path) as rec:
+        rec.start()
+        joined = specscope.record(path, join=True)
+    with pytest.raises(UsageError, match="another recording writes to"):
+        specscope.record(path)  # the one that joined would write to it
+    joined.close()
+    with pytest.raises(UsageError, match="no program records to it now; join before close"):
+        specscope.record(path, join=True)
+    assert read(path).status == "done"
+
+
+@pytest.mark.parametrize("kind", ["/dev/full", "/dev/zero", "/dev/null", "fifo"])
+def test_a_recording_is_a_regular_file(tmp_path, kind):
+    if kind == "fifo":
+        kind = tmp_path / "fifo"
+        os.mkfifo(kind)
+    with pytest.raises(UsageError, match="is not a regular file; give a file"):
+        specscope.record(kind)
+
+
+class Disk:
+    """`os.write` of a disk with room for some bytes: it takes a part, then nothing."""
+
+    def __init__(self, monkeypatch):
+        self.room, self._write = 10**9, os.write
+        monkeypatch.setattr(appended.os, "write", self)
+
+    def __call__(self, file, content):
+        if not self.room and content:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(file, content[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 1, 40, 500])
+def test_a_disk_that_is_full_for_a_moment_loses_no_row(path, monkeypatch, room):
+    """Rows wait in memory; another process may write meanwhile, and a reader sees no half line."""
+    disk = Disk(monkeypatch)
+    with specscope.record(path, devices=["drafter", "target"]) as rec:
+        rec.start()
+        with specscope.record(path, join=True) as other:
+            with other.span("draft"):
+                pass
+            disk.room = room
+            failed = 0
+            for token in range(10):
+                try:
+                    rec.round(emitted=[token], texts=["x"])
+                except UsageError as error:
+                    failed += 1
+                    assert "No space left on device; its last" in str(error)
+                    assert "rows wait in memory for the next call" in str(error)
+                    assert read_traces(path).traces[0].header.run_id
+            assert failed >= 5
+            disk.room = 10**9
+            with other.span("draft"):
+                pass
+            with rec.span("verify"):
+                pass
+    (trace,) = read_traces(path).traces
+    assert [c.token for c in trace.commits] == list(range(10))
+    assert trace.text == trace.footer.texts[0] == "x" * 10
+    assert len(ids(path)) == 3
+    assert trace.status == "done"
+
+
+def test_a_header_that_waited_is_written_once(path, monkeypatch):
+    disk = Disk(monkeypatch)
+    disk.room = 60
+    with specscope.record(path) as rec:
+        with pytest.raises(UsageError, match="its last 1 rows wait"):
+            rec.start()
+        with pytest.raises(UsageError, match="its last 3 rows wait"):
+            rec.round(emitted=[1], texts=["x"])
+        disk.room = 10**9
+    assert read_traces(path).traces[0].text == "x"
+
+
+def test_a_disk_that_stays_full_ends_the_recording_and_says_what_is_lost(path, monkeypatch):
+    disk = Disk(monkeypatch)
+    rec = specscope.record(path)
+    rec.round(emitted=[1], texts=["x"])
+    disk.room = 20
+    with pytest.raises(UsageError, match="its last 2 rows wait"):
+        rec.round(emitted=[2], texts=["y"])
+    with pytest.raises(UsageError, match=r"No space left on device; its last \d+ rows are lost"):
+        rec.close()
+    (trace,) = read_traces(path).traces
+    assert (trace.status, trace.text) == ("incomplete", "x")
+
+
+def test_rows_that_wait_are_bounded(path, monkeypatch):
+    disk = Disk(monkeypatch)
+    monkeypatch.setattr(appended, "MOST_KEPT", 2000)
+    rec = specscope.record(path)
+    rec.round(emitted=[1], texts=["x"])
+    disk.room = 0
+    for _ in range(100):
+        with pytest.raises(UsageError) as error:
+            rec.round(emitted=[2])
+    assert "rows are lost, and it ends before them" in str(error.value)
+    disk.room = 10**9
+    with pytest.raises(UsageError, match="are lost"):
+        rec.close()
+    assert read_traces(path).traces[0].status == "incomplete"
+
+
+LIMITED = """
+import resource, sys, specscope
+rec = specscope.record(sys.argv[1])
+rec.start()
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+failed = 0
+for token in range(50):
+    try: rec.round(emitted=[token], texts=["x"])
+    except specscope.UsageError: failed += 1
+assert failed > 10
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+rec.close()
+"""
+
+
+@pytest.mark.parametrize("size", [1500, 1777, 2001])
+def test_a_real_limit_of_the_file_loses_no_row(path, size):
+    run(LIMITED, path, size)
+    assert read_traces(path).traces[0].text == "x" * 50
+
+
+def test_a_recording_ends_before_it_is_too_large_to_be_read(path, monkeypatch):
+    monkeypatch.setattr(appended, "MOST_TRACE_BYTES", appended._SPARE + 5000)
+    monkeypatch.setattr(appended, "MOST_LINE", 600)
+    rec = specscope.record(path)
+    with pytest.raises(UsageError, match="a row has 899 bytes; at most 600 are read"):
+        rec.round(emitted=[1], texts=["x" * 800])
+    with pytest.raises(UsageError, match="the most of a recording; end it, and record"):
+        for _ in range(100):
+            rec.round(emitted=[1], texts=["x"])
+    assert path.stat().st_size < 5000
+    with suppress(UsageError):
+        rec.close()
+    assert read_traces(path).traces[0].status == "incomplete"

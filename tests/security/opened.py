@@ -1,0 +1,114 @@
+"""Everything that opens a stored run: documents, parts, windows, reports, exports, the analysis, a what-if."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gradio as gr
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from specscope.app.cli.export import FORMATS, TABLES, write
+from specscope.app.render.history import runs_table
+from specscope.app.routes import EXPORTS, build_router
+from specscope.app.service import Service
+from specscope.app.tabs.analysis import Analysis
+from specscope.engine.errors import UsageError
+from specscope.traces.health import health
+from specscope.traces.metrics import measure
+from specscope.traces.view.part import part_document
+from specscope.traces.whatif.replay import Change, what_if
+
+SECONDS = 60
+"""Of all views of a small file, on a busy machine: a loop over values takes years."""
+MEGABYTES = 700
+
+
+@contextmanager
+def bounded(what: str) -> Iterator[None]:
+    """Fail if the block takes too long or too much memory."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"{what}: more than {SECONDS} s")
+
+    before, known = _megabytes(), signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, known)
+    assert _megabytes() - before < MEGABYTES, what
+
+
+def _megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Opener:
+    """A service with its routes and its analysis, which opens the runs of its database."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        app = FastAPI()
+        app.include_router(build_router(service))
+        self._client = TestClient(app)
+        with gr.Blocks():
+            self._analysis = Analysis(service)
+
+    def open(self, run_id: str, *, replay: bool = True) -> None:
+        """Open a stored run in every way; AssertionError if a way fails other than by a UsageError."""
+        store = self.service.store
+        assert store is not None
+        trace = store.load(run_id)
+        runs, total = store.runs(query=run_id)
+        assert "damaged" not in [summary.status for summary in runs]
+        json.dumps(runs_table(runs, total, 0, 50))
+        for address in self._addresses(run_id):
+            answer = self._client.get(address)
+            # 404 is a refusal, such as a timeline of a run without times
+            assert answer.status_code in (200, 404), (address, answer.text[:300])
+            assert answer.status_code == 200 or "\n" not in answer.json()["error"], address
+            assert "fault of SpecScope" not in answer.text, (address, _fault(answer.text))
+        size = store.extent(run_id)
+        if size is not None and size.spans:
+            part_document([(store.opening(run_id, size, 20), size)])
+            self._client.get(
+                f"/specscope/window?run={run_id}&low=-1&high={(size.end - size.begin) / 1e6 + 1}"
+            )
+        health(trace)
+        measure(trace).to_dict()
+        for form in FORMATS:
+            for table in TABLES if form == "csv" else ("tokens",):
+                _unless_refused(lambda form=form, table=table: write(trace, form, table, io.StringIO()))
+        assert self._analysis.show([trace, trace])
+        if replay:
+            for method in ("", "pearl", "llma"):
+                change = Change("pearl-4xA100", method=method)
+                _unless_refused(lambda change=change: what_if(trace, change))
+
+    def _addresses(self, run_id: str) -> Iterator[str]:
+        yield f"/specscope/model?runs={run_id}"
+        yield f"/specscope/model?runs={run_id}&whole=true"
+        yield f"/specscope/report.html?runs={run_id}"
+        yield f"/specscope/report.html?runs={run_id}&redact_prompt=true"
+        for form in EXPORTS:
+            yield f"/specscope/export/{run_id}/{form}"
+
+
+def _unless_refused(attempt: Callable[[], Any]) -> None:
+    try:
+        attempt()
+    except UsageError as error:
+        assert "\n" not in str(error)
+
+
+def _fault(text: str) -> str:
+    at = text.index("fault of SpecScope")
+    return text[at - 40 : at + 120]

@@ -1,0 +1,123 @@
+"""A what-if under a run's own settings is the run, for every method, or says what it drew."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.methods import METHODS
+from specscope.engine.run.serving import Load
+from specscope.engine.simulate.profile import FOLDER
+from specscope.engine.trace.trace import Trace
+from specscope.traces.metrics import measure
+from specscope.traces.view.tokens import has_trees
+from specscope.traces.whatif.replay import Change, WhatIf, what_if
+
+PROFILE = "pearl-4xA100"
+PROMPTS = ("Explain gravity.", "Tell me a story.", "Hi")
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "assisted": [{"schedule": "constant"}, {"drafts": "greedy"}],
+    "dsi": [{"acceptance": "rejection"}, {"drafts": "sampled"}],
+    "ems": [{"base": "speculative"}],
+    "hybrid": [{"weigh": "seconds", "offset": 2.0}],
+    "medusa": [{"acceptance": "typical"}],
+    "pearl": [
+        {"schedule": "threshold"},
+        {"schedule": "average", "off_below": 0.6, "gamma": 4},
+        {"placement": "co-located"},
+        {"placement": "pipeline"},
+    ],
+    "specbranch": [{"drafts": "greedy"}, {"branches": 1}, {"placement": "co-located", "threshold": 0.7}],
+    "speculative": [
+        {"drafts": "greedy"},
+        {"schedule": "threshold", "confidence": 0.6},
+        {"schedule": "average", "off_below": 0.6},
+    ],
+    "ssd": [{"backup": "none"}, {"schedule": "threshold"}, {"saguaro": 0.5, "fanout": "geometric"}],
+    "tree": [{"drafts": "greedy"}],
+}
+SAMPLING = [
+    specscope.Sampling(0.0),
+    specscope.Sampling(1.0, seed=1),
+    specscope.Sampling(0.7, top_k=3, top_p=0.9, seed=2),
+]
+CASES = [
+    (key, config, sampling)
+    for key in METHODS
+    for config in ({}, *SETTINGS.get(key, ()))
+    for sampling in SAMPLING[: 2 if config else 3]
+]
+LIMITS = specscope.Limits(20)
+ROWS = ("spans", "rounds", "commits", "copies", "chains", "forecasts", "pooled", "forks")
+
+
+@cache
+def cluster() -> specscope.Cluster:
+    return specscope.open("bundled", runtime="virtual", profile=PROFILE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def close() -> Any:
+    yield
+    cluster().close()
+    cluster.cache_clear()
+
+
+def check_same(result: WhatIf, trace: Trace) -> None:
+    for name in ROWS:
+        assert getattr(result.replay, name) == getattr(trace, name), name
+    assert measure(result.replay) == measure(trace)
+    assert (result.drawn, result.differs) == (0, None)
+
+
+@pytest.mark.parametrize(("method", "config", "sampling"), CASES, ids=str)
+def test_under_its_own_settings_a_run_is_repeated(
+    method: str, config: dict[str, Any], sampling: specscope.Sampling, like: str
+):
+    """Also on a copy of its profile, where times are computed and chains are drafted again."""
+    trace = cluster().run(method, PROMPTS[0], config=config, sampling=sampling, limits=LIMITS)
+    result = what_if(trace, Change())
+    check_same(result, trace)
+    assert result.notes == ("Nothing is changed: the rows and times are those of the run.",)
+    assert result.replay.header.run_id != trace.header.run_id
+    if method == "specbranch" and has_trees(trace.decisions):
+        with pytest.raises(UsageError, match="trees while the target verifies"):
+            what_if(trace, Change(profile=like))
+        return
+    result = what_if(trace, Change(profile=like))
+    if any(note.startswith("Drawn from the recorded q") for note in result.notes):
+        assert config.get("schedule") or method in ("specbranch", "assisted")
+        assert measure(result.replay).decode_seconds == pytest.approx(measure(trace).decode_seconds, rel=0.05)
+    else:
+        check_same(result, trace)
+
+
+@pytest.fixture(scope="module")
+def like(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of a copy of the profile under another name."""
+    text = (FOLDER / f"{PROFILE}.toml").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("profile") / "mine.toml"
+    path.write_text(text.replace(f'name = "{PROFILE}"', 'name = "mine"', 1), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_several_requests_are_repeated(method: str, temperature: float):
+    load = Load((0.0, 0.1, 0.5), batch=2, chunk=16)
+    options: dict[str, Any] = {"sampling": specscope.Sampling(temperature, seed=3), "limits": LIMITS}
+    runs = list[Trace]()
+    for more in ({}, {"load": load}):
+        try:
+            runs.append(cluster().run(method, *PROMPTS, **options, **more))
+        except UsageError:
+            continue
+    for trace in runs:
+        result = what_if(trace, Change())
+        check_same(result, trace)
+        assert result.replay.header.environment["whatif"]["run"] == trace.header.run_id
+    assert runs or method in ("dsi", "ssd")

@@ -1,0 +1,93 @@
+"""Closed forms of the map's methods: (place, settings) -> speed-up over plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specscope.engine.drafting.static import MOST_NODES
+from specscope.engine.simulate.profile import Profile
+from specscope.traces.closed_forms import (
+    dsi_blocks_speedup,
+    layer_parallel_speedup,
+    pearl_speedup,
+    specbranch_speedup,
+    speculative_speedup,
+    ssd_speedup,
+)
+
+if TYPE_CHECKING:
+    from specscope.engine.simulate.latency import Latency
+
+
+class Place(NamedTuple):
+    """Where a method runs."""
+
+    profile: str
+    c: int
+    rate: float
+    doubt: float
+    misses: float
+
+
+Form = Callable[..., float]
+"""(place, settings by name) -> speed-up; 0 for settings that do not go together."""
+
+
+def _turns(at: Place, gamma: int) -> float:
+    return speculative_speedup(at.rate, gamma, at.c)
+
+
+def _overlapped(at: Place, gamma: int) -> float:
+    return pearl_speedup(at.rate, gamma, at.c)
+
+
+def _cache(at: Place, gamma: int, forks: int) -> float:
+    return ssd_speedup(at.rate, gamma, at.c, forks, at.misses)
+
+
+def _branches(at: Place, gamma: int, length: int, branches: int, threshold: float) -> float:
+    if branches * length > MOST_NODES:
+        return 0.0
+    return specbranch_speedup(at.rate, gamma, at.c, length, branches, threshold, at.doubt, at.misses)
+
+
+def _servers(at: Place, lookahead: int, sp: int) -> float:
+    keeps_up = at.c <= lookahead * sp + 1e-9 and lookahead <= at.c
+    return dsi_blocks_speedup(at.rate, lookahead, at.c) if keeps_up else 0.0
+
+
+def _layers(at: Place, gamma: int, devices: int) -> float:
+    latency = _latency(at.profile, at.c)
+    plain, size = latency("target", 1, 0), 4
+    later = latency.parallel("drafter", 1, 0, size, devices=devices) / plain
+    return layer_parallel_speedup(at.rate, gamma, latency("drafter", 1, 0) / plain, later)
+
+
+FORMS: dict[str, Form] = {
+    "turns": _turns,
+    "overlapped": _overlapped,
+    "cache": _cache,
+    "branches": _branches,
+    "servers": _servers,
+    "layers": _layers,
+}
+
+
+def best_settings(
+    form: Form, at: Place, given: Mapping[str, Any], search: Mapping[str, int | str]
+) -> dict[str, Any]:
+    """Return the settings with the greatest speed-up; of equal ones, the smallest.
+
+    A number searches 1 to itself, `rate` the acceptance rate and 0.
+    """
+    ranges = [(at.rate, 0.0) if most == "rate" else range(1, int(most) + 1) for most in search.values()]
+    found = (dict(zip(search, values, strict=True)) for values in product(*ranges))
+    return {**given, **max(found, key=lambda settings: form(at, **given, **settings))}
+
+
+@cache
+def _latency(profile: str, c: int) -> Latency:
+    return Profile.load(profile).latency(f"c{c}")
