@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Span
     from specscope.engine.trace.trace import Trace
     from specscope.traces.metrics import Metrics
-    from specscope.traces.race import Speed
 
 ENOUGH = 1.05
 """Time per target forward in plain ones up to which the forward itself is not the cause."""
@@ -29,13 +28,7 @@ _OTHERS = {
 """The work beside forwards, by kind of span."""
 
 
-def cause(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
-    """Return why a run is slow, or what is wrong with its times; empty for a run that is faster."""
-    slow = faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
-    return _impossible(trace, plain) or (_slow(trace, metrics, plain, faster) if slow else "")
-
-
-def _impossible(trace: Trace, plain: Trace) -> str:
+def impossible(trace: Trace, plain: Trace) -> str:
     """Return that target forwards are faster than plain ones, which no method can bring about."""
     mine, theirs = _target_forwards(trace), _target_forwards(plain)
     time, least = _milliseconds(mine), _milliseconds(theirs)
@@ -50,8 +43,10 @@ def _impossible(trace: Trace, plain: Trace) -> str:
     )
 
 
-def _slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
-    """Return where the time of a target forward goes, and the largest part of the loss.
+def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: float) -> str:
+    """Return why a run is not faster: where the time of a target forward goes.
+
+    `speedup` is measured; its passes leave open up to `most`.
 
     A target forward brings k tokens, a plain one b: 1, of a batch more. With the time of a plain
     forward as the unit, R = k / b / speed-up is the time per target forward. The shares of decoding
@@ -62,8 +57,8 @@ def _slow(trace: Trace, metrics: Metrics, plain: Trace, faster: Speed) -> str:
     if brings is None:
         return ""
     unit = measure(plain).tokens_per_target_forward or 1.0
-    time = brings / unit / faster.value
-    noise = max(ENOUGH - 1, time - brings / unit / faster.high)
+    time = brings / unit / speedup
+    noise = max(ENOUGH - 1, time - brings / unit / most)
     parts = {part: time * share for part, share in waiting.time_by_part(trace).items()}
     target, draft, rest = (parts.pop(part, 0.0) for part in ("target", "drafter", "none"))
     rows, few = _rows(_target_forwards(trace)), _rows(_target_forwards(plain))

@@ -101,7 +101,7 @@ class Side:
 
     def lead(self, other: int | None) -> float | None:
         """Return how far the token's logit of the target is above another's; None if unknown."""
-        chances = {candidate.token: candidate.p for candidate in self.p}
+        chances: dict[int | None, float] = {candidate.token: candidate.p for candidate in self.p}
         mine, theirs = chances.get(self.token), chances.get(other)
         return log(mine / theirs) if mine and theirs else None
 

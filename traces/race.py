@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
+from specscope.traces.causes import impossible
 from specscope.traces.comparable import comparisons, lacks_load, other_load
 from specscope.traces.metrics import measure
 from specscope.traces.view.settings import config_text, shown_config
@@ -59,6 +60,8 @@ class Racer(NamedTuple):
     """Whether other programs used the machine during one of its passes."""
     unknown: bool = False
     """Whether that is not recorded."""
+    doubt: str = ""
+    """Why its times cannot be compared with its baseline's, see `traces.causes`; else empty."""
 
 
 def racers_of(
@@ -66,9 +69,13 @@ def racers_of(
 ) -> list[Racer]:
     groups = passes or [[trace] for trace in traces]
     compared = comparisons([[trace] for trace in traces])
-    return [
+    racers = [
         Racer(trace, speed_of(group, metrics), baseline, reason, _loaded(group), any(map(lacks_load, group)))
         for trace, metrics, group, (baseline, reason) in zip(traces, measured, groups, compared, strict=True)
+    ]
+    return [
+        racer if k in (None, i) else racer._replace(doubt=impossible(racer.trace, traces[k]))
+        for i, (racer, k) in enumerate((racer, racer.baseline) for racer in racers)
     ]
 
 
@@ -105,6 +112,11 @@ def race_line(racers: Sequence[Racer]) -> str:
         return (
             "No winner: other programs used this machine during the race. Run it again when they have ended."
         )
+    if doubted := [racer.trace.header.title for racer in field if racer.doubt]:
+        return (
+            f"No winner: the target forwards of {', '.join(doubted)} were faster than plain ones, which is no "
+            "effect of a method."
+        )
     if any(racer.unknown for racer in field):
         return "No winner: the load by other programs was not recorded."
     near = _near(field)
@@ -132,8 +144,8 @@ def _fields(racers: Sequence[Racer]) -> list[list[Racer]]:
 
 
 def _near(field: Sequence[Racer]) -> Sequence[Racer]:
-    """Return the runs whose range reaches the fastest's; all if other programs may have run."""
-    if any(racer.loaded or racer.unknown for racer in field):
+    """Return the runs whose range reaches the fastest's; all if the times of one are doubtful."""
+    if any(racer.loaded or racer.unknown or racer.doubt for racer in field):
         return field
     least = field[0].speed.low if field[0].speed else 0.0
     return [racer for racer in field if racer is field[0] or (racer.speed and racer.speed.high >= least)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from specscope.engine.checkpoints.forms import form_of
 from specscope.traces.advice import GAIN, Advice, advise, longest_drafter
-from specscope.traces.causes import cause
+from specscope.traces.causes import slow
 from specscope.traces.comparable import drafts
 from specscope.traces.health import health
 from specscope.traces.imported import origin
@@ -86,11 +86,12 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
         return {**found, "summary": f"{title} about {faster.value:.1f}× {LOADED}"}
     facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value)}"
     lacking = " The load by other programs was not recorded." if racer.unknown or baseline.unknown else ""
-    text, advice = _advice(i, racers, metrics, baseline.trace)
+    text, advice = ("", None) if racer.doubt else _advice(i, racers, metrics, baseline.trace)
+    why = racer.doubt or _why(trace, metrics, baseline.trace, faster)
     return {
         **found,
         "summary": f"{title} {_compared(faster)}{facts}.{_predicted(trace)}{lacking}",
-        "reason": cause(trace, metrics, baseline.trace, faster) if drafts(trace) else "",
+        "reason": why,
         "advice": text,
         "run": advice,
     }
@@ -99,6 +100,12 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
 def _predicted(trace: Trace) -> str:
     speed = predicted_speedup(trace.header)
     return "" if speed is None else f" The plan predicted {speed:.2f}×."
+
+
+def _why(trace: Trace, metrics: Metrics, baseline: Trace, faster: Speed) -> str:
+    """Return why a run is not faster than plain decoding, whatever its passes leave open."""
+    loses = faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
+    return slow(trace, metrics, baseline, faster.value, faster.high) if loses and drafts(trace) else ""
 
 
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:

@@ -12,7 +12,7 @@ function labelOf(run, row) {
 function stripLabel(run, row) {
   const spans = row.type === "strip";
   const share = (spans ? named(run.metrics.occupancy, row.track.device) : row.track.measured.busy) ?? null; // a part has no figures
-  const title = spans ? "share of decoding in which the device works" : `mean load of the device while decoding, by ${row.label}`;
+  const title = spans ? "share of decoding in which the device works" : `mean load while decoding: ${row.label}${row.label.startsWith("whole") ? ", by all programs" : ""}`;
   const [name, meter] = row.label.split(" (");
   const text = el("div", {}, name, meter ? el("span", { class: "ss-meter" }, ` (${meter}`) : null, share === null ? "" : ` ${Math.round(100 * share)}\u202f%`);
   return el("div", { class: "ss-row-label ss-row-strip", title }, text);

@@ -112,7 +112,7 @@ def test_the_fastest_run_is_named_with_its_range() -> None:
 
 def test_runs_that_are_too_close_have_no_winner() -> None:
     line = race_line(
-        field(measured("autoregressive", 2), measured("pearl"), measured("pearl", 1.05, "again"))
+        field(measured("autoregressive", 1.2), measured("pearl"), measured("pearl", 1.05, "again"))
     )
     assert line.startswith("No clear winner: PEARL · ")
     assert "Autoregressive" not in line

@@ -227,7 +227,7 @@ def test_a_device_that_only_prefilled_gets_no_track():
 
 @pytest.mark.parametrize(
     ("kind", "label"),
-    [("cpu", "all programs (psutil)"), ("cuda", "all programs (NVML)"), ("virtual", "measured")],
+    [("cpu", "whole core (psutil)"), ("cuda", "whole card (NVML)"), ("virtual", "measured")],
 )
 def test_measured_load_is_labelled_with_its_meter(kind, label):
     trace = sample_trace("pearl")

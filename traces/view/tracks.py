@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
     from specscope.traces.waiting import Clock, Wait
 
-METERS = {"cpu": "psutil", "cuda": "NVML"}
-"""What measures the load of a device of that kind."""
+METERS = {"cpu": ("whole core", "psutil"), "cuda": ("whole card", "NVML")}
+"""What is measured by a device's kind, by all programs, and by what; on Ray a worker's own time."""
 ROLE = "requests"
 
 
@@ -165,9 +165,9 @@ def span_fates(trace: Trace) -> dict[int, str]:
 
 
 def _label_of_load(trace: Trace, device: Device) -> str:
-    whose = "this worker" if trace.header.runtime == "ray" and device.kind == "cpu" else "all programs"
-    meter = METERS.get(device.kind)
-    return f"{whose} ({meter})" if meter else "measured"
+    whole, meter = METERS.get(device.kind, ("measured", ""))
+    what = "worker" if trace.header.runtime == "ray" and device.kind == "cpu" else whole
+    return f"{what} ({meter})" if meter else what
 
 
 def _measured(
