@@ -33,7 +33,17 @@ if TYPE_CHECKING:
 
 SHORT = 32
 """Tokens of an answer below which a speed-up says little about longer ones."""
-HEAD = ("method", "settings", "tokens/s", "speed-up", "its range", "tokens", "tokens / forward", "accepted", "output")
+HEAD = (
+    "method",
+    "settings",
+    "tokens/s",
+    "speed-up",
+    "its range",
+    "tokens",
+    "tokens / forward",
+    "accepted",
+    "output",
+)
 COLUMNS = (
     "method",
     "settings",
@@ -205,7 +215,9 @@ def doubt_lines(result: Mapping[str, Any]) -> list[str]:
     if not sources and len(methods) > 1:
         lines.append("the speed-ups have no range: one prompt in virtual time; give several prompts")
     if result["orders"]:
-        words = [f"{o['first']} over {o['second']} on {o['faster']} of {o['prompts']}" for o in result["orders"]]
+        words = [
+            f"{o['first']} over {o['second']} on {o['faster']} of {o['prompts']}" for o in result["orders"]
+        ]
         lines.append(f"faster by prompt: {', '.join(words)}")
     return lines
 

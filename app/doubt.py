@@ -1,4 +1,4 @@
-"""How far a speed-up of a comparison may be off, how that is known, and the order of the methods."""
+"""How far a speed-up of a comparison may be off, and how far the order of the methods holds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def doubt_of(
     if not found:
         return None
     return Doubt(
-        min(one.low for one in found), max(one.high for one in found), " and ".join(one.source for one in found)
+        min(one.low for one in found),
+        max(one.high for one in found),
+        " and ".join(one.source for one in found),
     )
 
 

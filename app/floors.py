@@ -55,11 +55,15 @@ def given_bounds(texts: Sequence[str], keys: Sequence[str], left_out: Mapping[st
         except ValueError:
             bound = math.nan
         if not (math.isfinite(bound) and bound > 0):
-            raise UsageError(f"--fail-below {shown(given)} is not METHOD=SPEEDUP; write for example pearl=1.3")
+            raise UsageError(
+                f"--fail-below {shown(given)} is not METHOD=SPEEDUP; write for example pearl=1.3"
+            )
         if key in left_out:
             raise UsageError(f"--fail-below names {key}, which is left out: {left_out[key]}")
         if key not in keys:
-            raise UsageError(f"--fail-below names {shown(key)}, which is not compared; choose of {', '.join(keys)}")
+            raise UsageError(
+                f"--fail-below names {shown(key)}, which is not compared; choose of {', '.join(keys)}"
+            )
         if key in found:
             raise UsageError(f"--fail-below names {key} twice; give one bound")
         found[key] = bound
@@ -155,7 +159,7 @@ def check_baseline(path: Path, baseline: Mapping[str, Any], result: Mapping[str,
 
 
 def digests(group: Sequence[Trace]) -> dict[str, str]:
-    """Return the conditions of plain decoding's runs as short hashes: equal ones may be compared."""
+    """Return the conditions of plain decoding's runs as short hashes, to be compared."""
     found = {name: value for name, value in conditions(group).items() if name not in _OWN}
     found["limits"] = [trace.header.limits for trace in group]
     return {

@@ -32,7 +32,11 @@ REPEAT = (1, "N", f"passes, 1 to {MAX_PASSES}: every other one backwards; median
 
 
 BOUNDS: options.Options = {
-    "--fail-below": ([], "METHOD=SPEEDUP", "exit with 1 if the method's speed-up over plain decoding is lower; repeatable"),
+    "--fail-below": (
+        [],
+        "METHOD=SPEEDUP",
+        "exit with 1 if the method's speed-up over plain decoding is lower; repeatable",
+    ),
     "--baseline": (Path, "FILE", "exit with 1 if a ratio is lower than in this earlier output of --json"),
     "--tolerance": (0.05, "SHARE", "how much lower than in the baseline a ratio may be, 0 to 1 (0.05)"),
 }

@@ -16,16 +16,29 @@ from specscope.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.lab.winners import Plan, Result, Winner
+    from specscope.traces.lab.plan import Plan
+    from specscope.traces.lab.winners import Result, Winner
 
 PLACES: options.Options = {
     "--ratios": (str, "LIST", "c, how many times the drafter is as fast: of 2,3,5,8,12,20 (all)"),
     "--rates": (str, "LIST", "acceptance rates (0.4,0.5,0.6,0.7,0.8,0.9,0.95,0.98)"),
     "--devices": (str, "LIST", "devices, 2 to 8 for each of the target's (2,3,4,8)"),
-    "--target-devices": (int, "N", "devices of a target, 1 to 8; c is that of the target as it lies there (1)"),
+    "--target-devices": (
+        int,
+        "N",
+        "devices of a target, 1 to 8; c is that of the target as it lies there (1)",
+    ),
     "--methods": (str, "A,B", "methods of the map (all of it)"),
-    "--doubt": (float, "D", "how well the drafter knows where it is wrong: at 1 - (1 - D) a of its errors (0.5)"),
-    "--misses": (float, "R", "where it is wrong, the target's token is not among its next F in (1 + F)^-R (0.7)"),
+    "--doubt": (
+        float,
+        "D",
+        "how well the drafter knows where it is wrong: at 1 - (1 - D) a of its errors (0.5)",
+    ),
+    "--misses": (
+        float,
+        "R",
+        "where it is wrong, the target's token is not among its next F in (1 + F)^-R (0.7)",
+    ),
     "--max-new-tokens": (int, "N", "tokens of a run (192)"),
     "--recorded": ([], "RUN", "replay the drafts of a stored run in place of drafts at a rate; repeatable"),
     "--seeds": (int, "N", "runs of a method at a place, 1 to 5 (2)"),
@@ -64,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from specscope.traces.lab.winners import default
+    from specscope.traces.lab.plan import default
 
     plan = default()
     lists = {
@@ -101,7 +114,8 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _lines(plan: Plan, results: Sequence[Result]) -> Iterator[str]:
-    from specscope.traces.lab.winners import assumptions, winner
+    from specscope.traces.lab.plan import assumptions
+    from specscope.traces.lab.winners import winner
 
     target = f", {plan.target_devices} for a target" if plan.target_devices > 1 else ""
     for devices in plan.devices:

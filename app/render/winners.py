@@ -8,7 +8,8 @@ from math import ceil
 from textwrap import wrap
 
 from specscope.app.render.html import app_page, run_address, scrolling, table, text
-from specscope.traces.lab.winners import EQUAL, VALUES, Plan, Result, Winner, assumptions, winner
+from specscope.traces.lab.plan import Plan, assumptions
+from specscope.traces.lab.winners import EQUAL, VALUES, Result, Winner, winner
 
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
 """White text on each has a contrast of more than 4.5."""
@@ -38,7 +39,10 @@ def map_svg(plan: Plan, results: Sequence[Result], by: str = "runs", columns: in
     ]
     total, down = max(2 * _LEAST, width * min(columns, len(plan.devices))), height * rows
     lines = wrap(" ".join(assumptions(plan)), int((total - 2 * _LEFT) / (0.87 * _LINE)))
-    words = [f'<text class="l" x="{_LEFT}" y="{down + 36 + 15 * i}">{escape(line)}</text>' for i, line in enumerate(lines)]
+    words = [
+        f'<text class="l" x="{_LEFT}" y="{down + 36 + 15 * i}">{escape(line)}</text>'
+        for i, line in enumerate(lines)
+    ]
     tall = down + 34 + 15 * len(lines)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {tall}" width="{total}" '

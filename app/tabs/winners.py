@@ -17,7 +17,8 @@ from specscope.app.render.winners import map_html, race_html
 from specscope.app.service import Service
 from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, plain_html
 from specscope.engine.errors import SpecScopeError
-from specscope.traces.lab.winners import VALUES, Plan, Result, given_back, results, with_target
+from specscope.traces.lab.plan import Plan
+from specscope.traces.lab.winners import VALUES, Result, given_back, results, with_target
 
 TARGETS = (1, 2, 4, 8)
 FILE = Path(__file__).parents[2] / "assets" / "examples" / "map.json"

@@ -29,7 +29,9 @@ def compared(capsys, db) -> dict:
 @pytest.fixture
 def speeds(monkeypatch):
     """Runs are (tokens, tokens per second)."""
-    monkeypatch.setattr(doubt, "measure", lambda run: SimpleNamespace(tokens=run[0], tokens_per_second=run[1]))
+    monkeypatch.setattr(
+        doubt, "measure", lambda run: SimpleNamespace(tokens=run[0], tokens_per_second=run[1])
+    )
 
 
 def test_the_range_over_prompts_is_two_standard_errors_by_leaving_out_each(speeds):
@@ -96,7 +98,10 @@ def test_virtual_compare_shows_doubt_settings_and_rank(capsys, db, compared):
     assert "range of the speed-up (pearl, ssd): two standard errors over 3 prompts" in lines
     order = next(line for line in lines if line.startswith("faster by prompt: "))
     first, second = compared["ranking"][:2]
-    faster = sum(a > b for a, b in zip(*(methods[k]["speedup_by_prompt"].values() for k in (first, second)), strict=True))
+    faster = sum(
+        a > b
+        for a, b in zip(*(methods[k]["speedup_by_prompt"].values() for k in (first, second)), strict=True)
+    )
     assert f"{first} over {second} on {faster} of 3" in order
 
 
@@ -124,7 +129,10 @@ def test_a_bound_that_is_missed_is_a_line_and_exit_code_1(capsys, db):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["dsi=1.3"], "--fail-below names 'dsi', which is not compared; choose of autoregressive, pearl, ssd"),
+        (
+            ["dsi=1.3"],
+            "--fail-below names 'dsi', which is not compared; choose of autoregressive, pearl, ssd",
+        ),
         (["nonsense=1.3"], "--fail-below names 'nonsense', which is not compared"),
         (["pearl"], "--fail-below 'pearl' is not METHOD=SPEEDUP; write for example pearl=1.3"),
         (["pearl=fast"], "is not METHOD=SPEEDUP"),
@@ -148,7 +156,13 @@ def test_a_method_that_is_left_out_cannot_be_bounded():
 
 def figures(speedup: float | None = 1.5, low: float | None = 1.4, high: float | None = 1.6, **more) -> dict:
     ratios = {"acceptance_rate": 0.5, "acceptance_rate_tested": 0.8, "tokens_per_target_forward": 2.5}
-    found = {"speedup": speedup, "speedup_low": low, "speedup_high": high, "speedup_from": "two passes", **ratios}
+    found = {
+        "speedup": speedup,
+        "speedup_low": low,
+        "speedup_high": high,
+        "speedup_from": "two passes",
+        **ratios,
+    }
     return {**found, "not_comparable": None, "equal_to_autoregressive": True, "drafted": 9, **more}
 
 
@@ -161,7 +175,13 @@ def figures(speedup: float | None = 1.5, low: float | None = 1.4, high: float | 
         (figures(1.5), 1.7, False, False, "at least 1.7"),
         (figures(1.5), 1.5, True, True, ""),
         (figures(1.29999, None, None), 1.3, False, False, "is 1.29999; --fail-below asks for at least 1.3"),
-        (figures(None, None, None, not_comparable="different prompt"), 1.3, False, False, "(different prompt)"),
+        (
+            figures(None, None, None, not_comparable="different prompt"),
+            1.3,
+            False,
+            False,
+            "(different prompt)",
+        ),
     ],
 )
 def test_the_figure_decides_and_a_range_with_the_bound_is_said(mine, bound, met, doubtful, words):
@@ -182,7 +202,9 @@ def missed(before: dict, after: dict, tolerance: float = 0.05) -> list[str]:
     return [verdict.figure for verdict in found if not verdict.met]
 
 
-@pytest.mark.parametrize("name", ["speedup", "acceptance_rate", "acceptance_rate_tested", "tokens_per_target_forward"])
+@pytest.mark.parametrize(
+    "name", ["speedup", "acceptance_rate", "acceptance_rate_tested", "tokens_per_target_forward"]
+)
 def test_a_ratio_that_falls_by_more_than_the_tolerance_is_missed(name: str):
     before = figures()
     assert missed(before, before) == []
@@ -240,7 +262,10 @@ def test_a_baseline_of_something_else_is_refused(changes, message):
 
 def test_methods_of_one_side_only_are_named():
     now, before = result(pearl=figures(), ssd=figures()), result(pearl=figures(), dsi=figures())
-    assert check_baseline(Path("b"), before, now) == ["dsi is in the baseline only", "ssd is not in the baseline"]
+    assert check_baseline(Path("b"), before, now) == [
+        "dsi is in the baseline only",
+        "ssd is not in the baseline",
+    ]
     assert check_baseline(Path("b"), {**now, "conditions": {}}, now) == [], "an older file has none"
 
 

@@ -13,11 +13,9 @@ import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.types import Limits
 from specscope.traces.lab.forms import FORMS, Place, best_settings
+from specscope.traces.lab.plan import Plan, assumptions, default
 from specscope.traces.lab.winners import (
-    Plan,
     Result,
-    assumptions,
-    default,
     draw,
     facts,
     given_back,
@@ -82,12 +80,14 @@ def test_specbranch_has_the_length_of_a_branch_and_the_forks_that_are_best(c, ra
 
 def test_equal_settings_give_the_smallest_and_a_rate_is_searched_beside_0():
     at = Place("ratios", 5, 0.7, 0.5, 0.7)
-    found = best_settings(lambda at, a, b, t, fixed: min(a, 3) + t + fixed, at, {"fixed": 9}, {"a": 5, "b": 2, "t": "rate"})
+    found = best_settings(
+        lambda at, a, b, t, fixed: min(a, 3) + t + fixed, at, {"fixed": 9}, {"a": 5, "b": 2, "t": "rate"}
+    )
     assert found == {"fixed": 9, "a": 3, "b": 1, "t": 0.7}
 
 
 def result(key: str, devices: int, speedup: float, form: float = 1.0, **more) -> Result:
-    return Result(key, 5, 0.8, devices, {}, (speedup,), form, **more)
+    return Result(key, 5, 0.8, devices, {}, speedup, form, **more)
 
 
 def test_a_winner_leads_over_the_best_other_method_on_so_many_devices():
@@ -109,7 +109,7 @@ def test_a_winner_leads_over_the_best_other_method_on_so_many_devices():
     ],
 )
 def test_a_lead_is_clear_if_it_is_there_for_every_seed(mine, theirs, clear: bool):
-    found = [replace(result("a", 2, 1), speedups=mine), replace(result("b", 2, 1), speedups=theirs)]
+    found = [result(key, 2, sum(x) / 2, speedups=x) for key, x in (("a", mine), ("b", theirs))]
     one = winner(found, 5, 0.8, 2)
     assert (one.best.key, one.clear) == ("a", clear)
     assert one.leads == pytest.approx([a / b - 1 for a, b in zip(mine, theirs, strict=True)])
@@ -122,9 +122,35 @@ def test_a_lead_is_clear_if_it_is_there_for_every_seed(mine, theirs, clear: bool
 @pytest.mark.parametrize(
     ("target", "devices", "used"),
     [
-        (1, (2, 4), {"speculative": [1], "pearl": [2], "ssd": [2], "specbranch": [2], "dsi": [2, 4], "easyspec": [2, 4]}),
-        (2, (2, 3, 8), {"speculative": [2], "pearl": [3], "ssd": [3], "specbranch": [3], "dsi": [3, 7], "easyspec": [2, 3, 4]}),
-        (4, (4, 9), {"speculative": [4], "pearl": [5], "ssd": [5], "specbranch": [5], "dsi": [9], "easyspec": [4]}),
+        (
+            1,
+            (2, 4),
+            {
+                "speculative": [1],
+                "pearl": [2],
+                "ssd": [2],
+                "specbranch": [2],
+                "dsi": [2, 4],
+                "easyspec": [2, 4],
+            },
+        ),
+        (
+            2,
+            (2, 3, 8),
+            {
+                "speculative": [2],
+                "pearl": [3],
+                "ssd": [3],
+                "specbranch": [3],
+                "dsi": [3, 7],
+                "easyspec": [2, 3, 4],
+            },
+        ),
+        (
+            4,
+            (4, 9),
+            {"speculative": [4], "pearl": [5], "ssd": [5], "specbranch": [5], "dsi": [9], "easyspec": [4]},
+        ),
         (8, (8,), {"speculative": [8], "easyspec": [8]}),
     ],
 )
@@ -150,7 +176,13 @@ def test_a_map_of_a_larger_target_has_the_same_times_and_more_devices():
 
 def test_the_assumptions_are_those_of_the_plan():
     text = " ".join(assumptions(small(seeds=3, misses=0.4, doubt=0.2, target_devices=2)))
-    for words in ("in 3 runs", "(1 + F)^-0.4", "1 - 0.8 a of its errors", "target takes 2 devices", "SSD has forks 3"):
+    for words in (
+        "in 3 runs",
+        "(1 + F)^-0.4",
+        "1 - 0.8 a of its errors",
+        "target takes 2 devices",
+        "SSD has forks 3",
+    ):
         assert words in text
     recorded = " ".join(assumptions(small(recorded=("a",))))
     assert "of the recorded runs" in recorded
@@ -194,6 +226,8 @@ def test_a_recorded_run_drives_all_methods():
     with specscope.open("bundled", runtime="virtual", profile="8xA100") as cluster:
         trace = cluster.run("speculative", "Why is the sky blue?", config={"gamma": 5}, limits=Limits(48))
     (found,) = draw(small(devices=(2,), methods=default().methods[1:4]), [trace, trace])
+    assert [len(one.speedups) for one in found] == [2, 2, 2]
+    assert found[2].config["threshold"] == 0.3, "the recorded drafter's doubts do not follow the rate"
     assert {one.rate for one in found} == {rate_of(trace)}
     assert 0.4 < rate_of(trace) < 0.99
     assert {tuple(run.token_ids()) for one in found for run in one.traces} == {tuple(trace.token_ids())}
