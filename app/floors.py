@@ -112,8 +112,9 @@ def _verdict(
     near = next((n for n in (3, 6, 9) if f"{value:.{n}g}" != f"{bound:.{n}g}"), 4)
     words = f"{key}: the {FIGURES[name]} is {value:.{near}g}; {asked}"
     ranged = doubted and name == "speedup" and figures["speedup_low"] is not None
-    low, high = (figures["speedup_low"], figures["speedup_high"]) if ranged else (value, value)
-    doubtful = ranged and low < bound <= high
+    low: float = figures["speedup_low"] if ranged else value
+    high: float = figures["speedup_high"] if ranged else value
+    doubtful = bool(ranged and low < bound <= high)
     if doubtful:
         words += f"; its range of {low:.3g} to {high:.3g} ({figures['speedup_from']}) holds the bound"
     return Verdict(key, name, value, bound, value >= bound, words, doubtful)

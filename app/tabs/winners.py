@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.components import Component
 
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
@@ -50,7 +51,7 @@ class MapPart:
         looks = [self.by, self.target]
         for look in looks:
             look.change(self.drawn, looks, self.picture, **QUIET)
-        given = [self.c, self.rate, self.target]
+        given: list[Component] = [self.c, self.rate, self.target]
         self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
 
     # -- event handlers

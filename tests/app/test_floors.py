@@ -309,7 +309,7 @@ def test_a_missing_baseline_is_named(capsys, db):
 
 
 def test_the_documents_example_for_ci_runs(capsys, db, tmp_path, monkeypatch):
-    """Its first command writes the baseline of the second; the bound is met, or is the line shown."""
+    """Its first command writes the baseline of the second, whose line is the one shown."""
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
     first, second = re.findall(r"^- run: specscope (.+)$", page, re.MULTILINE)

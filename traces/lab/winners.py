@@ -202,16 +202,16 @@ def winner(results: Sequence[Result], c: int, rate: float, devices: int, by: str
     second = next((one for one in others if one.key != best.key), None)
     if second is None or not value(second):
         return Winner(best, second, value(best), 0.0)
-    lead, leads = value(best) / value(second) - 1, ()
+    lead, leads = value(best) / value(second) - 1, tuple[float, ...]()
     if by != "closed forms" and len(best.speedups) == len(second.speedups):
-        devices = (1 + lead) * second.speedup / best.speedup  # 1, or how many times as many the second uses
-        leads = tuple(devices * a / b - 1 for a, b in zip(best.speedups, second.speedups, strict=True))
+        scale = (1 + lead) * second.speedup / best.speedup  # 1, or how many times as many the second uses
+        leads = tuple(scale * a / b - 1 for a, b in zip(best.speedups, second.speedups, strict=True))
     return Winner(best, second, value(best), lead, leads)
 
 
 def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
     """Return plan and results of a map's JSON."""
-    rows = [{**row, "speedups": tuple(row["speedups"])} for row in facts["results"]]
+    rows: list[dict[str, Any]] = [{**row, "speedups": tuple(row["speedups"])} for row in facts["results"]]
     return plan_of(facts["plan"]), [Result(**row) for row in rows]
 
 
