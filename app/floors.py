@@ -112,8 +112,8 @@ def _verdict(
     near = next((n for n in (3, 6, 9) if f"{value:.{n}g}" != f"{bound:.{n}g}"), 4)
     words = f"{key}: the {FIGURES[name]} is {value:.{near}g}; {asked}"
     ranged = doubted and name == "speedup" and figures["speedup_low"] is not None
-    low: float = figures["speedup_low"] if ranged else value
-    high: float = figures["speedup_high"] if ranged else value
+    low = float(figures["speedup_low"] if ranged else value)
+    high = float(figures["speedup_high"] if ranged else value)
     doubtful = bool(ranged and low < bound <= high)
     if doubtful:
         words += f"; its range of {low:.3g} to {high:.3g} ({figures['speedup_from']}) holds the bound"
