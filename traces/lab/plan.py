@@ -98,7 +98,9 @@ class Plan:
     @property
     def races(self) -> list[tuple[Entrant, int]]:
         """The methods of a place, each once for each value of its `share` that has room."""
-        counts = ({e.shares(n, self.target_devices): None for n in self.devices} for e in self.methods)
+        target = self.target_devices
+        sizes = self.devices if target == 1 else (target, *self.devices)  # EasySpec on the target's own
+        counts = ({e.shares(n, target): None for n in sizes} for e in self.methods)
         return [(e, n) for e, shares in zip(self.methods, counts, strict=True) for n in shares if n]
 
     @property
