@@ -1,4 +1,4 @@
-"""How far a speed-up of a comparison may be off, how that is known, and the order of the methods."""
+"""How far a speed-up of a comparison may be off, and how far the order of the methods holds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _seconds(mine: Mapping[int, Trace], plain: Mapping[int, Trace]) -> dict[int,
 def _over_prompts(mine: Mapping[int, Trace], plain: Mapping[int, Trace]) -> Doubt | None:
     """Return two standard errors on either side, by leaving out each prompt in turn (jackknife)."""
     seconds = _seconds(mine, plain)
-    tokens = {i: (measure(mine[i]).tokens, measure(plain[i]).tokens) for i in seconds}
+    tokens = {i: (measure(mine[i]).tokens or 0, measure(plain[i]).tokens or 0) for i in seconds}
     count = len(seconds)
     if count < 2:
         return None

@@ -21,6 +21,7 @@ average, and a / (1 + a - a^gamma) of all rounds are post-verify.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -113,20 +114,6 @@ def ssd_speedup(rate: float, gamma: int, c: float, forks: int = 3, misses: float
     return speculative_tokens(rate, gamma) / seconds
 
 
-class _Sort(NamedTuple):
-    """Places at which the drafter is equally sure."""
-
-    share: float
-    rate: float
-    """How often the drafter's token is the target's."""
-    confidence: float
-
-    def siblings(self, branches: int, misses: float) -> float:
-        """Return how often one of the siblings that a branch point gets here is the target's token."""
-        count = max(1, floor(branches * (1 - self.confidence) + 1e-9))
-        return 1 - (1 - self.rate) * count**-misses
-
-
 def specbranch_speedup(
     rate: float,
     gamma: int,
@@ -150,32 +137,69 @@ def specbranch_speedup(
     check_range("branches", branches, 1)
     check_range("doubt", doubt, 0, 1)
     _check(rate, gamma)
-    length = length or gamma
-    easy, hard = rate + (1 - rate) * doubt, rate * (1 - doubt)
-    sorts = [_Sort(rate, easy, easy), _Sort(1 - rate, hard, hard)] if doubt else [_Sort(1, rate, 1)]
-    onward = sum(s.share for s in sorts if s.confidence >= threshold)
-    right = sum(s.share * s.rate for s in sorts if s.confidence >= threshold) / max(onward, 1e-12)
-    won = sum(s.share * s.siblings(branches, misses) for s in sorts)  # at any place
-    unsure = sum(s.share * s.siblings(branches, misses) for s in sorts if s.confidence < threshold)
-
-    def ends(most: int) -> list[tuple[int, float, float]]:
-        """Return (tokens at sure places, probability, that of a sibling's win with it)."""
-        found = [(n, onward**n * (1 - onward), onward**n * unsure) for n in range(most)]
-        return [*found, (most, onward**most, onward**most * won)]
-
-    alone = ends(gamma)
-    searched = sum(share * min(n + 1, gamma) for n, share, _ in alone) / c
-    first = sum(share * _powers(right, n + 1) for n, share, _ in alone)
-    entered = sum(win * right**n for n, _, win in alone)
-    if length == 1:
-        beside, later, again = max(1.0, 1 / c), 1.0, won
-    else:  # a sibling, a token at any place, then tokens at sure ones
-        grown = ends(length - 2)
-        beside = sum(share * max(1.0, min(n + 3, length) / c) for n, share, _ in grown)
-        later = sum(share * (1 + rate * _powers(right, n + 1)) for n, share, _ in grown)
-        again = sum(win * rate * right**n for n, _, win in grown)
+    places = _places(rate, branches, threshold, doubt, misses)
+    searched, first, entered = _alone(places, gamma)
+    seconds, later, again = _beside(places, length or gamma, c)
     following = entered / max(1 - again, 1e-12)
-    return (first + following * later) / (searched + beside * (1 + following))
+    return (first + following * later) / (searched / c + seconds * (1 + following))
+
+
+class _Places(NamedTuple):
+    """How often the drafter is sure, its token is right, and one of the siblings is."""
+
+    rate: float
+    sure: float
+    """Share of the places that are not below the threshold."""
+    right: float
+    """How often the drafter's token is the target's at these."""
+    won: float
+    """How often a sibling is, at any place."""
+    unsure: float
+    """The same at a place below the threshold, times how often there is one."""
+
+    def ends(self, most: int) -> list[tuple[int, float, float]]:
+        """Return (tokens at sure places, probability, that of a sibling's win after it)."""
+        found = [(n, self.sure**n * (1 - self.sure), self.sure**n * self.unsure) for n in range(most)]
+        return [*found, (most, self.sure**most, self.sure**most * self.won)]
+
+
+@lru_cache(4096)
+def _places(rate: float, branches: int, threshold: float, doubt: float, misses: float) -> _Places:
+    easy, hard = rate + (1 - rate) * doubt, rate * (1 - doubt)
+    # (share of the places, how often the drafter's token is right there, its confidence)
+    sorts = [(rate, easy, easy), (1 - rate, hard, hard)] if doubt else [(1.0, rate, 1.0)]
+    siblings = [max(1, floor(branches * (1 - confidence) + 1e-9)) for _, _, confidence in sorts]
+    wins = [
+        share * (1 - (1 - right) * count**-misses)
+        for (share, right, _), count in zip(sorts, siblings, strict=True)
+    ]
+    unsure = sum(win for win, (_, _, q) in zip(wins, sorts, strict=True) if q < threshold)
+    sure = sum(share for share, _, q in sorts if q >= threshold)
+    right = sum(share * right for share, right, q in sorts if q >= threshold) / max(sure, 1e-12)
+    return _Places(rate, sure, right, sum(wins), unsure)
+
+
+@lru_cache(4096)
+def _alone(places: _Places, gamma: int) -> tuple[float, float, float]:
+    """Return forwards, committed tokens, and the share that goes on, of a draft by itself."""
+    ends = places.ends(gamma)
+    forwards = sum(share * min(n + 1, gamma) for n, share, _ in ends)
+    tokens = sum(share * _powers(places.right, n + 1) for n, share, _ in ends)
+    return forwards, tokens, sum(win * places.right**n for n, _, win in ends)
+
+
+@lru_cache(4096)
+def _beside(places: _Places, length: int, c: float) -> tuple[float, float, float]:
+    """Return target forwards, committed tokens, and the share that goes on, of a branch.
+
+    It has a sibling, a token at any place, then tokens at sure ones.
+    """
+    if length == 1:
+        return max(1.0, 1 / c), 1.0, places.won
+    ends, rate = places.ends(length - 2), places.rate
+    seconds = sum(share * max(1.0, min(n + 3, length) / c) for n, share, _ in ends)
+    tokens = sum(share * (1 + rate * _powers(places.right, n + 1)) for n, share, _ in ends)
+    return seconds, tokens, sum(win * rate * places.right**n for n, _, win in ends)
 
 
 def best_gamma(speedup: Callable[[float, int, float], float], rate: float, c: float, limit: int = 32) -> int:

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         common.note(found.short_answers)
     result = found.to_dict()
     verdicts = [*above_bounds(result, bounds)]
-    if baseline is not None:
+    if baseline is not None and args.baseline is not None:
         for line in check_baseline(args.baseline, baseline, result):
             common.note(line)
         verdicts += above_baseline(result, baseline, args.tolerance)

@@ -16,7 +16,8 @@ from specscope.engine.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
-    from specscope.traces.lab.winners import Plan, Result, Winner
+    from specscope.traces.lab.plan import Plan
+    from specscope.traces.lab.winners import Result, Winner
 
 PLACES: options.Options = {
     "--ratios": (str, "LIST", "c, how many times the drafter is as fast: of 2,3,5,8,12,20 (all)"),
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from specscope.traces.lab.winners import default
+    from specscope.traces.lab.plan import default
 
     plan = default()
     lists = {
@@ -113,7 +114,8 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _lines(plan: Plan, results: Sequence[Result]) -> Iterator[str]:
-    from specscope.traces.lab.winners import assumptions, winner
+    from specscope.traces.lab.plan import assumptions
+    from specscope.traces.lab.winners import winner
 
     target = f", {plan.target_devices} for a target" if plan.target_devices > 1 else ""
     for devices in plan.devices:

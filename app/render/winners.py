@@ -8,7 +8,8 @@ from math import ceil
 from textwrap import wrap
 
 from specscope.app.render.html import app_page, run_address, scrolling, table, text
-from specscope.traces.lab.winners import EQUAL, VALUES, Plan, Result, Winner, assumptions, winner
+from specscope.traces.lab.plan import Plan, assumptions
+from specscope.traces.lab.winners import EQUAL, VALUES, Result, Winner, winner
 
 COLOURS = ("#4d5866", "#0b62b0", "#0f7a4f", "#8f3f71", "#a4480c", "#6a51c0")
 """White text on each has a contrast of more than 4.5."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.components import Component
 
 from specscope.app.render.html import alert, note
 from specscope.app.render.lab import progress
@@ -17,7 +18,8 @@ from specscope.app.render.winners import map_html, race_html
 from specscope.app.service import Service
 from specscope.app.tabs.wiring import QUIET, SMALL, State, Stops, build_message, plain_html
 from specscope.engine.errors import SpecScopeError
-from specscope.traces.lab.winners import VALUES, Plan, Result, given_back, results, with_target
+from specscope.traces.lab.plan import Plan
+from specscope.traces.lab.winners import VALUES, Result, given_back, results, with_target
 
 TARGETS = (1, 2, 4, 8)
 FILE = Path(__file__).parents[2] / "assets" / "examples" / "map.json"
@@ -49,7 +51,7 @@ class MapPart:
         looks = [self.by, self.target]
         for look in looks:
             look.change(self.drawn, looks, self.picture, **QUIET)
-        given = [self.c, self.rate, self.target]
+        given: list[Component] = [self.c, self.rate, self.target]
         self.stops.connect(self.start, self.stop, self.run, given, [self.name, self.message, self.result])
 
     # -- event handlers

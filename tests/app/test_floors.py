@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -221,6 +223,13 @@ def test_absolute_times_are_not_compared_and_a_text_that_differs_is():
     assert missed(figures(equal_to_autoregressive=False), figures(equal_to_autoregressive=False)) == []
 
 
+@pytest.mark.parametrize(("runtime", "doubtful"), [("virtual", False), ("local-process", True)])
+def test_the_same_prompts_leave_no_doubt_in_virtual_time(runtime: str, doubtful: bool):
+    now = {**result(pearl=figures(1.5)), "runtime": runtime}
+    found = above_baseline(now, result(pearl=figures(1.5)), 0.05)
+    assert [verdict.doubtful for verdict in found if verdict.figure == "speedup"] == [doubtful]
+
+
 def test_a_method_that_can_no_longer_run_is_missed():
     now = {**result(), "left_out": {"pearl": "it needs a drafter"}}
     (found,) = above_baseline(now, result(pearl=figures()), 0.05)
@@ -297,3 +306,17 @@ def test_another_file_is_no_baseline(content: str, tmp_path):
 def test_a_missing_baseline_is_named(capsys, db):
     code, _, err = call(capsys, *WORDS, *db, "--baseline", "nowhere.json")
     assert (code, err.count("\n"), "cannot read nowhere.json" in err) == (2, 1, True), err
+
+
+def test_the_documents_example_for_ci_runs(capsys, db, tmp_path, monkeypatch):
+    """Its first command writes the baseline of the second, whose line is the one shown."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"^- run: specscope (.+)$", page, re.MULTILINE)
+    made, _, name = first.partition(" > ")
+    (tmp_path / name).write_text(json.dumps(answer(capsys, *shlex.split(made), *db)))
+    code, _, err = call(capsys, *shlex.split(second), *db)
+    shown = re.search(r"^    (specscope: pearl: .+)\n    (.+)$", page, re.MULTILINE)
+    assert (code, err.strip()) == (0, f"{shown[1]} {shown[2]}")
+    assert "With `pearl=1.6` the exit code is 1" in page
+    assert call(capsys, *shlex.split(second.replace("pearl=1.3", "pearl=1.6")), *db)[0] == 1

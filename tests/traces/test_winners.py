@@ -13,11 +13,9 @@ import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.types import Limits
 from specscope.traces.lab.forms import FORMS, Place, best_settings
+from specscope.traces.lab.plan import Plan, assumptions, default
 from specscope.traces.lab.winners import (
-    Plan,
     Result,
-    assumptions,
-    default,
     draw,
     facts,
     given_back,
@@ -89,7 +87,7 @@ def test_equal_settings_give_the_smallest_and_a_rate_is_searched_beside_0():
 
 
 def result(key: str, devices: int, speedup: float, form: float = 1.0, **more) -> Result:
-    return Result(key, 5, 0.8, devices, {}, (speedup,), form, **more)
+    return Result(key, 5, 0.8, devices, {}, speedup, form, **more)
 
 
 def test_a_winner_leads_over_the_best_other_method_on_so_many_devices():
@@ -111,7 +109,7 @@ def test_a_winner_leads_over_the_best_other_method_on_so_many_devices():
     ],
 )
 def test_a_lead_is_clear_if_it_is_there_for_every_seed(mine, theirs, clear: bool):
-    found = [replace(result("a", 2, 1), speedups=mine), replace(result("b", 2, 1), speedups=theirs)]
+    found = [result(key, 2, sum(x) / 2, speedups=x) for key, x in (("a", mine), ("b", theirs))]
     one = winner(found, 5, 0.8, 2)
     assert (one.best.key, one.clear) == ("a", clear)
     assert one.leads == pytest.approx([a / b - 1 for a, b in zip(mine, theirs, strict=True)])
@@ -228,6 +226,8 @@ def test_a_recorded_run_drives_all_methods():
     with specscope.open("bundled", runtime="virtual", profile="8xA100") as cluster:
         trace = cluster.run("speculative", "Why is the sky blue?", config={"gamma": 5}, limits=Limits(48))
     (found,) = draw(small(devices=(2,), methods=default().methods[1:4]), [trace, trace])
+    assert [len(one.speedups) for one in found] == [2, 2, 2]
+    assert found[2].config["threshold"] == 0.3, "the recorded drafter's doubts do not follow the rate"
     assert {one.rate for one in found} == {rate_of(trace)}
     assert 0.4 < rate_of(trace) < 0.99
     assert {tuple(run.token_ids()) for one in found for run in one.traces} == {tuple(trace.token_ids())}

@@ -2,125 +2,33 @@
 
 Every number is a run of the method's own code on a virtual cluster whose forwards take the same
 time for any number of rows; the closed form is beside it. A method has the settings that are best
-by its closed form, and the devices that it uses. `assets/examples/map.toml` has methods and places.
-
-A target may take several devices. c is that of the target as it lies on them, so no time changes,
-only the devices that are counted.
+by its closed form, and the devices that it uses.
 """
 
 from __future__ import annotations
 
 import threading
-import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import BASELINE, find
-from specscope.engine.simulate.profile import Profile
-from specscope.engine.types import check_range
 from specscope.traces.lab.forms import FORMS, Place, best_settings
-from specscope.traces.lab.sweep import Job, Scripted
+from specscope.traces.lab.plan import Entrant, Plan, assumptions, plan_of
+from specscope.traces.lab.sweep import Job
 from specscope.traces.metrics import measure, speedup
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
 
-FILE = Path(__file__).resolve().parents[2] / "assets" / "examples" / "map.toml"
 LEAST = 48
 """Tokens of a recorded run: the first and last drafts of a shorter one weigh too much."""
 EQUAL = 0.03
 """A smaller lead is none: the closed forms are not more exact."""
-
-
-class Entrant(NamedTuple):
-    """A method of the map."""
-
-    key: str
-    short: str
-    form: str
-    """Name of its closed form in `FORMS`."""
-    drafters: int = 0
-    """Devices of the drafter beside the target's; 0: it shares the target's."""
-    given: Mapping[str, Any] = {}
-    """Settings that are the same everywhere."""
-    search: Mapping[str, int | str] = {}
-    """Settings that are best by the closed form, see `best_settings`."""
-    share: str = ""
-    """Setting that gets what more devices are used for: targets, or devices of a drafter that
-    shares the target's."""
-    most: int = 0
-    """Most of them; 0 for any number."""
-
-    @property
-    def title(self) -> str:
-        return find(self.key).title
-
-    def shares(self, devices: int, target: int) -> int:
-        """Return the value of `share` on so many devices, `target` for a target; 0: no room."""
-        room = (devices - self.drafters) // target
-        if not self.share:
-            return min(room, 1)
-        return min(room if self.drafters else devices * (room > 0), self.most or devices)
-
-    def devices(self, shares: int, target: int) -> int:
-        """Return the devices that it uses."""
-        if self.share and not self.drafters:
-            return max(shares, target)
-        return shares * target + self.drafters
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the map covers."""
-
-    profile: str
-    ratios: tuple[int, ...]
-    rates: tuple[float, ...]
-    devices: tuple[int, ...]
-    target_devices: int
-    doubt: float
-    misses: float
-    tokens: int
-    seeds: int
-    methods: tuple[Entrant, ...]
-    recorded: tuple[str, ...] = ()
-    """Runs whose drafts are replayed in place of drafts at a rate."""
-
-    def check(self) -> None:
-        for name, values in (("ratios", self.ratios), ("rates", self.rates), ("devices", self.devices)):
-            check_range(f"the number of {name}", len(values), 1, 20)
-        pairs, gpus = Profile.load(self.profile).pairs, len(Profile.load(self.profile).gpus)
-        for ratio in self.ratios:
-            if f"c{ratio}" not in pairs:
-                known = ", ".join(name.removeprefix("c") for name in pairs)
-                raise UsageError(f"c is {ratio}; the profile {self.profile} has drafters for c = {known}")
-        for rate in self.rates:
-            check_range("acceptance rate", rate, 0.01, 0.99)
-        check_range("the target's devices", self.target_devices, 1, gpus)
-        for count in self.devices:
-            check_range("devices", count, max(2, self.target_devices), gpus * self.target_devices)
-        check_range("doubt", self.doubt, 0, 1)
-        check_range("misses", self.misses, 0.01, 10)
-        self.script(self.ratios[0]).check(self.seeds)
-
-    def script(self, c: int) -> Scripted:
-        return Scripted(self.profile, f"c{c}", self.tokens, doubt=self.doubt, misses=self.misses)
-
-    @property
-    def races(self) -> list[tuple[Entrant, int]]:
-        """The methods of a place, each once for each value of its `share` that has room."""
-        counts = ({e.shares(n, self.target_devices): None for n in self.devices} for e in self.methods)
-        return [(e, n) for e, shares in zip(self.methods, counts, strict=True) for n in shares if n]
-
-    @property
-    def places(self) -> list[tuple[int, float]]:
-        return [(ratio, rate) for ratio in self.ratios for rate in self.rates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,27 +40,20 @@ class Result:
     rate: float
     devices: int
     config: Mapping[str, Any]
-    speedups: tuple[float, ...]
-    """Over plain decoding, by seed or by recorded run."""
+    speedup: float
+    """Over plain decoding, the mean of the seeds or of the recorded runs."""
     form: float
     """By the closed form."""
+    speedups: tuple[float, ...] = ()
+    """Each seed's or recorded run's; empty in a stored map that has the mean only."""
     traces: tuple[Trace, ...] = ()
     """The first seed's run."""
-
-    @property
-    def speedup(self) -> float:
-        return fmean(self.speedups) if self.speedups else 0.0
 
     def facts(self) -> dict[str, Any]:
         numbers = {"speedup": round(self.speedup, 4), "form": round(self.form, 4)}
         numbers |= {"speedups": [round(one, 4) for one in self.speedups]}
         place = {"key": self.key, "c": self.c, "rate": self.rate, "devices": self.devices}
         return place | numbers | {"config": dict(self.config)}
-
-
-def default() -> Plan:
-    given = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return _plan(given)
 
 
 def draw(
@@ -166,6 +67,7 @@ def draw(
     plan.check()
     races = [(c, rate, _scripted(plan, c, rate)) for c, rate in plan.places]
     if recorded:
+        plan = replace(plan, methods=tuple(map(_unrated, plan.methods)))
         alike: dict[float, list[Trace]] = {}
         for trace in recorded:
             alike.setdefault(rate_of(trace), []).append(trace)
@@ -174,6 +76,14 @@ def draw(
         if cancel is not None and cancel.is_set():
             return
         yield [*results(plan, c, rate, race)]
+
+
+def _unrated(entrant: Entrant) -> Entrant:
+    """Leave what follows the rate at its default: a recorded drafter has doubts of its own."""
+    usual = {s.name: s.default for s in find(entrant.key).settings()}
+    rated = {name: usual[name] for name, most in entrant.search.items() if most == "rate"}
+    search = {name: most for name, most in entrant.search.items() if name not in rated}
+    return entrant._replace(given={**entrant.given, **rated}, search=search)
 
 
 Race = Callable[[str, "Mapping[str, Any]"], "list[tuple[Trace, Trace]]"]
@@ -234,7 +144,8 @@ def _result(plan: Plan, entrant: Entrant, c: int, rate: float, shares: int, race
     found = [speedup(measure(mine), measure(plain)) for mine, plain in runs]
     known = tuple(one for one in found if one is not None)
     devices = entrant.devices(shares, plan.target_devices)
-    return Result(entrant.key, c, rate, devices, config, known, form(at, **config), runs[0])
+    mean = fmean(known) if known else 0.0
+    return Result(entrant.key, c, rate, devices, config, mean, form(at, **config), known, runs[0])
 
 
 def with_target(plan: Plan, found: Sequence[Result], devices: int) -> tuple[Plan, list[Result]]:
@@ -270,7 +181,7 @@ class Winner(NamedTuple):
     lead: float
     """The share by which the best is faster than the second."""
     leads: tuple[float, ...] = ()
-    """The same by seed; empty for closed forms."""
+    """The same by seed, where both have them; empty for closed forms."""
 
     @property
     def clear(self) -> bool:
@@ -291,25 +202,17 @@ def winner(results: Sequence[Result], c: int, rate: float, devices: int, by: str
     second = next((one for one in others if one.key != best.key), None)
     if second is None or not value(second):
         return Winner(best, second, value(best), 0.0)
-    ratio = value(best) / value(second)
-    runs = zip(best.speedups, second.speedups, strict=True) if by != "closed forms" else ()
-    scale = ratio * second.speedup / best.speedup if runs else 1.0
-    leads = tuple(scale * mine / theirs - 1 for mine, theirs in runs)
-    return Winner(best, second, value(best), ratio - 1, leads)
+    lead, leads = value(best) / value(second) - 1, tuple[float, ...]()
+    if by != "closed forms" and len(best.speedups) == len(second.speedups):
+        scale = (1 + lead) * second.speedup / best.speedup  # 1, or how many times as many the second uses
+        leads = tuple(scale * a / b - 1 for a, b in zip(best.speedups, second.speedups, strict=True))
+    return Winner(best, second, value(best), lead, leads)
 
 
 def given_back(facts: Mapping[str, Any]) -> tuple[Plan, list[Result]]:
     """Return plan and results of a map's JSON."""
-    rows = [{name: value for name, value in row.items() if name != "speedup"} for row in facts["results"]]
-    return _plan(facts["plan"]), [Result(**{**row, "speedups": tuple(row["speedups"])}) for row in rows]
-
-
-def _plan(given: Mapping[str, Any]) -> Plan:
-    plan = dict[str, Any](given)
-    for name in ("ratios", "rates", "devices", "recorded"):
-        plan[name] = tuple(given.get(name, ()))
-    plan["methods"] = tuple(Entrant(**row) for row in given["methods"])
-    return Plan(**plan)
+    rows: list[dict[str, Any]] = [{**row, "speedups": tuple(row["speedups"])} for row in facts["results"]]
+    return plan_of(facts["plan"]), [Result(**row) for row in rows]
 
 
 def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
@@ -317,25 +220,3 @@ def facts(plan: Plan, found: Sequence[Result]) -> dict[str, Any]:
     methods = [entrant._asdict() for entrant in plan.methods]
     places = {**asdict(replace(plan, methods=())), "methods": methods}
     return {"plan": places, "assumptions": assumptions(plan), "results": [one.facts() for one in found]}
-
-
-def assumptions(plan: Plan) -> list[str]:
-    """Return what the numbers of a map assume, a sentence each."""
-    target = "one device" if plan.target_devices == 1 else f"{plan.target_devices} devices"
-    if plan.recorded:
-        drafts = "Drafts, doubts and second choices are those of the recorded runs."
-    else:
-        drafts = (
-            f"Each position is accepted independently, at one rate a, in {plan.seeds} runs of {plan.tokens} tokens. "
-            f"Where the drafter is wrong, the target's token is not among its next F choices in (1 + F)^-{plan.misses:g} "
-            f"of the cases. The drafter doubts at 1 - {1 - plan.doubt:g} a of its errors."
-        )
-    given = [f"{find(e.key).title} has {k} {v}" for e in plan.methods for k, v in e.given.items()]
-    return [
-        "Virtual time: a forward takes the same time for any number of rows; judging and sending cost nothing.",
-        *drafts.replace(". ", ".\n").split("\n"),
-        f"The target takes {target}; c is that of the target as it lies there. EasySpec's fuzzy drafts are as good as "
-        "exact ones.",
-        "; ".join([*given, "other settings are the best by the closed form, at the rate and c of the place"])
-        + ".",
-    ]

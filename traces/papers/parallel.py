@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from statistics import fmean
+from typing import Any
 
 from specscope.engine.drafting.pace import MISSES
 from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
@@ -57,7 +58,7 @@ def _speeds() -> Iterator[Row]:
     for (name, data, speed), given in zip(cells(_SPEEDS, "SSD"), _SPEEDS["SD"], strict=True):
         rate = rate_of_sd(given)
         ours = ssd_speed(rate, _SPEEDS["gammas"][name], _authors_verification())
-        words = {"rate": rate, "other": rate_of_reproduction()}
+        words: dict[str, Any] = {"rate": rate, "other": rate_of_reproduction()}
         words["tokens"] = speculative_tokens(rate, _SPEEDS["gammas"]["SD"])
         yield PAPER.row(f"{name}, {data}, tokens/s", speed, ours, "rate of SD", **words)
 
@@ -80,7 +81,12 @@ def _virtual() -> Iterator[Row]:
         published = printed[gamma] / printed[_FITTED] if gamma in printed else None
         speeds, fitted = virtual_speeds(gamma), virtual_speeds(_FITTED)
         single = [speed / base for speed, base in zip(speeds, fitted, strict=True)]
-        words = {"seeds": len(speeds), "tokens": _VIRTUAL["tokens"], "low": min(single), "high": max(single)}
+        words: dict[str, Any] = {
+            "seeds": len(speeds),
+            "tokens": _VIRTUAL["tokens"],
+            "low": min(single),
+            "high": max(single),
+        }
         ours = fmean(speeds) / fmean(fitted)
         yield PAPER.row(f"gamma {gamma}, speed over gamma {_FITTED}", published, ours, "run", **words)
 
