@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import lzma
 import re
 from pathlib import Path
 
 from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.simulate.profile import FOLDER
 from specscope.engine.trace.jsonl import write_jsonl
 from specscope.traces.store import Store
 from tests.docs.test_docs import DOCUMENTS, ROOT, command_lines
@@ -55,6 +55,8 @@ def shortened(line: list[str]) -> list[str]:
         more += ["--requests", "3"]
     if "--prompt-file" in line:
         more += ["--limit", "2"]
+    if "--context" in line:  # the models of these tests have 2,304 positions
+        more += ["--context", "2048"]
     if "--passes" in line:
         more += ["--passes", "1"]
     if "drafter=int4,int8" in line:
@@ -81,9 +83,8 @@ def furnish(place: Path) -> None:
     for name in ("mine.jsonl", "assisted.jsonl"):
         with (place / name).open("w", encoding="utf-8") as file:
             write_jsonl(sample_trace("speculative"), file)
-    (place / "corpus").mkdir()
-    with lzma.open(place / "corpus" / "chats.txt.xz", "wt", encoding="utf-8") as file:
-        file.write("\x1e".join(["<|user|>Hi<|assistant|>Hello."] * 20))
+    profile = (FOLDER / "pearl-3xA100.toml").read_text(encoding="utf-8")
+    (place / "mine.toml").write_text(profile.replace('"pearl-3xA100"', '"mine"'), encoding="utf-8")
 
 
 def named(line: list[str], place: Path) -> list[str]:
