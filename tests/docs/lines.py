@@ -55,6 +55,8 @@ def shortened(line: list[str]) -> list[str]:
         more += ["--requests", "3"]
     if "--prompt-file" in line:
         more += ["--limit", "2"]
+    if "--recorded" in line:  # it has the rates of its runs
+        more = ["--seeds", "1", "--ratios", "5", "--devices", "2"]
     if "--context" in line:  # the models of these tests have 2,304 positions
         more += ["--context", "2048"]
     if "--passes" in line:
@@ -93,5 +95,7 @@ def named(line: list[str], place: Path) -> list[str]:
         runs = [run.header for run in store.runs(limit=200)[0]]
     pearl = next(h for h in runs if h.method == "pearl").run_id
     others = [h.run_id for h in runs if h.run_id != pearl]
+    if "--recorded" in line:  # a map is made of a chain's run with 48 tokens or more
+        pearl = [h.run_id for h in runs if h.method == "speculative"][-1]
     names = {"RUN": pearl, "RUN1": pearl, "RUN2": others[0], "RUN3": others[-1]}
     return [names.get(word, word) for word in line]
