@@ -34,6 +34,10 @@ def machine(request, tmp_path, monkeypatch) -> bool:
             raise ModelError(ABSENT)
         return stand_in
 
+    pairs = tmp_path / "pairs"  # without SmolLM2's heads, which fit no stand-in
+    pairs.mkdir()
+    (pairs / "bundled").symlink_to(PAIRS / "bundled")
+    monkeypatch.setattr(catalog, "PAIRS", pairs)
     monkeypatch.setattr(catalog, "get", get)
     monkeypatch.setattr(catalog, "installed", lambda name: stand_in if present else None)
     return present
