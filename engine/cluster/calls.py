@@ -39,7 +39,7 @@ def _one(name: str, kind: type[T], given: T | None, plain: Mapping[str, Any]) ->
     own = {field.name: plain[field.name] for field in fields(kind) if field.name in plain}
     if given is None:
         return kind(**own)
-    if not isinstance(given, kind):
+    if not isinstance(given, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"{name} is of type {type(given).__name__}; it must be a specscope.{kind.__name__}")
     if own:
         raise UsageError(

@@ -55,7 +55,7 @@ def shown(prompt: Prompt, pieces: Detokenizer) -> str:
     if isinstance(prompt, str):
         return prompt
     last = prompt[-1]
-    if isinstance(last, Integral):
+    if isinstance(last, int | Integral):
         return "".join(pieces.piece(int(t)) for t in prompt)  # pyright: ignore[reportArgumentType]
     return str(last["content"])
 

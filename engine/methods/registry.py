@@ -178,7 +178,7 @@ class Method:
 
     def configure(self, values: Mapping[str, Any]) -> Any:
         """Make a Config, with defaults for what is not given; UsageError if a value is wrong."""
-        if not isinstance(values, Mapping):
+        if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"config is {shown(values)}; it must map fields of {self.key} to values")
         settings = {s.name: s for s in self.settings()}
         for name in values:

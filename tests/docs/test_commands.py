@@ -34,6 +34,10 @@ def machine(request, tmp_path, monkeypatch) -> bool:
             raise ModelError(ABSENT)
         return stand_in
 
+    pairs = tmp_path / "pairs"  # without SmolLM2's heads, which fit no stand-in
+    pairs.mkdir()
+    (pairs / "bundled").symlink_to(PAIRS / "bundled")
+    monkeypatch.setattr(catalog, "PAIRS", pairs)
     monkeypatch.setattr(catalog, "get", get)
     monkeypatch.setattr(catalog, "installed", lambda name: stand_in if present else None)
     return present
@@ -47,8 +51,8 @@ def place(tmp_path, monkeypatch, capsys, machine) -> Path:
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "traces.db"))
     monkeypatch.setattr("specscope.app.server.serve", lambda **_: print("served") or 0)
     monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
-    words = ("--methods", "speculative,pearl", "--profile", "pearl-3xA100", "--prompt", "Hi")
-    assert call(capsys, "compare", "--pair", "bundled", *words, "--max-new-tokens", "12")[0] == 0
+    story = line_of("compare --pair bundled --methods autoregressive")
+    assert call(capsys, *story)[0] == 0
     return tmp_path
 
 
