@@ -80,13 +80,26 @@ def planned_text(header: Header) -> str:
     """Return the prediction of a planned draft as a line; empty if the draft was not planned."""
     plan = _planned(header)
     if plan is None:
-        return ""
+        return _by_speed(header)
     size = _size(plan.nodes, plan.levels)
     seen = f"{plan.low:.2f} to {plan.high:.2f}, from {_plural(plan.runs, 'earlier run')}"
     speed = f"{plan.speedup:.2f}×" + (f" ({seen})" if plan.runs else "")
     slower = "" if plan.speedup >= 1 else ": plain decoding is faster"
     disturbed = f"; measured while other programs used {plan.others:.1f} cores" if plan.others else ""
     return f"planned: {size}, predicted {plan.tokens:.1f} tokens per forward, {speed}{slower}{disturbed}"
+
+
+def _by_speed(header: Header) -> str:
+    """Return why a draft that the method chose by c is as long as it is; empty for any other one."""
+    c, gamma = header.environment.get("c"), header.config.get("gamma")
+    opened = header.environment.get("open")
+    chosen = isinstance(opened, dict) and "gamma" in opened
+    if not (chosen and isinstance(c, float) and gamma in range(1, 1000) and abs(gamma - c) <= 1):
+        return ""
+    return (
+        f"γ {gamma}, because one target forward was measured to take as long as {c:.1f} drafter forwards; "
+        "a slower drafter gets shorter drafts"
+    )
 
 
 def predicted_speedup(header: Header) -> float | None:
@@ -105,6 +118,8 @@ def _planned(header: Header) -> _Planned | None:
 
 
 def _size(nodes: int, levels: int) -> str:
+    if nodes == levels:
+        return _plural(nodes, "token") + " in a row"
     return f"{_plural(nodes, 'node')} in {_plural(levels, 'level')}"
 
 
