@@ -36,7 +36,7 @@ def files() -> list[Path]:
 
 @cache
 def demo_document() -> str:
-    """Return the race as JSON: prompt, where it ran, a sentence per pane, and the viewer's model."""
+    """Return the race as JSON: prompt, machine, a sentence per pane, and the viewer model."""
     found = plan()
     traces = [unpack(file) for file in files()]
     looks = [run["look"] for run in found["runs"]]

@@ -90,7 +90,7 @@ def planned_text(header: Header) -> str:
 
 
 def _by_speed(header: Header) -> str:
-    """Return why a draft that the method chose by c is as long as it is; empty for any other one."""
+    """Return why a draft that was chosen by c is as long as it is; empty for any other one."""
     c, gamma = header.environment.get("c"), header.config.get("gamma")
     opened = header.environment.get("open")
     chosen = isinstance(opened, dict) and "gamma" in opened
