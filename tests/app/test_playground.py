@@ -192,7 +192,7 @@ def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener)
 def test_a_closed_service_refuses_a_prompt(page, service) -> None:
     service.close()
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "shutting down" in message(page, state, "prompt")
+    assert "shutting down" in state[page.composer.alert]
 
 
 def test_a_new_conversation_drops_the_old_one(page) -> None:

@@ -118,8 +118,8 @@ def _planned(header: Header) -> _Planned | None:
 
 
 def _size(nodes: int, levels: int) -> str:
-    if nodes == levels:
-        return _plural(nodes, "token") + " in a row"
+    if nodes == levels > 1:
+        return f"{nodes} tokens in a row"
     return f"{_plural(nodes, 'node')} in {_plural(levels, 'level')}"
 
 
