@@ -63,6 +63,8 @@ def test_a_planned_draft_is_shown_with_its_prediction(planned, text):
     environment = trace.header.environment | {"planned": planned}
     (run,) = view_model([replace(trace, header=replace(trace.header, environment=environment))])["runs"]
     assert run["planned"] == text
+    (without,) = view_model([trace])["runs"]
+    assert without["planned"] == ""
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,6 @@ def test_a_draft_chosen_by_speed_says_why_it_is_so_long(environment, gamma, show
     why = "γ 22, because one target forward was measured to take as long as 22.3 drafter forwards"
     assert planned_text(header).startswith(why) == shown
     assert bool(planned_text(header)) == shown
-    (without,) = view_model([trace])["runs"]
-    assert without["planned"] == ""
 
 
 def test_a_run_without_drafts_has_a_note_with_the_reason():
