@@ -94,7 +94,13 @@ def _by_speed(header: Header) -> str:
     c, gamma = header.environment.get("c"), header.config.get("gamma")
     opened = header.environment.get("open")
     chosen = isinstance(opened, dict) and "gamma" in opened
-    if not (chosen and isinstance(c, float) and gamma in range(1, 1000) and abs(gamma - c) <= 1):
+    if not (
+        chosen
+        and isinstance(c, float)
+        and isinstance(gamma, int)
+        and gamma in range(1, 1000)
+        and abs(gamma - c) <= 1
+    ):
         return ""
     return (
         f"γ {gamma}, because one target forward was measured to take as long as {c:.1f} drafter forwards; "
