@@ -14,9 +14,12 @@ from typing import Any
 
 import specscope
 from specscope.app.shipped import pack, unpack
+from specscope.engine.trace.events import Header
 from specscope.engine.types import Limits
+from specscope.traces.race import ONE_PASS
 from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import packed
+from specscope.traces.view.settings import models_text
 
 FOLDER = Path(__file__).parents[1] / "assets" / "demo"
 MOST_BYTES = 300_000
@@ -33,12 +36,21 @@ def files() -> list[Path]:
 
 @cache
 def demo_document() -> str:
-    """Return the race as JSON: prompt, `looks` (a sentence per pane), and the viewer's `model`."""
+    """Return the race as JSON: prompt, machine, a sentence per pane, and the viewer model."""
     found = plan()
     traces = [unpack(file) for file in files()]
     looks = [run["look"] for run in found["runs"]]
-    return json.dumps(
-        {"prompt": found["prompt"], "looks": looks, "model": packed(view_model(traces))}, allow_nan=False
+    shown = {"prompt": found["prompt"], "where": where(traces[-1].header), "looks": looks}
+    return json.dumps({**shown, "model": packed(view_model(traces))}, allow_nan=False)
+
+
+def where(header: Header) -> str:
+    """Return the machine and the models of a measured race, and what its ranges mean."""
+    facts = header.environment
+    machine = f"{facts.get('host') or facts.get('processor')}, {facts.get('cores')} cores"
+    return (
+        f"{header.clock.capitalize()} on {machine}, with {models_text(header)}. In brackets: the speed-up if both "
+        f"runs are up to {ONE_PASS:.0%} faster or slower when they are repeated."
     )
 
 

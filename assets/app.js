@@ -42,6 +42,12 @@ window.SpecScopeApp = (() => {
     }
   });
 
+  // Gradio gives every radio button a name of its own: one stop of Tab each, and no arrow keys.
+  document.addEventListener("focusin", ({ target }) => {
+    const group = target.closest?.("fieldset.block");
+    if (group && target.type === "radio") for (const one of group.querySelectorAll("input[type=radio]")) one.name = `group-${group.id}`;
+  });
+
   // -- the viewer
 
   async function ask(address) {

@@ -78,10 +78,11 @@ window.SpecScopeDemo = (() => {
     };
     async function open() {
       const answer = await fetch("/specscope/demo");
-      const { prompt, looks, model } = await answer.json();
+      const { prompt, where, looks, model } = await answer.json();
       element.querySelector(".app-demo-prompt").textContent = prompt;
       view = SpecScope.mount(root, model, { theme: "class", header: false });
       root.querySelectorAll(".ss-pane").forEach((pane, i) => pane.querySelector(".ss-pane-head").after(make("p", "app-look", looks[i])));
+      root.querySelector(".ss-race").after(make("p", "app-demo-where", where));
       const box = lines(model.runs, model.axis.max);
       root.querySelector(".ss-panes").after(box, legend(model.runs));
       new MutationObserver(() => follow(root, box, model.axis.max)).observe(root, { attributes: true, attributeFilter: ["data-time"] });

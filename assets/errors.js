@@ -14,15 +14,18 @@ window.SpecScopeErrors = (() => {
   /** The control with an id, unfolded; null if no control of the shown tab has it. */
   async function unfolded(id) {
     SpecScopePicker.reveal(id);
-    const found = () => document.getElementById(id);
+    const found = () => {
+      const box = document.getElementById(id);
+      return box?.checkVisibility() ? box : null;
+    };
     if (id !== "prompt") document.body.classList.remove("app-ran"); // the settings are folded after a run
     for (const fold of document.querySelectorAll(".app-fold > button.label-wrap:not(.open)")) {
-      if (found()) break; // Gradio leaves out what a closed fold contains
+      if (found()) break; // Gradio leaves out what a fold contains until it is opened
       fold.click();
       await drawn();
       if (!found()) fold.click();
     }
-    return found()?.checkVisibility() ? found() : null;
+    return found();
   }
 
   /** Lead to the control of an alert: focus, marks, and the message beside it if the alert is out of sight. */

@@ -111,15 +111,15 @@ class Playground:
             yield {**first, **update}
             first = {}
 
-    async def restore(self, talk: Any, noted: Any, *, moved: bool = False) -> AsyncIterator[Update]:
+    async def restore(self, talk: Any, noted: Any = None, *, moved: bool = False) -> AsyncIterator[Update]:
         """Show the race of the address, and follow it to its end if it still runs.
 
         `talk` is the conversation that the page has kept, `noted` what it has noted of the form;
         `moved`: it may show another race now.
         """
         *given, prompt, system, chosen = _noted(noted)
-        values = self.form.noted(given)
-        form: Update = {**self.form.shown(values), self.composer.prompt: prompt, self.composer.system: system}
+        values, texts = self.form.noted(given), {self.composer.prompt: prompt, self.composer.system: system}
+        form = self.form.shown(values) | {box: text for box, text in texts.items() if isinstance(text, str)}
         chat, lanes = running(self.service, Chat.of(talk))
         folded = {self.folded: self._folded(values, chat.race)}
         if lanes:
@@ -316,11 +316,9 @@ def _noting(function: str) -> str:
 
 
 def _noted(value: Any) -> list[Any]:
-    """Return the values that a page has noted; no settings, texts or choice without any."""
+    """Return the values that a page has noted: settings, prompt, system prompt, chosen answer."""
     given = value.get("values") if isinstance(value, dict) else None
-    *settings, prompt, system, chosen = given if isinstance(given, list) and len(given) > 3 else (None,) * 3
-    texts = [text if isinstance(text, str) else gr.skip() for text in (prompt, system)]
-    return [*settings, *texts, chosen if isinstance(chosen, int) else None]
+    return given if isinstance(given, list) and len(given) > 3 else [None] * 3
 
 
 def _warning(lanes: Sequence[Lane], before: ProcessorTime) -> str:

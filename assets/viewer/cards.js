@@ -36,7 +36,7 @@ function headOf(run) {
   const whole = `Share of decoding, from the end of prefill to the last token${seconds ? `: ${ms(1000 * seconds)}` : ""}.`;
   const shares = run.headline.map((part) => el("span", { class: part.percent ? "" : "ss-none", title: whole },
     swatch(`band-${part.kind}`), `${part.label} `, el("b", {}, `${part.percent} %`)));
-  const forwards = run.metrics.target_forwards;
+  const forwards = run.status !== "running" && run.metrics.target_forwards; // devices report them later than the text grows
   const each = run.figures.tokens_per_target_forward;
   const rest = forwards ? `${number(forwards, 0)} target forwards${each === "unknown" ? "" : ` · ${each} tokens each`}` : "";
   return [

@@ -33,6 +33,13 @@ class Search {
     this.hits = found(this.viewer.model, this.input.value);
     this.at = -1;
     this.say();
+    if (this.stepped && !this.hits.length) this.leave();
+  }
+
+  /** Close the card of the last match. */
+  leave() {
+    this.stepped = false;
+    this.viewer.release();
   }
 
   say() {
@@ -57,6 +64,7 @@ class Search {
     if (!this.hits.length) return;
     this.at = this.at < 0 && way < 0 ? this.hits.length - 1 : (this.at + way + this.hits.length) % this.hits.length;
     const { run, item } = this.hits[this.at];
+    this.stepped = true;
     if (this.viewer.model.runs.includes(run)) this.viewer.pick(run, item);
     this.say();
   }

@@ -326,6 +326,8 @@ class Cluster:
             facts["planned"] = request.plan.facts()
         if request.open:
             facts["open"] = dict(request.open)
+            if self._c and not self.placement.profile:
+                facts["c"] = round(self._c, 2)
         if request.load is not None:
             facts["load"] = request.load.facts()
         return facts

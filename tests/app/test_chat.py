@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from specscope.app.tabs.chat import Chat, conversation
+from specscope.app.tabs.chat import FRESH, Chat, conversation
 
 ANSWERS = (("Autoregressive", "Hello!"), ("PEARL", "Hi there."))
 
@@ -18,6 +18,19 @@ def test_the_next_message_continues_the_chosen_answer() -> None:
         {"role": "user", "content": "And you?"},
     ]
     assert chat.answers == ()
+
+
+def test_a_message_starts_fresh_unless_it_continues_an_answer() -> None:
+    first = Chat().asked("Hi").answered(ANSWERS)
+    assert first.asked("New") == Chat((), "New")
+    assert first.usual == FRESH
+    assert first.offered == [("starts fresh", -1), ("continues Autoregressive", 0), ("continues PEARL", 1)]
+    second = first.asked("And you?", 1).answered((("PEARL · γ 4", "Well."), ("DSI", "Fine.")))
+    assert second.usual == 0, "the conversation goes on with PEARL"
+    failed = first.asked("And you?", 1)
+    assert failed.offered == [("starts fresh", -1), ("continues PEARL", 0)]
+    assert failed.asked("Again", failed.usual).past == failed.past
+    assert second.asked("New") == Chat((), "New")
 
 
 def test_no_system_prompt_no_system_message() -> None:
@@ -43,7 +56,10 @@ def test_json_of_the_page_restores_the_conversation() -> None:
 
 def test_text_of_users_and_models_is_escaped() -> None:
     chat = (
-        Chat().asked("<b>bold</b>").answered((("PEARL", "<script>alert(1)</script>"),)).asked("<img src=x>")
+        Chat()
+        .asked("<b>bold</b>")
+        .answered((("PEARL", "<script>alert(1)</script>"),))
+        .asked("<img src=x>", 0)
     )
     page = conversation(chat)
     assert "<script>" not in page

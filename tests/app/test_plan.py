@@ -113,23 +113,34 @@ def test_passes_repeat_a_measured_comparison_only() -> None:
     [
         (
             {"methods": picked(("speculative", {"gamma": 99}))},
-            "methods",
+            "speculative-gamma",
             "Speculative decoding: gamma is 99; it must be at least 1 and at most 32",
         ),
-        ({"temperature": 11}, "sampling", "temperature is 11; it must be at least 0 and at most 10"),
-        ({"temperature": None}, "sampling", "temperature is empty; type a number"),
-        ({"top_k": 1.5}, "sampling", "top_k is 1.5; it must be a whole number"),
-        ({"top_p": 0}, "sampling", "top_p is 0; it must be more than 0 and at most 1"),
-        ({"seed": -1}, "sampling", "seed is -1; it must be at least 0"),
-        ({"max_new_tokens": 0}, "sampling", "max_new_tokens is 0; it must be at least 1"),
-        ({"runtime": "virtual"}, "place", "no cluster is chosen"),
-        ({"runtime": "virtual", "profile": "moon"}, "place", "there is no profile 'moon'; choose one of"),
-        ({"models": "own"}, "models", "the target is empty"),
-        ({"models": "own", "target": "/t", "drafting": "other"}, "models", "the drafter is empty"),
-        ({"drafting": "other", "drafter": "/d"}, "models", "needs a target of your own"),
+        ({"temperature": 11}, "temperature", "temperature is 11; it must be at least 0 and at most 10"),
+        ({"temperature": None}, "temperature", "temperature is empty; type a number"),
+        ({"top_k": 1.5}, "top-k", "top_k is 1.5; it must be a whole number"),
+        ({"top_p": 0}, "top-p", "top_p is 0; it must be more than 0 and at most 1"),
+        ({"seed": -1}, "seed", "seed is -1; it must be at least 0"),
+        ({"max_new_tokens": 0}, "max-new-tokens", "max_new_tokens is 0; it must be at least 1"),
+        ({"runtime": "virtual"}, "profile", "no cluster is chosen"),
+        ({"runtime": "virtual", "profile": "moon"}, "profile", "there is no profile 'moon'; choose one of"),
+        ({"models": "own"}, "target", "the target is empty"),
+        ({"models": "own", "target": "/t", "drafting": "other"}, "drafter", "the drafter is empty"),
+        ({"stop": "x" * 1001}, "stop-strings", "a stop string has 1001 characters"),
+        (
+            {"methods": picked(("pearl", {}), ("pearl", {"gamma": -3}))},
+            "pearl-2-gamma",
+            "PEARL: gamma is -3; it must be at least 1 and at most 32, or 0 (planned)",
+        ),
+        (
+            {"methods": picked(("pearl", {"gamma": "x"}))},
+            "pearl-gamma",
+            "gamma is 'x'; it must be a whole number of at least 1 and at most 32, or 0 (planned)",
+        ),
+        ({"drafting": "other", "drafter": "/d"}, "drafting", "needs a target of your own"),
     ],
 )
-def test_the_error_of_a_bad_value_names_its_part_of_the_form(changed, where, message) -> None:
+def test_the_error_of_a_bad_value_names_its_control(changed, where, message) -> None:
     error = complaint(**changed)
     assert error.where == where
     assert message in str(error)
@@ -140,7 +151,7 @@ def test_a_virtual_cluster_has_profile_and_pair() -> None:
     pair = list(Profile.load(name).pairs)[-1]
     request = make_requests(values(runtime="virtual", profile=name, profile_pair=pair), MESSAGES, "g")[0]
     assert (request.runtime, request.profile, request.profile_pair) == ("virtual", name, pair)
-    assert complaint(runtime="virtual", profile=name, profile_pair="nobody").where == "place"
+    assert complaint(runtime="virtual", profile=name, profile_pair="nobody").where == "profile-pair"
 
 
 def test_the_value_of_a_hidden_control_is_ignored() -> None:

@@ -13,11 +13,13 @@ import pytest
 from specscope.app.tabs import chat as conversations
 from specscope.app.tabs import playground
 from specscope.app.tabs.chat import Chat, Streams
-from specscope.app.tabs.form import contents, control_of
+from specscope.app.tabs.form import contents, control_of, value_of
 from specscope.app.tabs.playground import Playground
+from specscope.app.tabs.requests import blame, make_requests
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.methods import METHODS
 from specscope.engine.methods.registry import Setting
+from specscope.engine.simulate.profile import Profile, profiles
 from tests.app.fakes import WORDS, FakeCluster
 
 
@@ -52,14 +54,17 @@ def merged(updates) -> dict:
 
 
 def message(page, state, where: str) -> str:
-    return state[page.form.alerts[where]]
+    """Return the line at Run, which leads to a control."""
+    line = state[page.composer.alert]
+    assert f' data-at="{where}" ' in line, line
+    return line
 
 
 def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
     state = merged(play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page))))
     assert 'data-state="done"' in state[page.turn]
     assert "Tell me a story." in state[page.talk]
-    assert state[page.composer.prompt] == ""
+    assert page.composer.prompt not in state, "it stays, for other methods"
     for pane in page.panes[:3]:
         assert 'data-state="done"' in state[pane]
     assert state[page.panes[3]]["visible"] is False
@@ -76,8 +81,19 @@ def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
 def test_the_conversation_goes_on_with_the_chosen_answer(page, opener) -> None:
     first = merged(play(page.ask("Hi", "", None, None, *given(page))))
     choices = first[page.composer.follow]["choices"]
-    assert choices == [("Autoregressive", 0), ("Speculative decoding", 1), ("PEARL", 2)]
-    play(page.ask("And then?", "", first[page.chat], 2, *given(page)))
+    assert choices[0] == ("starts fresh", -1)
+    assert [name.split(" · ")[0] for name, _ in choices[1:]] == [
+        "continues Autoregressive",
+        "continues Speculative decoding",
+        "continues PEARL",
+    ]
+    assert first[page.composer.follow]["value"] == -1
+    for chosen in (None, -1):
+        play(page.ask("New", "", first[page.chat], chosen, *given(page)))
+        assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "New"}]
+    state = merged(play(page.ask("And then?", "", first[page.chat], 2, *given(page))))
+    assert state[page.composer.prompt] == ""
+    assert state[page.composer.follow]["value"] == 2, "a conversation goes on"
     last = opener.opened[0].ran[-1][1]
     assert [m["role"] for m in last] == ["user", "assistant", "user"]
     assert last[1]["content"] == "".join(WORDS)
@@ -121,7 +137,7 @@ def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
     assert "Not begun: Speculative decoding, PEARL." in state[page.turn]
     assert 'data-state="cancelled"' in state[page.panes[2]]
     assert Chat.of(state[page.chat]).answers[0][1] == "".join(WORDS[:4])
-    assert state[page.composer.follow]["choices"] == [("Autoregressive", 0)]
+    assert state[page.composer.follow]["choices"] == [("starts fresh", -1), ("continues Autoregressive", 0)]
 
 
 @pytest.mark.parametrize("prompt", ["", "  \n", None])
@@ -132,19 +148,35 @@ def test_an_empty_prompt_is_refused_beside_the_prompt(page, opener, prompt) -> N
     assert not opener.opened
 
 
-def test_a_bad_setting_shows_an_error_beside_it_until_it_is_corrected(page) -> None:
+def test_a_bad_setting_shows_an_error_at_run_until_it_is_corrected(page) -> None:
     state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
-    assert "max_new_tokens is 0" in message(page, state, "sampling")
-    assert message(page, state, "prompt") == ""
+    line = message(page, state, "max-new-tokens")
+    assert "max_new_tokens is 0" in line
+    state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
+    assert message(page, state, "max-new-tokens") != line, "the same error leads there again"
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert message(page, state, "sampling") == ""
+    assert state[page.composer.alert] == ""
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"), [("sp", "dsi-2-sp"), ("max_new_tokens", "max-new-tokens"), ("nothing", "prompt")]
+)
+def test_an_error_of_a_plan_leads_to_the_setting_that_it_names(page, opener, setting, where) -> None:
+    opener.waiting = [FakeCluster(error=UsageError(f"{setting} is 7; ask for fewer", setting))]
+    chosen = value_of("bundled", [("dsi", {}), ("dsi", {"sp": 7})])
+    requests = make_requests(
+        page.form.values(given(page, methods=chosen)), [{"role": "user", "content": "Hi"}], "g"
+    )
+    run = page.service.start(requests[1])
+    run.wait(20)
+    assert blame(requests, run).where == where
 
 
 def test_a_prompt_that_is_too_long_shows_an_error_beside_the_prompt(page, opener) -> None:
     opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; shorten it"))]
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
     assert "9000 tokens" in message(page, state, "prompt")
-    assert state[page.composer.prompt] == "Hi", "it can be corrected and sent again"
+    assert page.composer.prompt not in state, "it can be corrected and sent again"
     assert 'data-state="failed"' in state[page.panes[0]]
 
 
@@ -152,8 +184,7 @@ def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener)
     opener.waiting = [ModelError("/x: there is no such directory")] * 3
     own = {"models": "own", "target": "/x", "drafting": "other", "drafter": "/y"}
     state = merged(play(page.ask("Hi", "", None, None, *given(page, **own))))
-    assert "no such directory" in message(page, state, "models")
-    assert state[page.composer.prompt] == "Hi"
+    assert "no such directory" in message(page, state, "target")
     assert "Nothing was decoded" in state[page.turn]
     assert json.loads(state[page.viewer])["runs"] == []
 
@@ -161,7 +192,7 @@ def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener)
 def test_a_closed_service_refuses_a_prompt(page, service) -> None:
     service.close()
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "shutting down" in message(page, state, "prompt")
+    assert "shutting down" in state[page.composer.alert]
 
 
 def test_a_new_conversation_drops_the_old_one(page) -> None:
@@ -331,7 +362,7 @@ def test_an_advised_run_is_compared_with_the_run_it_improves_and_the_baseline(pa
     assert "pearl" in state[page.form.controls["methods"]]
     event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 99}, "drafter": ""})
     state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
-    assert "gamma is 99" in message(page, state, "methods")
+    assert "gamma is 99" in message(page, state, "pearl-gamma")
 
 
 def test_an_advised_drafter_is_chosen_and_runs_the_same_method_again(page, opener) -> None:
@@ -370,6 +401,34 @@ def test_opening_the_page_changes_the_models_only_if_one_came_or_went(page, monk
     models, pair = page.form.controls["models"], page.form.controls["models"].value
     monkeypatch.setattr(page, "pair", None)
     monkeypatch.setattr(playground, "opening", lambda: pair)
-    assert models not in page.reopen(), "a choice made before the answer arrives stays"
+    assert models not in state_of(page.opened(None, None)), "a choice made before the answer arrives stays"
     monkeypatch.setattr(playground, "opening", lambda: "smollm2")
-    assert page.reopen()[models] == "smollm2"
+    assert state_of(page.opened(None, None))[models] == "smollm2"
+    noted = [*given(page, models="bundled", max_new_tokens=-5), "A prompt", "", None]
+    assert state_of(page.opened(None, {"values": noted}))[models] == "bundled", "what was chosen stays"
+
+
+def state_of(stream) -> dict:
+    return merged(play(stream))
+
+
+def test_what_a_page_has_noted_is_shown_again_without_what_it_cannot_have(page) -> None:
+    form, name = page.form.controls, profiles()[-1]
+    pair = list(Profile.load(name).pairs)[-1]
+    chosen = value_of("bundled", [("pearl", {"gamma": -3})])
+    wanted = {"runtime": "virtual", "profile": name, "profile_pair": pair, "max_new_tokens": 0, "stop": "x"}
+    noted = {"values": [*given(page, methods=chosen, **wanted), "A prompt", "Be brief.", 2]}
+    state = state_of(page.restore(None, noted))
+    assert state[form["methods"]] == chosen, "as it was, also if Run refuses it"
+    assert (state[form["max_new_tokens"]], state[form["stop"]]) == (0, "x")
+    assert state[form["profile_pair"]]["value"] == pair
+    assert len(state[form["profile_pair"]]["choices"]) == len(Profile.load(name).pairs)
+    assert (state[page.composer.prompt], state[page.composer.system]) == ("A prompt", "Be brief.")
+    strange = {"runtime": "moon", "profile": 3, "max_new_tokens": {}, "stop": [1], "models": "gone"}
+    for methods in ('{"chosen": [{"method": "gone", "config": {}}]}', '{"chosen": [3]}', [], None):
+        noted = {"values": [*given(page, methods=methods, **strange), [], 3, "x"]}
+        state = state_of(page.restore(None, noted))
+        assert not {form[name] for name in (*strange, "methods")} & set(state)
+        assert page.composer.prompt not in state
+    for broken in (None, [], {"values": 3}, {"values": [1]}, {"values": [None] * 99}):
+        assert list(state_of(page.restore(None, broken))) == [page.kept]

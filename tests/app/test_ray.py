@@ -55,7 +55,7 @@ def test_the_choice_is_there_with_the_option_only(page) -> None:
     assert devices(form) == devices(page.form)[:-1]
     with pytest.raises(FormError, match="has no Ray cluster; start it with specscope play --ray") as refused:
         make_requests(values(runtime="ray"), MESSAGES, "g")
-    assert refused.value.where == "place"
+    assert refused.value.where == "runtime"
 
 
 def test_runs_go_to_the_cluster_of_the_option_and_back(page, opener, monkeypatch) -> None:

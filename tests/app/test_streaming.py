@@ -39,7 +39,7 @@ async def collect(runs, act=None):
     ("name", "events"),
     [
         ("history", {"leave", "follow", "place"}),
-        ("playground", {"ask", "regenerate", "follow_advice", "forget", "restore", "move"}),
+        ("playground", {"ask", "regenerate", "follow_advice", "forget", "opened", "move"}),
     ],
 )
 def test_events_of_one_stream_start_in_their_order(service, name, events) -> None:
@@ -232,7 +232,7 @@ def test_a_run_that_an_input_refuses_leaves_the_error_to_its_control(service, op
     assert run.wait(20)
     pane = LivePane(Lane([run]))
     pane.update()
-    assert "the reason is shown at the control" in pane.html
+    assert "The message at Run says what to correct" in pane.html
     assert "nowhere" not in pane.html
 
 

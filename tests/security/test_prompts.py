@@ -130,7 +130,7 @@ def test_the_page_refuses_too_many_further_prompts(typed: str) -> None:
     values = {"methods": json.dumps({"chosen": [{"method": "ems", "prompts": typed}]})}
     with pytest.raises(FormError, match=r"further prompts have .* there may be 999 with 1000000") as error:
         make_requests(values, [{"role": "user", "content": "Hi"}], "g")
-    assert error.value.where == "methods"
+    assert error.value.where == "ems-prompts"
 
 
 def test_the_command_line_refuses_a_file_of_4_mb_before_models_load(

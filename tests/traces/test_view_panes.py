@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specscope.traces.view.document import view_model
-from specscope.traces.view.settings import config_text
+from specscope.traces.view.settings import config_text, planned_text
 from tests.traces.samples import sample_trace
 
 
@@ -48,6 +48,10 @@ PLAN = {"nodes": 7, "levels": 3, "tokens_per_forward": 1.93, "speedup": 1.6}
             "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×; "
             "measured while other programs used 1.3 cores",
         ),
+        (
+            {**PLAN, "nodes": 16, "levels": 16, "tokens_per_forward": 9.0},
+            "planned: 16 tokens in a row, predicted 9.0 tokens per forward, 1.60×",
+        ),
         (None, ""),
         ([1], ""),
         ({**PLAN, "nodes": "<b>"}, ""),
@@ -61,6 +65,26 @@ def test_a_planned_draft_is_shown_with_its_prediction(planned, text):
     assert run["planned"] == text
     (without,) = view_model([trace])["runs"]
     assert without["planned"] == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "gamma", "shown"),
+    [
+        ({"open": {"gamma": 0}, "c": 22.3}, 22, True),
+        ({"open": {"gamma": 0}, "c": 22.3}, 5, False),
+        ({"open": {}, "c": 22.3}, 22, False),
+        ({"open": {"gamma": 0}}, 22, False),
+        ({"open": 3, "c": "x"}, 22, False),
+        ({"open": {"gamma": 0}, "c": float("nan")}, 22, False),
+        ({"open": {"gamma": 0}, "c": 22.3}, 10**400, False),
+    ],
+)
+def test_a_draft_chosen_by_speed_says_why_it_is_so_long(environment, gamma, shown):
+    header = sample_trace("pearl").header
+    header = replace(header, environment=environment, config={**header.config, "gamma": gamma})
+    why = "γ 22, because one target forward was measured to take as long as 22.3 drafter forwards"
+    assert planned_text(header).startswith(why) == shown
+    assert bool(planned_text(header)) == shown
 
 
 def test_a_run_without_drafts_has_a_note_with_the_reason():

@@ -80,7 +80,7 @@ def planned_text(header: Header) -> str:
     """Return the prediction of a planned draft as a line; empty if the draft was not planned."""
     plan = _planned(header)
     if plan is None:
-        return ""
+        return _by_speed(header)
     size = _size(plan.nodes, plan.levels)
     last = "the last run" if plan.runs == 1 else f"each of the last {plan.runs} runs"
     seen = f"{plan.low:.2f} to {plan.high:.2f} by {last} of this method and pair on this machine"
@@ -88,6 +88,25 @@ def planned_text(header: Header) -> str:
     slower = "" if plan.speedup >= 1 else ": plain decoding is faster"
     disturbed = f"; measured while other programs used {plan.others:.1f} cores" if plan.others else ""
     return f"planned: {size}, predicted {plan.tokens:.1f} tokens per forward, {speed}{slower}{disturbed}"
+
+
+def _by_speed(header: Header) -> str:
+    """Return why a draft that was chosen by c is as long as it is; empty for any other one."""
+    c, gamma = header.environment.get("c"), header.config.get("gamma")
+    opened = header.environment.get("open")
+    chosen = isinstance(opened, dict) and "gamma" in opened
+    if not (
+        chosen
+        and isinstance(c, float)
+        and isinstance(gamma, int)
+        and gamma in range(1, 1000)
+        and abs(gamma - c) <= 1
+    ):
+        return ""
+    return (
+        f"γ {gamma}, because one target forward was measured to take as long as {c:.1f} drafter forwards; "
+        "a slower drafter gets shorter drafts"
+    )
 
 
 def predicted_speedup(header: Header) -> float | None:
@@ -106,6 +125,8 @@ def _planned(header: Header) -> _Planned | None:
 
 
 def _size(nodes: int, levels: int) -> str:
+    if nodes == levels > 1:
+        return f"{nodes} tokens in a row"
     return f"{_plural(nodes, 'node')} in {_plural(levels, 'level')}"
 
 

@@ -81,7 +81,3 @@ def choose(page: Page, title: str, on: bool) -> None:
 
 def viewer(page: Page, where: str = "#live-viewer"):
     return page.locator(f'{where} [data-state="ready"]').first
-
-
-def alert(page: Page, where: str) -> str:
-    return page.locator(f"#alert-{where} .app-alert").inner_text()

@@ -15,7 +15,6 @@ from specscope.engine.methods import METHODS as KEYS
 from tests.browser.looks import assert_looks
 from tests.browser.playground.steps import (
     METHODS,
-    alert,
     answer,
     choose,
     fill,
@@ -88,8 +87,19 @@ def test_chat_hover_replay_and_stop(page: Page) -> None:
     slider.press("End")
     expect(panes.nth(0).locator(".ss-token").last).to_be_visible()
 
-    page.locator("#follow").get_by_text("PEARL").click()
+    prompt = page.get_by_role("textbox", name="Prompt", exact=True)
+    expect(prompt).to_have_value(STORY)  # for other methods
+    expect(page.locator("#follow").get_by_role("radio", name="starts fresh")).to_be_checked()
+    answer(page, "Another one.", tokens=4)
+    expect(page.locator(".app-past")).to_have_count(0)
+    page.locator("#follow").get_by_role("radio").first.focus()
+    page.keyboard.press("ArrowRight")  # one stop of Tab for the group
+    expect(page.locator("#follow").get_by_role("radio", name="continues Autoregressive")).to_be_checked()
+    answer(page, STORY, tokens=8)
+    page.locator("#follow").get_by_text("continues PEARL").click()
     answer(page, "And then?", tokens=8)
+    expect(prompt).to_have_value("")
+    expect(page.locator("#follow").get_by_role("radio", name="continues PEARL")).to_be_checked()
     page.locator(".app-past summary").click()
     expect(page.locator(".app-said").nth(0)).to_contain_text(STORY)
     expect(page.locator(".app-said").nth(1)).to_contain_text("PEARL")
@@ -125,24 +135,90 @@ def test_a_page_whose_scripts_arrive_late_is_whole(window, open_page) -> None:
     answer(page, "Hello!", tokens=4)
 
 
-def test_errors_are_shown_beside_their_controls(page: Page) -> None:
+def test_an_error_is_a_line_at_run_and_leads_to_its_control(page: Page) -> None:
+    line, prompt = page.locator("#alert .app-alert"), page.get_by_role("textbox", name="Prompt", exact=True)
     page.locator("#run").click()
-    assert "the prompt is empty" in alert(page, "prompt")
+    expect(line).to_contain_text("the prompt is empty")
+    expect(prompt).to_be_focused()
     type_prompt(page, "word " * 3000)
     press_run(page, turn(page, "failed"))
-    expect(page.locator("#alert-prompt .app-alert")).to_contain_text("2304")
-    expect(page.locator("#alert-prompt .app-alert")).to_contain_text("shorten the prompt")
-    expect(page.locator("#panes .app-pane").first).to_contain_text("the reason is shown at the control")
+    expect(line).to_contain_text("2304")
+    expect(line).to_contain_text("shorten the prompt")
+    expect(page.locator("#panes .app-pane").first).to_contain_text("The message at Run says what to correct")
     expect(page.get_by_text("shorten the prompt")).to_have_count(1)
     type_prompt(page, "Hello!")
-    new_tokens(page, 0)
-    press_run(page, page.locator("#alert-sampling .app-alert"))
-    assert "max_new_tokens is 0; it must be at least 1" in alert(page, "sampling")
-    expect(page.locator("#alert-prompt .app-alert")).to_have_count(0)
+    unfold(page)
+    page.get_by_role("button", name="PEARL: settings").click()
+    fill(page.locator("#pearl-gamma"), "-3")
+    page.get_by_role("button", name="PEARL: settings").click()
+    page.get_by_role("searchbox", name="Search methods").fill("medusa")
+    page.evaluate("scrollTo(0, 0)")
+    for _ in range(2):  # the second time the same message
+        prompt.press("Control+Enter")
+        refused(page, "gamma", "-3; it must be at least 1 and at most 32, or 0 (planned)")
+        expect(page.locator("#pearl-gamma")).to_be_focused()
+        expect(page.locator("#pearl-gamma")).to_be_in_viewport()
+        expect(page.locator("#error-note")).to_be_in_viewport()
+        page.evaluate("scrollTo(0, 0)")
+        expect(line.get_by_role("button", name="gamma (0 = planned)")).to_be_in_viewport()
+        prompt.focus()
+    page.locator("#pearl-gamma").fill("0")
+    expect(page.locator("[aria-invalid=true], #error-note")).to_have_count(0)
+    refuse(page, "#max-new-tokens input", "0", "New tokens", "max_new_tokens is 0; it must be at least 1")
+    page.locator("#settings .app-fold > button", has_text="Seed").click()
+    page.locator("#top-k input").fill("-1")
+    page.locator("#settings .app-fold > button", has_text="Seed").click()
+    expect(page.locator("#top-k")).to_be_hidden()
+    page.locator("#run").click()
+    refused(page, "Top-k", "top_k is -1; it must be at least 0")
+    expect(page.locator("#top-k input")).to_be_focused()
+    page.locator("#top-k input").fill("0")
     for title in METHODS:
         choose(page, title, False)
-    press_run(page, page.locator("#alert-methods .app-alert"))
-    assert "choose 1 to 6" in alert(page, "methods")
+    page.locator("#run").click()
+    refused(page, "", "choose 1 to 6")
+    the_other_tabs_lead_to_their_controls(page)
+
+
+def the_other_tabs_lead_to_their_controls(page: Page) -> None:
+    page.get_by_role("tab", name="Lab").click()
+    fill(page.locator("#lab-values input, #lab-values textarea").first, "1-99")
+    page.locator("#lab-start").click()
+    expect(page.locator("#lab-message .app-alert")).to_contain_text("Values: gamma is 99")
+    expect(page.locator("#lab-values [aria-invalid=true]")).to_be_focused()
+    page.get_by_role("tab", name="Load").click()
+    fill(page.locator("#load-sizes input, #load-sizes textarea").first, "0")
+    page.locator("#load-start").click()
+    expect(page.locator("#load-message .app-alert")).to_contain_text("Batch sizes: a batch size is 0")
+    expect(page.locator("#load-sizes [aria-invalid=true]")).to_be_focused()
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history-example").click()
+    viewer(page, "#history-viewer").wait_for()
+    fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "gamma=99")
+    page.locator("#whatif-replay").click()
+    expect(page.locator("#whatif-message .app-alert")).to_contain_text("Settings: gamma is 99")
+    expect(page.locator("#whatif-settings [aria-invalid=true]")).to_be_focused()
+    for number in ("5000", "-1"):
+        fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "")
+        fill(page.locator("#whatif-devices input"), number)
+        page.locator("#whatif-replay").click()
+        expect(page.locator("#whatif-message .app-alert")).to_contain_text(f"devices is {number}")
+        expect(page.locator("#whatif-devices [aria-invalid=true]")).to_be_focused()
+
+
+def refuse(page: Page, box: str, value: str, label: str, message: str) -> None:
+    """Type a wrong value, press Run, and look for the message and the focus; then type 8."""
+    fill(page.locator(box), value)
+    page.locator("#run").click()
+    refused(page, label, message)
+    expect(page.locator(box)).to_be_focused()
+    fill(page.locator(box), "8")
+
+
+def refused(page: Page, label: str, message: str) -> None:
+    line = page.locator("#alert .app-alert")
+    expect(line).to_contain_text(message)
+    expect(line.get_by_role("button")).to_contain_text(label)
 
 
 def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server) -> None:
@@ -329,9 +405,10 @@ def test_samples_fill_a_batch_and_a_further_prompt_that_is_too_long_is_refused(p
     fill(box, "Short.\n\n" + "word " * 4000)
     type_prompt(page, "Hi")
     page.locator("#run").click()
-    refusal = page.locator("#alert-prompt .app-alert")
+    refusal = page.locator("#alert .app-alert")
     expect(refusal).to_contain_text("prompt 2 of 3 (counted from 0)")
     expect(refusal).to_contain_text("context")
+    expect(box).to_be_focused()
 
     unfold(page)
     fill(box, "\n\n".join(samples))
