@@ -82,7 +82,7 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
         UsageError: A setting is wrong, the run has not ended, or it cannot drive the method.
     """
     began = time.perf_counter()
-    method, config = _method(trace, change)
+    method, config = method_of(trace, change)
     profile, pair = _cluster(trace.header, change)
     own = has_own_settings(trace, method, change.config)
     layout = method.layout(method.configure(trace.header.config if own else config))
@@ -133,7 +133,7 @@ def _plain(script: Script, cluster: Cluster, method: Method, config: Mapping[str
     return script.restored(cluster.run(key, *script.prompts, **asked))
 
 
-def _method(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
+def method_of(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
     """Return the method and its settings: the recorded ones with the changes."""
     header = trace.header
     known = header.method in METHODS
