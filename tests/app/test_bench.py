@@ -274,7 +274,7 @@ def test_every_method_is_predicted_under_its_own_settings():
 
 def test_the_command_prints_the_classes(capsys, monkeypatch):
     found = [whatif.Error("a class", (0.1, -0.2), 3, 1)]
-    monkeypatch.setattr(whatif, "measure", lambda texts, note: found if texts == 6 else [])
+    monkeypatch.setattr(whatif, "measure", lambda texts, note: found if texts == whatif.QUICK else [])
     assert main(["bench", "--whatif", "--quick", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["classes"]
     assert row == found[0].to_dict()
