@@ -95,7 +95,7 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
         check_method(recording, method, config)
     if kept and not same:
         check_times(trace, layout)
-    script = script_of(recording)
+    script = script_of(recording, largest="threshold" in config)
     with specscope.open(
         script.pair, runtime="virtual", profile=profile, profile_pair=pair, tokens=script.tokens
     ) as cluster:
