@@ -14,6 +14,7 @@ from specscope.engine.methods import METHODS
 from specscope.engine.run.serving import Load
 from specscope.engine.simulate.profile import FOLDER, Profile
 from specscope.engine.trace.trace import Trace
+from specscope.traces.comparable import comparisons
 from specscope.traces.metrics import measure
 from specscope.traces.view.tokens import has_trees
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
@@ -85,6 +86,8 @@ def test_under_its_own_settings_a_run_is_repeated(
     check_same(result, trace)
     assert result.notes == ("Nothing is changed: the rows and times are those of the run.",)
     assert result.replay.header.run_id != trace.header.run_id
+    if result.plain:
+        assert [c.baseline for c in comparisons([[result.replay], [result.plain]])] == [1, 1]
     if method == "specbranch" and has_trees(trace.decisions):
         with pytest.raises(UsageError, match="trees while the target verifies"):
             what_if(trace, Change(profile=like))

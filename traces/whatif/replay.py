@@ -101,7 +101,7 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     ) as cluster:
         plain = _plain(script, cluster, method, config)
         if same:
-            replay = repeated(trace)
+            replay = repeated(trace, plain)
         elif kept and plain:
             replay = retimed(trace, layout, cluster, profile.latency(pair), plain.header)
         else:

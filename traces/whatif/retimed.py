@@ -72,9 +72,12 @@ def is_kept(trace: Trace, method: Method) -> bool:
     return bool(head or trace.pooled) or has_trees(trace.decisions)
 
 
-def repeated(trace: Trace) -> Trace:
-    """Return the run as a run of its own."""
-    return replace(trace, header=replace(trace.header, run_id=uuid.uuid4().hex[:12]))
+def repeated(trace: Trace, plain: Trace | None) -> Trace:
+    """Return the run as a run of its own, which `plain` decoding of its tokens compares with."""
+    header = trace.header
+    source = {name: plain.header.environment[name] for name in ("tokens", "pair")} if plain else {}
+    environment = {**header.environment, **source}
+    return replace(trace, header=replace(header, run_id=uuid.uuid4().hex[:12], environment=environment))
 
 
 def check_times(trace: Trace, layout: Layout) -> None:
