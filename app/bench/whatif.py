@@ -28,7 +28,7 @@ PROMPTS = (
 )
 TOKENS, EXACT = 64, 1
 """Tokens of each run, and texts of each pair of settings where nothing is drawn."""
-FULL, QUICK = 12, 6
+FULL, QUICK = 8, 4
 """Texts of each class where something is drawn; above temperature 0, where texts differ more, twice
 as many."""
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError, shown
 from specscope.engine.types import check_range
 
 if TYPE_CHECKING:
-    from specscope.traces.whatif.replay import WhatIf
+    from specscope.engine.trace.trace import Trace
+    from specscope.traces.lab.axes import Axis
+    from specscope.traces.whatif.replay import Change, WhatIf
 
 OPTIONS: options.Options = {
     "--profile": ("", "NAME", "latency profile: a name or a .toml file (the run's own)"),
     "--profile-pair": ("", "NAME", "one of the profile's pairs"),
     "--method": ("", "KEY", "a key of `specscope methods` (the run's)"),
     "--devices": (int, "N", "devices of the cluster (the profile's)"),
+    "--over": (str, "FIELD=VALUES", "values of a numeric setting, as in gamma=1:8: one line each"),
     "--store": (False, "", "store the replay and plain decoding, for viewer and reports"),
 }
 
@@ -41,12 +46,57 @@ def run(args: argparse.Namespace) -> int:
     settings = options.parse_fields(args.fields)
     change = Change(args.profile, args.profile_pair, args.devices or 0, args.method, settings)
     trace = common.load_runs(args, [args.run])[args.run]
+    if args.over is not None:
+        return _over(args, trace, change)
     with common.Status("replaying the run"):
         result = what_if(trace, change)
     if args.store:
         with common.open_store(args) as store:
             store.insert(*result.traces)
     return common.answer(args, {**facts(result), "stored": args.store}, _lines(result, stored=args.store))
+
+
+def _over(args: argparse.Namespace, trace: Trace, change: Change) -> int:
+    """Replay the run once for each value of an axis."""
+    from specscope.traces.lab.axes import value_text
+    from specscope.traces.whatif.replay import what_if
+    from specscope.traces.whatif.result import facts
+
+    if args.store:
+        raise UsageError("--store keeps one replay: leave out --over, or --store")
+    axis, found, lines = _axis(args.over, trace, change), list[dict[str, Any]](), list[str]()
+    for value in axis.values:
+        at = replace(change, config={**change.config, axis.name: value})
+        with common.Status(f"replaying the run with {axis.name} {value_text(value)}"):
+            result = facts(what_if(trace, at))
+        found.append({axis.name: value, **result})
+        metrics, tests = result["what_if"]["metrics"], result["decided_by_recording"] + result["drawn"]
+        figures = (metrics["tokens_per_second"], result["speedup"], metrics["acceptance_rate_tested"])
+        texts = (
+            "" if x is None else form.format(x)
+            for x, form in zip(figures, ("{:.1f}", "{:.2f}×", "{:.0%}"), strict=True)
+        )
+        drawn = f"{result['drawn'] / tests:.0%}" if tests else ""
+        lines.append("".join(f"{text:>18}" for text in (value_text(value), *texts, drawn)))
+    head = "".join(
+        f"{text:>18}" for text in (axis.title, "tokens/s", "speed-up", "accepted / tested", "tests drawn")
+    )
+    return common.answer(args, {"over": axis.name, "values": found}, [head, *lines])
+
+
+def _axis(text: str, trace: Trace, change: Change) -> Axis:
+    from specscope.traces.lab.axes import axis
+    from specscope.traces.whatif.replay import method_of
+
+    name, equals, values = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--over {shown(text)} is not FIELD=VALUES")
+    found = axis(method_of(trace, change)[0], name, values)
+    if found.scripted or found.drafters:
+        raise UsageError(
+            f"--over {name}: a replay has the recorded drafts; name a setting, such as gamma=1:8"
+        )
+    return found
 
 
 def _lines(result: WhatIf, *, stored: bool) -> Iterator[str]:

@@ -17,6 +17,7 @@ from specscope.app.bench.figures import BARS, FULL, QUICK, Bar, Figure, Plan, ju
 from specscope.app.bench.speed import Race, Transformers, quiet
 from specscope.app.main import main
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.methods import METHODS
 from specscope.engine.types import Limits
 from tests.app.commands import run_bench
 
@@ -252,21 +253,28 @@ CLASSES = {c.name: c for c in whatif.CLASSES}
 
 
 def test_predictions_are_exact_where_nothing_is_drawn_and_counted_where_something_is():
-    names = ("same settings, T 1", "T 0, nothing drawn", "T 1, other rule: ratio to match")
+    names = ("T 0, nothing drawn", "T 1, other rule: ratio to match", "T 1, to SSD, SpecBranch or a tree")
     errors = whatif.measure(1, lambda _: None, tuple(CLASSES[name] for name in names), tokens=16)
-    same, nothing, other = (error.to_dict() for error in errors)
-    for exact in (same, nothing):
-        assert (exact["n"], exact["drawn"], exact["least"], exact["most"]) == (3, 0, 0, 0)
-        assert exact["decided"] > 0
+    exact, other, refused = (error.to_dict() for error in errors)
+    assert (exact["n"], exact["drawn"], exact["least"], exact["most"]) == (6, 0, 0, 0)
+    assert exact["decided"] > 0
+    assert (other["n"], other["refused"]) == (2, [])
     assert other["drawn"] > 0
-    assert other["mean_absolute"] == abs(other["mean"])
+    assert (refused["n"], refused["refused"]) == (0, ["ssd", "specbranch", "tree"])
     table = whatif.lines(errors)
     assert [line.split("  ")[0] for line in table[2:]] == list(names)
+    assert table[-1].endswith("ssd, specbranch, tree")
+
+
+def test_every_method_is_predicted_under_its_own_settings():
+    for name in ("own settings, T 0", "own settings, other profile, T 1"):
+        assert {recorded[0] for recorded, predicted in CLASSES[name].sides} == set(METHODS)
+        assert all(recorded == predicted for recorded, predicted in CLASSES[name].sides)
 
 
 def test_the_command_prints_the_classes(capsys, monkeypatch):
     found = [whatif.Error("a class", (0.1, -0.2), 3, 1)]
-    monkeypatch.setattr(whatif, "measure", lambda texts, note: found if texts == 6 else [])
+    monkeypatch.setattr(whatif, "measure", lambda texts, note: found if texts == whatif.QUICK else [])
     assert main(["bench", "--whatif", "--quick", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["classes"]
     assert row == found[0].to_dict()

@@ -130,3 +130,33 @@ def test_drafts_that_another_engines_run_did_not_test_are_named(capsys, imported
     code, _, err = call(capsys, "whatif", steps, "--method", "pearl", *db)
     assert (code, err.count("\n")) == (2, 1)
     assert "--profile" in err
+
+
+def test_over_prints_a_line_for_each_value_of_a_setting(capsys, stored):
+    words = ["whatif", "sample-speculative", *PROFILE, *stored]
+    code, out, _ = call(capsys, *words, "--over", "gamma=1:3")
+    assert code == 0
+    head, *lines = out.splitlines()
+    assert head.split()[:3] == ["gamma", "tokens/s", "speed-up"]
+    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
+    values = answer(capsys, *words, "--over", "gamma=1:3", "--json")["values"]
+    assert [v["gamma"] for v in values] == [1, 2, 3]
+    single = answer(capsys, *words, "--set", "gamma=2", "--json")
+    assert values[1]["speedup"] == single["speedup"]
+    assert f"{single['speedup']:.2f}×" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--over", "gamma"], "--over 'gamma' is not FIELD=VALUES"),
+        (["--over", "acceptance_rate=0.5"], "a replay has the recorded drafts"),
+        (["--over", "width=1:3"], "has no sweep over 'width'"),
+        (["--over", "gamma=0:99"], "gamma"),
+        (["--over", "gamma=1:3", "--store"], "--store keeps one replay"),
+    ],
+)
+def test_over_is_refused_in_one_line(capsys, stored, words, message):
+    code, _, err = call(capsys, "whatif", "sample-speculative", *PROFILE, *words, *stored)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err

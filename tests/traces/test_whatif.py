@@ -242,7 +242,7 @@ def test_trees_have_the_drafters_next_choices_at_temperature_0():
     assert result.replay.token_ids() == tree.token_ids()
     real, again = (measure(trace).tokens_per_target_forward for trace in (tree, result.replay))
     assert again == pytest.approx(real, rel=0.1)
-    assert "Siblings are the drafter's next choices" in " ".join(result.notes)
+    assert "The drafter's next choices are known where the run tested a draft" in " ".join(result.notes)
     with pytest.raises(UsageError, match="a run at temperature 0"):
         replayed(sampled, "tree", config=config)
 
@@ -294,7 +294,7 @@ def test_rates_are_by_place_where_there_are_enough_tests():
 def test_rates_are_those_of_tests_with_nearly_the_targets_probability():
     tests = [Judged(1, i >= 15, i / 30) for i in range(30)] + [Judged(1, right=False, p=1.0)] * LEAST
     rates = Rates.of(tests)
-    assert (rates.at(1, 0.0), rates.at(1, 0.7), rates.at(1, 0.5), rates.at(1, 1.0)) == (0, 1, 0.5, 0)
+    assert (rates.at(1, 0.0), rates.at(1, 0.7), rates.at(1, 14.5 / 30), rates.at(1, 1.0)) == (0, 1, 0.5, 0)
     assert rates.at(1) == rates.overall == 15 / 40
     assert Rates.of(tests[: LEAST - 1]).at(1, 0.9) == 0
 
@@ -320,10 +320,11 @@ class TestImported:
     def test_unknown_ids_and_prompts_are_assumed_in_words(self):
         trace = read_traces(FILES / "vllm.jsonl").traces[1]
         result = replayed(trace, "pearl", profile=PROFILE)
-        assert result.notes == (
+        assert result.notes[:2] == (
             "The prompt is unknown: its length is taken as one token.",
             "The token ids are unknown: nothing can be copied from the text.",
         )
+        assert [note[:27] for note in result.notes[2:]] == ["Drawn at the recorded rates"]
         assert result.replay.token_ids() == [NO_TOKEN] * 5
         assert {c.text for c in result.replay.commits} == {f"{UNKNOWN_TEXT} "}
         with pytest.raises(UsageError, match="prompt_lookup copies from the text, and the token ids of run"):

@@ -53,7 +53,7 @@ def outcome(script: Script, replay: Trace) -> Outcome:
     for d in tests:
         output, end = recording.outputs[d.sequence], same[d.sequence]
         index = d.position - len(output.prompt)
-        copied, tested = d.draft_span < 0, index in output.tests
+        copied, tested = d.draft_span < 0, index in output.known
         known = copied or (tested and recording.old == recording.new)
         decided += known and (end is None or index < end)
         untested += not (copied or tested)

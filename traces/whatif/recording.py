@@ -24,7 +24,7 @@ from specscope.traces.whatif.rates import Judged, Rates
 from specscope.traces.whatif.rules import Rule, Way, recorded_way
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
     from specscope.engine.trace.events import Commit, Decision, Top
     from specscope.engine.trace.trace import Trace
@@ -45,6 +45,8 @@ class Output:
     """`tokens`, and those after the end that the run's last round decided, too."""
     agrees: tuple[bool, ...]
     """For each index of `target`, whether the drafter drafts this token."""
+    known: Set[int]
+    """Indices at which that is no draw at a rate."""
     tests: Mapping[int, Decision]
     """The recorded test of each index that has one: of siblings, the first."""
     choices: Mapping[int, Top]
@@ -238,6 +240,7 @@ def _output(
         texts=tuple(shown_text(header, c) for c in rows),
         target=text.tokens,
         agrees=tuple(right),
+        known=agreed.keys(),
         tests={i: d for i, (_, d) in text.tests.items()},
         choices=choices,
         ended=not full,
@@ -271,7 +274,7 @@ def _of_counts(trace: Trace, counts: Counts) -> Recording:
     right = right[: counts.tokens or len(right)]
     size = len(right)
     tokens, texts = (NO_TOKEN,) * size, (f"{UNKNOWN_TEXT} ",) * size
-    output = Output((), tokens, texts, tokens, tuple(right), {}, {}, ended=True)
+    output = Output((), tokens, texts, tokens, tuple(right), set(), {}, {}, ended=True)
     order_note = "The file counts verifications without their order: the order is drawn."
     part = f"Of {counts.steps:,} verifications, {MOST_ROUNDS} are drawn." if not few else ""
     length = (

@@ -82,7 +82,7 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
         UsageError: A setting is wrong, the run has not ended, or it cannot drive the method.
     """
     began = time.perf_counter()
-    method, config = _method(trace, change)
+    method, config = method_of(trace, change)
     profile, pair = _cluster(trace.header, change)
     own = has_own_settings(trace, method, change.config)
     layout = method.layout(method.configure(trace.header.config if own else config))
@@ -95,13 +95,13 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
         check_method(recording, method, config)
     if kept and not same:
         check_times(trace, layout)
-    script = script_of(recording)
+    script = script_of(recording, largest="threshold" in config)
     with specscope.open(
         script.pair, runtime="virtual", profile=profile, profile_pair=pair, tokens=script.tokens
     ) as cluster:
         plain = _plain(script, cluster, method, config)
         if same:
-            replay = repeated(trace)
+            replay = repeated(trace, plain)
         elif kept and plain:
             replay = retimed(trace, layout, cluster, profile.latency(pair), plain.header)
         else:
@@ -133,7 +133,7 @@ def _plain(script: Script, cluster: Cluster, method: Method, config: Mapping[str
     return script.restored(cluster.run(key, *script.prompts, **asked))
 
 
-def _method(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
+def method_of(trace: Trace, change: Change) -> tuple[Method, dict[str, Any]]:
     """Return the method and its settings: the recorded ones with the changes."""
     header = trace.header
     known = header.method in METHODS

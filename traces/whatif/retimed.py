@@ -53,14 +53,15 @@ def has_own_times(trace: Trace, layout: Layout, profile: Profile, pair: str | No
     if not header.virtual or (profile.name, pair) != (header.profile, header.environment.get("profile_pair")):
         return False
     latency, known = profile.latency(pair), defaultdict[str, bool](bool)
+    fixed = {"sample": latency.sample_us, "communicate": latency.communicate_us}
     for span in trace.spans:
-        if (
-            span.rows
-            and span.kind != "communicate"
-            and not ("head" in header.environment and span.model == "drafter")
-        ):
-            us = latency.sample_us if span.kind == "sample" else latency(span.model, span.rows, span.context)
-            known[span.kind if span.kind == "sample" else span.model] |= span.end - span.start == 1000 * us
+        if span.kind in fixed:
+            us, what = fixed[span.kind], span.kind
+        elif not span.rows or (layout.head and span.model == "drafter"):
+            continue
+        else:
+            us, what = latency(span.model, span.rows, span.context), span.model
+        known[what] |= span.end - span.start == 1000 * us
     each = all if isinstance(layout.arrangement, Separate) else any
     return each(known.values())
 
@@ -71,9 +72,12 @@ def is_kept(trace: Trace, method: Method) -> bool:
     return bool(head or trace.pooled) or has_trees(trace.decisions)
 
 
-def repeated(trace: Trace) -> Trace:
-    """Return the run as a run of its own."""
-    return replace(trace, header=replace(trace.header, run_id=uuid.uuid4().hex[:12]))
+def repeated(trace: Trace, plain: Trace | None) -> Trace:
+    """Return the run as a run of its own, which `plain` decoding of its tokens compares with."""
+    header = trace.header
+    source = {name: plain.header.environment[name] for name in ("tokens", "pair")} if plain else {}
+    environment = {**header.environment, **source}
+    return replace(trace, header=replace(header, run_id=uuid.uuid4().hex[:12], environment=environment))
 
 
 def check_times(trace: Trace, layout: Layout) -> None:

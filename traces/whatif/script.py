@@ -137,7 +137,11 @@ class Script:
         return replace(d, token=token, **kept)
 
 
-def script_of(recording: Recording) -> Script:
+def script_of(recording: Recording, *, largest: bool = False) -> Script:
+    """Return the script of a recording.
+
+    How sure the drafter is, is its draft's q; with `largest` its largest probability.
+    """
     header = recording.trace.header
     fresh = count(_END + 1)
     numbers: defaultdict[int, int] = defaultdict(fresh.__next__)
@@ -160,9 +164,9 @@ def script_of(recording: Recording) -> Script:
     rows = Trace(replace(header, prompt_ids=prompts, limits={"eos": eos}, sampling={"seed": 0}))
     for i, output in enumerate(recording.outputs):
         choices = {at: _numbered(top, renumbered) for at, top in output.choices.items()}
-        for row in _rows(i, output, len(prompts[i]), texts[i], choices):
+        for row in _rows(i, output, len(prompts[i]), texts[i], choices, largest=largest):
             rows.add(row)
-        for row in _strayed(recording.trace, i, output, len(prompts[i])):
+        for row in _strayed(recording.trace, i, output, len(prompts[i]), largest=largest):
             rows.add(row)
     pair = Pair(f"recorded run {header.run_id}", Path(), Path(), NO_TEXTS, next(fresh), CONTEXT, eos)
     drawn = set[tuple[int, ...]]()
@@ -183,26 +187,37 @@ def _numbered(top: Top, renumbered: Callable[[Iterable[int]], tuple[int, ...]]) 
 
 
 def _rows(
-    sequence: int, output: Output, start: int, text: tuple[int, ...], choices: Mapping[int, Top]
+    sequence: int,
+    output: Output,
+    start: int,
+    text: tuple[int, ...],
+    choices: Mapping[int, Top],
+    *,
+    largest: bool,
 ) -> Iterator[Commit | Decision]:
     for index, (token, right) in enumerate(zip(text, output.agrees, strict=True)):
         position, draft = start + index, token if right else _WRONG
         yield Commit(1, sequence, position, token, "plain", "", 0)
         outcome = "accepted" if right else "rejected"
         test = output.tests.get(index)
-        q = test.q if test else None
+        q = _certainty(test, largest=largest) if test else None
         top = choices.get(index, ())
         decided = (draft, None, q, None, "match", outcome, -1, -1)
         yield Decision(1 + index, sequence, 0, -1, position, *decided, top_q=top)
 
 
-def _strayed(trace: Trace, sequence: int, output: Output, start: int) -> Iterator[Decision]:
+def _strayed(trace: Trace, sequence: int, output: Output, start: int, *, largest: bool) -> Iterator[Decision]:
     """Yield the drafts after a wrong one, with the step of its decision in `_rows`: q counts."""
     shift = start - len(output.prompt)
     wrong = {d.step: i for i, d in output.tests.items() if d.outcome == "rejected" and not output.agrees[i]}
     for d in trace.decisions:
         if d.sequence == sequence and d.outcome == "discarded" and d.step in wrong:
-            yield replace(d, step=1 + wrong[d.step], position=d.position + shift, token=_WRONG)
+            q = _certainty(d, largest=largest)
+            yield replace(d, step=1 + wrong[d.step], position=d.position + shift, token=_WRONG, q=q)
+
+
+def _certainty(d: Decision, *, largest: bool) -> float | None:
+    return d.top_q[0][1] if largest and d.top_q else d.q
 
 
 def _unknown_text(token: int) -> str:  # noqa: ARG001 - the call of a tokenizer
