@@ -64,6 +64,8 @@ THOROUGH = (
     # clusters of several nodes and devices, and servers that hang
     *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),
     *("tests/security/test_hub.py", "tests/security/test_page_files.py", "tests/security/test_requests.py"),
+    # every number of a foreign file, with every value
+    "tests/security/test_numbers.py",
     *("tests/engine/checkpoints/test_catalog.py", "tests/engine/cluster/test_splitting.py"),
     *("tests/engine/cluster/test_forms.py", "tests/engine/run/test_policies.py::test_measured"),
     # looks in both themes and all widths; tabs whose results are also checked without a browser
