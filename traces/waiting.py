@@ -37,7 +37,7 @@ the device already has its job.
 BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"
 _GRID = 2**40
-MOST_WAITS = 4_000_000
+MOST_WAITS = 2_000_000
 """Spans x devices of a document: each device may begin to wait when a span begins or ends."""
 Interval: TypeAlias = tuple[int, int]
 Active: TypeAlias = "Counter[tuple[str, bool]]"

@@ -77,8 +77,10 @@ _FORMS: dict[str, Any] = {
         "whatif": {"run": str},
     },
 }
-"""Field of a header -> name -> the type of its value, in a tuple if it may be null; or the form of an
-object. Other names are checked where they are read."""
+"""Field of a header -> name -> the type of its value, or the form of an object.
+
+In a tuple if it may be null. Other names are checked where they are read.
+"""
 
 
 def check_header(header: Header) -> None:

@@ -13,7 +13,7 @@ import pytest
 from specscope.app.routes import MAX_UPLOAD
 from specscope.app.service import Service
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import SCHEMA, Decision, Device, Footer, Span
+from specscope.engine.trace.events import SCHEMA, Decision, Device, Footer, Forked, Span
 from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.ranges import MOST_TIME
 from specscope.engine.trace.trace import Trace
@@ -191,6 +191,13 @@ def test_a_draft_of_many_nodes_takes_no_quadratic_time():
     trace.decisions = [Decision(1, 0, i, i - 1, 5 + i, 7, *fate) for i in range(20_000)]
     with bounded("a long draft"):
         view_model([trace])
+
+
+def test_a_round_of_too_many_branches_is_refused(tmp_path):
+    trace = sample_trace("speculative")
+    trace.forks = [Forked(1, 0, 0, 7, 0.5, 3, taken=False)] * 4097
+    with pytest.raises(UsageError, match="step 1 has 4097 branches; at most 4096"):
+        imported(trace, tmp_path)
 
 
 def test_own_files_have_a_largest_unpacked_size_and_number_of_values(tmp_path, monkeypatch):
