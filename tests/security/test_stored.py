@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import time
@@ -13,6 +14,7 @@ import pytest
 from specscope.app.routes import MAX_UPLOAD
 from specscope.app.service import Service
 from specscope.engine.errors import UsageError
+from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.trace.events import SCHEMA, Decision, Device, Footer, Forked, Span
 from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.ranges import MOST_TIME
@@ -148,6 +150,16 @@ def test_a_run_without_devices_or_with_the_latest_times_is_opened(tmp_path, open
     opener.service.store.insert(imported(late, tmp_path, run_id="late"))
     for run_id in ("bare", "late"):
         opener.open(run_id, replay=False)
+
+
+def test_a_virtual_run_ends_before_times_that_cannot_be_stored():
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(asyncio.sleep(MOST_TIME / 1e9 - 1))
+        with pytest.raises(UsageError, match="more than 1000000000 s of virtual time"):
+            loop.run_until_complete(asyncio.sleep(2))
+    finally:
+        loop.close()
 
 
 def many(devices: int, spans: list[Span]) -> Trace:
