@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 from specscope.app.routes import MAX_UPLOAD
 from specscope.app.service import Service
 from specscope.engine.errors import UsageError
-from specscope.engine.runtimes.virtual import VirtualLoop
+from specscope.engine.runtimes.virtual import VirtualTime
 from specscope.engine.trace.events import SCHEMA, Decision, Device, Footer, Forked, Span
 from specscope.engine.trace.jsonl import to_json
 from specscope.engine.trace.ranges import MOST_TIME
@@ -153,13 +153,12 @@ def test_a_run_without_devices_or_with_the_latest_times_is_opened(tmp_path, open
 
 
 def test_a_virtual_run_ends_before_times_that_cannot_be_stored():
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(asyncio.sleep(MOST_TIME / 1e9 - 1))
+    with closing(VirtualTime()) as clock:
+        clock.call_at(MOST_TIME // 1000, lambda: None)
+        clock.select()
+        clock.call_at(MOST_TIME // 1000 + 1, lambda: None)
         with pytest.raises(UsageError, match="more than 1000000000 s of virtual time"):
-            loop.run_until_complete(asyncio.sleep(2))
-    finally:
-        loop.close()
+            clock.select()
 
 
 def many(devices: int, spans: list[Span]) -> Trace:
