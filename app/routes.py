@@ -217,7 +217,7 @@ def import_trace(service: Service, file: IO[bytes]) -> str:
     """Store the traces in an open file; return the run id, and how many other runs there are."""
     path = f"/dev/fd/{file.fileno()}"
     try:
-        found = read_traces(path)
+        found = read_traces(path, MAX_UPLOAD)
     except UsageError as error:
         raise UsageError(str(error).replace(path, "the file")) from None
     store_of(service).insert(*found.traces)

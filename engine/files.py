@@ -54,12 +54,12 @@ MOST_VALUES = 6_000_000
 thread for half a minute and takes gigabytes."""
 
 
-def check_values(text: str | bytes) -> None:
-    """Raise ValueError if a JSON text has more brackets and commas, so values, than MOST_VALUES."""
+def check_values(text: str | bytes, most: int = MOST_VALUES) -> None:
+    """Raise ValueError if a JSON text has more brackets and commas, so values, than `most`."""
     signs = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
     values = sum(map(text.count, signs))  # type: ignore[arg-type]
-    if values > MOST_VALUES:
-        raise ValueError(f"it has about {values} values; at most {MOST_VALUES} are read")
+    if values > most:
+        raise ValueError(f"it has about {values} values; at most {most} are read")
 
 
 def parse_json(text: str | bytes) -> Any:

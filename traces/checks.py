@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Event
     from specscope.engine.trace.trace import Trace
+
+MOST_FORKS = 4096
+"""Branches of a round: each is a cell of a table on the page."""
 
 
 def check(trace: Trace) -> None:
@@ -76,6 +80,9 @@ def _faults(
     for row in trace.pooled:
         if not all((*row.tried, *row.gained)):
             yield f"step {row.step} has an n-gram without tokens"
+    for (_, step), number in Counter((fork.sequence, fork.step) for fork in trace.forks).items():
+        if number > MOST_FORKS:
+            yield f"step {step} has {number} branches; at most {MOST_FORKS} are read"
     for row in trace.rounds:
         if row.accepted > row.drafted:
             yield f"step {row.step} accepted {row.accepted} of {row.drafted} drafted tokens"

@@ -37,7 +37,7 @@ the device already has its job.
 BandKind = Literal["both", "draft", "target", "none"]
 _Segment: TypeAlias = "tuple[int, int, Span | None]"
 _GRID = 2**40
-MOST_WAITS = 4_000_000
+MOST_WAITS = 2_000_000
 """Spans x devices of a document: each device may begin to wait when a span begins or ends."""
 Interval: TypeAlias = tuple[int, int]
 Active: TypeAlias = "Counter[tuple[str, bool]]"
@@ -159,12 +159,12 @@ def timeline(trace: Trace) -> Timeline:
     stages, row = _stages(trace), list[Band]()
     for start, end, work, active in _states(trace):
         _extend_band(row, start, end, active)
-        reasons = {role: _reason(role, active) for role in {*roles.values()}}
+        reasons: dict[str, Reason] = {role: _reason(role, active) for role in {*roles.values()}}
         staged = {d for s in work.values() if stages and s for d in stages.get(s.id - s.rank, ())}
         for device, role in roles.items():
             if work.get(device) is not None:
                 continue
-            reason = "host" if device in work else "queue" if device in staged else reasons[role]
+            reason: Reason = "host" if device in work else "queue" if device in staged else reasons[role]
             idle = waits_of[device]
             if idle and idle[-1].end == start and idle[-1].reason == reason:
                 idle[-1] = Wait(device, idle[-1].start, end, reason)

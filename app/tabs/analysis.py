@@ -144,7 +144,7 @@ class Analysis:
     def _difference(self, timed: Sequence[tuple[str, Trace]]) -> Update:
         """Show the difference of the first two runs; the choice of others if there are more."""
         shown = timed[:2] if len(timed) > 1 else []
-        names, traces = [name for name, _ in shown], [trace for _, trace in shown]
+        traces = [trace for _, trace in shown]
         return {
             self.second: gr.update(visible=bool(shown)),
             self.chosen: gr.update(visible=len(timed) > 2),
@@ -152,12 +152,17 @@ class Analysis:
                 run: gr.update(choices=_choices(timed), value=trace.header.run_id)
                 for run, trace in zip(self.pair_of_runs, traces, strict=False)
             },
-            self.diff: difference(diff(*traces), names) if shown else "",
+            self.diff: self._compared(traces) if shown else "",
         }
 
     def compare(self, first: str, second: str) -> str:
         try:
-            traces = find_traces(self.service, f"{first},{second}")
+            return self._compared(find_traces(self.service, f"{first},{second}"))
+        except SpecScopeError as error:
+            return alert(str(error))
+
+    def _compared(self, traces: Sequence[Trace]) -> str:
+        try:
             return difference(diff(*traces), _names(traces))
         except SpecScopeError as error:
             return alert(str(error))

@@ -13,8 +13,7 @@ function sequenceFold(run, sequence, open) {
   return el("details", { class: "ss-sequence ss-fold", "data-sequence": sequence, open }, el("summary", {}), el("div", {}));
 }
 
-function sequenceHead(run, sequence) {
-  const tokens = run.tokens.filter((token) => token.sequence === sequence).length;
+function sequenceHead(run, sequence, tokens) {
   const prompt = run.redacted ? "(prompt left out)" : run.prompts[sequence] ?? "";
   const ended = run.reasons[sequence] ? ` · ${run.reasons[sequence]}` : "";
   return [el("b", {}, `${sequence + 1} `), el("span", { class: "ss-fold-prompt", title: prompt }, prompt),

@@ -95,7 +95,9 @@ class Pane {
     this.pages.forEach((page) => page.write());
     this.sources.update(run);
     this.tree.update(run);
-    for (const fold of this.text.querySelectorAll(":scope > details")) fold.firstChild.replaceChildren(...sequenceHead(run, Number(fold.dataset.sequence)));
+    const counts = new Map();
+    for (const { sequence } of run.tokens) counts.set(sequence, (counts.get(sequence) ?? 0) + 1);
+    for (const [sequence, part] of this.parts) if (part.tagName === "DETAILS") part.firstChild.replaceChildren(...sequenceHead(run, sequence, counts.get(sequence) ?? 0));
     this.label();
   }
 
@@ -104,6 +106,7 @@ class Pane {
     this.rows.clear();
     this.pages = [];
     this.pageOf = new Map(); // by index of the token
+    this.parts = new Map(); // by sequence
     this.count = 0;
     this.ghosts = 0;
     this.text.replaceChildren();
@@ -156,11 +159,12 @@ class Pane {
 
   /** The element of one sequence: a fold if the run has several. */
   partOf(sequence) {
-    const known = this.text.querySelector(`[data-sequence="${Number(sequence)}"]`);
+    const known = this.parts.get(sequence);
     if (known) return known;
     const several = this.run.sequences.length > 1;
     const part = several ? sequenceFold(this.run, sequence, sequence === chosenSequence(this.run)) : el("div", { class: "ss-sequence", "data-sequence": sequence });
     this.text.append(part);
+    this.parts.set(sequence, part);
     return part;
   }
 

@@ -35,9 +35,9 @@ _Moment = Annotated[int, Range(-MOST_TIME, MOST_TIME)]
 _Texts = tuple[str, ...]
 _FORMS: dict[str, Any] = {
     "sampling": {
-        "temperature": Amount | None,
-        "top_k": Annotated[float, Range(-1, 2**31)] | None,
-        "top_p": Annotated[float, Range(0, 1)] | None,
+        "temperature": (Amount,),
+        "top_k": (Annotated[float, Range(-1, 2**31)],),
+        "top_p": (Annotated[float, Range(0, 1)],),
     },
     "limits": {"max_new_tokens": Count, "stop": _Texts, "eos": tuple[TokenId, ...]},
     "environment": {
@@ -49,9 +49,9 @@ _FORMS: dict[str, Any] = {
             "unknown": _Texts,
             "counts": {
                 "histogram": tuple[Size, ...],
-                "drafted": Size | None,
-                "gamma": Annotated[int, Range(0, LONGEST_DRAFT)] | None,
-                "tokens": Count | None,
+                "drafted": (Size,),
+                "gamma": (Annotated[int, Range(0, LONGEST_DRAFT)],),
+                "tokens": (Count,),
             },
         },
         "load": {
@@ -79,7 +79,7 @@ _FORMS: dict[str, Any] = {
 }
 """Field of a header -> name -> the type of its value, or the form of an object.
 
-Other names are checked where they are read.
+In a tuple if it may be null. Other names are checked where they are read.
 """
 
 
@@ -99,6 +99,10 @@ def check_header(header: Header) -> None:
 
 
 def _check_form(name: str, value: Any, form: Any) -> None:
+    if isinstance(form, tuple):
+        if value is None:
+            return
+        (form,) = form
     if not isinstance(form, Mapping):
         if not fits(value, form):
             raise ValueError(f"{name} of a header is {shown(value)}{expected(form)}")

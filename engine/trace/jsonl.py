@@ -118,6 +118,8 @@ def read_jsonl(lines: Iterable[str]) -> Trace:
 
 MOST_LEVELS = 16
 """Levels of nesting in the untyped fields (config, sampling, limits, environment)."""
+MOST_SETTINGS = 50_000
+"""Values of such a field; a load has an arrival for each prompt."""
 _LOW, _HIGH = -(2**63), 2**63 - 1
 
 
@@ -138,6 +140,8 @@ def check_types(events: Sequence[Event] | Sequence[Device]) -> None:
 
 def expected(hint: Any) -> str:
     """Return the range of a number, or of the numbers in a list, as the end of a message."""
+    if get_origin(hint) is dict:
+        return f"; expected an object of at most {MOST_SETTINGS} plain values in {MOST_LEVELS} levels"
     for part in get_args(hint):
         if isinstance(part, Range):
             return f"; expected {part.low} to {part.high}"
@@ -171,7 +175,8 @@ def _fit(values: Sequence[Any], hint: Any) -> bool:
     if origin is Literal:
         return kinds <= {str} and set(values) <= set(args)
     if origin is dict:
-        return kinds <= {dict} and all(_plain(value, MOST_LEVELS) for value in values)
+        left = iter(range(MOST_SETTINGS))
+        return kinds <= {dict} and all(_plain(value, MOST_LEVELS, left) for value in values)
     if hint is str:
         return kinds <= {str} and _encodes(values)
     if hint is int:
@@ -211,11 +216,16 @@ def _encodes(values: Iterable[str]) -> bool:
     return True
 
 
-def _plain(value: Any, levels: int) -> bool:
-    """Return whether a value is portable JSON: finite numbers, valid Unicode, few levels."""
+def _plain(value: Any, levels: int, left: Iterator[int]) -> bool:
+    """Return whether a value is portable JSON: finite numbers, valid Unicode, few levels.
+
+    `left` ends when there are too many values.
+    """
+    if next(left, None) is None:
+        return False
     if isinstance(value, Mapping | list | tuple):
         parts: Iterable[Any] = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
-        return levels > 0 and all(_plain(part, levels - 1) for part in parts)
+        return levels > 0 and all(_plain(part, levels - 1, left) for part in parts)
     if isinstance(value, str):
         return _encodes([value])
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Everything that opens a stored run: documents, parts, windows, reports, exports, the analysis, a what-if."""
+"""Everything that opens a stored run: documents, windows, reports, exports, analyses, what-ifs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Opener:
             self._analysis = Analysis(service)
 
     def open(self, run_id: str, *, replay: bool = True) -> None:
-        """Open a stored run in every way; AssertionError if a way fails other than by a UsageError."""
+        """Open a stored run in every way; AssertionError if one fails but by a UsageError."""
         store = self.service.store
         assert store is not None
         trace = store.load(run_id)
@@ -86,12 +86,13 @@ class Opener:
         measure(trace).to_dict()
         for form in FORMATS:
             for table in TABLES if form == "csv" else ("tokens",):
-                _unless_refused(lambda form=form, table=table: write(trace, form, table, io.StringIO()))
+                why = refusal(lambda form=form, table=table: write(trace, form, table, io.StringIO()))
+                assert "\n" not in why
         assert self._analysis.show([trace, trace])
         if replay:
             for method in ("", "pearl", "llma"):
                 change = Change("pearl-4xA100", method=method)
-                _unless_refused(lambda change=change: what_if(trace, change))
+                assert "\n" not in refusal(lambda change=change: what_if(trace, change))
 
     def _addresses(self, run_id: str) -> Iterator[str]:
         yield f"/specscope/model?runs={run_id}"
@@ -102,11 +103,13 @@ class Opener:
             yield f"/specscope/export/{run_id}/{form}"
 
 
-def _unless_refused(attempt: Callable[[], Any]) -> None:
+def refusal(attempt: Callable[[], Any]) -> str:
+    """Return the UsageError of an attempt; empty if it succeeds."""
     try:
         attempt()
     except UsageError as error:
-        assert "\n" not in str(error)
+        return str(error)
+    return ""
 
 
 def _fault(text: str) -> str:

@@ -32,6 +32,8 @@ MAX_BYTES = 128 * 2**20
 MOST_RUNS = 10_000
 MOST_ROWS = 2_000_000
 """The most decisions and tokens of all requests of one file."""
+MOST_TRACE_VALUES = 16_000_000
+"""Of SpecScope's own file, in about a gigabyte of memory; a usual one of 200 MB has as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
     """
     content = read_bytes(Path(path), max_bytes)
     try:
-        content = _unpacked(content)
+        content = _unpacked(content, min(max_bytes, MAX_BYTES))
         rows = _rows(content)
         form = _form_of(rows)
         parts = [rows] if form and form.whole else [[row] for row in rows]
@@ -78,20 +80,17 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
     return Imports(tuple(traces), len(parts) - len(traces))
 
 
-def _unpacked(content: bytes) -> bytes:
-    """Return the content of a file, unpacked if it is gzip, as profilers write traces.
-
-    Not more than the largest file is unpacked.
-    """
+def _unpacked(content: bytes, most: int) -> bytes:
+    """Return the content of a file, unpacked if it is gzip, as profilers write traces."""
     if not content.startswith(b"\x1f\x8b"):
         return content
     packed = zlib.decompressobj(wbits=31)
     try:
-        unpacked = packed.decompress(content, MAX_BYTES + 1)
+        unpacked = packed.decompress(content, most + 1)
     except zlib.error as error:
         raise ValueError(f"it is no gzip file: {error}") from None
-    if len(unpacked) > MAX_BYTES:
-        raise ValueError(f"unpacked it has more than {MAX_BYTES} bytes, the most that are read")
+    if len(unpacked) > most:
+        raise ValueError(f"unpacked it has more than {most} bytes, the most that are read")
     if not packed.eof:
         raise ValueError("the gzip file is cut")
     return unpacked
@@ -107,6 +106,7 @@ def _own(content: bytes, path: str | Path) -> Trace:
     Without a footer its status is `incomplete`.
     """
     try:
+        check_values(content, MOST_TRACE_VALUES)
         whole = _without_cut_line(content)
         trace = with_unknown(read_jsonl(_decoded_lines(whole)))
         if len(whole) < len(content):

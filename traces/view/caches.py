@@ -189,22 +189,25 @@ def _batch(trace: Trace, around: Around) -> list[CacheView]:
     shared = packings(trace, around)
     device = {span.id: span.device for span in trace.spans}
     labels = {d.name: d.label for d in trace.header.devices}
+    by_sequence: dict[int, list[tuple[PackingView, ShareView]]] = {}
+    for packing in shared:
+        for share in packing["shares"]:
+            by_sequence.setdefault(share["sequence"], []).append((packing, share))
     found: list[CacheView] = []
-    for sequence in range(len(trace.header.prompts)):
-        own = [p for p in shared if any(share["sequence"] == sequence for share in p["shares"])]
-        rows = list(_shares(own, sequence))
+    for sequence, own in sorted(by_sequence.items()):
+        rows = list(_shares(own))
         if around.until is not None:
             del own[-1:], rows[-1:]
         if own:
-            label = labels[device[own[0]["span"]]]
-            found.append(_view(label, "target", sequence, [p["t"] for p in own], rows))
+            label = labels[device[own[0][0]["span"]]]
+            found.append(_view(label, "target", sequence, [p["t"] for p, _ in own], rows))
     return found
 
 
-def _shares(own: list[PackingView], sequence: int) -> Iterator[tuple[int, dict[str, int]]]:
-    shares = [next(s for s in p["shares"] if s["sequence"] == sequence) for p in own]
-    for (packing, share), later in zip_longest(zip(own, shares, strict=True), shares[1:]):
+def _shares(own: list[tuple[PackingView, ShareView]]) -> Iterator[tuple[int, dict[str, int]]]:
+    for (packing, share), following in zip_longest(own, own[1:]):
         counts = dict.fromkeys(STATES, 0)
+        later = following[1] if following else None
         kept = min(share["rows"], later["cached"] - share["cached"]) if later else 0
         counts["valid"], counts["new"] = share["cached"], kept
         counts["lost" if later else "unknown"] = share["rows"] - kept

@@ -1,4 +1,4 @@
-"""Names from a file that all objects of JavaScript know, too: they are shown as text, and change nothing."""
+"""Names from a file that JavaScript knows, too: they are shown as text, and change nothing."""
 
 from __future__ import annotations
 
