@@ -26,7 +26,7 @@ def test_a_query_is_words_and_terms_and_an_unknown_term_is_a_word() -> None:
 
 def stored(store, kind, group, **fields):
     trace = sample_trace(kind)
-    trace.header = replace(trace.header, run_id=f"{group}-{kind}", group=group, **fields)
+    trace.header = replace(trace.header, run_id=f"{group or 'alone'}-{kind}", group=group, **fields)
     store.insert(trace)
     return trace
 
