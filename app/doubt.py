@@ -91,8 +91,8 @@ def _over_passes(mine: Sequence[float], plain: Sequence[float]) -> Doubt | None:
 def _range(speeds: Sequence[float]) -> Speed:
     value = fmean(speeds)
     if len(speeds) == 1:
-        return Speed(value, value * (1 - ONE_PASS), value * (1 + ONE_PASS))
-    return Speed(value, min(speeds), max(speeds))
+        return Speed(value, value * (1 - ONE_PASS), value * (1 + ONE_PASS), 1)
+    return Speed(value, min(speeds), max(speeds), len(speeds))
 
 
 def ranked(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -124,7 +124,16 @@ class _Script:
         at = (self._position, token)
         self.add(Piece(token, word))
         self.add(
-            Round(step, 0, "verify" if drafts else "plain", int(drafts), int(good), 1, self._now, verify)
+            Round(
+                step,
+                0,
+                "verify" if drafts else "plain",
+                int(drafts),
+                int(drafts and good),
+                1,
+                self._now,
+                verify,
+            )
         )
         if drafts:
             fate = "accepted" if good else "rejected"

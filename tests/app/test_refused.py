@@ -65,7 +65,7 @@ LOAD -o chart.pdf                                      | the output chart.pdf is
 LOAD --methods dsi                                     | dsi cannot run under load
 LOAD --methods nothing                                 | there is no method 'nothing'
 whatif nowhere --profile pearl-4xA100                  | there is no run 'nowhere'
-whatif sample-speculative                              | there is no profile 'sample-2xGPU'
+whatif sample-speculative                              | is of the profile 'sample-2xGPU': name a cluster for the what-if
 WHATIF --method none                                   | there is no method 'none'
 WHATIF --set gamma=99                                  | gamma is 99
 WHATIF --set gamma                                     | is not FIELD=VALUE

@@ -15,8 +15,9 @@ TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 
 def test_every_test_in_the_document_exists() -> None:
     tests = ROOT / "tests"
-    notebooks = [tests / name / "test_notebook.py" for name in ("app", "browser/report")]
-    files = [*(tests / "security").glob("test_*.py"), *notebooks]
+    others = [tests / f"{name}.py" for name in ("app/test_notebook", "browser/report/test_notebook")]
+    others.append(tests / "browser" / "report" / "test_names.py")
+    files = [*(tests / "security").glob("test_*.py"), *others]
     known = {
         name
         for file in files
