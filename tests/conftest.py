@@ -53,7 +53,10 @@ THOROUGH = (
     # documents that are executed: other tests run the same commands and calls
     *("tests/docs/test_readme.py", "tests/docs/test_notebook.py", "tests/docs/test_tutorial.py"),
     "tests/docs/test_commands.py::test_a_page",
-    *(f"tests/docs/test_parallel.py::test_{name}" for name in ("the_published_clusters_table", "ssds_cliff")),
+    *(
+        f"tests/docs/test_parallel.py::test_{name}"
+        for name in ("the_published_clusters_table", "ssds_cliff", "the_cliff")
+    ),
     # real models, published tables, recorded outputs, what bench and notebooks measure and show
     *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),
     *("tests/golden/", "tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),

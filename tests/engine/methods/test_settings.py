@@ -25,7 +25,9 @@ def refused(setting: Setting) -> dict[Any, str]:
     assert low is not None, f"{name} has a range"
     assert high is not None, f"{name} has a range"
     below = -1 if setting.auto else low - 1
-    within = f"it must be at least {low:g} and at most {high:g}"
+    within = f"it must be at least {low:g} and at most {high:g}" + (
+        f", or 0 ({setting.auto})" if setting.auto else ""
+    )
     values = {value: f"{value:g}; {within}" for value in (below, high + 1)}
     return values | {"nan": f"nan; {within}"} if setting.type is float else values
 
