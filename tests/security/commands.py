@@ -66,6 +66,7 @@ class Models:
     """Fake of an open cluster: every run is a sample."""
 
     context = 512
+    note = ""
 
     def __init__(self):
         self.runs = 0

@@ -107,7 +107,7 @@ def test_probabilities_are_processed_at_any_temperature(temperature, top_p, top_
 def test_a_what_if_of_a_tiny_temperature_is_made(tmp_path):
     sampling = {"temperature": 1e-30, "top_k": 0, "top_p": 0.5, "seed": 1}
     trace = imported(sample_trace("speculative"), tmp_path, sampling=sampling)
-    change = Change("pearl-4xA100", method="speculative", config={"acceptance": "match", "drafts": "greedy"})
+    change = Change("pearl-4xA100", method="speculative", config={"drafts": "greedy"})
     assert what_if(trace, change).replay.commits
 
 
