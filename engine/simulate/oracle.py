@@ -36,6 +36,8 @@ the rest of the probability."""
 
 IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
+STEP = 1e-4
+"""Logits of two tokens differ at least by this where their order counts."""
 ORDERED = -2e3
 """Logit of the first second choice where no token but one has a probability."""
 SECOND = 15
@@ -121,8 +123,9 @@ class Scripted:
             second = [ORDERED - 100 * order for order in range(len(choices))]
         else:
             left = max(1 - sum(share for _, share in choices), 1e-9)
-            logits[:] = log(odds * left / max(self.vocab_size - 1 - len(choices), 1))
             second = [min(log(odds * share), -0.01 * order) for order, (_, share) in enumerate(choices, 1)]
+            others = log(odds * left / max(self.vocab_size - 1 - len(choices), 1))
+            logits[:] = min([others, *(logit - STEP for logit in second)])
         if choices:
             logits[[token for token, _ in choices]] = torch.tensor(second)
 

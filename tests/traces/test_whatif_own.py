@@ -39,7 +39,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"schedule": "threshold", "confidence": 0.6},
         {"schedule": "average", "off_below": 0.6},
     ],
-    "ssd": [{"backup": "none"}, {"schedule": "threshold"}, {"saguaro": 0.5, "fanout": "geometric"}],
+    "ssd": [
+        {"backup": "none"},
+        {"forks": 6},
+        {"schedule": "threshold"},
+        {"saguaro": 0.5, "fanout": "geometric"},
+    ],
     "tree": [{"drafts": "greedy"}],
 }
 SAMPLING = [
