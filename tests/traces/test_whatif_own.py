@@ -105,15 +105,6 @@ def test_under_its_own_settings_a_run_is_repeated(
         check_same(result, trace)
 
 
-@pytest.fixture(scope="module")
-def like(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the path of a copy of the profile under another name."""
-    text = (FOLDER / f"{PROFILE}.toml").read_text(encoding="utf-8")
-    path = tmp_path_factory.mktemp("profile") / "mine.toml"
-    path.write_text(text.replace(f'name = "{PROFILE}"', 'name = "mine"', 1), encoding="utf-8")
-    return str(path)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_several_requests_are_repeated(method: str, temperature: float):
