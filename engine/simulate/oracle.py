@@ -36,6 +36,8 @@ the rest of the probability."""
 
 IMPOSSIBLE = -1e4
 """Logit of all other tokens: their probability is 0 in float32 up to temperature 95."""
+STEP = 1e-4
+"""Difference of logits, and of shares relatively, that keeps other tokens below the choices."""
 ORDERED = -2e3
 """Logit of the first second choice where no token but one has a probability."""
 SECOND = 15
@@ -120,9 +122,13 @@ class Scripted:
         if self._certainty is None:
             second = [ORDERED - 100 * order for order in range(len(choices))]
         else:
-            left = max(1 - sum(share for _, share in choices), 1e-9)
-            logits[:] = log(odds * left / max(self.vocab_size - 1 - len(choices), 1))
-            second = [min(log(odds * share), -0.01 * order) for order, (_, share) in enumerate(choices, 1)]
+            shares, count = [share for _, share in choices], max(self.vocab_size - 1 - len(choices), 1)
+            left = max(1 - sum(shares), 1e-9) / count
+            least = min([left, *(share * (1 - STEP) for share in shares)])
+            if least < left:  # of a small vocabulary: no other token is as likely as a choice
+                odds /= sum(shares) + count * least
+            second = [min(log(odds * share), -0.01 * order) for order, share in enumerate(shares, 1)]
+            logits[:] = min([log(odds * least), *(logit - STEP for logit in second)])
         if choices:
             logits[[token for token, _ in choices]] = torch.tensor(second)
 

@@ -118,7 +118,8 @@ class _Recording:
         top = text.choices.get(position, ()) if text.after(path) is not None else ()
         others = [(token, q) for token, q in top if token != first and q > 0 and token < self.vocab_size]
         rest = 1 - sum(q for token, q in top if token == first)
-        return [(token, min(q / max(rest, 1e-6), 1 / len(others))) for token, q in others]
+        total = max(rest, sum(q for _, q in others))
+        return [(token, q / total) for token, q in others]
 
     def _any(self, kind: str, sequence: int, position: int) -> float | None:
         values = self._certainties[kind]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specscope.engine.simulate.profile import FOLDER
 from specscope.traces.store import Store
 from specscope.traces.view import document
 
@@ -17,6 +18,15 @@ def views_that_fail_are_not_left_out() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document._Views, "of", lambda _views, _name, make, _empty: make())
         yield
+
+
+@pytest.fixture(scope="session")
+def like(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of a copy of pearl-4xA100, on which a what-if drafts again."""
+    text = (FOLDER / "pearl-4xA100.toml").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("profile") / "mine.toml"
+    path.write_text(text.replace('name = "pearl-4xA100"', 'name = "mine"', 1), encoding="utf-8")
+    return str(path)
 
 
 @pytest.fixture

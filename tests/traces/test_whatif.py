@@ -439,10 +439,10 @@ class TestAboveTemperatureZero:
             ("ems", {"base": "speculative"}),
         ],
     )
-    def test_a_methods_settings_say_how_it_tests(self, method: str, config: dict[str, Any]):
+    def test_a_methods_settings_say_how_it_tests(self, method: str, config: dict[str, Any], like: str):
         trace = sampled(method, **config)
         assert recorded_way(trace) == way_of(METHODS[method].configure(trace.header.config))
-        result = replayed(trace)
+        result = replayed(trace, profile=like)
         assert result.replay.spans == trace.spans
         assert (result.drawn, result.differs, result.notes) == (0, None, ())
 
@@ -540,11 +540,11 @@ class TestConfidence:
         ],
         ids=str,
     )
-    def test_lengths_that_adapt_are_the_recorded_ones(self, method: str, config: dict[str, Any]):
+    def test_lengths_that_adapt_are_the_recorded_ones(self, method: str, config: dict[str, Any], like: str):
         """Also those of PEARL's chunks that were dropped before they were judged."""
         with toy(unsure()) as cluster:
             trace = cluster.run(method, PROMPT, config={"gamma": 4, **config}, limits=specscope.Limits(120))
-        result = replayed(trace)
+        result = replayed(trace, profile=like)
         assert result.replay.chains == trace.chains
         assert result.replay.spans == trace.spans
         assert result.notes == ()
@@ -620,14 +620,14 @@ class TestHeadsAndTrees:
         with pytest.raises(UsageError, match="or a run of this method with its own settings"):
             replayed(bundled("medusa", "8xA100", 0.0), config={"heads": 1})
 
-    def test_settings_that_name_the_recorded_values_change_nothing(self):
+    def test_settings_that_name_the_recorded_values_change_nothing(self, like: str):
         trace = bundled("tree", "8xA100", 0.0)
         assert trace.header.environment["open"] == {"width": 0, "depth": 0}
-        result = replayed(trace, config={"width": trace.header.config["width"]})
-        assert result.replay.spans == trace.spans
+        result = replayed(trace, config={"width": trace.header.config["width"]}, profile=like)
+        assert result.replay.spans == replayed(trace, profile=like).replay.spans
         assert result.notes[-1] == "Not planned anew: width, depth."
 
-    def test_what_spans_do_not_time_is_refused(self):
+    def test_what_spans_do_not_time_is_refused(self, like: str):
         trace = bundled("tree", "8xA100", 0.0)
         head = bundled("medusa", "8xA100", 0.0)
         moved = replace(trace.spans[0], kind="communicate")
@@ -640,13 +640,13 @@ class TestHeadsAndTrees:
             (replace(head, header=replace(head.header, environment={})), "does not name its head"),
         ]:
             with pytest.raises(UsageError, match=message):
-                replayed(run)
+                replayed(run, profile=like)
 
-    def test_a_head_that_is_gone_is_named(self):
+    def test_a_head_that_is_gone_is_named(self, like: str):
         trace = bundled("medusa", "8xA100", 0.0)
         environment = {**trace.header.environment, "head": "gone/head"}
         with pytest.raises(ModelError, match="gone/head"):
-            replayed(replace(trace, header=replace(trace.header, environment=environment)))
+            replayed(replace(trace, header=replace(trace.header, environment=environment)), profile=like)
 
     def test_fewer_heads_of_medusa_draft_near_the_end(self):
         """Their number is not in the span."""

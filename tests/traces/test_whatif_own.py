@@ -39,7 +39,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"schedule": "threshold", "confidence": 0.6},
         {"schedule": "average", "off_below": 0.6},
     ],
-    "ssd": [{"backup": "none"}, {"schedule": "threshold"}, {"saguaro": 0.5, "fanout": "geometric"}],
+    "ssd": [
+        {"backup": "none"},
+        {"forks": 6},
+        {"schedule": "threshold"},
+        {"saguaro": 0.5, "fanout": "geometric"},
+    ],
     "tree": [{"drafts": "greedy"}],
 }
 SAMPLING = [
@@ -98,15 +103,6 @@ def test_under_its_own_settings_a_run_is_repeated(
         assert measure(result.replay).decode_seconds == pytest.approx(measure(trace).decode_seconds, rel=0.05)
     else:
         check_same(result, trace)
-
-
-@pytest.fixture(scope="module")
-def like(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the path of a copy of the profile under another name."""
-    text = (FOLDER / f"{PROFILE}.toml").read_text(encoding="utf-8")
-    path = tmp_path_factory.mktemp("profile") / "mine.toml"
-    path.write_text(text.replace(f'name = "{PROFILE}"', 'name = "mine"', 1), encoding="utf-8")
-    return str(path)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

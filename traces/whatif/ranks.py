@@ -42,7 +42,7 @@ def guesses(trace: Trace, rows: Sequence[Commit]) -> dict[int, Top]:
 
 
 def next_choices(test: Decision) -> Top:
-    return tuple((token, q) for token, q in test.top_q if token != test.token)
+    return tuple((token, q) for token, q in test.top_q if token != test.token and q > 0)
 
 
 def drawn_choices(token: int, wrong: Sequence[Ranked], draws: Draws, index: int) -> Top:

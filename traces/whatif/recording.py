@@ -108,21 +108,29 @@ def read(trace: Trace, way: Way | None = None) -> Recording:
     new = (way or old) if old else None
     texts = [_Text.of(trace, rows) for rows in commits.values()]
     agreed = _agreed(trace, texts, old, new)
-    rates = Rates.of(
-        Judged(place, right[i], text.p(i))
-        for text, right in zip(texts, agreed, strict=True)
-        for i, (place, _) in text.tests.items()
-    )
     wrong = [one for text, right in zip(texts, agreed, strict=True) for one in text.wrong(right)]
-    outputs = list[Output]()
-    for text, right in zip(texts, agreed, strict=True):
-        guessed = guesses(trace, text.rows)
-        if old is None or way is None:  # a guess of the target's token is what a draft there would be
-            plain = {i: top for i, top in guessed.items() if i not in right}
+    own, guessed = way is None, [guesses(trace, text.rows) for text in texts]
+    if own or not trace.header.sampling.get("temperature"):  # a guess is what a draft there would be
+        for text, right, found in zip(texts, agreed, guessed, strict=True):
+            plain = {i: top for i, top in found.items() if i not in right}
             right |= {i: top[0][0] == text.tokens[i] for i, top in plain.items()}
-            guessed |= {i: top[1:] for i, top in plain.items()}
-        outputs.append(_output(trace, text, right, rates, guessed, wrong))
-    return Recording(trace, tuple(outputs), rates, tuple(_notes(outputs)), way is None, old, new)
+            found |= {i: top[1:] for i, top in plain.items()}
+    rates = Rates.of(
+        Judged(text.place(i), right[i], text.p(i))
+        for text, right in zip(texts, agreed, strict=True)
+        for i in right
+    )
+    outputs = [
+        _output(trace, text, right, rates, _choices(text, found, own=own), wrong)
+        for text, right, found in zip(texts, agreed, guessed, strict=True)
+    ]
+    return Recording(trace, tuple(outputs), rates, tuple(_notes(outputs)), own, old, new)
+
+
+def _choices(text: _Text, guessed: Mapping[int, Top], *, own: bool) -> dict[int, Top]:
+    """Return index -> the drafter's next choices; own settings repeat the guesses."""
+    tested = {i: next_choices(d) for i, (_, d) in text.tests.items()}
+    return tested | {i: top for i, top in guessed.items() if own or len(top) > len(tested.get(i, ()))}
 
 
 def _by_sequence(trace: Trace) -> dict[int, list[Commit]]:
@@ -137,6 +145,8 @@ class _Text:
     """The rows of one sequence, by index of the output."""
 
     rows: list[Commit]
+    begun: Mapping[int, int]
+    """Step -> the index of its first token."""
     own: Mapping[int, Decision]
     """The decision of each token, also of tokens after the end that the last round decided."""
     tokens: tuple[int, ...]
@@ -156,8 +166,15 @@ class _Text:
         tokens = [c.token for c in rows]
         while (after := own.get(len(tokens))) and after.token != NO_TOKEN:
             tokens.append(after.token)
+        begun = {c.step: i for i, c in reversed([*enumerate(rows)])}
         imported = origin(trace.header) is not None
-        return cls(rows, own, tuple(tokens), _tests(decisions, start, len(tokens), imported=imported))
+        return cls(rows, begun, own, tuple(tokens), _tests(decisions, start, len(tokens), imported=imported))
+
+    def place(self, index: int) -> int:
+        """Return the place in a draft, from 1, that a token has or would have."""
+        if index in self.tests:
+            return self.tests[index][0]
+        return index - self.begun[self.rows[min(index, len(self.rows) - 1)].step] + 1
 
     def p(self, index: int) -> float | None:
         return self.own[index].p if index in self.own else None
@@ -214,22 +231,17 @@ def _output(
     text: _Text,
     agreed: Mapping[int, bool],
     rates: Rates,
-    guessed: Mapping[int, Top],
+    choices: dict[int, Top],
     wrong: Sequence[Ranked],
 ) -> Output:
+    """Return a sequence; `choices` are known ones, and drawn ones are added."""
     header, footer, rows = trace.header, trace.footer, text.rows
     sequence, draws = rows[0].sequence, text.draws
     reason = footer.reasons[sequence] if footer and sequence < len(footer.reasons) else ""
-    begun: dict[int, int] = {}
-    for i, commit in enumerate(rows):
-        begun.setdefault(commit.step, i)
-    places = [i - begun[rows[min(i, len(rows) - 1)].step] + 1 for i in range(len(text.tokens))]
     right = [
-        agreed[i] if i in agreed else draws.below(Key(i, "accept"), rates.at(place, text.p(i)))
-        for i, place in enumerate(places)
+        agreed[i] if i in agreed else draws.below(Key(i, "accept"), rates.at(text.place(i), text.p(i)))
+        for i in range(len(text.tokens))
     ]
-    choices = {i: next_choices(d) for i, (_, d) in text.tests.items()}
-    choices |= {i: top for i, top in guessed.items() if len(top) > len(choices.get(i, ()))}
     for i, token in enumerate(text.tokens):
         if not right[i] and i not in choices:
             choices[i] = drawn_choices(token, wrong, draws, i)

@@ -112,7 +112,8 @@ def processed(top: Top, sampling: Mapping[str, Any]) -> Top:
     The unlisted rest is taken as tokens that are as probable as the last listed one.
     """
     temperature = sampling.get("temperature") or 1.0
-    most, last = max(q for _, q in top), top[-1][1]
+    top = tuple(sorted(top, key=lambda one: -one[1]))
+    most, last = top[0][1], top[-1][1]
     if not most:
         return top
     # relative to the most probable token: powers of a small temperature would all be 0

@@ -6,7 +6,7 @@ fast, and unknown tokens need ids of their own, too.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.simulate.oracle import Source
 from specscope.engine.simulate.recorded import recorded_pair
-from specscope.engine.trace.events import Chain, Commit, Decision, Header
+from specscope.engine.trace.events import Chain, Commit, Decision, Forked, Header
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
 from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
@@ -68,7 +68,7 @@ class Script:
             documents=[replace(d, tokens=tuple(map(self._recorded, d.tokens))) for d in replay.documents],
             copies=replay.copies,
             pooled=replay.pooled,
-            forks=[replace(f, token=self._recorded(f.token)) for f in replay.forks],
+            forks=self._forks(replay.forks),
             chains=[self._chain(c) for c in replay.chains],
             forecasts=replay.forecasts,
             pieces={i: recorded.pieces[i] for i in sorted(known) if i in recorded.pieces},
@@ -106,6 +106,18 @@ class Script:
         output, index = self.recording.outputs[c.sequence], self._index(c.sequence, c.position)
         position = len(output.prompt) + index
         return replace(c, position=position, token=output.tokens[index], text=output.texts[index])
+
+    def _forks(self, forks: Iterable[Forked]) -> list[Forked]:
+        """Return a replay's guesses; those of the run's own settings are the recorded ones."""
+        recorded = defaultdict[tuple[int, int, int], deque[Forked]](deque)
+        for f in self.recording.trace.forks if self.recording.own else ():
+            recorded[f.step, f.sequence, f.place].append(f)
+        rows = list[Forked]()
+        for f in forks:
+            same = recorded[f.step, f.sequence, f.place]
+            token, q = (same[0].token, same.popleft().q) if same else (self._recorded(f.token), f.q)
+            rows.append(replace(f, token=token, q=q))
+        return rows
 
     def _chain(self, c: Chain) -> Chain:
         output = self.recording.outputs[c.sequence]
