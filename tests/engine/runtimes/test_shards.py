@@ -29,9 +29,9 @@ from specscope.engine.types import Judged, Judgement, Limits, Sampling
 from specscope.engine.worker.jobs import Grown, JudgeAll, Measure, Reply
 from tests.engine.heads.random_heads import make_head
 from tests.engine.model.together import on_ranks
-from tests.engine.runtimes.processes import PROMPT, at_span, six_cores
+from tests.engine.runtimes.processes import PROMPT, at_span, gone, six_cores
 from tests.engine.runtimes.test_contract import WARM, _probabilities, facts
-from tests.engine.runtimes.test_process import ended, shared_memory
+from tests.engine.runtimes.test_process import shared_memory
 from tests.engine.worker.harness import AnsweredWorker, chains
 
 LIMITS = Limits(8)
@@ -193,7 +193,7 @@ def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeyp
         assert f"rank {rank} of 2" in events[-1].error
         assert cluster.run("autoregressive", PROMPT, limits=Limits(4)).status == "done", "new ranks"
         pids += [member.pid for member in _members(cluster)]
-    assert all(map(ended, pids)), "closing ends all processes, and with them their sockets"
+    assert all(map(gone, pids)), "closing ends all processes, and with them their sockets"
     assert shared_memory() <= handles
 
 
