@@ -109,7 +109,7 @@ def test_a_comparison_is_that_of_the_command(comparison, capsys, db):
             figures.pop("runs")
             figures.pop("advice")
     assert mine == printed
-    assert repr(comparison).startswith("Comparison(autoregressive 1.00×, speculative ")
+    assert repr(comparison).startswith("Comparison(pearl 1.97×, speculative ")
     html = comparison._repr_html_()
     assert "The timeline has the first of 2 prompts" in html
     assert page_of(html).count('"title":"') >= 3
