@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -56,15 +57,15 @@ class Options:
             if (value := getattr(self, option)) not in names:
                 raise UsageError(f"there is no {option} {value!r}; choose one of {', '.join(names)}")
         whole("threads", self.threads, 1, os.cpu_count() or 1)
-        whole("tp", self.tp, 1)
-        whole("drafter_tp", self.drafter_tp, 1)
+        for name in ("tp", "drafter_tp"):
+            whole(name, getattr(self, name), -inf)  # `check_devices` knows the range
         if error := self._virtual_error() if self.runtime == "virtual" else self._measured_error():
             raise UsageError(error)
         if self.address is not None and self.runtime != "ray":
             raise UsageError(
                 f"address is {self.address!r}, but the runtime is {self.runtime}; use the runtime ray"
             )
-        if self.is_sharded and self.runtime not in ("local-process", "ray"):
+        if (self.tp, self.drafter_tp) != (1, 1) and self.runtime not in ("local-process", "ray"):
             raise UsageError(
                 f"tp is {self.tp} and drafter_tp is {self.drafter_tp}, but models are split by tensors over "
                 f"processes: use the runtime local-process or ray instead of {self.runtime}, or leave both at 1"

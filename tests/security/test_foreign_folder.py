@@ -81,7 +81,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (mine,) = (place / "env").glob("lib/*/site-packages")
     (mine / "others.pth").write_text(f"{SITE}\n")
     (wheel,) = place.glob("*.whl")
-    into = ["--python", str(place / "env" / "bin" / "python"), "install", "--no-deps", "--no-index"]
+    into = [
+        "--python",
+        str(place / "env" / "bin" / "python"),
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--ignore-installed",
+    ]
     subprocess.run([*pip, *into, str(wheel)], check=True)
     return place / "env"
 
