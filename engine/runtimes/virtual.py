@@ -49,6 +49,7 @@ class VirtualTime(selectors.SelectSelector):
         self.now = 0
         self._due: list[tuple[int, int, Callable[[], object]]] = []
         self._requests = 0
+        self._over: UsageError | None = None
 
     def call_at(self, when: int, action: Callable[[], object]) -> None:
         self._requests += 1
@@ -71,12 +72,15 @@ class VirtualTime(selectors.SelectSelector):
         elif timer is not None:
             self.now = timer
         else:
-            raise Deadlock(f"stuck at {self.now} us of virtual time: every task waits and nothing is due")
+            raise self._over or Deadlock(
+                f"stuck at {self.now} us of virtual time: every task waits and nothing is due"
+            )
         if self.now > MOST_TIME // 1000:
-            raise UsageError(
+            self._over = UsageError(  # its tasks may wait for ever for others that this ends
                 f"the run takes more than {MOST_TIME // 10**9} s of virtual time; give the profile shorter times, or "
                 "make fewer tokens"
             )
+            raise self._over
         return ready
 
 
