@@ -9,6 +9,8 @@ from specscope.engine.errors import UsageError, shown
 
 MOST = 2**53 - 1
 """Largest whole number that every reader of a trace knows."""
+MOST_TOKEN = 2**31 - 1
+"""Largest token id, as of every reader (`TokenId` in `specscope.engine.trace.ranges`)."""
 LAST = 2**63 - 1
 """Largest time of a clock, in nanoseconds."""
 

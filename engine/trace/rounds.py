@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from specscope.engine.errors import UsageError, shown
 from specscope.engine.trace.events import Commit, Decision, Round, Top
-from specscope.engine.trace.given import MOST, whole
+from specscope.engine.trace.given import MOST_TOKEN, whole
 
 MODES = ("plain", "verify", "pre-verify", "post-verify")
 
@@ -117,8 +117,10 @@ def ids_of(name: str, values: Any) -> list[int]:
     except TypeError:
         raise UsageError(f"{name} is {shown(values)}; give a flat list of whole numbers") from None
     for i, token in enumerate(ids):
-        if not -1 <= token <= MOST:
-            raise UsageError(f"{name} has {token} at place {i}; a token id is 0 or more, -1 if unknown")
+        if not -1 <= token <= MOST_TOKEN:
+            raise UsageError(
+                f"{name} has {token} at place {i}; a token id is 0 to {MOST_TOKEN}, -1 if unknown"
+            )
     return ids
 
 
@@ -218,7 +220,8 @@ def _tops(name: str, values: Any, least: int, most: int) -> list[Top]:
         raise UsageError(f"{name} is {shown(values)}; give pairs (id, probability) for each token") from None
     what = f"a token of {name}"
     return [
-        tuple((whole(what, token), _probability(name, value) or 0.0) for token, value in top) for top in tops
+        tuple((whole(what, token, high=MOST_TOKEN), _probability(name, value) or 0.0) for token, value in top)
+        for top in tops
     ]
 
 

@@ -35,7 +35,10 @@ from tests.engine.trace.recordings import DEVICES, TREE, read
             "is [[1, 2]]; give a flat list of whole numbers",
         ),
         ({"drafted": np.ones((2, 1)), "emitted": [1]}, "is array([[1.],        [1.]]); give a flat list"),
-        ({"drafted": [1, -2], "accepted": 0, "emitted": [1]}, "has -2 at place 1; a token id is 0 or more"),
+        (
+            {"drafted": [1, -2], "accepted": 0, "emitted": [1]},
+            "has -2 at place 1; a token id is 0 to 2147483647",
+        ),
         (
             {"drafted": [1, 2], "parents": [-1], "accepted": 0, "emitted": [3]},
             "1 parents of 2 drafted tokens",
