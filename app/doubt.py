@@ -28,7 +28,7 @@ class Doubt(NamedTuple):
 def doubt_of(
     mine: Mapping[int, Trace], plain: Mapping[int, Trace], passes: tuple[Sequence[float], Sequence[float]]
 ) -> Doubt | None:
-    """Return the range of a speed-up over plain decoding; None if nothing tells it.
+    """Return the range of a speed-up over plain decoding; None if it is unknown.
 
     Args:
         mine: The runs by number of the first prompt.
