@@ -37,9 +37,7 @@ def unfold(page: Page) -> None:
 
 def new_tokens(page: Page, count: int) -> None:
     unfold(page)
-    box = page.get_by_role("spinbutton", name="New tokens")
-    box.fill(str(count))
-    box.press("Tab")
+    fill(page.get_by_role("spinbutton", name="New tokens"), str(count))
 
 
 def turn(page: Page, *states: str) -> Locator:
@@ -59,13 +57,16 @@ def answer(page: Page, text: str, tokens: int = 24) -> None:
     viewer(page).wait_for()
 
 
-def press_run(page: Page, effect: Locator) -> None:
-    """Press Run until its effect is shown: Gradio drops a press while the last call ends."""
-    for _ in range(PATIENCE // 2000):
+def press_run(page: Page, effect: Locator, seconds: int = 1) -> None:
+    """Press Run until its effect is shown: Gradio drops a press while the last call ends.
+
+    Each press moves the focus: a test that looks for the focus afterwards waits for many `seconds`.
+    """
+    for _ in range(PATIENCE // 1000 // (seconds + 1)):
         with suppress(Error):
             page.locator("#run").click(timeout=1000)
         with suppress(Error):
-            effect.first.wait_for(state="attached", timeout=1000)
+            effect.first.wait_for(state="attached", timeout=seconds * 1000)
             return
     raise AssertionError(f"{effect} is not shown")
 

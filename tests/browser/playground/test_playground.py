@@ -168,17 +168,16 @@ def test_an_error_is_a_line_at_run_and_leads_to_its_control(page: Page) -> None:
     expect(page.locator("[aria-invalid=true], #error-note")).to_have_count(0)
     refuse(page, "#max-new-tokens input", "0", "New tokens", "max_new_tokens is 0; it must be at least 1")
     page.locator("#settings .app-fold > button", has_text="Seed").click()
-    page.locator("#top-k input").fill("-1")
+    fill(page.locator("#top-k input"), "-1")
     page.locator("#settings .app-fold > button", has_text="Seed").click()
     expect(page.locator("#top-k")).to_be_hidden()
-    page.locator("#run").click()
+    press_run(page, line.filter(has_text="top_k is -1; it must be at least 0"), seconds=30)
     refused(page, "Top-k", "top_k is -1; it must be at least 0")
     expect(page.locator("#top-k input")).to_be_focused()
-    page.locator("#top-k input").fill("0")
+    fill(page.locator("#top-k input"), "0")
     for title in METHODS:
         choose(page, title, False)
-    page.locator("#run").click()
-    expect(line).to_contain_text("choose 1 to 6")
+    press_run(page, line.filter(has_text="choose 1 to 6"))
     the_other_tabs_lead_to_their_controls(page)
 
 
@@ -211,7 +210,7 @@ def the_other_tabs_lead_to_their_controls(page: Page) -> None:
 def refuse(page: Page, box: str, value: str, label: str, message: str) -> None:
     """Type a wrong value, press Run, and look for the message and the focus; then type 8."""
     fill(page.locator(box), value)
-    page.locator("#run").click()
+    press_run(page, page.locator("#alert .app-alert", has_text=message), seconds=30)
     refused(page, label, message)
     expect(page.locator(box)).to_be_focused()
     fill(page.locator(box), "8")
