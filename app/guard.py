@@ -9,7 +9,7 @@ import math
 import secrets
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -46,8 +46,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 JOIN, RESULTS = "/gradio_api/queue/join", "/gradio_api/queue/data"
-END_S = 0.3
-"""Seconds until a page has read the end of its stream."""
+STREAM, ENDED = "X-Stream", "X-Stream-Ended"
+"""Headers: the name that a page gives its stream of results, and "the server has ended that stream"."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 READ = (
     *("/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"),
@@ -56,6 +56,8 @@ READ = (
 )
 """Paths that the page reads; a path ending in a slash includes all paths below it."""
 WRITTEN = (JOIN, "/specscope/import")
+MOST_STREAMS = 1000
+"""Most ended streams whose names are kept."""
 LONGEST = 255
 """Most bytes of Gradio's paths, as of a file's name; looking for a file of a longer one fails."""
 
@@ -115,27 +117,28 @@ async def unknown_handler(request: Request, error: Exception) -> Response:
 
 
 class LateJoins:
-    """Answer a call that joins Gradio's queue after its page has read the end of its stream.
+    """Tell a call that joins Gradio's queue whether its page's stream of results has ended.
 
-    Gradio's server ends a page's stream of results when no call is left. A page that joins in that
-    moment takes the stream for open, opens no new one, and shows no result until its next call.
+    `assets/stream.js` gives each stream a name, and lets such a call wait until the page has read
+    the end.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._closed = -math.inf
+        self._ended = deque[str](maxlen=MOST_STREAMS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path")
+        stream = Headers(scope=scope).get(STREAM, "")[:LONGEST] if path in (JOIN, RESULTS) else ""
 
         async def send_late(message: Message) -> None:
             if path == RESULTS and b'"close_stream"' in message.get("body", b""):
-                self._closed = time.monotonic()
-            elif path == JOIN and message["type"] == "http.response.start":
-                await asyncio.sleep(max(0.0, self._closed + END_S - time.monotonic()))
+                self._ended.append(stream)
+            elif path == JOIN and message["type"] == "http.response.start" and stream in self._ended:
+                MutableHeaders(scope=message).append(ENDED, "1")
             await send(message)
 
-        await self.app(scope, receive, send_late)
+        await self.app(scope, receive, send_late if stream else send)
 
 
 class Refusals:

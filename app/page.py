@@ -30,6 +30,8 @@ TITLE = """
 </header>
 """
 MALFORMED = "this call has another form than the page's own; reload the page"
+CHANGED = "a list of choices has just changed with another control; look at your choice and press again"
+"""Of a press that is faster than the answer to the choice before, such as a cluster's pairs."""
 TABS = {"history": "history", "lab": "lab-tab", "load": "load-tab", "papers": "papers-tab", "about": "about"}
 """Ids of the tabs by their name in an address; the Playground's address has none."""
 MAX_DEPTH = 16
@@ -58,8 +60,9 @@ class Page(gr.Blocks):
         check_plain(inputs)
         try:
             values = await super().preprocess_data(block_fn, inputs, *args, **more)
-        except Exception:  # noqa: BLE001 - a component got what its page never sends
-            raise gr.Error(MALFORMED, print_exception=False) from None
+        except Exception as error:  # noqa: BLE001 - a component got what its page never sends
+            changed = isinstance(error, gr.Error) and "list of choices" in str(error)
+            raise gr.Error(CHANGED if changed else MALFORMED, print_exception=False) from None
         return [_kept(block, value) for block, value in zip(block_fn.inputs, values, strict=True)]
 
     async def process_api(self, *args: Any, **more: Any) -> dict[str, Any]:

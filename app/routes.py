@@ -42,7 +42,7 @@ MAX_TURNS = 12
 """Most turns before the last one in a report."""
 MAX_UPLOAD = 64 * 2**20
 UPLOAD_SECONDS = 300.0
-SCRIPTS = ("picker.js", "errors.js", "charts.js", "address.js", "demo.js", "app.js")
+SCRIPTS = ("stream.js", "picker.js", "errors.js", "charts.js", "address.js", "demo.js", "app.js")
 """Of the page, in their order."""
 FILES: dict[str, tuple[Callable[[], str], str]] = {
     "viewer.js": (viewer_script, "text/javascript"),

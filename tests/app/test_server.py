@@ -139,31 +139,23 @@ def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "order"),
-    [("close_stream", ["stream", "other", "join"]), ("estimation", ["stream", "join", "other"])],
+    ("body", "named", "told"),
+    [("close_stream", "a", ["1"]), ("estimation", "a", []), ("close_stream", "b", []), ("close_stream", "", [])],
 )
-def test_a_call_that_joins_while_its_pages_stream_ends_is_answered_later(monkeypatch, body, order) -> None:
-    monkeypatch.setattr(guard, "END_S", 0.2)
-    answered = list[str]()
+def test_a_call_that_joins_is_told_whether_its_pages_stream_has_ended(body, named, told) -> None:
+    headers = list[str]()
 
     async def app(scope, receive, send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": f'data: {{"msg": "{body}"}}'.encode()})
 
-    async def call(name: str, path: str) -> None:
-        async def send(message) -> None:
-            if message["type"] == "http.response.start":
-                answered.append(name)
-
-        await late({"type": "http", "path": path}, None, send)
+    async def send(message) -> None:
+        headers.extend(value.decode() for name, value in message.get("headers", ()) if name == b"x-stream-ended")
 
     async def calls() -> None:
-        await call("stream", guard.RESULTS)
-        join = asyncio.create_task(call("join", guard.JOIN))
-        await asyncio.sleep(0.05)
-        await call("other", "/")
-        await join
+        late = guard.LateJoins(app)
+        for path, stream in ((guard.RESULTS, "a"), ("/", named), (guard.JOIN, named)):
+            await late({"type": "http", "path": path, "headers": [(b"x-stream", stream.encode())]}, None, send)
 
-    late = guard.LateJoins(app)
     asyncio.run(calls())
-    assert answered == order
+    assert headers == told

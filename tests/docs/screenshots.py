@@ -9,6 +9,7 @@ always the same; `cluster` measures the bundled pair on two nodes of Ray.
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -101,6 +102,7 @@ def run_tutorial(page: Page) -> None:
     page.get_by_role("radio", name="Virtual cluster").check()
     page.get_by_role("combobox", name="Cluster").click()
     page.get_by_role("option", name=CLUSTER).click()
+    expect(page.get_by_role("combobox", name="Modelled pair")).to_have_value(re.compile("Codellama"))
     page.get_by_role("button", name=SAMPLE).click()
     expect(page.get_by_role("textbox", name="Prompt", exact=True)).to_have_value(PROMPT)
     page.locator("#run").click()

@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse
 from specscope.app import limits
 from specscope.app.guard import HEADERS, Boundary
 from specscope.app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from specscope.app.page import MALFORMED, MAX_SESSIONS, Page
+from specscope.app.page import CHANGED, MALFORMED, MAX_SESSIONS, Page
 from specscope.app.routes import _download
 from specscope.app.server import bind, protect
 from specscope.engine.errors import UsageError
@@ -227,6 +227,11 @@ def test_a_state_of_another_form_is_refused_and_none_is_an_empty_one(
     assert MALFORMED in answered(client, page, handler, states, event)
     if handler != "draw":
         assert '"success":true' in answered(client, page, handler, ["", None][-size:], event)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_choice_whose_list_has_changed_is_refused_with_the_reason(client, page, capfd) -> None:
+    assert CHANGED in answered(client, page, "offer_values", ["a method of another list", ""])
     assert capfd.readouterr() == ("", "")
 
 

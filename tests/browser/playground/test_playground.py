@@ -43,6 +43,14 @@ FIRST_PAGE = """() => {
     const box = (name) => document.querySelector(name).getBoundingClientRect();
     return { prompt: box("#prompt textarea").bottom, race: box("#demo").top, raceEnd: box("#demo").bottom };
 }"""
+LATE_RESULTS = """window.fetch = ((plain) => async (input, init) => {
+    const answer = await plain(input, init);
+    if (!input.url?.includes("/queue/data")) return answer;
+    const results = await answer.text();
+    await new Promise((done) => setTimeout(done, 2000));
+    return new Response(results, answer);
+})(window.fetch);"""
+"""A page reads its stream of results two seconds after the stream's end."""
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 ANOTHER_TURN = """(link) => {
     const done = document.querySelector('.app-turn[data-state="done"]');
@@ -135,6 +143,15 @@ def test_a_page_whose_scripts_arrive_late_is_whole(window, open_page) -> None:
         page = open_page()
     expect(page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)).to_be_visible()
     answer(page, "Hello!", tokens=4)
+
+
+def test_a_call_that_joins_while_the_stream_of_results_ends_shows_its_results(page: Page, window) -> None:
+    page.add_init_script(LATE_RESULTS)
+    window.reload()
+    page.locator("#run").click()
+    page.get_by_role("tab", name="History").click()
+    page.locator("#history-example").click()
+    viewer(page, "#history-viewer").wait_for()
 
 
 def test_an_error_is_a_line_at_run_and_leads_to_its_control(page: Page) -> None:
