@@ -1,63 +1,63 @@
-"""Show which outputs differ from the recorded hashes.
+"""Show how the outputs differ from the recorded ones.
 
-`python -m tests.golden` prints the names of changed, new and lost outputs; exit code 1 if there are
-any. With `--write DIR` each output is also a file, so that `diff -r` of the folders of two
-checkouts shows each change. `--record` records the hashes; a commit that does so gives the reason.
+`python -m tests.golden` prints lost and new outputs and the difference of each changed one; exit
+code 1 if there are any. `--against REV` compares with what a commit has recorded; with `--stored`
+nothing runs: what the working tree has recorded is compared. `--write DIR` writes each output to a
+file. `--record` records the outputs; a commit that does so gives the reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.golden.outputs import GROUPS
-
-HASHES = Path(__file__).parent / "hashes.json"
-
-
-def hashes_of(group: str, folder: Path | None = None) -> dict[str, str]:
-    """Return the SHA-256 of each output of a group, and write the outputs to a folder."""
-    found = dict[str, str]()
-    for name, text in GROUPS[group]():
-        found[name] = hashlib.sha256(text.encode()).hexdigest()
-        if folder:
-            (folder / f"{group} {name.replace('/', '_')}.txt").write_text(text)
-    return found
+import tests.conftest  # noqa: F401 - one thread, no downloaded models
+from tests.golden import stored
+from tests.golden.groups import GROUPS, PACKED
 
 
-def recorded() -> dict[str, dict[str, str]]:
-    """Return the recorded hashes: group -> name -> SHA-256."""
-    return json.loads(HASHES.read_text()) if HASHES.exists() else {}
-
-
-def changes(known: dict[str, str], found: dict[str, str]) -> list[str]:
-    """Return a line for each changed, new and lost output."""
-    return [
-        *(f"changed: {name}" for name in known if name in found and known[name] != found[name]),
-        *(f"new: {name}" for name in found if name not in known),
-        *(f"lost: {name}" for name in known if name not in found),
-    ]
-
-
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Compare, write or record."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.golden",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--write", type=Path, metavar="DIR")
-    parser.add_argument("--record", action="store_true")
-    args = parser.parse_args()
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)} (all)")
+    parser.add_argument("--lines", type=int, default=30, metavar="N", help="of each difference (30)")
+    parser.add_argument("--against", default="", metavar="REV", help="a commit (the working tree)")
+    parser.add_argument("--stored", action="store_true", help="compare what is recorded, run nothing")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write each output to a file")
+    parser.add_argument("--record", action="store_true", help="record the outputs")
+    args = parser.parse_args(argv)
+    if unknown := [group for group in args.groups if group not in GROUPS]:
+        parser.error(f"there is no group {', '.join(unknown)}; the groups are {', '.join(GROUPS)}")
+    if args.against and not stored.is_commit(args.against):
+        parser.error(f"there is no commit {args.against}")
+    changed = sum(_compare(group, args) for group in args.groups or GROUPS)
+    print(f"{changed} outputs differ" if changed else "the outputs are as recorded")
+    return 1 if changed and not args.record else 0
+
+
+def _compare(group: str, args: argparse.Namespace) -> int:
+    """Print how a group differs, write and record it; return how many outputs differ."""
+    packed = group in PACKED
+    found = stored.read(group, packed) if args.stored else dict(GROUPS[group]())
+    known = stored.read(group, packed, args.against)
+    changed = sum(known.get(name) != found.get(name) for name in known | found)
+    if changed:
+        print(f"{group}: {changed} of {len(known | found)} outputs differ")
+    for line in stored.changes(known, found, args.lines):
+        print(line, flush=True)
     if args.write:
         args.write.mkdir(parents=True, exist_ok=True)
-    found, known = {group: hashes_of(group, args.write) for group in GROUPS}, recorded()
-    lines = [line for group in GROUPS for line in changes(known.get(group, {}), found[group])]
-    print("\n".join(lines or [f"{sum(map(len, found.values()))} outputs are as recorded"]))
+        for name, text in found.items():
+            (args.write / f"{group} {name.replace('/', '_')}.txt").write_text(text, encoding="utf-8")
     if args.record:
-        HASHES.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")
-    return 0 if args.record or not lines else 1
+        stored.write(group, packed, found)
+    return changed
 
 
 if __name__ == "__main__":

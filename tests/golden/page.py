@@ -1,0 +1,71 @@
+"""The page's settings form as data, and the Papers page with its rows."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import b64decode
+from dataclasses import replace
+from typing import Any
+
+import gradio as gr
+
+from specscope.app.pairs import NAMES
+from specscope.app.tabs.form import Composer, Form, build_settings, contents
+from specscope.traces.papers.page import render_body
+from specscope.traces.papers.summary import PAPERS, Summary
+from tests.golden.texts import Outputs, flat
+
+SHOWN = (
+    "label",
+    "info",
+    "value",
+    "minimum",
+    "maximum",
+    "step",
+    "choices",
+    "lines",
+    "max_lines",
+    "placeholder",
+)
+LONG = ("parallel", "SSD, virtual cluster")
+"""An item of 17 s; tests/traces/papers/test_parallel.py checks its rows."""
+
+
+def form() -> Outputs:
+    """Yield each control of the form, and what the picker of methods offers."""
+    made = Form()
+    with gr.Blocks():
+        composer = Composer(chosen=True)
+        build_settings(made, NAMES[-1])
+    for name, control in {**made.controls, "prompt": composer.prompt, "system": composer.system}.items():
+        yield name, flat({"kind": type(control).__name__, **_facts(control)})
+    for part, value in contents().items():
+        yield f"picker, {part}", flat(value)
+
+
+def _facts(control: gr.components.Component) -> dict[str, Any]:
+    return {name: value for name, value in vars(control).items() if name in SHOWN}
+
+
+def papers() -> Outputs:
+    """Yield the rows of each paper, and the page's content, a tag on each line."""
+    paper, item = PAPERS[LONG[0]], LONG[1]
+    long = paper.items[item]
+    paper.item(item)(lambda: ())
+    try:
+        found = [row for paper in PAPERS.values() for row in paper.rows()]
+    finally:
+        paper.item(item)(long)
+    for paper in PAPERS.values():
+        own = [row.to_dict() for row in found if row.paper == paper.key]
+        yield f"{paper.key}, rows", flat({"rows": own, "inconsistencies": paper.inconsistencies})
+    yield "summary", flat(Summary.of(found).to_dict())
+    steady = [replace(row, ours=1.0) if row.kind == "measured" else row for row in found]
+    page = render_body(list(PAPERS.values()), steady).replace("><", ">\n<")
+    yield "page", re.sub(r"data:image/png;base64,([^\"]*)", _picture, page)
+
+
+def _picture(found: re.Match[str]) -> str:
+    """Return a picture's hash."""
+    return hashlib.sha256(b64decode(found[1])).hexdigest()
