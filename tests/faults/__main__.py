@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
@@ -67,8 +67,12 @@ def failing(tree: Path, tests: list[str]) -> tuple[str | None, str]:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *PYTEST, "-m", "not gpu and not thorough", "--", *tests],
-            **{"cwd": tree, "env": env | {"PYTHONPATH": f"{tree / 'src'}"}, "timeout": MOST_SECONDS},
-            **{"capture_output": True, "text": True, "stdin": subprocess.DEVNULL},
+            cwd=tree,
+            env=env | {"PYTHONPATH": f"{tree / 'src'}"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MOST_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return None, f"the tests did not end within {MOST_SECONDS} s"
@@ -141,13 +145,13 @@ def main() -> int:
                 trees.put(tree)
 
         results = list[Result]()
-        for result in pool.map(one, chosen):
-            results.append(result)
-            print(f"{len(results):3}/{len(chosen)} {result.seconds:4.0f} s  {result}", flush=True)
+        for result in as_completed([pool.submit(one, fault) for fault in chosen]):
+            results.append(result.result())
+            print(f"{len(results):3}/{len(chosen)} {results[-1].seconds:4.0f} s  {results[-1]}", flush=True)
     found = sum(r.test is not None for r in results)
     print(f"{found} of {len(results)} faults are found")
     if args.table:
-        args.table.write_text(table(results))
+        args.table.write_text(table(sorted(results, key=lambda result: chosen.index(result.fault))))
     return 0 if found == len(results) else 1
 
 

@@ -35,7 +35,9 @@ def test_the_tests_of_a_fault_exist(fault):
         path, *names = test.partition("[")[0].split("::")
         assert (ROOT / path).exists()
         for name in names:
-            assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE)
+            assert re.search(
+                rf"^ *(?:async )?(?:def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE
+            )
 
 
 @pytest.mark.parametrize(
