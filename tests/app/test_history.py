@@ -90,7 +90,9 @@ def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
 def test_pages_and_search(page, run, monkeypatch) -> None:
     monkeypatch.setattr(history, "PAGE_SIZE", 2)
     runs = [run(prompt=f"Tell me of the {name}.") for name in ("whale", "storm", "harbour")]
-    assert "1 to 2 of 3" in page.refresh()[page.table]
+    first = page.refresh()[page.table]
+    assert "1 to 2 of 3" in first
+    assert 'data-offset="2" >older' in first
     second = page.turn_page("", {"offset": 0, "selected": []}, SimpleNamespace(offset=2))
     assert "3 to 3 of 3" in second[page.table]
     assert second[page.place] == {"query": "", "offset": 2, "selected": []}

@@ -243,6 +243,15 @@ def test_the_address_that_the_server_listens_on_is_allowed(guarded) -> None:
     assert guarded.get("/", auth=login, headers={"Host": "evil.example"}).status_code == 400
 
 
+@pytest.mark.parametrize("origin", ["http://evil.example", f"{HOST}:9999", "null"])
+def test_another_site_or_port_and_another_name_of_the_server_are_refused(client, origin) -> None:
+    for path in ("/config", "/specscope/model?runs=x"):
+        assert client.get(path, headers={"Origin": origin}).status_code == 403
+    assert client.post("/specscope/import", content=b"{}", headers={"Origin": origin}).status_code == 403
+    assert client.get("/config", headers={"Host": "evil.example"}).status_code == 400
+    assert client.get("/config", headers={"Origin": HOST}).status_code == 200
+
+
 def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> None:
     def failing(*_: object) -> None:
         raise IndexError
