@@ -73,6 +73,8 @@ def test_a_row_has_id_models_temperature_speedup_race_and_load(page, run) -> Non
     summaries, _ = page.service.store.runs()
     busy = summaries[0]._replace(load="Other programs used 1.0 of 2 cores.")
     assert 'title="Other programs used 1.0 of 2 cores.">load</span>' in runs_table([busy], 1, 0, 20)
+    failed = summaries[0]._replace(status="failed", error='"><b>')
+    assert 'title="&quot;&gt;&lt;b&gt;">failed</span>' in runs_table([failed], 1, 0, 20)
 
 
 def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
