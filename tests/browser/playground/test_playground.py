@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from specscope.app.pairs import able, usual
+from specscope.app.tabs.form import PRESETS
 from specscope.engine.methods import METHODS as KEYS
 from tests.browser.looks import assert_looks
 from tests.browser.playground.steps import (
@@ -446,6 +447,7 @@ def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked
     expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
     page.get_by_role("button", name="The whole timeline").click()
     expect(race.locator(".app-look").first).to_be_visible()
+    assert len(set(race.locator(".app-look").all_text_contents())) == 3
     race.locator(".ss-menu > summary").click()
     race.locator(".ss-menu").get_by_role("button", name="Pin").first.click()
     race.locator(".ss-gantt-card").last.evaluate("(card) => card.scrollIntoView()")
@@ -498,6 +500,10 @@ def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
             page.locator("#methods").get_by_role("checkbox", name=KEYS[key].title, exact=True)
         ).to_be_checked()
     expect(pearl).to_be_checked()
+    page.get_by_role("button", name="the five papers").click()
+    chosen = set(PRESETS["the five papers"]) & set(able("smollm2"))
+    assert len(chosen) < len(PRESETS["the five papers"])
+    expect(page.locator("#methods")).to_contain_text(f"{len(chosen)} of at most")
     expect(page.locator("#about-models")).to_contain_text("8,192 tokens")
     expect(page.locator("#drafter")).to_be_hidden()
     page.get_by_role("radio", name="Another model").check()
