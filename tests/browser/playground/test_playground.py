@@ -11,7 +11,6 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from specscope.app.pairs import able, usual
-from specscope.app.tabs.form import PRESETS
 from specscope.engine.methods import METHODS as KEYS
 from tests.browser.looks import assert_looks
 from tests.browser.playground.steps import (
@@ -500,10 +499,6 @@ def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
             page.locator("#methods").get_by_role("checkbox", name=KEYS[key].title, exact=True)
         ).to_be_checked()
     expect(pearl).to_be_checked()
-    page.get_by_role("button", name="the five papers").click()
-    chosen = set(PRESETS["the five papers"]) & set(able("smollm2"))
-    assert len(chosen) < len(PRESETS["the five papers"])
-    expect(page.locator("#methods")).to_contain_text(f"{len(chosen)} of at most")
     expect(page.locator("#about-models")).to_contain_text("8,192 tokens")
     expect(page.locator("#drafter")).to_be_hidden()
     page.get_by_role("radio", name="Another model").check()
