@@ -101,64 +101,85 @@ def tried(fault: Fault, tree: Path, every_test: bool) -> Result:
     return Result(fault, test, trouble, time.monotonic() - start)
 
 
-def table(results: list[Result]) -> str:
-    """Return a Markdown table of results."""
+HEAD = """# Planted faults and the tests that find them
+
+`python -m tests.faults --table tests/faults/RESULTS.md` writes this page: {found} of {count} faults are found by the
+tests of `make test`. "At first" is whether a test found the fault when the list was made, {missed} were missed; each of
+these got a test.
+
+| fault | what it breaks | file | at first | found by |
+|---|---|---|---|---|
+"""
+
+
+def page(results: list[Result]) -> str:
+    """Return results as a table in Markdown."""
 
     def cell(text: str) -> str:
         return text.replace("|", "\\|")
 
     rows = [
-        f"| {r.fault.name} | {cell(r.fault.breaks)} | {'missed' if r.fault.was_missed else 'found'} "
-        f"| {f'`{cell(r.test)}`' if r.test else r.trouble or 'missed'} |"
+        f"| {r.fault.name} | {cell(r.fault.breaks)} | `{r.fault.file}` | {'missed' if r.fault.was_missed else 'found'} "
+        f"| {f'`{cell(r.test)}`' if r.test else cell(r.trouble) or 'missed'} |\n"
         for r in results
     ]
-    head = ["| fault | what it breaks | at first | found by |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows]) + "\n"
+    found, missed = (
+        sum(map(bool, each)) for each in ([r.test for r in results], [r.fault.was_missed for r in results])
+    )
+    return HEAD.format(found=found, missed=missed, count=len(results)) + "".join(rows)
+
+
+def results_of(chosen: list[Fault], jobs: int, every_test: bool) -> Iterator[Result]:
+    """Yield the results of faults as they are known."""
+    with copied_trees(jobs) as trees, ThreadPoolExecutor(jobs) as pool:
+
+        def one(fault: Fault) -> Result:
+            tree = trees.get()
+            try:
+                return tried(fault, tree, every_test)
+            finally:
+                trees.put(tree)
+
+        try:
+            for result in as_completed([pool.submit(one, fault) for fault in chosen]):
+                yield result.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def main() -> int:
     """Try the chosen faults; 1 if one is missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a fault, or the beginning of names")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a fault, or the beginning of names (all)")
     parser.add_argument("--list", action="store_true", help="name the faults and what they break")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trees that are tried at once")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trees that are tried at once (1)")
     parser.add_argument("--all-tests", action="store_true", help="run all tests if the named ones miss it")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="write the results as a table, too")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write the results as a page, too")
     args = parser.parse_args()
     known = faults()
     unknown = [name for name in args.names if not any(f.name.startswith(name) for f in known)]
     if unknown:
-        return _refuse(f"there is no fault {unknown[0]!r}; --list names the {len(known)}")
+        parser.exit(2, f"tests.faults: there is no fault {unknown[0]!r}; --list names the {len(known)}\n")
     if args.jobs < 1:
-        return _refuse(f"--jobs is {args.jobs}; it must be at least 1")
+        parser.exit(2, f"tests.faults: --jobs is {args.jobs}; it must be at least 1\n")
     chosen = [f for f in known if not args.names or f.name.startswith(tuple(args.names))]
     if args.list:
         print("\n".join(f"{f.name:42} {f.breaks}" for f in chosen))
         return 0
-    with copied_trees(args.jobs) as trees, ThreadPoolExecutor(args.jobs) as pool:
-
-        def one(fault: Fault) -> Result:
-            tree = trees.get()
-            try:
-                return tried(fault, tree, args.all_tests)
-            finally:
-                trees.put(tree)
-
-        results = list[Result]()
-        for result in as_completed([pool.submit(one, fault) for fault in chosen]):
-            results.append(result.result())
-            print(f"{len(results):3}/{len(chosen)} {results[-1].seconds:4.0f} s  {results[-1]}", flush=True)
-    found = sum(r.test is not None for r in results)
-    print(f"{found} of {len(results)} faults are found")
+    results = list[Result]()
+    for result in results_of(chosen, args.jobs, args.all_tests):
+        results.append(result)
+        print(f"{len(results):3}/{len(chosen)} {result.seconds:4.0f} s  {result}", flush=True)
     if args.table:
-        args.table.write_text(table(sorted(results, key=lambda result: chosen.index(result.fault))))
+        args.table.write_text(page(sorted(results, key=lambda result: chosen.index(result.fault))))
+    found = sum(result.test is not None for result in results)
+    print(f"{found} of {len(results)} faults are found")
     return 0 if found == len(results) else 1
 
 
-def _refuse(reason: str) -> int:
-    print(f"tests.faults: {reason}", file=sys.stderr)
-    return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("tests.faults: stopped")
