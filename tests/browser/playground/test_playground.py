@@ -346,6 +346,9 @@ def test_the_address_is_what_one_sees_back_works_and_a_reload_returns_to_the_run
     expect(prompt).to_have_text(STORY)
     page.locator("#stop").click()
     wait_for(page, "cancelled")
+    page.get_by_role("tab", name="Lab").click()
+    page.get_by_role("tab", name="Playground").click()
+    expect(page).to_have_url(running)
     left = ("AbortError", "Connection errored out")  # what Gradio writes when an open call is left
     window.complaints = [text for text in window.complaints if not any(part in text for part in left)]
 
