@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.methods import METHODS
 from specscope.engine.run.serving import Load
-from specscope.engine.sampling.draws import process_logits
 from specscope.engine.simulate.profile import FOLDER, Profile
 from specscope.engine.trace.trace import Trace
-from specscope.engine.types import Sampling
 from specscope.traces.comparable import comparisons
 from specscope.traces.metrics import measure
 from specscope.traces.view.tokens import has_trees
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
-from specscope.traces.whatif.rules import processed
 
 PROFILE = "pearl-4xA100"
 PROMPTS = ("Explain gravity.", "Tell me a story.", "Hi")
@@ -184,13 +179,3 @@ def test_every_draw_is_named(source: str, temperature: float):
         ]
         assert any(named) == bool(result.drawn), (method, text)
         assert result.replay.token_ids() == trace.token_ids()
-
-
-@pytest.mark.parametrize(
-    "sampling", [Sampling(0.5), Sampling(2.0), Sampling(1.0, top_k=2), Sampling(0.7, top_p=0.8)]
-)
-def test_listed_probabilities_are_processed_as_logits_are(sampling: Sampling):
-    q = [0.5, 0.3, 0.15, 0.05]
-    found = dict(processed(tuple(enumerate(q)), asdict(sampling)))
-    expected = process_logits(torch.tensor([q]).log(), sampling)[0].tolist()
-    assert [found.get(token, 0.0) for token in range(4)] == pytest.approx(expected)
