@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specscope.app.bench.figures import Bar, Figure
 from specscope.app.bench.methods import COPYING, Comparison, figures
 from specscope.app.bench.speed import Race
 from specscope.engine.errors import UsageError
@@ -15,6 +16,12 @@ from tests.app.commands import run_bench
 from tests.traces.samples import sample_trace
 
 BASE = "autoregressive"
+
+
+def test_a_comparison_of_different_tokens_meets_no_bar():
+    for bar in (Bar(at_least=1.4), Bar(at_most=1.4)):
+        assert bar.met(Figure((1.4,), ""))
+        assert not bar.met(Figure((1.4,), "", valid=False))
 
 
 def _race(seconds: dict[str, float], ids=(5, 6)) -> Race:

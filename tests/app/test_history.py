@@ -73,6 +73,8 @@ def test_a_row_has_id_models_temperature_speedup_race_and_load(page, run) -> Non
     summaries, _ = page.service.store.runs()
     busy = summaries[0]._replace(load="Other programs used 1.0 of 2 cores.")
     assert 'title="Other programs used 1.0 of 2 cores.">load</span>' in runs_table([busy], 1, 0, 20)
+    failed = summaries[0]._replace(status="failed", error='"><b>')
+    assert 'title="&quot;&gt;&lt;b&gt;">failed</span>' in runs_table([failed], 1, 0, 20)
 
 
 def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
@@ -90,7 +92,9 @@ def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
 def test_pages_and_search(page, run, monkeypatch) -> None:
     monkeypatch.setattr(history, "PAGE_SIZE", 2)
     runs = [run(prompt=f"Tell me of the {name}.") for name in ("whale", "storm", "harbour")]
-    assert "1 to 2 of 3" in page.refresh()[page.table]
+    first = page.refresh()[page.table]
+    assert "1 to 2 of 3" in first
+    assert 'data-offset="2" >older' in first
     second = page.turn_page("", {"offset": 0, "selected": []}, SimpleNamespace(offset=2))
     assert "3 to 3 of 3" in second[page.table]
     assert second[page.place] == {"query": "", "offset": 2, "selected": []}

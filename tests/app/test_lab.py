@@ -11,8 +11,8 @@ from specscope.app import pairs
 from specscope.app.render.lab import heat_map, spread_chart
 from specscope.app.render.lab import page as file_of
 from specscope.app.tabs import lab
-from specscope.app.tabs.experiments import HERE, MODELS_ROW
-from specscope.app.tabs.lab import Lab
+from specscope.app.tabs.experiments import HERE, MODELS_ROW, LoadSettings, SweepSettings
+from specscope.app.tabs.lab import Lab, LoadTab
 from specscope.engine.errors import WorkerDied
 from specscope.engine.methods import METHODS
 from specscope.traces.lab.axes import ACCEPTANCE, DRAFTER, Axis, axis, names_of, sweepable
@@ -36,6 +36,15 @@ def scripted(values: str, rates: str, tokens, seeds, method="speculative", profi
 
 def decoded(values: str, *, profile=HERE, prompts="One\nTwo", passes=2, method="speculative", field="gamma"):
     return (method, field, values, MODELS_ROW, "", profile, "", 8, 1, "bundled", prompts, passes)
+
+
+@pytest.mark.parametrize(("tab", "settings"), [(Lab, SweepSettings), (LoadTab, LoadSettings)])
+def test_each_control_of_a_tab_gives_the_setting_of_its_name(tab, settings):
+    with gr.Blocks() as blocks:
+        made = tab(None)
+    (start,) = [fn for fn in blocks.fns.values() if (made.start._id, "click") in fn.targets]
+    short = {"profile_pair": "pair", "ttft_ms": "ttft", "tpot_ms": "tpot"}
+    assert start.inputs == [getattr(made, short.get(name, name)) for name in settings._fields]
 
 
 def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):

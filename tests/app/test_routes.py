@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import re
 
@@ -9,13 +11,14 @@ import gradio as gr
 import pytest
 from fastapi.testclient import TestClient
 
-from specscope.app import papers, windows
+from specscope.app import papers, routes, windows
 from specscope.app.guard import HEADERS
 from specscope.app.papers import ADDRESS, fill
 from specscope.app.routes import address, report_address
 from specscope.app.runs import RunRequest
 from specscope.app.server import build_app
 from specscope.app.service import Service
+from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl
 from tests.app.fakes import FakeOpen
 
@@ -241,6 +244,27 @@ def test_the_address_that_the_server_listens_on_is_allowed(guarded) -> None:
     login = ("ada", "s3cret")
     assert guarded.get("/", auth=login).status_code == 200
     assert guarded.get("/", auth=login, headers={"Host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", f"{HOST}:9999", "null"])
+def test_another_site_or_port_and_another_name_of_the_server_are_refused(client, origin) -> None:
+    for path in ("/config", "/specscope/model?runs=x"):
+        assert client.get(path, headers={"Origin": origin}).status_code == 403
+    assert client.post("/specscope/import", content=b"{}", headers={"Origin": origin}).status_code == 403
+    assert client.get("/config", headers={"Host": "evil.example"}).status_code == 400
+    assert client.get("/config", headers={"Origin": HOST}).status_code == 200
+
+
+def test_the_parts_of_a_sent_file_count_together(monkeypatch) -> None:
+    monkeypatch.setattr(routes, "MAX_UPLOAD", 10)
+
+    class Sent:
+        async def stream(self):
+            yield b"123456"
+            yield b"789012"
+
+    with pytest.raises(UsageError, match="which is the limit"):
+        asyncio.run(routes.receive_file(Sent(), io.BytesIO()))
 
 
 def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> None:

@@ -46,6 +46,7 @@ def test_runs_have_ids_models_methods_speed_ups_and_times(capsys, db):
     assert cells[6] == f"{compared['methods']['speculative']['speedup']:.2f}×"
     assert line.endswith(f"bundled · {compared['clock']}")
     assert count == "1 of 1 runs"
+    assert call(capsys, "runs", "--limit", "2", *db)[1].splitlines()[-1] == "2 of 4 runs"
 
 
 def test_the_version_is_the_packages(capsys):

@@ -145,6 +145,15 @@ def test_a_failed_run_shows_its_error(service, opener) -> None:
     assert "Some runs failed." in turn_line("failed", [Lane([run]) for run in runs])
 
 
+def test_a_turn_that_waits_names_the_runs_before_its_first_one(service, opener) -> None:
+    opener.gate.clear()
+    lanes = [Lane([service.start(ask())]) for _ in range(3)]
+    until(lambda: lanes[0].current.state == "loading")
+    assert "Waiting for the devices: 1 other run first." in turn_line("queued", lanes[1:])
+    assert "Waiting for the devices: 2 other runs first." in turn_line("queued", lanes[2:])
+    opener.gate.set()
+
+
 def test_the_runs_go_on_when_the_page_is_left_and_another_reader_follows_them(service, opener) -> None:
     steps = threading.Semaphore(1)
     opener.waiting = [FakeCluster(step=steps)]

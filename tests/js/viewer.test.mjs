@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { createContext, runInContext } from "node:vm";
 
-const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "calibration"];
+const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "gantt", "calibration"];
 const viewer = createContext({ INSETS: [] }); // batch.js and calibration.js register their views there
 for (const name of scripts) {
   runInContext(readFileSync(new URL(`../../assets/viewer/${name}.js`, import.meta.url), "utf8"), viewer);
@@ -12,7 +12,7 @@ for (const name of scripts) {
 const names = `unpack stepAt copiesAt moments neighbour findSpan sourceOf copiedPlaces sourceTexts rowsOfSpan linked
   upperBound lineOf visible intervalAt sharesOf sharesBySums busyOf busyBefore movingShares
   calibrationBins calibrationSentence CALIBRATION
-  geometry fitWindow roundTicks loadSteps tokenMarks SIZE`.split(/\s+/);
+  geometry fitWindow roundTicks loadSteps tokenMarks SIZE Gantt`.split(/\s+/);
 const own = runInContext(`({ ${names.join(", ")} })`, viewer);
 
 /** A value of the scripts' own realm as plain data. */
@@ -94,6 +94,7 @@ test("overlapping spans count once in a track's working time", () => {
   const busy = own.busyOf(t);
   assert.deepEqual([0, 1, 4, 5.5, 9].map((at) => own.busyBefore(busy, at)), [0, 1, 3, 3.5, 4]);
   equal(own.movingShares(t, 0, 6, 2, 1, 6), [1, 1 / 3]);
+  assert.equal(own.busyBefore(own.busyOf(track({ spans: spans([0, 5], [1, 2], [8, 9]) })), 9), 6, "one lies inside of another");
 });
 
 test("a card has a row per track and strip, and cards do not overlap", () => {
@@ -103,15 +104,25 @@ test("a card has a row per track and strip, and cards do not overlap", () => {
   const { cards, height } = own.geometry(model, () => shown);
   equal(cards[0].rows.map((row) => row.type), ["band", "track", "strip", "clock", "track", "strip", "measured", "track", "tokens"]);
   equal(cards[0].rows.slice(1).map((row, i) => row.y >= cards[0].rows[i].y + cards[0].rows[i].height), Array(8).fill(true));
+  equal(cards[0].rows.filter((row) => row.type === "track").map((row) => row.height / own.SIZE.lane), [1, 2, 1]);
   assert.equal(cards[1].rows[0].type, "track", "no overlap band without a drafter");
   assert.equal(cards[1].top, cards[0].height + own.SIZE.between);
   assert.equal(height, cards[1].top + cards[1].height);
   assert.equal(own.geometry({ runs: [] }, () => []).height, 0);
 });
 
+test("the frame of a span is in the span's lane", () => {
+  const target = track({ device: "b", lanes: 2, spans: { ...spans([0, 4], [1, 3]), lane: [0, 1] } });
+  const shown = run({ id: "r", tracks: [track({ device: "a" }), target] });
+  const place = own.geometry({ runs: [shown] }, () => shown.tracks);
+  const [first, second] = [0, 1].map((span) => own.Gantt.prototype.rectOf.call({ place, x: (t) => 10 * t }, run({ id: "r", tracks: [target] }), span));
+  assert.deepEqual([second.left, second.right, second.top - first.top], [10, 30, own.SIZE.lane]);
+});
+
 test("ticks are round numbers inside of the window", () => {
   equal(own.roundTicks(0, 10, 500, 100), [0, 2, 4, 6, 8, 10]);
   equal(own.roundTicks(3, 3.9, 300, 100), [3, 3.5]);
+  equal(own.roundTicks(0.3, 2.2, 400, 100), [0.5, 1, 1.5, 2]);
   equal(own.fitWindow({ axis: { min: -90, max: 100 } }).map(Math.round), [-4, 100]);
   equal(own.fitWindow({ axis: { min: -10, max: 100 } }), [-10.5, 100.49999999999999]);
 });

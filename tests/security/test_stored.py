@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specscope.app.notebook.shown import figures_table
 from specscope.app.routes import MAX_UPLOAD
 from specscope.app.service import Service
 from specscope.engine.errors import UsageError
@@ -48,6 +49,15 @@ def opener(tmp_path):
     service = Service(tmp_path / "traces.db", FakeOpen())
     yield Opener(service)
     service.close()
+
+
+def test_a_notebooks_table_has_texts_and_no_markup():
+    table = figures_table(["<b>", "x"], [["<i>", '"&']])
+    assert "&lt;b&gt;" in table
+    assert "&lt;i&gt;" in table
+    assert "<b>" not in table
+    assert "<i>" not in table
+    assert "&quot;&amp;" in table
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,11 @@ def test_times_of_a_profiler_are_nanoseconds_since_its_first_scope():
     assert (trace.spans[2].start, trace.spans[2].end) == (75_500, 105_500)
 
 
+def test_rows_of_a_profiled_forward_are_the_tokens_of_its_batch():
+    (trace,) = read_traces(FILES / "vllm-profile.json").traces
+    assert [s.rows for s in trace.spans if s.model == "target" and s.kind != "sample"] == [5, 4]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_is_stored_written_and_read_again(name, tmp_path, store):
     found = read_traces(FILES / name)

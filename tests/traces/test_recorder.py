@@ -60,6 +60,14 @@ def test_rows_are_stored_while_the_run_is_in_progress(path):
         assert reader.load(recording.run_id).status == "running"
 
 
+def test_closing_the_store_writes_the_last_rows_of_a_run_in_progress(path):
+    header = sample_events()[0]
+    with Store(path) as store:
+        store.record(header).add(span(0))
+    with Store(path, readonly=True) as reader:
+        assert reader.load(header.run_id).spans == [span(0)]
+
+
 def test_a_locked_database_fails_the_run_and_not_the_app(path, monkeypatch):
     monkeypatch.setattr(database, "BUSY_MS", 50)
     header, *events = sample_events()

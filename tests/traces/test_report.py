@@ -144,6 +144,7 @@ def test_a_long_prompt_is_folded_and_whole():
     assert folds == [{"class": "report-prompt"}], "one fold, which is closed"
     assert "… 700 characters" in page.text
     assert prompt.strip() in page.text
+    assert "word" not in [t for t, _ in page.elements], "its beginning is text, too"
     titles = [a["title"] for _, a in page.elements if a.get("class") == "ss-prompt"]
     assert len(titles[0]) <= LONG + 1
 

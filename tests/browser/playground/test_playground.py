@@ -363,6 +363,9 @@ def test_the_address_is_what_one_sees_back_works_and_a_reload_returns_to_the_run
     expect(prompt).to_have_text(STORY)
     page.locator("#stop").click()
     wait_for(page, "cancelled")
+    page.get_by_role("tab", name="Lab").click()
+    page.get_by_role("tab", name="Playground").click()
+    expect(page).to_have_url(running)
     left = ("AbortError", "Connection errored out")  # what Gradio writes when an open call is left
     window.complaints = [text for text in window.complaints if not any(part in text for part in left)]
 
@@ -463,6 +466,7 @@ def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked
     expect(race.get_by_role("button", name="Play")).to_be_visible()  # it ends by itself
     page.get_by_role("button", name="The whole timeline").click()
     expect(race.locator(".app-look").first).to_be_visible()
+    assert len(set(race.locator(".app-look").all_text_contents())) == 3
     race.locator(".ss-menu > summary").click()
     race.locator(".ss-menu").get_by_role("button", name="Pin").first.click()
     race.locator(".ss-gantt-card").last.evaluate("(card) => card.scrollIntoView()")

@@ -126,7 +126,7 @@ def test_search_finds_outcomes_steps_kinds_and_texts(page, traces):
     spans = [s for t in traces for s in t.spans]
     for query, n in {
         "pre-verify": sum(s.kind == "pre-verify" for s in spans),
-        "step 3": sum(s.step == 3 for s in spans),
+        "step 1": sum(s.step == 1 for s in spans),
         "PURRED": sum(
             "purred" in r["text"] for run in model["runs"] for r in [*run["tokens"], *run["ghosts"]]
         ),

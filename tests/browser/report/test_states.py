@@ -138,6 +138,8 @@ def test_deltas_make_a_live_document_grow_as_a_new_one_would(opened):
             assert one["lanes"] == other["lanes"]
         shown = [(t["position"], t["text"], t["outcome"]) for t in grown[1]["tokens"]]
         assert shown == [(t["position"], t["text"], t["outcome"]) for t in expected["tokens"]]
+        times = [[t["t"] for t in run["tokens"]] for run in (grown[1], expected)]
+        assert times[0] == pytest.approx(times[1], abs=0.002)
         assert grown[1]["to"] == pytest.approx(
             max(max(t["spans"]["end"]) for t in expected["tracks"]), abs=0.01
         )

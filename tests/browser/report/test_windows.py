@@ -124,6 +124,14 @@ def test_the_whole_document_replaces_the_part_and_keeps_the_window(shown, traces
     assert shown.evaluate("document.querySelectorAll('.ss-token').length") >= 500
 
 
+def test_a_whole_document_that_comes_after_other_runs_were_opened_is_left(shown):
+    expect(shown.locator(".ss-long")).to_contain_text("The whole run is loading")
+    other = json.dumps(packed(view_model([sample_trace("autoregressive")])))
+    shown.evaluate("(text) => view.update(JSON.parse(text))", other)
+    shown.evaluate("async () => { release(); await askWhole(); await new Promise(setTimeout); }")
+    expect(shown.locator(".ss-pane-head")).to_contain_text("Autoregressive")
+
+
 def test_a_range_beyond_the_part_has_no_figures(shown):
     shown.locator(".ss-gantt").press("x")
     assert "The range holds more than the loaded part" in shown.locator(".ss-range").inner_text()

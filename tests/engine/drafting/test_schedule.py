@@ -89,6 +89,13 @@ def test_drafting_ends_for_good_when_the_rate_of_a_whole_window_is_low(gamma, bo
     assert lengths.next().tokens == (0 if off else gamma)
 
 
+def test_the_rate_that_ends_drafting_is_of_tested_tokens_not_of_verdicts():
+    lengths = Schedule(3, fixed, off_below=0.6)
+    for _ in range(WINDOW):
+        lengths.learn(verdict(1, 2))
+    assert lengths.next() == Ask(0)
+
+
 def test_a_verdict_without_a_draft_says_nothing():
     lengths = Schedule(3, heuristic)
     lengths.learn(verdict(0, 0))

@@ -123,6 +123,17 @@ class TestBernoulli:
         patterns = agreements(*other, [1], 40), agreements(*pair, [1], 40, slot=1)
         assert agreements(*pair, [1], 40) not in patterns
 
+    def test_the_seed_of_a_run_and_the_number_of_a_sequence_are_added(self):
+        target, _ = bernoulli_models((0.5,), 64, 1)
+
+        def tokens(seed: int, sequence: int) -> list[int]:
+            cache = target.new_cache(1, 20)
+            cache.reset(0, sequence)
+            cache.seed = seed
+            return target.forward(cache, Rows.chain(0, range(20), 0), range(20)).logits.argmax(1).tolist()
+
+        assert tokens(0, 0) != tokens(1, 0) == tokens(0, 1)
+
     def test_with_its_length_given_the_prompt_does_not_matter(self):
         short, long = bernoulli_models((0.5,), 64, 1, 9), bernoulli_models((0.5,), 64, 3, 9)
         assert text(short[0], [1], 40) == text(long[0], [2, 3, 4], 40)
