@@ -26,7 +26,11 @@ OPTIONS: options.Options = {
     "--profile-pair": ("", "NAME", "one of the profile's pairs"),
     "--method": ("", "KEY", "a key of `specscope methods` (the run's)"),
     "--devices": (int, "N", "devices of the cluster (the profile's)"),
-    "--over": (str, "FIELD=VALUES", "values of a numeric setting, as in gamma=1:8: one line each"),
+    "--over": (
+        str,
+        "FIELD=VALUES",
+        "a line for each value of a setting: gamma=1:8, or confidence=0.2:0.8:0.2 with the step",
+    ),
     "--plain": (
         "",
         "RUN",
