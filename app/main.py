@@ -7,10 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
 
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that end a command like Ctrl-C; SIGHUP comes when its terminal is closed."""
+STOPPED = tuple(128 + number for number in (signal.SIGINT, *ENDS))
 """Exit codes after a signal."""
 
 
@@ -42,7 +44,10 @@ def ended_at_once() -> AbstractContextManager[None]:
 
 @contextmanager
 def terminable() -> Generator[list[int]]:
-    """Make SIGTERM call the SIGINT handler; yield the received signals, for the exit code."""
+    """Make `ENDS` call the SIGINT handler; yield the received signals, for the exit code.
+
+    A signal that is ignored stays so, as SIGHUP under nohup.
+    """
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -52,15 +57,18 @@ def terminable() -> Generator[list[int]]:
             raise KeyboardInterrupt
         interrupt(signal.SIGINT, frame)
 
-    with handling(signal.SIGTERM, stop):
+    with ExitStack() as stack:
+        for end in ENDS:
+            if signal.getsignal(end) is not signal.SIG_IGN:
+                stack.enter_context(handling(end, stop))
         yield received
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; print an error as one line on stderr.
 
-    Exit codes: 0 success, 1 failed run, 2 bad usage, 130 after SIGINT, 143 after SIGTERM. As the
-    program, without `argv`, it waits for no thread after a signal.
+    Exit codes: 0 success, 1 failed run, 2 bad usage, 130 after SIGINT, 143 after SIGTERM, 129 after
+    SIGHUP. As the program, without `argv`, it waits for no thread after a signal.
     """
     with ended_at_once():
         from specscope.app.command import carry_out

@@ -8,6 +8,7 @@ from specscope.app import gradio_import  # noqa: F401 - before Gradio: it import
 import contextlib
 import errno
 import ipaddress
+import logging
 import signal
 import socket
 import sys
@@ -50,6 +51,8 @@ PORTS = 100
 """Ports that are tried, from DEFAULT_PORT on, without --port."""
 PAGE_S, CLOSE_S = 1.5, 3.0
 """Most seconds at the end for the page's open calls, and for runs, workers and the database."""
+WAKE_S = 0.5
+"""Python handles a signal that arrives just before a wait only when the wait ends."""
 NO_DOCS: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
 
 
@@ -159,6 +162,8 @@ def _run(app: ASGIApp, listener: socket.socket, host: str, ready: Callable[[str]
     with handling(signal.SIGINT, signal.default_int_handler):
         page = _apart(lambda: server.run(sockets=[listener]))
         try:
+            while wait([page], WAKE_S).not_done:
+                pass
             page.result()
         finally:
             server.should_exit = True
@@ -245,6 +250,10 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _no_cut_stream(record: logging.LogRecord) -> bool:
+    return "timeout graceful shutdown exceeded" not in record.msg
+
+
 class _Server(uvicorn.Server):
     """Uvicorn that calls `ready` once it answers requests, and stops if that fails."""
 
@@ -254,6 +263,15 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Shut down without uvicorn's line about streams that are cut: an open page is no fault."""
+        logger = logging.getLogger("uvicorn.error")
+        logger.addFilter(_no_cut_stream)
+        try:
+            await super().shutdown(sockets=list(sockets or []))
+        finally:
+            logger.removeFilter(_no_cut_stream)
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         await super().startup(sockets=list(sockets or []))

@@ -12,6 +12,8 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from specscope.engine.misfits import misfit
+
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
@@ -89,7 +91,11 @@ def shown(value: object) -> str:
 
 
 def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Make wrong arguments of a public call a UsageError that names the right ones."""
+    """Make wrong arguments of a public call a UsageError that names the right ones.
+
+    The type of a value is looked at only when the call has failed, so what works needs no
+    annotation for it; an error inside the call that no argument explains stays what it is.
+    """
     signature, title = inspect.signature(function), function.__qualname__.removesuffix(".__init__")
     names = names_of(signature)
 
@@ -97,13 +103,19 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except TypeError:
+        except SpecScopeError:
+            raise
+        except (TypeError, AttributeError, ValueError, LookupError):
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 check_names(title, kwargs, names)
                 raise UsageError(f"{title}: {error}; it takes {', '.join(names)}") from None
-            raise
+            found = misfit(function, args, kwargs)
+            if found is None:
+                raise
+            name, value, wanted = found
+            raise UsageError(f"{name} of {title} is {shown(value)}; it must be {wanted}") from None
 
     return call
 
@@ -118,6 +130,14 @@ def named_fields(cls: type[C]) -> type[C]:
     """Do the same for the fields of a dataclass."""
     cls.__init__ = named_arguments(cls.__init__)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     return cls
+
+
+def named_calls(cls: type[C]) -> type[C]:
+    """Do the same for a class and its public methods."""
+    for name, method in [*vars(cls).items()]:
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, named_arguments(method))
+    return named_fields(cls)
 
 
 def check_names(call: str, given: Collection[str], names: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Commit, Decision, Footer, Forked, Round, Span
 from specscope.engine.trace.header import check_header
-from specscope.engine.trace.jsonl import MOST_LINE, MOST_TRACE_BYTES, from_json
+from specscope.engine.trace.jsonl import MOST_LINE, MOST_TRACE_BYTES, RECORDING, from_json, whole_part
 from specscope.engine.trace.trace import Trace
 from specscope.traces.checks import check_rows
 from specscope.traces.imports.reading import read_traces
@@ -48,6 +48,8 @@ class Tail:
         """Of a line whose earlier lines were returned by the last read."""
         self._cut = b""
         """The beginning of a line whose end is not written yet."""
+        self._shared = False
+        """Whether several processes may write the file, a recording."""
         self._spans: set[int] = set()
         self._documents: set[int] = set()
 
@@ -132,8 +134,10 @@ class Tail:
         events: list[Event] = []
         for line in lines:
             self.lines += 1
+            self._shared |= self.lines == 1 and RECORDING in line
+            row = whole_part(line) if self._shared and self.lines > 1 else line
             try:
-                events += [self._event(line)] if line.strip() else []
+                events += [self._event(row)] if row.strip() else []
             except UsageError as fault:
                 self._fault = fault
                 break

@@ -68,6 +68,15 @@ class Band(NamedTuple):
     end: int
 
 
+class Unworked(NamedTuple):
+    """Nanoseconds of decoding without a forward."""
+
+    inside: int
+    """Of all gaps between the forwards of one draft, also while the target works."""
+    outside: int
+    """In which no device has a forward or such a gap: other kinds of work, and none."""
+
+
 class Timeline(NamedTuple):
     """What the devices do in the decode window."""
 
@@ -135,6 +144,16 @@ def time_by_part(trace: Trace) -> dict[str, float]:
         part = "target" if "target" in sides else "drafter" if sides else spans[0].kind if spans else "none"
         shares[part] = shares.get(part, 0.0) + (end - start) / (hi - lo)
     return shares
+
+
+def unworked(trace: Trace) -> Unworked:
+    inside = outside = 0
+    for start, end, work, _ in _states(trace):
+        gaps = sum(span is None for span in work.values())
+        forward = any(span is not None and span.kind in FORWARDS for span in work.values())
+        inside += gaps * (end - start)
+        outside += 0 if gaps or forward else end - start
+    return Unworked(inside, outside)
 
 
 def band(trace: Trace) -> list[Band]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from specscope.traces.store import Store
 
 OVER = (
-    "values of a numeric setting, as in gamma=1:8 or width=1,2,4; acceptance_rate=0.5,0.9; or "
-    "drafter=usual,int4,int8 with paths, too; once or twice"
+    "values of a numeric setting, as in gamma=1:8, width=1,2,4 or confidence=0.2:0.8:0.2 with its step; "
+    "acceptance_rate=0.5,0.9; or drafter=usual,int4,int8 with paths, too; once or twice"
 )
 REPEATS: options.Options = {
     "--passes": (int, "N", "passes of each measured cell, 1 to 9 (2; virtual: 1)"),

@@ -22,11 +22,20 @@ if TYPE_CHECKING:
     from specscope.traces.whatif.replay import Change, WhatIf
 
 OPTIONS: options.Options = {
-    "--profile": ("", "NAME", "latency profile: a name or a .toml file (the run's own)"),
+    "--profile": ("", "NAME", "latency profile: a name or a .toml file (the run's own, or its own times)"),
     "--profile-pair": ("", "NAME", "one of the profile's pairs"),
     "--method": ("", "KEY", "a key of `specscope methods` (the run's)"),
     "--devices": (int, "N", "devices of the cluster (the profile's)"),
-    "--over": (str, "FIELD=VALUES", "values of a numeric setting, as in gamma=1:8: one line each"),
+    "--over": (
+        str,
+        "FIELD=VALUES",
+        "a line for each value of a setting: gamma=1:8, or confidence=0.2:0.8:0.2 with the step",
+    ),
+    "--plain": (
+        "",
+        "RUN",
+        "plain run of the same target: what one row costs in a measured run (its comparison's)",
+    ),
     "--store": (False, "", "store the replay and plain decoding, for viewer and reports"),
 }
 
@@ -44,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if args.devices is not None:
         check_range("--devices", args.devices, 1)
     settings = options.parse_fields(args.fields)
-    change = Change(args.profile, args.profile_pair, args.devices or 0, args.method, settings)
     trace = common.load_runs(args, [args.run])[args.run]
+    plain = _plain(args, trace)
+    change = Change(args.profile, args.profile_pair, args.devices or 0, args.method, settings, plain)
     if args.over is not None:
         return _over(args, trace, change)
     with common.Status("replaying the run"):
@@ -54,6 +64,26 @@ def run(args: argparse.Namespace) -> int:
         with common.open_store(args) as store:
             store.insert(*result.traces)
     return common.answer(args, {**facts(result), "stored": args.store}, _lines(result, stored=args.store))
+
+
+def _plain(args: argparse.Namespace, trace: Trace) -> Trace | None:
+    """Return plain decoding for a run's own times: the named run, or that of its comparison."""
+    from specscope.traces.comparable import comparisons
+
+    if args.profile or trace.header.virtual:
+        if args.plain:
+            raise UsageError("--plain serves the own times of a measured run: leave it out with a profile")
+        return None
+    name = trace.header.run_id
+    found = (
+        common.load_runs(args, [args.plain]) if args.plain else common.load_runs(args, [name], compared=True)
+    )
+    runs = list({name: trace, **found}.values())
+    compared = comparisons([[run] for run in runs])[0]
+    if args.plain and compared.baseline != 1:
+        reason = compared.reason or "it drafts"
+        raise UsageError(f"--plain {args.plain} is no plain decoding to compare with run {name}: {reason}")
+    return runs[compared.baseline] if compared.baseline else None
 
 
 def _over(args: argparse.Namespace, trace: Trace, change: Change) -> int:

@@ -29,7 +29,7 @@ from specscope.engine.drafting.pace import Probe
 from specscope.engine.drafting.planner import Best, Plan
 from specscope.engine.drafting.suffix import Finished
 from specscope.engine.environment import environment
-from specscope.engine.errors import OutOfMemory, UsageError, check_names, named_arguments, names_of
+from specscope.engine.errors import OutOfMemory, UsageError, check_names, named_calls, names_of
 from specscope.engine.heads.find import HeadFile, Heads
 from specscope.engine.layout import Layout
 from specscope.engine.methods import Method, Situation, find
@@ -43,6 +43,7 @@ from specscope.engine.worker.jobs import Measure
 from specscope.engine.worker.worker import Worker
 
 
+@named_calls
 class Cluster:
     """Loaded models on devices. Use it as a context manager; one run at a time."""
 
@@ -126,7 +127,6 @@ class Cluster:
         if layout.head:
             self.head(layout.head)
 
-    @named_arguments
     def run(
         self,
         method: str,

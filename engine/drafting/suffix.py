@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
+from specscope.engine.errors import named_calls
+
 
 class Budget(NamedTuple):
     """How long a draft may be."""
@@ -172,6 +174,7 @@ class SuffixTree:
         return Found(tuple(tokens), weight / count, match, count, node.text, node.end - left - len(tokens))
 
 
+@named_calls
 class Finished:
     """Outputs of finished sequences, for later sequences to draft from; the oldest are dropped.
 

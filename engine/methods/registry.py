@@ -113,7 +113,7 @@ class Setting:
         check_text(self.name, text)
 
     def _convert(self, value: Any) -> Any:
-        wrong = UsageError(f"{self.name} is {shown(value)}; it must be {self._allowed()}")
+        wrong = UsageError(f"{self.name} is {shown(value)}; it must be {self.allowed}")
         if self.type is bool:
             words = {"true": True, "false": False, "1": True, "0": False, "on": True, "off": False}
             if isinstance(value, bool):
@@ -135,7 +135,9 @@ class Setting:
             raise wrong
         return number
 
-    def _allowed(self) -> str:
+    @property
+    def allowed(self) -> str:
+        """What the value must be, as a message says it."""
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[self.type]
         bounds = [
             f"{side} {number(bound)}"

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import reprlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import median
@@ -190,8 +190,9 @@ class Model:
     gated: bool = True
     """The MLP has three matrices (gate, up, down), not two."""
     split: str = "layers"
-    measured: Grid | None = None
-    """Times on a grid; they replace the roofline."""
+    measured: Callable[[float, float, float], float] | None = None
+    """Microseconds by rows and context per sequence and by sequences, as of a `Grid`; they replace
+    the roofline."""
     attention_launches: float = ATTENTION_LAUNCHES
     """Attention's share of a layer's launches."""
 

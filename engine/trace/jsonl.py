@@ -25,6 +25,10 @@ _NAMES = {t: tuple(f.name for f in fields(t)) for t in _TYPES.values()}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
+ROW = b'{"event":'
+"""The beginning of each line."""
+RECORDING = b'"recorded":{'
+"""Of the header of a recording, which several processes may write."""
 MOST_TRACE_BYTES = 512 * 2**20
 """Largest file that is read."""
 MOST_LINE = 16 * 2**20
@@ -91,6 +95,24 @@ def _devices(rows: Any) -> tuple[Device, ...]:
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+
+
+def whole_part(line: bytes) -> bytes:
+    """Return a line of a recording without a row that a killed process did not finish.
+
+    Several processes append to one file: the next row stands behind such a part, or on the next
+    line. A row begins with `ROW`, which no text holds since its quotes are escaped, and ends in }.
+    """
+    row = line.strip()
+    if not row.endswith(b"}"):
+        return b"" if row and ROW.startswith(row[: len(ROW)]) else line
+    last = line.rfind(ROW)
+    if last > 0:
+        try:
+            parse_json(line)
+        except ValueError:
+            return line[last:]
+    return line
 
 
 def write_jsonl(trace: Trace, file: IO[str]) -> None:

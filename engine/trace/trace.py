@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from specscope.engine.errors import UsageError, named_arguments, shown
 from specscope.engine.trace.events import (
     Chain,
     Commit,
@@ -72,7 +73,10 @@ class Trace:
         elif isinstance(event, Piece):
             self.pieces[event.token] = event.text
         else:
-            getattr(self, _LISTS[type(event)]).append(event)
+            name = _LISTS.get(type(event))
+            if name is None:
+                raise UsageError(f"{shown(event)} is no row of a trace")
+            getattr(self, name).append(event)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Trace:
@@ -146,6 +150,7 @@ class Trace:
     def _repr_html_(self) -> str:
         return import_module(_NOTEBOOK).html(self)
 
+    @named_arguments
     def frame(self, table: str = "tokens") -> Any:
         """Return one table as a pandas data frame, with the columns of the CSV export.
 

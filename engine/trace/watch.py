@@ -11,7 +11,7 @@ after the context nothing is left in the models. docs/transformers.md describes 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from transformers import StoppingCriteriaList
 
-from specscope.engine.errors import UsageError, named_arguments, one_line
+from specscope.engine.errors import UsageError, named_arguments, one_line, shown
 from specscope.engine.files import read_bytes
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Header
@@ -39,14 +39,13 @@ DEVICES = ("cpu", "cuda")
 
 
 @named_arguments
-@contextmanager
 def watch(
     model: Any,
     assistant: Any = None,
     *,
     tokenizer: Any = None,
     path: str | os.PathLike[str] | None = None,
-) -> Generator[Trace]:
+) -> AbstractContextManager[Trace]:
     """Record the one call of `model.generate` that is made in this context.
 
     Args:
@@ -55,8 +54,8 @@ def watch(
         tokenizer: The target's; without it the trace has token ids in place of texts.
         path: A file that gets each row at once; by default the rows are kept in memory.
 
-    Yields:
-        The trace. It is empty until the context ends.
+    Returns:
+        The context of the trace, which is empty until the context ends.
 
     Raises:
         UsageError: The call cannot be recorded, or there was none.
@@ -64,9 +63,19 @@ def watch(
     _check(model)
     if assistant is not None:
         _check(assistant)
+    decode = getattr(tokenizer, "decode", None)
+    if tokenizer is not None and not callable(decode):
+        raise UsageError(f"tokenizer is {shown(tokenizer)}; give one with decode, or leave it out")
+    return _watching(model, assistant, decode, None if path is None else Path(path))
+
+
+@contextmanager
+def _watching(
+    model: Any, assistant: Any, decode: Callable[..., str] | None, path: Path | None
+) -> Generator[Trace]:
     trace = Trace(Header("", "", RECORDED, "", {}, (), (), {}, {}, RUNTIME, "", (), "", ""))
-    lines = Memory() if path is None else Lines(Path(path), replace=True)
-    call = Call(model, assistant, tokenizer.decode if tokenizer else None, lines)
+    lines = Memory() if path is None else Lines(path, replace=True)
+    call = Call(model, assistant, decode, lines)
     try:
         with _attached(call):
             yield trace

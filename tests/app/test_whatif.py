@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from specscope.traces.imports.reading import read_traces
 from specscope.traces.store import Store
 from tests.app.commands import answer, call
 from tests.traces.samples import sample_trace
+from tests.traces.test_whatif_times import loop, plain
 
 PROFILE = ["--profile", "pearl-4xA100"]
 
@@ -144,6 +146,33 @@ def test_over_prints_a_line_for_each_value_of_a_setting(capsys, stored):
     single = answer(capsys, *words, "--set", "gamma=2", "--json")
     assert values[1]["speedup"] == single["speedup"]
     assert f"{single['speedup']:.2f}×" in lines[1]
+
+
+def test_a_recorded_loop_answers_from_its_own_times(capsys, db, tmp_path):
+    """Each value has the figures of a single what-if; the plain run tells what a row costs."""
+    runs = [loop(tmp_path / "mine.jsonl"), plain(tmp_path / "plain.jsonl")]
+    with Store(Path(db[1])) as store:
+        store.insert(*runs)
+    mine, other = (trace.header.run_id for trace in runs)
+    values = answer(capsys, "whatif", mine, "--plain", other, "--over", "gamma=1:7", "--json", *db)["values"]
+    assert [v["speedup"] for v in values][1] > 1 > [v["speedup"] for v in values][6]
+    code, out, _ = call(capsys, "whatif", mine, "--set", "gamma=2", *db)
+    assert code == 0
+    assert "From this run's own times: 9.0 ms per target forward" in out
+    for words, message in (
+        (["--plain", mine], "is no plain decoding to compare with run"),
+        (["--plain", "nope"], "no run 'nope'"),
+        (["--plain", other, *PROFILE], "leave it out with a profile"),
+    ):
+        code, _, err = call(capsys, "whatif", mine, *words, *db)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+    with Store(Path(db[1])) as store:
+        store.insert(
+            *(replace(t, header=replace(t.header, run_id=f"{t.header.run_id}2", group="g")) for t in runs)
+        )
+    found = answer(capsys, "whatif", f"{mine}2", "--set", "gamma=2", "--json", *db)
+    assert found["speedup"] == values[1]["speedup"]
 
 
 @pytest.mark.parametrize(

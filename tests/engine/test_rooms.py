@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GROUND = ("errors", "environment", "hangs", "files", "plot", "bounds", "types", "layout")
+GROUND = ("misfits", "errors", "environment", "hangs", "files", "plot", "bounds", "types", "layout")
 ROOMS = (
     *GROUND,
     "sampling",

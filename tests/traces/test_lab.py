@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import tomllib
 from dataclasses import replace
@@ -20,7 +21,6 @@ from specscope.traces.lab.axes import (
     axis,
     can_be_scripted,
     names_of,
-    shares,
     sweepable,
 )
 from specscope.traces.lab.points import FILE, points_of
@@ -238,14 +238,56 @@ def test_values_are_lists_and_ranges_within_the_fields_range():
     assert axis(speculative, "gamma", "1-3, 8,2").values == (1, 2, 3, 8)
     assert axis(speculative, "gamma", "1:3,8").values == (1, 2, 3, 8)
     assert axis(speculative, ACCEPTANCE, "0.5, 1,0.5").values == (0.5, 1.0)
+    assert axis(speculative, ACCEPTANCE, "0.5:0.9:0.2").values == (0.5, 0.7, 0.9)
+    assert axis(speculative, "gamma", "1:8:3,9").values == (1, 4, 7, 9)
     assert axis(medusa, "epsilon", "0.1, 0.25").values == (0.1, 0.25)
+    assert axis(medusa, "epsilon", "0.1:0.4:0.1,0.9").values == (0.1, 0.2, 0.3, 0.4, 0.9)
+    assert axis(medusa, "epsilon", "1e-2:3e-2:1e-2").values == (0.01, 0.02, 0.03)
+    for method, field, wrong, message in (
+        (
+            speculative,
+            "gamma",
+            "8:1",
+            "the range '8:1' of gamma does not rise; gamma must be a whole number of at least 1",
+        ),
+        (speculative, "gamma", "1:8:-1", "'1:8:-1' is no whole number or range"),
+        (
+            speculative,
+            "gamma",
+            "1:8:0",
+            "does not rise; gamma must be a whole number of at least 1 and at most 32",
+        ),
+        (speculative, "gamma", "1:2:3:4", "a range has its step"),
+        (
+            speculative,
+            ACCEPTANCE,
+            "0.5:0.9",
+            "write for example 0.1, 0.5 or 0.1:0.5:0.1: a range has its step",
+        ),
+        (
+            speculative,
+            ACCEPTANCE,
+            "0:1:0.001",
+            "the range '0:1:0.001' has more than 60 values; give a longer step",
+        ),
+        (
+            medusa,
+            "epsilon",
+            "0.4:0.1:0.1",
+            "of epsilon does not rise; epsilon must be a number of at least 0",
+        ),
+        (medusa, "epsilon", "0.1:0.4:nan", "does not rise"),
+        (medusa, "epsilon", "nan:1:0.1", "epsilon is nan; it must be at least 0"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            axis(method, field, wrong)
     for wrong in ("a", "3-", "9-3", "1-999", "99", "", "1.5"):
         with pytest.raises(UsageError):
             axis(speculative, "gamma", wrong)
     with pytest.raises(UsageError, match="gamma is 999; it must be at least 1 and at most 32"):
         axis(speculative, "gamma", "1:999")
-    with pytest.raises(UsageError, match="is no list of rates"):
-        shares("half")
+    with pytest.raises(UsageError, match="'half' is no number or range"):
+        axis(speculative, ACCEPTANCE, "half")
 
 
 def test_points_belong_to_existing_methods_fields_and_pairs():

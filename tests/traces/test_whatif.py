@@ -258,12 +258,14 @@ def test_a_text_as_a_setting_is_refused():
         replayed(recorded("llma"), config={"reference": "once"})
 
 
-def test_a_measured_run_needs_a_profile_and_a_running_one_waits():
+def test_a_run_without_times_needs_a_profile_and_a_running_one_waits():
     trace = recorded(gamma=4)
     measured = Trace(
         replace(trace.header, profile="", runtime="local-process"), commits=trace.commits, footer=trace.footer
     )
-    with pytest.raises(UsageError, match="is measured: name a cluster for the what-if with --profile"):
+    with pytest.raises(
+        UsageError, match="no times of its target's forwards: name a cluster for the what-if with --p"
+    ):
         replayed(measured)
     with pytest.raises(UsageError, match="is still in progress"):
         replayed(Trace(trace.header, commits=trace.commits))

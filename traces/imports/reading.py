@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
 from specscope.engine.files import check_values, parse_json, read_bytes
-from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, read_jsonl
+from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, RECORDING, read_jsonl, whole_part
 from specscope.traces.checks import check
 from specscope.traces.imported import with_unknown
 from specscope.traces.imports.modelopt import MODELOPT
@@ -21,7 +21,7 @@ from specscope.traces.imports.servers import AIPERF, SGLANG, VLLM
 from specscope.traces.imports.vcr import VCR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from specscope.engine.trace.trace import Trace
     from specscope.traces.imports.request_trace import Form
@@ -108,9 +108,15 @@ def _own(content: bytes, path: str | Path) -> Trace:
     try:
         check_values(content, MOST_TRACE_VALUES)
         whole = _without_cut_line(content)
-        trace = with_unknown(read_jsonl(_decoded_lines(whole)))
+        lines, cut = io.BytesIO(whole), list[int]()
+        recorded = RECORDING in content.partition(b"\n")[0]
+        trace = with_unknown(read_jsonl(_decoded(_without_cut_rows(lines, cut) if recorded else lines)))
         if len(whole) < len(content):
             trace.footer = trace.new_footer("incomplete", "the file ends within a line, without a footer")
+        if cut and trace.footer:
+            where = f"line{'s' * (len(cut) > 1)} {', '.join(map(str, cut[:3]))}{', …' * (len(cut) > 3)}"
+            why = [f"{where} had a row that a killed process did not finish", trace.footer.error]
+            trace.footer = replace(trace.footer, status="incomplete", error="; ".join(filter(None, why)))
         check(trace)
     except ValueError as error:
         events = b'"event"' in content[:4096]
@@ -129,6 +135,15 @@ def _without_cut_line(content: bytes) -> bytes:
     except ValueError:
         return whole + b"\n"
     return content
+
+
+def _without_cut_rows(lines: Iterable[bytes], cut: list[int]) -> Iterator[bytes]:
+    """Yield the lines of a recording without unfinished rows; `cut` gets the numbers of these."""
+    for number, line in enumerate(lines, 1):
+        whole = whole_part(line) if number > 1 else line
+        if whole != line:
+            cut.append(number)
+        yield whole
 
 
 def _read(form: Form, part: list[Any], number: int) -> Trace | None:
@@ -186,9 +201,9 @@ def _lines(content: bytes) -> list[Any]:
     return rows
 
 
-def _decoded_lines(content: bytes) -> Iterator[str]:
+def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
     r"""Yield the lines of a file. Only \n ends a line: JSON may contain other line ends."""
-    for number, line in enumerate(io.BytesIO(content), 1):
+    for number, line in enumerate(lines, 1):
         try:
             yield line.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.errors import UsageError, shown
-from specscope.engine.methods import METHODS
-from specscope.engine.types import check_range
+from specscope.engine.methods import METHODS, Setting
 
 if TYPE_CHECKING:
-    from specscope.engine.methods import Method, Setting
+    from specscope.engine.methods import Method
 
 ACCEPTANCE = "acceptance_rate"
 """Name of the axis whose values are acceptance rates: drafts are scripted, no model decodes."""
+RATE = Setting("acceptance rate", float, 0.5, "", 0.0, 1.0, (), "")
 DRAFTER = "drafter"
 """Name of the axis whose values are drafters: `int4`, `int8`, `USUAL`, or a model's path."""
 USUAL = "usual"
@@ -82,16 +82,16 @@ def names_of(method: Method) -> list[str]:
 
 
 def axis(method: Method, name: str, text: str) -> Axis:
-    """Return an axis from its values as text: `1-4, 8` or `1:4,8` for whole numbers."""
+    """Return an axis from its values as text, see `numbers`; drafters are names with commas."""
     found = Axis(name, ())
     if name == ACCEPTANCE:
-        found = found._replace(values=shares(text))
+        found = found._replace(values=numbers(text, RATE))
     elif name == DRAFTER:
         found = found._replace(values=tuple(dict.fromkeys(filter(None, map(str.strip, text.split(","))))))
     else:
         field = next((s for s in numeric(method) if s.name == name), None)
         if field is not None:
-            found = found._replace(values=numbers(text, field) if field.type is int else _floats(text))
+            found = found._replace(values=numbers(text, field))
     check_axis(method, found)
     return found
 
@@ -107,37 +107,38 @@ def check_axis(method: Method, given: Axis) -> None:
         raise UsageError(f"the sweep over {given.name} has no values; write for example {example}")
     for value in given.values:
         if given.scripted:
-            assert not isinstance(value, str)
-            check_range("acceptance rate", value, 0, 1)
+            RATE.parse(value)
         elif not given.drafters:
             method.configure({given.name: value})
 
 
-def numbers(text: str, field: Setting) -> tuple[int, ...]:
-    """Return the whole numbers of `1-4, 8` or `1:4,8`."""
-    found = list[int]()
+def numbers(text: str, field: Setting) -> tuple[float, ...]:
+    """Return the numbers of `1-4, 8` or `1:4,8`; with fractions, of `0.1:0.5:0.1, 0.9`."""
+    whole = field.type is int
+    found = list[float]()
     for part in filter(None, map(str.strip, text.split(","))):
-        low, dash, high = part.replace(":", "-").partition("-")
         try:
-            first, last = int(low), int(high if dash else low)
-        except ValueError:
-            raise UsageError(f"{shown(part)} is no whole number or range; write for example 1-4, 8") from None
-        field.parse(first)
-        field.parse(last)
-        check_range("the last number of a range", last, first, first + MOST_CELLS)
-        found += range(first, last + 1)
+            first, *rest = map(field.type, (part.replace("-", ":") if whole else part).split(":"))
+        except (ValueError, OverflowError):
+            raise UsageError(f"{shown(part)} is no {_forms(whole)}") from None
+        if len(rest) > 2 or (rest and not whole and len(rest) < 2):
+            raise UsageError(f"{shown(part)} is no {_forms(whole)}: a range has its step")
+        last, step = (*rest, 1)[:2] if rest else (first, 1)
+        for end in (first, last):
+            field.parse(end)
+        if not (first <= last and step > 0):
+            raise UsageError(
+                f"the range {shown(part)} of {field.name} does not rise; {field.name} must be {field.allowed}"
+            )
+        steps = (last - first) / step
+        if steps >= MOST_CELLS:
+            raise UsageError(f"the range {shown(part)} has more than {MOST_CELLS} values; give a longer step")
+        values = (first + i * step for i in range(int(steps + 1e-9) + 1))
+        found += values if whole else (round(value, 12) for value in values)
     return tuple(dict.fromkeys(found))
 
 
-def shares(text: str) -> tuple[float, ...]:
-    try:
-        return _floats(text)
-    except UsageError:
-        raise UsageError(f"{shown(text)} is no list of rates; write for example 0.5, 0.7, 0.9") from None
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",") if part.strip()))
-    except ValueError:
-        raise UsageError(f"{shown(text)} is no list of numbers; write for example 0.1, 0.5") from None
+def _forms(whole: bool) -> str:
+    if whole:
+        return "whole number or range; write for example 1-4, 8"
+    return "number or range; write for example 0.1, 0.5 or 0.1:0.5:0.1"

@@ -19,6 +19,8 @@ from specscope.engine.types import check_range
 from specscope.traces.requests import load_of
 from specscope.traces.whatif.drawn import outcome, unchanged
 from specscope.traces.whatif.driven import check_drafts, check_method
+from specscope.traces.whatif.own_times import Error, OwnTimes, own_times
+from specscope.traces.whatif.own_times import check_method as check_own
 from specscope.traces.whatif.recording import longest_draft, read
 from specscope.traces.whatif.retimed import (
     check_times,
@@ -53,6 +55,8 @@ class Change:
     method: str = ""
     """Key of a method; another method than the recorded one begins with its default settings."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    plain: Trace | None = None
+    """Plain decoding of the same target, whose forwards serve a run's own times, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,10 @@ class WhatIf:
     """Index of the first token that a real run would draw anew; None if there is none."""
     notes: tuple[str, ...]
     seconds: float
+    own: OwnTimes | None = None
+    """The cluster, if it is the run's own times."""
+    error: Error | None = None
+    """Of these times under the run's own settings; None if these cannot be replayed."""
 
     @property
     def traces(self) -> tuple[Trace, ...]:
@@ -81,9 +89,25 @@ def what_if(trace: Trace, change: Change) -> WhatIf:
     Raises:
         UsageError: A setting is wrong, the run has not ended, or it cannot drive the method.
     """
+    if change.profile or trace.header.virtual:
+        return _what_if(trace, change, *_cluster(trace.header, change))
+    own = own_times(trace, change.plain)
+    check_own(own, *method_of(trace, change))
+    result = _what_if(trace, change, _with_devices(own.profile(), change.devices), None)
+    notes, error = own.sentences(), None
+    try:
+        same = _what_if(trace, Change(config=_used(trace)), own.profile(), None)
+    except UsageError as refused:
+        notes.append(f"The error of these times is unknown: {refused}.")
+    else:
+        error = Error.of(trace, same.replay)
+        notes.append(error.sentence)
+    return replace(result, notes=(*notes, *result.notes), own=own, error=error)
+
+
+def _what_if(trace: Trace, change: Change, profile: Profile, pair: str | None) -> WhatIf:
     began = time.perf_counter()
     method, config = method_of(trace, change)
-    profile, pair = _cluster(trace.header, change)
     own = has_own_settings(trace, method, change.config)
     layout = method.layout(method.configure(trace.header.config if own else config))
     same = own and has_own_times(trace, layout, profile, pair)
@@ -157,18 +181,27 @@ def _load(header: Header) -> Load | None:
     return Load(tuple(t / 1e9 for t in known.arrivals), known.batch, known.chunk, known.policy)
 
 
+def _used(trace: Trace) -> dict[str, Any]:
+    """Return the settings of the run itself, planned ones as they were used."""
+    return dict(trace.header.config) if trace.header.method in METHODS else {}
+
+
 def _cluster(header: Header, change: Change) -> tuple[Profile, str | None]:
     if not change.profile and header.profile not in profiles():  # never a file that a trace names
-        what = f"of the profile {shown(header.profile)}" if header.virtual else header.clock.partition(" ")[0]
         raise UsageError(
-            f"run {header.run_id} is {what}: name a cluster for the what-if with --profile, "
-            "such as pearl-4xA100, or this machine's own from `specscope calibrate`"
+            f"run {header.run_id} is of the profile {shown(header.profile)}: name a cluster for the what-if with "
+            "--profile, such as pearl-4xA100, or this machine's own from `specscope calibrate`"
         )
     profile = Profile.load(change.profile or header.profile)
     recorded = header.environment.get("profile_pair") if profile.name == header.profile else None
-    if change.devices:
-        check_range("devices", change.devices, 1, MOST_GPUS)
-        kept = profile.gpus[: change.devices]
-        more = (f"gpu{i}" for i in range(len(kept), change.devices))
-        profile = replace(profile, name=f"{profile.name} with {change.devices} devices", gpus=(*kept, *more))
-    return profile, change.profile_pair or recorded
+    return _with_devices(profile, change.devices), change.profile_pair or recorded
+
+
+def _with_devices(profile: Profile, devices: int) -> Profile:
+    if not devices:
+        return profile
+    check_range("devices", devices, 1, MOST_GPUS)
+    kept = profile.gpus[:devices]
+    new = [name for i in range(2 * devices) if (name := f"gpu{i}") not in kept]
+    more = new[: devices - len(kept)]
+    return replace(profile, name=f"{profile.name} with {devices} devices", gpus=(*kept, *more))

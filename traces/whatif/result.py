@@ -11,6 +11,7 @@ from specscope.traces.view.figures import acceptance, figure_rows, figure_texts
 
 if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
+    from specscope.traces.whatif.own_times import Error, OwnTimes
     from specscope.traces.whatif.replay import WhatIf
 
 SHOWN = (
@@ -58,6 +59,7 @@ def facts(result: WhatIf) -> dict[str, Any]:
         "text_differs_from": result.differs,
         "notes": list(result.notes),
         "same_clock": same_clock(result),
+        "own_times": _own(result.own, result.error) if result.own else None,
         "replay_ms": round(1000 * result.seconds),
     }
 
@@ -76,6 +78,9 @@ def sentences(result: WhatIf) -> list[str]:
 
 
 def same_clock(result: WhatIf) -> bool:
+    """Return whether the recorded times are those of the replay's cluster."""
+    if result.own:
+        return True
     ours, theirs = result.replay.header, result.recorded.header
     pairs = [h.environment.get("profile_pair") for h in (ours, theirs)]
     return theirs.virtual and ours.profile == theirs.profile and pairs[0] == pairs[1]
@@ -92,6 +97,24 @@ def rows(result: WhatIf) -> list[Row]:
     ]
     labels = {figure["key"]: figure["label"] for figure in figure_rows(batches=batch_size(result.replay) > 1)}
     return [Row(labels[key], *(column[key] for column in columns)) for key in SHOWN]
+
+
+def _own(own: OwnTimes, error: Error | None) -> dict[str, Any]:
+    lines = {"target": own.target, "drafter": own.drafter}
+    forwards = {
+        model: {
+            "ms": line.us / 1e3,
+            "rows": line.rows,
+            "ms_per_row": line.more / 1e3,
+            "forwards": line.forwards,
+        }
+        for model, line in lines.items()
+        if line
+    }
+    errors = (
+        {"measured_s": error.measured, "predicted_s": error.predicted, "error": error.share} if error else {}
+    )
+    return {**forwards, "other_ms": own.after / 1e3, **errors}
 
 
 def _plain(result: WhatIf) -> Trace:

@@ -15,6 +15,7 @@ import pytest
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.trace import appended
+from specscope.engine.trace.jsonl import from_json
 from specscope.traces.follow import Tail
 from specscope.traces.imports.reading import read_traces
 from tests.engine.trace.recordings import ROOT, read
@@ -241,6 +242,29 @@ def test_a_disk_that_is_full_for_a_moment_loses_no_row(path, monkeypatch, room):
     assert trace.text == trace.footer.texts[0] == "x" * 10
     assert len(ids(path)) == 3
     assert trace.status == "done"
+
+
+def test_a_row_that_a_killed_process_did_not_finish_loses_no_other(path):
+    """Cut at every byte: at the file's end, before another process's row, before a new line."""
+    with specscope.record(path, devices=["drafter", "target"]) as rec:
+        for token in range(2):
+            with rec.span("draft", rows=1):
+                pass
+            rec.round(drafted=[token], accepted=1, emitted=[token], texts=["é"])
+    *before, row, behind, footer = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    rows = [from_json(line.decode()) for line in before[1:] if line]
+    last = from_json(behind.decode())
+    for end in range(1, len(row)):
+        for rest in (b"", behind + b"\n", b"\n" + behind + b"\n" + footer + b"\n"):
+            path.write_bytes(b"\n".join([*before, row[:end] + rest]))
+            (trace,) = read_traces(path).traces
+            said = "a row that a killed process did not finish" if rest else "the file ends within a line"
+            assert (trace.status, said in trace.footer.error) == ("incomplete", True)
+            found = [*trace.rows()]
+            assert all(one in found for one in (*rows, *([last] if rest else [])))
+            tail = Tail(path)
+            assert tail.read()[1 : -1 if footer in rest else None] == [*rows, *([last] if rest else [])]
+            tail.close()
 
 
 def test_a_header_that_waited_is_written_once(path, monkeypatch):

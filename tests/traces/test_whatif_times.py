@@ -1,0 +1,179 @@
+"""What-if of measured and recorded runs: their own times are the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.trace import Trace
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure
+from specscope.traces.whatif.own_times import own_times
+from specscope.traces.whatif.replay import Change, what_if
+from specscope.traces.whatif.result import facts, sentences
+
+MS = 1_000_000
+ACCEPTED = (3, 0, 1, 2, 0, 5, 1, 0, 2, 1)
+TEXT = range(10, 10 + sum(ACCEPTED) + len(ACCEPTED))
+NEAR = 1e-3
+"""Error of methods in turns under their own settings: times are whole microseconds."""
+
+
+def loop(
+    path: Path,
+    drafts: Sequence[int] = ACCEPTED,
+    gamma: int = 7,
+    *,
+    rows: bool = True,
+    once: bool = False,
+    draft_ms: float = 1.5,
+) -> Trace:
+    """Record a loop: a verification takes 6 ms and 3/7 ms for each draft, then 0.5 ms pass."""
+    with specscope.record(path, "my loop", sampling={"temperature": 0}) as rec:
+        rec.prompt("A prompt", ids=[1, 2, 3])
+        rec.start(1)
+        now, done = 1, 0
+
+        def work(kind: str, ms: float, width: int) -> None:
+            nonlocal now
+            end = now + round(ms * MS)
+            rec.add(kind, now, end, rows=width if rows else -1)
+            now = end
+
+        work("prefill", 4, 3)
+        for accepted in drafts:
+            for _ in range(min(gamma, 1) if once else gamma if draft_ms else 0):
+                work("draft", draft_ms, 1)
+            work("verify", 6 + 3 * gamma / 7, gamma + 1)
+            drafted = [TEXT[done + i] if i < accepted else 9 for i in range(gamma)]
+            rec.round(drafted, accepted, TEXT[done : done + accepted + 1], time=now)
+            done, now = done + accepted + 1, now + MS // 2
+    return read_traces(path).traces[0]
+
+
+def plain(path: Path) -> Trace:
+    return loop(path, [0] * len(TEXT), gamma=0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+def test_a_recorded_loops_own_times_answer_for_another_draft_length(path):
+    """Case 22: 7 drafts of 1.5 ms, a verification of 9 ms for 8 rows and of 6 ms for 1."""
+    trace, baseline = loop(path), plain(path.with_name("plain.jsonl"))
+    own = own_times(trace, baseline)
+    assert own.drafter is not None
+    assert (own.drafter.us, own.target.us) == pytest.approx((1500, 9000))
+    assert own.target.more == pytest.approx(3000 / 7)
+    assert own.after == pytest.approx(500, abs=60)
+    result = what_if(trace, Change(config={"gamma": 2}, plain=baseline))
+    rounds = measure(result.replay).target_forwards
+    seconds = measure(result.replay).decode_seconds
+    assert seconds == pytest.approx(rounds * (2 * 1.5 + 6 + 6 / 7 + own.after / 1e3) / 1e3, rel=0.02)
+    assert result.plain is not None
+    assert measure(result.plain).decode_seconds == pytest.approx(measure(baseline).decode_seconds, rel=0.02)
+    assert result.error is not None
+    assert abs(result.error.share) < NEAR
+    said = " ".join(sentences(result))
+    assert (
+        "From this run's own times: 9.0 ms per target forward (the mean of 10; 8 rows, 0.43 ms each" in said
+    )
+    assert "1.5 ms per drafter forward (the mean of 70; 1 row)" in said
+    assert "an error of" in said
+    assert "another clock" not in said
+    found = facts(result)["own_times"]
+    assert found["target"]["ms"] == pytest.approx(9.0)
+    assert found["error"] == result.error.share
+    assert result.replay.header.clock == (
+        f"what-if of {trace.header.run_id} · virtual · own times of {trace.header.run_id} · recorded"
+    )
+
+
+def test_rows_that_cost_an_unknown_time_are_named(path):
+    result = what_if(loop(path), Change(config={"gamma": 2}))
+    said = " ".join(sentences(result))
+    assert "a target forward of other rows is taken to need the same time" in said
+    assert "named with --plain" in said
+    assert result.error is not None
+    assert abs(result.error.share) < NEAR
+
+
+@pytest.mark.parametrize("runtime", ["local-thread", "local-process"])
+def test_own_settings_of_a_measured_run_come_out_near_its_time(runtime: str):
+    """In turns the mean forwards add up to the run, on a busy machine, too."""
+    with specscope.open("bundled", runtime=runtime) as cluster:
+        run = {"limits": specscope.Limits(24)}
+        baseline = cluster.run("autoregressive", "Once upon a time", **run)
+        for method, config in (("speculative", {"gamma": 3}), ("tree", {"width": 2})):
+            trace = cluster.run(method, "Once upon a time", config=config, **run)
+            result = what_if(trace, Change(plain=baseline))
+            assert result.error is not None
+            assert abs(result.error.share) < NEAR
+            assert result.replay.header.clock.endswith("· measured")
+        at_once = cluster.run("pearl", "Once upon a time", config={"gamma": 3}, **run)
+    error = what_if(at_once, Change()).error
+    assert error is not None
+    assert abs(error.share) < 0.5  # a mean forward is shorter than the later one of two
+    shorter = what_if(trace, Change(method="speculative", config={"gamma": 1}, plain=baseline))
+    assert shorter.replay.header.config["gamma"] == 1
+    assert shorter.plain is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "change", "message"),
+    [
+        ({"once": True}, Change(), "drafts several tokens in one forward"),
+        ({"draft_ms": 0}, Change(), "has no times of a drafter's forwards, which speculative needs"),
+        ({}, Change(method="pearl"), "need 2 GPUs; the profile own times of"),
+        (
+            {},
+            Change(method="pearl", config={"placement": "pipeline"}),
+            "has times of whole forwards, and pearl with",
+        ),
+        ({}, Change(method="eagle"), "drafts with a head"),
+    ],
+)
+def test_what_own_times_do_not_say_is_refused(path, given, change, message):
+    with pytest.raises(UsageError, match=message) as error:
+        what_if(loop(path, **given), change)
+    assert "\n" not in str(error.value)
+
+
+def test_runs_without_times_need_a_profile(path):
+    trace = loop(path)
+    for lacking in (
+        replace(trace, spans=[]),
+        replace(
+            trace,
+            spans=[
+                replace(s, kind="prefill", step=0) if s.id == trace.spans[-1].id else s for s in trace.spans
+            ],
+        ),
+        replace(trace, spans=[replace(s, end=s.start) for s in trace.spans]),
+    ):
+        with pytest.raises(
+            UsageError, match=r"has no times of its target's forwards: name a cluster .* --pr"
+        ):
+            what_if(lacking, Change())
+    environment = {**trace.header.environment, "load": {"arrivals": [0], "batch": 1}}
+    loaded = replace(trace, header=replace(trace.header, environment=environment))
+    with pytest.raises(UsageError, match=r"is under load, .* --profile"):
+        what_if(loaded, Change())
+
+
+def test_rows_that_a_recording_does_not_know_cost_the_same(path):
+    own = own_times(loop(path, rows=False), plain(path.with_name("plain.jsonl")))
+    assert (own.target.more, own.target.known) == (0, False)
+
+
+def test_more_devices_have_names_of_their_own(path):
+    result = what_if(loop(path), Change(method="dsi", devices=4))
+    names = [device.name for device in result.replay.header.devices]
+    assert len({*names}) == len(names) > 1
