@@ -35,14 +35,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:
-    yield f"{'run':14}{'UTC':18}{'method':{NAME + 1}}{'tokens':>7}{'tokens/s':>10}{'speed-up':>10}  models and clock"
+    wide = max([14, *(len(row["run_id"]) + 2 for row in rows)])  # an imported run has its file's id
+    yield f"{'run':{wide}}{'UTC':18}{'method':{NAME + 1}}{'tokens':>7}{'tokens/s':>10}{'speed-up':>10}  models and clock"
     for row in rows:
         speed = f"{row['tokens_per_second']:.1f}" if row["tokens_per_second"] else "-"
         ratio = f"{row['speedup']:.2f}×" if row["speedup"] else "-"
         where = " · ".join(filter(None, [row["models"], row["clock"], row["status"].replace("done", "")]))
         when = row["created"][:16].replace("T", " ")
         name = row["method"] if row["method"] in METHODS else row["title"][:NAME]
-        yield f"{row['run_id']:14}{when:18}{name:{NAME + 1}}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
+        yield f"{row['run_id']:{wide}}{when:18}{name:{NAME + 1}}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
     yield f"{len(rows)} of {total} runs"
 
 
