@@ -63,7 +63,7 @@ def watch(
     _check(model)
     if assistant is not None:
         _check(assistant)
-    decode = getattr(tokenizer, "decode", None)
+    decode: Any = getattr(tokenizer, "decode", None)
     if tokenizer is not None and not callable(decode):
         raise UsageError(f"tokenizer is {shown(tokenizer)}; give one with decode, or leave it out")
     return _watching(model, assistant, decode, None if path is None else Path(path))
