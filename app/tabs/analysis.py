@@ -31,12 +31,16 @@ from specscope.engine.errors import SpecScopeError, UsageError, shown
 from specscope.engine.methods import METHODS
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.trace.trace import Trace
+from specscope.traces.comparable import comparisons
 from specscope.traces.diff import diff
 from specscope.traces.imported import is_timed
 from specscope.traces.metrics import measure
+from specscope.traces.whatif.own_times import own_times
 
 OWN = "The run's own"
 """Choice of a method that keeps the recorded one."""
+OWN_TIMES = "The run's own times"
+"""Choice of a cluster: what the forwards of a measured run took."""
 MOST_C = 1000
 """Largest c of the chart; the slider ends at the run's own c, or at `USUAL_C`."""
 USUAL_C = 40
@@ -74,7 +78,7 @@ class Analysis:
         self._connect()
 
     def _build_replay(self) -> None:
-        gr.HTML(note("The recorded drafts and decisions, replayed on a virtual cluster."))
+        gr.HTML(note("The recorded drafts and decisions, replayed on a virtual cluster, or with a measured run's own times."))
         with gr.Row(elem_classes="app-whatif", equal_height=True):
             self.run = gr.Dropdown([], label="Run", visible=False)
             titles = [(method.title, key) for key, method in METHODS.items()]
@@ -177,7 +181,7 @@ class Analysis:
 
     def _start(self, trace: Trace) -> Update:
         """Return the controls of a what-if as the run was recorded."""
-        header, metrics = trace.header, measure(trace)
+        header, metrics, own = trace.header, measure(trace), _has_own_times(trace)
         profile = header.profile if header.profile in profiles() else "pearl-4xA100"
         recorded = header.environment.get("profile_pair")
         # an own profile may have the name of a bundled one, with other pairs
@@ -192,8 +196,8 @@ class Analysis:
         )
         return {
             **dict.fromkeys((self.method, self.settings, self.message, self.result, self.kept), ""),
-            self.profile: profile,
-            self.pair: gr.update(choices=_pairs(profile), value=pair or ""),
+            self.profile: gr.update(choices=_clusters(own), value="" if own else profile),
+            self.pair: gr.update(choices=_pairs("" if own else profile), value=pair or ""),
             self.devices: 0,
             self.viewer: viewed(()),
             self.keep: gr.update(visible=False),
@@ -209,15 +213,17 @@ class Analysis:
         from specscope.traces.whatif.replay import Change, what_if  # imports torch, which takes seconds
 
         try:
-            with at("whatif-profile"):
-                check_profile(profile)
             (trace,) = find_traces(self.service, str(run))
+            with at("whatif-profile"):
+                if profile:
+                    check_profile(profile)
+                plain = None if profile or trace.header.virtual else self._plain(trace)
             with at("whatif-settings"):
                 typed = settings_of(settings)
             controls = {"devices": "whatif-devices", **dict.fromkeys(typed, "whatif-settings")}
             with at("whatif-settings" if typed else "whatif-method", controls):
                 given = (str(pair or ""), int(devices or 0), str(method or ""), typed)
-                result = what_if(trace, Change(profile, *given))
+                result = what_if(trace, Change(profile, *given, plain))
         except SpecScopeError as error:
             return {
                 self.message: alert(error),
@@ -234,6 +240,14 @@ class Analysis:
             self.keep: gr.update(visible=True, interactive=True),
             self.kept: ",".join(ids),
         }
+
+    def _plain(self, trace: Trace) -> Trace | None:
+        """Return plain decoding among the runs compared with a measured one."""
+        run, store = trace.header.run_id, self.service.store
+        others = [self.service.trace(name) for name in (store.group(run) if store else ()) if name != run]
+        runs = [trace, *filter(None, others)]
+        found = comparisons([[one] for one in runs])[0].baseline
+        return runs[found] if found else None
 
     def store_replay(self, kept: str) -> Update:
         try:
@@ -267,11 +281,25 @@ def draw(rate: float | None, gamma: float | None, c: float | None) -> str:
 
 
 def pairs_of(profile: str) -> Any:
-    return gr.update(choices=_pairs(profile), value="") if profile in profiles() else gr.skip()
+    return gr.update(choices=_pairs(profile), value="") if profile in ("", *profiles()) else gr.skip()
 
 
 def _pairs(profile: str) -> list[tuple[str, str]]:
-    return [("Default", ""), *((pair.title, key) for key, pair in Profile.load(profile).pairs.items())]
+    """Return the choices of a profile's modelled pair; a run's own times have one pair."""
+    pairs = Profile.load(profile).pairs if profile else {}
+    return [("Default", ""), *((pair.title, key) for key, pair in pairs.items())]
+
+
+def _clusters(own: bool) -> list[str | tuple[str, str]]:
+    return [*([(OWN_TIMES, "")] if own else []), *profiles()]
+
+
+def _has_own_times(trace: Trace) -> bool:
+    """Return whether a measured run can be its what-if's cluster."""
+    try:
+        return not trace.header.virtual and bool(own_times(trace))
+    except UsageError:
+        return False
 
 
 def settings_of(text: str) -> dict[str, str]:

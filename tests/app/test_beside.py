@@ -98,6 +98,11 @@ def test_a_press_stores_the_runs_once_and_opens_them_with_difference_and_what_if
     replay = analysis.show_replay(ids[0], "", "pearl-4xA100", "", 0, "")
     assert replay[analysis.message] == ""
     assert f"what-if of {ids[0]}" in replay[analysis.result]
+    assert state[analysis.profile]["value"] == "", "a measured run's own times are offered first"
+    own = analysis.show_replay(ids[1], "", "", "", 0, "gamma=2")
+    assert own[analysis.message] == ""
+    assert "From this run&#x27;s own times: " in own[analysis.result]
+    assert "these times give" in own[analysis.result]
 
 
 def test_the_command_names_the_clock_and_the_prefill_too(capsys, db) -> None:
