@@ -47,7 +47,7 @@ HEADERS = {
 }
 JOIN, RESULTS = "/gradio_api/queue/join", "/gradio_api/queue/data"
 STREAM, ENDED = "X-Stream", "X-Stream-Ended"
-"""Headers: the name that a page gives its stream of results, and "the server has ended that stream"."""
+"""Headers: the name that a page gives its stream of results; the server has ended that stream."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 READ = (
     *("/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"),
