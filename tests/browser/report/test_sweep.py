@@ -28,8 +28,12 @@ def test_the_file_of_a_sweep_has_map_chart_and_points_in_all_looks(chromium, bes
     expect(page.locator(".app-points li")).to_have_count(5)
     expect(page.locator(".legendtext")).to_have_text(["acceptance rate 0.8", "acceptance rate 0.9", "papers"])
     assert_looks(page)
-    for theme, ink in (("dark", "rgb(230, 233, 240)"), ("light", "rgb(29, 36, 51)")):
+    for theme, ink, line in (
+        ("dark", "rgb(230, 233, 240)", "rgb(86, 180, 233)"),
+        ("light", "rgb(29, 36, 51)", "rgb(0, 114, 178)"),
+    ):
         page.emulate_media(color_scheme=theme)
         expect(page.locator(".xtitle")).to_have_css("fill", ink)
+        expect(page.locator(".scatterlayer .js-line").first).to_have_css("stroke", line)
     assert report.complaints == []
     page.close()
