@@ -63,9 +63,9 @@ def watch(
     _check(model)
     if assistant is not None:
         _check(assistant)
-    decode: Any = getattr(tokenizer, "decode", None)
-    if tokenizer is not None and not callable(decode):
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise UsageError(f"tokenizer is {shown(tokenizer)}; give one with decode, or leave it out")
+    decode: Any = getattr(tokenizer, "decode", None)
     return _watching(model, assistant, decode, None if path is None else Path(path))
 
 
