@@ -230,17 +230,12 @@ def test_one_model_serves_caches_of_different_sizes(models):
 @pytest.mark.parametrize(
     ("rows", "want", "hidden", "message"),
     [
-        (
-            Rows.chain(0, [1, VOCAB], 0),
-            [0],
-            (),
-            f"token id {VOCAB} is not in the target's vocabulary of {VOCAB}",
-        ),
+        (Rows.chain(0, [1, VOCAB], 0), [0], (), f"token id {VOCAB} is not in the target's vocabulary of {VOCAB}",  ),
         (Rows.chain(0, [-1], 0), [0], (), "token id -1 is not in"),
         (Rows.chain(0, [1, 2], 0), [2], (), "wanted row 2 is not one of the rows 0 to 1"),
         (Rows.chain(0, [1], 0), [0], (4,), "hidden layers are .*; they must be -1 to 3"),
     ],
-)
+)  # fmt: skip
 def test_wrong_inputs_are_refused_and_add_no_rows(models, rows, want, hidden, message):
     decoder = models("llama").decoder
     cache = decoder.new_cache(1, 8)

@@ -17,73 +17,31 @@ from tests.engine.trace.recordings import DEVICES, TREE, read
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"drafted": [1, 2], "accepted": 3, "emitted": [1, 2, 3]},
-            "accepted 3 of 2 drafted tokens; give 0 to 2",
-        ),
-        (
-            {"drafted": [1, 2], "accepted": 1, "emitted": [2, 9]},
-            "emitted token 2 at place 0, but accepted 1 there",
-        ),
+        ({"drafted": [1, 2], "accepted": 3, "emitted": [1, 2, 3]}, "accepted 3 of 2 drafted tokens; give 0 to 2",  ),
+        ({"drafted": [1, 2], "accepted": 1, "emitted": [2, 9]}, "emitted token 2 at place 0, but accepted 1 there",  ),
         ({"drafted": [1, 2], "accepted": 1, "emitted": [1, 9, 9]}, "emitted 3 tokens and accepted 1"),
-        (
-            {"drafted": [1, 2], "accepted": 0.5, "emitted": []},
-            "accepted of round 1 of sequence 0 is 0.5; give a whole",
-        ),
-        (
-            {"drafted": [[1, 2]], "accepted": 0, "emitted": [1]},
-            "is [[1, 2]]; give a flat list of whole numbers",
-        ),
+        ({"drafted": [1, 2], "accepted": 0.5, "emitted": []}, "accepted of round 1 of sequence 0 is 0.5; give a whole",  ),
+        ({"drafted": [[1, 2]], "accepted": 0, "emitted": [1]}, "is [[1, 2]]; give a flat list of whole numbers",  ),
         ({"drafted": np.ones((2, 1)), "emitted": [1]}, "is array([[1.],        [1.]]); give a flat list"),
-        (
-            {"drafted": [1, -2], "accepted": 0, "emitted": [1]},
-            "has -2 at place 1; a token id is 0 to 2147483647",
-        ),
-        (
-            {"drafted": [1, 2], "parents": [-1], "accepted": 0, "emitted": [3]},
-            "1 parents of 2 drafted tokens",
-        ),
-        (
-            {"drafted": [1, 2], "parents": [1, -1], "accepted": 0, "emitted": [3]},
-            "parents come before children",
-        ),
+        ({"drafted": [1, -2], "accepted": 0, "emitted": [1]}, "has -2 at place 1; a token id is 0 to 2147483647",  ),
+        ({"drafted": [1, 2], "parents": [-1], "accepted": 0, "emitted": [3]}, "1 parents of 2 drafted tokens",  ),
+        ({"drafted": [1, 2], "parents": [1, -1], "accepted": 0, "emitted": [3]}, "parents come before children",  ),
         ({**TREE, "accepted": [0, 3], "emitted": [10, 13]}, "has 3 after 0, which is not its parent"),
-        (
-            {**TREE, "accepted": 2, "emitted": [10, 13, 1]},
-            "no path of its tree has the output's token 13 at place 1",
-        ),
-        (
-            {"drafted": [1, 2], "accepted": 0, "emitted": [3], "q": [0.5]},
-            "q of round 1 of sequence 0 has 1 values",
-        ),
+        ({**TREE, "accepted": 2, "emitted": [10, 13, 1]}, "no path of its tree has the output's token 13 at place 1",  ),
+        ({"drafted": [1, 2], "accepted": 0, "emitted": [3], "q": [0.5]}, "q of round 1 of sequence 0 has 1 values",  ),
         ({"drafted": [1], "accepted": 0, "emitted": [3], "p": [1.5]}, "has 1.5; a probability is 0 to 1"),
         ({"drafted": [1], "accepted": 1, "emitted": []}, "emitted no token; give emitted="),
-        (
-            {"drafted": [1, 2], "accepted": [True, False], "emitted": [1, 3]},
-            "give the number of accepted tok",
-        ),
+        ({"drafted": [1, 2], "accepted": [True, False], "emitted": [1, 3]}, "give the number of accepted tok",  ),
         ({"drafted": [1], "emitted": [3], "q": [[0.5, 0.5]]}, "has [0.5, 0.5]; a probability is 0 to 1"),
         ({"drafted": [1], "emitted": [3], "top_q": [[1, 2]]}, "is [[1, 2]]; give pairs (id, probability)"),
         ({"drafted": [1], "emitted": [3], "top_p": [[(1, 1.5)]]}, "has 1.5; a probability is 0 to 1"),
         ({"drafted": [1], "accepted": 0, "emitted": [3], "texts": []}, "0 texts of 1 emitted tokens"),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "mode": "fast"},
-            "mode of round 1 of sequence 0 is 'fast'",
-        ),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "reason": "full"},
-            "reason of round 1 of sequence 0 is 'full'",
-        ),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "sequence": 1},
-            "sequence 1 has no prompt; give 0 to 0",
-        ),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "draft": [1, 2]},
-            "2 spans in draft= for 1 drafted tokens",
-        ),
+        ({"drafted": [1], "accepted": 0, "emitted": [3], "mode": "fast"}, "mode of round 1 of sequence 0 is 'fast'",  ),
+        ({"drafted": [1], "accepted": 0, "emitted": [3], "reason": "full"}, "reason of round 1 of sequence 0 is 'full'",  ),
+        ({"drafted": [1], "accepted": 0, "emitted": [3], "sequence": 1}, "sequence 1 has no prompt; give 0 to 0",  ),
+        ({"drafted": [1], "accepted": 0, "emitted": [3], "draft": [1, 2]}, "2 spans in draft= for 1 drafted tokens",  ),
     ],
-)
+)  # fmt: skip
 def test_a_round_that_cannot_be_is_refused_in_one_line(path, given, message):
     with specscope.record(path) as rec, pytest.raises(UsageError) as error:
         rec.round(**given)
@@ -120,15 +78,12 @@ def test_spans_that_overlap_on_a_device_are_refused(path):
     [
         ({"kind": "think"}, "the kind of a span is 'think'; give prefill, draft"),
         ({"kind": "draft", "device": "x"}, "device 'x' is not among d, t"),
-        (
-            {"kind": "draft", "device": "t"},
-            "a draft is work of the drafter, but device 't' has the role target",
-        ),
+        ({"kind": "draft", "device": "t"}, "a draft is work of the drafter, but device 't' has the role target",  ),
         ({"kind": "sample", "model": "both"}, "the model of a span is 'both'"),
         ({"kind": "verify", "sequence": 4}, "sequence 4 has no prompt"),
         ({"kind": "verify", "sequence": None}, "sequence None has no prompt"),
     ],
-)
+)  # fmt: skip
 def test_a_span_that_cannot_be_is_refused(path, span, message):
     with specscope.record(path, devices=DEVICES) as rec, pytest.raises(UsageError) as error:
         rec.span(**span)
@@ -143,12 +98,9 @@ def test_a_span_that_cannot_be_is_refused(path, span, message):
         ({"draft": ["d"]}, "draft= of round 1 of sequence 0 has 'd'; give what span() returns, or its id"),
         ({"draft": -2}, "has -2; give what span() returns"),
         ({"time": 1.5}, "the time of a round is 1.5; give one of time.perf_counter_ns()"),
-        (
-            {"texts": "a"},
-            "texts of round 1 of sequence 0 is 'a'; give a text of whole characters for each emitted token",
-        ),
+        ({"texts": "a"}, "texts of round 1 of sequence 0 is 'a'; give a text of whole characters for each emitted token",  ),
     ],
-)
+)  # fmt: skip
 def test_a_round_that_cannot_be_is_refused(path, given, message):
     with specscope.record(path) as rec:
         with pytest.raises(UsageError) as error:
@@ -207,14 +159,11 @@ def test_prompts_are_given_before_the_first_span(path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"end": 2.5},
-            r"the end of a span is 2.5; give a whole number",
-        ),
+        ({"end": 2.5}, r"the end of a span is 2.5; give a whole number",  ),
         ({"end": 2, "rows": "3"}, "give whole numbers"),
         ({"end": 2, "outcome": 'do"ne'}, "the outcome of a span is 'do\"ne'; give done, cancelled"),
     ],
-)
+)  # fmt: skip
 def test_a_span_of_strange_values_writes_no_line(path, given, message):
     with specscope.record(path) as rec, pytest.raises(UsageError, match=message):
         rec.add("verify", 1, **given)
