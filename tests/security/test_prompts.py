@@ -81,7 +81,7 @@ def said(*texts: str) -> list[dict[str, str]]:
     ("prompts", "message"),
     [
         ([said("s" * 20_000, "u" * 20_000)], f"the prompt has {20_000 + 20_000} characters"),
-        ([said(*["Hi"] * 10_000)], f"the chat has 10000 messages; it may have {MOST_MESSAGES}: begin a new one",  ),
+        ([said(*["Hi"] * 10_000)], f"the chat has 10000 messages; it may have {MOST_MESSAGES}: begin a new one"),
         ([[5] * HUGE], f"the prompt has {HUGE} tokens; the context of bundled is "),
         (["Hi"] * 10_000, f"10000 prompts were given; a run takes at most {MOST_PROMPTS}"),
         (["x" * 30_000] * 200, "the prompts have 6000000 characters; a run takes at most 4000000 in all"),
@@ -182,7 +182,7 @@ def test_prompts_are_read_only_from_a_regular_file(tmp_path, name):
     ("content", "message"),
     [
         (b"[" * 100_000, "line 1 is not JSON (the JSON nests too deeply)"),
-        (b'{"text": ' + b"9" * 5000 + b"}", "line 1 is not JSON (a number in the JSON has more than 4,300 digits)",  ),
+        (b'{"text": ' + b"9" * 5000 + b"}", "line 1 is not JSON (a number in the JSON has more than 4,300 digits)"),
         (b'{"text": "a"}\n{"text": ""}', "line 2 has an empty prompt"),
         (b'{"text": "a"}\n{"text": 5}', "line 2 has none of turns, prompt, question, text"),
         (b'{"text": "a"}\n[]', "line 2 has none of"),

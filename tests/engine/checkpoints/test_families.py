@@ -157,8 +157,9 @@ def cluster(request, tmp_path_factory):
         yield cluster
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", ["speculative", "tree", "pearl", "lookahead"])
+@pytest.mark.parametrize(
+    ("method", "temperature"), [("speculative", 1.0), ("tree", 0.0), ("pearl", 1.0), ("lookahead", 0.0)]
+)
 def test_methods_run_and_greedy_texts_are_the_targets(cluster, method, temperature):
     options = {"sampling": Sampling(temperature, seed=1), "limits": Limits(12)}
     trace = cluster.run(method, [5, 6, 7], **options)

@@ -31,36 +31,6 @@ def test_two_devices_write_the_rows_of_one(cluster, sampling, config):
     assert rows(2) == rows(1)
 
 
-def test_other_methods_run_on_the_same_workers_in_between(cluster):
-    before = [w.pid for w in ranks(cluster)]
-    texts = [
-        cluster.run(method, PROMPT, config=config, limits=Limits(24)).text
-        for method, config in (("easyspec", TWO), ("pearl", {"gamma": 3}), ("easyspec", TWO), ("tree", {}))
-    ]
-    assert len(set(texts)) == 1
-    assert [w.pid for w in ranks(cluster)] == before
-
-
-def test_turns_of_a_stopped_run_do_not_disturb_the_next_one(cluster):
-    for spans in (7, 31):
-        stop = threading.Event()
-        listen = at_span(spans, stop.set)
-        config = {"gamma": 16, **TWO}
-        stopped = cluster.run(
-            "easyspec", PROMPT, config=config, limits=Limits(2000), listener=listen, cancel=stop
-        )
-        assert stopped.status == "cancelled"
-        plain = cluster.run("autoregressive", PROMPT, limits=Limits(24))
-        assert cluster.run("easyspec", PROMPT, config=config, limits=Limits(24)).text == plain.text
-
-
-def test_too_many_devices_are_refused(cluster, monkeypatch):
-    pool = cluster.placement.pool
-    monkeypatch.setattr(cluster.placement, "pool", replace(pool, devices=pool.devices[:2]))
-    with pytest.raises(UsageError, match="devices is 4; it must be at least 0 and at most 2"):
-        cluster.run("easyspec", PROMPT, config={"devices": 4}, limits=Limits(4))
-
-
 # Worker processes: a stop inside a draft, and attention at the same time.
 
 
@@ -149,45 +119,50 @@ def test_stages_run_one_after_the_other_each_on_its_device(cluster):
 
 
 def test_other_methods_and_placements_run_on_the_same_workers_in_between(cluster):
-    before = [worker.pid for worker in stages(cluster)]
+    before = [worker.pid for worker in (*stages(cluster), *ranks(cluster))]
     runs = [
         ("pearl", SPLIT),
         ("pearl", {"gamma": 3}),
         ("pearl", {"placement": "co-located"}),
-        ("easyspec", {"devices": 2, "size": 2}),
+        ("easyspec", TWO),
         ("dsi", {}),
+        ("tree", {}),
+        ("easyspec", TWO),
         ("pearl", SPLIT),
     ]
     assert len({cluster.run(m, PROMPT, config=c, limits=Limits(24)).text for m, c in runs}) == 1
-    assert [worker.pid for worker in stages(cluster)] == before
-
-
-def test_after_a_stopped_run_all_stages_cache_the_same_rows(cluster):
-    plain = cluster.run("autoregressive", PROMPT, limits=Limits(24)).text
-    for spans in (5, 14, 23):
-        stop = threading.Event()
-        listen = at_span(spans, stop.set)
-        stopped = cluster.run(
-            "pearl", PROMPT, config=SPLIT, limits=Limits(2000), listener=listen, cancel=stop
-        )
-        assert stopped.status == "cancelled"
-        assert cluster.run("pearl", PROMPT, config=SPLIT, limits=Limits(24)).text == plain
+    assert [worker.pid for worker in (*stages(cluster), *ranks(cluster))] == before
 
 
 @pytest.mark.parametrize(
-    ("devices", "count", "message"),
-    [
-        (2, 3, "stages is 3; it must be at least 2 and at most 2: there are 2 devices, and the target has 8"),
-        (2, 17, "stages is 17; it must be at least 2 and at most 16"),
-        (2, 1, "stages is 1; it must be at least 2 and at most 16"),
-        (1, 0, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices"),
-    ],
+    ("method", "config", "at"),
+    [("pearl", SPLIT, (5, 14, 23)), ("easyspec", {"gamma": 16, **TWO}, (7, 31))],
+    ids=("stages", "ranks"),
 )
-def test_too_many_stages_are_refused(cluster, monkeypatch, devices, count, message):
+def test_after_a_stopped_run_all_members_cache_the_same_rows(cluster, method, config, at):
+    plain = cluster.run("autoregressive", PROMPT, limits=Limits(24)).text
+    for spans in at:
+        stop = threading.Event()
+        more = {"limits": Limits(2000), "listener": at_span(spans, stop.set), "cancel": stop}
+        assert cluster.run(method, PROMPT, config=config, **more).status == "cancelled"
+        assert cluster.run(method, PROMPT, config=config, limits=Limits(24)).text == plain
+
+
+@pytest.mark.parametrize(
+    ("devices", "method", "config", "message"),
+    [
+        (2, "pearl", {**SPLIT, "stages": 3}, "stages is 3; it must be at least 2 and at most 2: there are 2 devices, and the target has 8"),
+        (2, "pearl", {**SPLIT, "stages": 17}, "stages is 17; it must be at least 2 and at most 16"),
+        (2, "pearl", {**SPLIT, "stages": 1}, "stages is 1; it must be at least 2 and at most 16"),
+        (1, "pearl", {**SPLIT, "stages": 0}, "a pipeline takes at least 2 devices and 2 layers; there are 1 devices"),
+        (2, "easyspec", {"devices": 4}, "devices is 4; it must be at least 0 and at most 2"),
+    ],
+)  # fmt: skip
+def test_too_many_stages_or_devices_are_refused(cluster, monkeypatch, devices, method, config, message):
     pool = cluster.placement.pool
     monkeypatch.setattr(cluster.placement, "pool", replace(pool, devices=pool.devices[:devices]))
     with pytest.raises(UsageError, match=message):
-        cluster.run("pearl", PROMPT, config={**SPLIT, "stages": count}, limits=Limits(4))
+        cluster.run(method, PROMPT, config=config, limits=Limits(4))
 
 
 @pytest.mark.parametrize(

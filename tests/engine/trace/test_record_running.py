@@ -93,27 +93,6 @@ def test_processes_append_to_one_file_with_one_clock(path):
     assert max(s.id for s in trace.spans) < 2**53
 
 
-FORKED = """
-import os, sys, specscope
-with specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"}) as rec:
-    with rec.span("verify"): pass
-    if os.fork() == 0:
-        with rec.span("draft"): pass
-        os._exit(0)
-    os.wait()
-    with rec.span("verify"): pass
-"""
-
-
-def test_a_forked_child_records_with_its_parents_recorder(path):
-    subprocess.run([sys.executable, "-c", FORKED, path], cwd=ROOT, check=True)
-    trace = read(path)
-    assert [s.kind for s in trace.spans] == ["verify", "draft", "verify"]
-    first, child, last = (s.id for s in trace.spans)
-    assert (first, last) == (0, 1)
-    assert 2**24 <= child < 2**53
-
-
 @pytest.mark.parametrize("offset", [1000, 10**18])
 def test_the_clock_of_another_machine_is_shifted_and_its_error_kept(path, offset):
     clocks = {"d": {"node": "10.0.0.2", "offset_ns": offset, "uncertainty_ns": 40}}

@@ -126,7 +126,7 @@ def test_length_and_eos():
         (lambda: Sampling(seed=-1), "seed is -1"),
         (lambda: Limits(0), "max_new_tokens is 0; it must be at least 1"),
         (lambda: find("magic"), "there is no method 'magic'; choose one of assisted, autoregressive"),
-        (lambda: find("pearl").configure({"gamma": 2.5}), "gamma is 2.5; it must be a whole number of at least 1",  ),
+        (lambda: find("pearl").configure({"gamma": 2.5}), "gamma is 2.5; it must be a whole number of at least 1"),
         (lambda: find("pearl").configure({"pre_verify": 3}), "pre_verify is 3"),
     ],
 )  # fmt: skip
