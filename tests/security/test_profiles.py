@@ -35,11 +35,11 @@ VALUES = (*NUMBERS.split(), *TEXTS_AND_TABLES, "{}", "{x = 1}", "[" * 5000)
 
 @pytest.fixture
 def written(tmp_path):
-    """Return a function that writes a profile's file and returns its name."""
+    """Return a function that writes a file and returns its name."""
 
-    def write(content: str, stem: str) -> str:
+    def write(content: str | bytes, stem: str = "tree") -> str:
         path = tmp_path / f"{stem}.toml"
-        path.write_text(content, "utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return str(path)
 
     return write
@@ -81,10 +81,11 @@ def test_a_number_or_name_out_of_range_is_refused(written, line):
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_anything_else_in_place_of_a_profile_is_refused(tmp_path, kind):
+@pytest.mark.parametrize("read", [Profile.load, tree])
+def test_anything_else_in_place_of_a_profile_or_tree_is_refused(tmp_path, read, kind):
     path = tmp_path / "x.toml"
     put(path, kind)
-    assert str(path) in refused(lambda: Profile.load(str(path)), UsageError)
+    assert str(path) in refused(lambda: read(str(path)), UsageError)
 
 
 @pytest.mark.parametrize("name", ["", " ", "/dev/zero", "..", "x\ny" * 1000, "\x1b[2J", "8XA100"])
@@ -141,18 +142,6 @@ def test_a_profile_with_any_line_changed_is_read_or_refused(tmp_path_factory, da
 # Attacks by files of static token trees.
 
 
-@pytest.fixture
-def tree_file(tmp_path):
-    """Return a function that writes a tree's file and returns its name."""
-
-    def write(content: str | bytes) -> str:
-        path = tmp_path / "tree.toml"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return str(path)
-
-    return write
-
-
 def chain_of(depth: int) -> str:
     return "paths = [" + ",".join(str([0] * level) for level in range(1, depth + 1)) + "]"
 
@@ -165,29 +154,15 @@ def chain_of(depth: int) -> str:
         (f"paths = [[0], [{'0,' * 100_000}]]", "has no parent; add [0, 0, 0"),
         ("paths = [[1000000000000]]", "[1000000000000] has no elder sibling"),
         (f"paths = [[{'9' * 5000}]]", "cannot be read"),
-        ("paths = [[-1]]", "paths must be a list of nodes"),
-        ("paths = [[0.5]]", "paths must be a list of nodes"),
-        ("paths = [[true]]", "paths must be a list of nodes"),
-        ("paths = [[nan]]", "paths must be a list of nodes"),
-        ("paths = []", "paths must be a list of nodes"),
-        ("paths = [[]]", "paths must be a list of nodes"),
-        ("paths = 5", "paths must be a list of nodes"),
+        *((f"paths = {x}", "paths must be a list of nodes") for x in ("[[-1]]", "[[0.5]]", "[[true]]", "[[nan]]", "[]", "[[]]", "5")),
         ("", "paths must be a list of nodes"),
-        ("[" * 100_000, "cannot be read"),
-        ("paths = " + "[" * 100_000, "cannot be read"),
+        *((content, "cannot be read") for content in ("[" * 100_000, "paths = " + "[" * 100_000)),
         (b"\xff\xfe", "is not text"),
         (b"#" * (1 << 20) + b"\n", "has 1048577 bytes; the limit is 1048576"),
     ],
-)
-def test_an_invalid_tree_is_refused(tree_file, content, message):
-    assert message in refused(lambda: tree(tree_file(content)), UsageError)
-
-
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_anything_else_in_place_of_a_tree_is_refused(tmp_path, kind):
-    path = tmp_path / "x.toml"
-    put(path, kind)
-    assert str(path) in refused(lambda: tree(str(path)), UsageError)
+)  # fmt: skip
+def test_an_invalid_tree_is_refused(written, content, message):
+    assert message in refused(lambda: tree(written(content)), UsageError)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +173,8 @@ def test_an_unknown_name_of_a_tree_is_refused(name):
         tree(name)
 
 
-def test_the_deepest_tree_is_read(tree_file):
-    assert tree(tree_file(chain_of(MOST_NODES))).depth == MOST_NODES
+def test_the_deepest_tree_is_read(written):
+    assert tree(written(chain_of(MOST_NODES))).depth == MOST_NODES
 
 
 @BOUNDED

@@ -170,12 +170,14 @@ def run(path, db):
     return command("run", "--method", "pearl", "--prompt-file", str(path), "--db", str(db / "traces.db"))
 
 
+@pytest.mark.parametrize("words", [("import",), ("run", "--method", "pearl", "--prompt-file")])
 @pytest.mark.parametrize("name", ["/dev/zero", "/proc/self/mem", "pipe", "folder", "missing", "x" * 5000])
-def test_prompts_are_read_only_from_a_regular_file(tmp_path, name):
+def test_only_a_regular_file_is_read(tmp_path, words, name):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    done = run(tmp_path / name, tmp_path)
+    done = command(*words, str(tmp_path / name), "--db", str(tmp_path / "traces.db"))
     assert done.failed(2, "cannot read") or done.failed(2, "not a regular file")
+    assert not (tmp_path / "traces.db").exists()
 
 
 @pytest.mark.parametrize(
