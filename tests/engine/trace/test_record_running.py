@@ -190,7 +190,7 @@ def test_a_file_that_ends_within_a_line_keeps_the_lines_before(path):
     (trace,) = read_traces(path).traces
     assert trace.footer.error == "the file ends within a line, without a footer"
     assert trace.text == "ab"
-    path.write_bytes(lines[0] + b'{"event":"com\n' + lines[1])
+    path.write_bytes(lines[0] + b'{"event":"com"}\n' + lines[1])
     with pytest.raises(UsageError, match="line 2"):
         read_traces(path)
 
