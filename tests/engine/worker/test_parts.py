@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specscope.engine.errors import SpecScopeError, UsageError
@@ -95,6 +95,7 @@ def _decode(tokens: list[int], limits: Limits) -> Sequence:
     return sequence
 
 
+@example([0, 1, 2], ["ab"])
 @given(st.lists(st.integers(0, 2), max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
 def test_the_text_ends_before_the_first_stop_string(tokens, stop):
     sequence = _decode([*tokens, 25], Limits(50, tuple(stop), eos=(25,)))
