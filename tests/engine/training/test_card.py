@@ -146,8 +146,8 @@ def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path: Path, content: str
 def test_what_has_no_card_or_prompts_is_refused(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text("{")
     for call, message in (
-        (lambda: read_prompts(tmp_path, 5), ""),
-        (lambda: read_prompts(Path("/dev/zero"), 5), ""),
+        (lambda: read_prompts(tmp_path, 5), tmp_path.name),
+        (lambda: read_prompts(Path("/dev/zero"), 5), "/dev/zero"),
         (lambda: read_facts(tmp_path), r"training\.json cannot be read"),
         (lambda: make_card(Pair.of(trained / "target"), {}, CardSettings()), "has no drafter"),
     ):
