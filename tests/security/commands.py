@@ -63,7 +63,7 @@ def use_models(monkeypatch: pytest.MonkeyPatch, opening: Callable[..., Any]) -> 
 
 
 class Models:
-    """Fake of an open cluster: every run is a sample, long enough for a comparison without a warning."""
+    """Fake of an open cluster: every run is a sample, too long for a warning of short answers."""
 
     context = 512
     note = ""
