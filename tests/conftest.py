@@ -41,9 +41,7 @@ SHARING = {
     "report": ("tests/browser/report/",),
     "trained pair": ("tests/engine/training/",),
     "commands": tuple(f"tests/app/test_{name}.py" for name in ("busy", "cli", "compare", "load", "sweep")),
-    "worker processes": tuple(
-        f"tests/engine/runtimes/test_{name}.py" for name in ("group", "pipeline", "ray", "timely")
-    ),
+    "worker processes": tuple(f"tests/engine/runtimes/test_{name}.py" for name in ("group", "ray")),
     "runtimes": tuple(f"tests/engine/methods/test_{name}.py" for name in ("ems", "ems_trees")),
 }
 """Files whose tests share a costly fixture, such as a server: one process of xdist runs them."""

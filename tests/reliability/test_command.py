@@ -161,19 +161,9 @@ def test_sigkill_ends_a_stopped_worker_too_and_leaves_a_readable_run(command):
 PROMPT = ["--pair", "bundled", "--device", "cpu", "--prompt", "Tell me a story."]
 LONG: dict[str, list[str]] = {
     "sweep": ["--method", "speculative", "--over", "gamma=1:32", *PROMPT, "--max-new-tokens", "400"],
-    "load": [
-        "--methods",
-        "speculative",
-        "--rate",
-        "1",
-        "--requests",
-        "200",
-        "--max-new-tokens",
-        "400",
-        *PROMPT,
-    ],
+    "load": ["--methods", "speculative", "--rate", "1", "--requests", "200", "--max-new-tokens", "400", *PROMPT,  ],
     "whatif": ["sample-speculative", "--profile", "pearl-4xA100", "--over", "gamma=1:32"],
-}
+}  # fmt: skip
 """Commands that would take minutes."""
 
 

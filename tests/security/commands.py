@@ -63,7 +63,7 @@ def use_models(monkeypatch: pytest.MonkeyPatch, opening: Callable[..., Any]) -> 
 
 
 class Models:
-    """Fake of an open cluster: every run is a sample."""
+    """Fake of an open cluster: every run is a sample, too long for a warning of short answers."""
 
     context = 512
     note = ""
@@ -88,7 +88,7 @@ class Models:
 
     def run(self, method, *prompts, listener, **_):
         self.runs += 1
-        header, *rows = sample_events("autoregressive", tokens=3)
+        header, *rows = sample_events("autoregressive", tokens=40)
         trace = Trace.of([replace(header, run_id=f"fuzz{id(self)}-{self.runs}", method=method), *rows])
         for event in trace.events():
             listener(event)

@@ -46,22 +46,14 @@ def head(made, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        (
-            "medusa",
-            {"heads": 10**9},
-            "heads is 1000000000; it must be a whole number, at least 1 and at most 64",
-        ),
+        ("medusa", {"heads": 10**9}, "heads is 1000000000; it must be a whole number, at least 1 and at most 64"),
         ("hydra", {"layers": -1}, "layers is -1; it must be a whole number, at least 1 and at most 64"),
         ("medusa", {"hidden_size": 10**12}, "hidden_size is 1000000000000; it must be a whole number"),
         ("medusa", {"vocab_size": "97"}, "vocab_size is '97'; it must be a whole number"),
         ("parallelspec_eagle", {"masks": 10**9}, "masks is 1000000000; it must be a whole number"),
         ("eagle3", {"draft_vocab": 10**12}, "draft_vocab is 1000000000000; it must be a whole number"),
         ("eagle3", {"features": [0] * 100_000}, "it must hold at most 64 whole numbers, at least 0"),
-        (
-            "eagle3",
-            {"features": [10**9]},
-            "it must hold at most 64 whole numbers, at least 0 and at most 1024",
-        ),
+        ("eagle3", {"features": [10**9]}, "it must hold at most 64 whole numbers, at least 0 and at most 1024"),
         ("eagle", {"kind": "x\ny" * 1000}, "it must be one of eagle, eagle3, hydra"),
         ("eagle", {"kind": ["eagle"]}, "kind is ['eagle']; it must be one of"),
         ("eagle", {"embedding_scale": float("nan")}, "embedding_scale is nan; it must be a number above 0"),
@@ -69,7 +61,7 @@ def head(made, tmp_path):
         ("eagle", {"specscope_head": {"x": "y" * 10_000}}, "this version reads 1"),
         ("eagle", {"features": 5}, "is no head's config"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_size_or_type_is_refused_with_its_range(made, head, kind, change, message):
     path = head(kind)
     edit(path / "config.json", **change)

@@ -168,14 +168,10 @@ def test_an_invalid_hub_id_sends_no_request(hub: Hub, model: str) -> None:
     [
         (404, {"X-Error-Code": "RepoNotFound"}, "or only for a login; check the name, or set HF_TOKEN"),
         (401, {}, "has no such model, or only for a login; check the name, or set HF_TOKEN"),
-        (
-            403,
-            {"X-Error-Code": "GatedRepo"},
-            "asks for an agreement first; accept it there, then set HF_TOKEN",
-        ),
+        (403, {"X-Error-Code": "GatedRepo"}, "asks for an agreement first; accept it there, then set HF_TOKEN"),
         (500, {"X-Error-Message": "\x1b[2J\x07boo"}, "answered 500; check the network, or give a directory"),
     ],
-)
+)  # fmt: skip
 def test_an_error_status_gives_a_cause_and_a_remedy(
     hub: Hub, status: int, headers: dict[str, str], message: str, monkeypatch
 ) -> None:

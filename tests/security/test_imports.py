@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -151,17 +150,6 @@ def test_a_raw_line_separator_of_unicode_in_a_text_is_kept(imported):
     lines = changed("commit", text="a")
     lines = [line.replace('"text": "a"', '"text": "a\u2028\u2029\x85b"') for line in lines]
     assert imported("\r\n".join(lines).encode()).code == 0
-
-
-@pytest.mark.parametrize("name", ["/dev/zero", "/proc/self/mem", "pipe", "folder", "missing", "x" * 5000])
-def test_only_a_regular_file_is_imported(tmp_path, name):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "folder").mkdir()
-    done = command("import", str(tmp_path / name), "--db", str(tmp_path / "traces.db"))
-    assert done.code == 2
-    assert "cannot read" in done.err or "not a regular file" in done.err
-    assert done.err.count("\n") == 1
-    assert not (tmp_path / "traces.db").exists()
 
 
 odd = st.sampled_from(

@@ -12,6 +12,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from specscope.engine.checkpoints import catalog, checkpoint
 from specscope.engine.checkpoints.loader import load
@@ -23,7 +24,7 @@ from tests.security.odd import BOUNDED, SPECIAL, edit, put, returns_or_refuses, 
 
 torch.set_num_threads(1)
 refused = partial(odd.refused, kind=ModelError)
-INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
 FAMILIES = (
     *("llama", "llama3-rope", "yarn-rope", "linear-rope", "mistral-window", "qwen2-window", "qwen3"),
     *("phi3", "phi3-longrope", "gemma2", "gemma3", "smollm3", "granite", "opt", "gpt2"),
@@ -36,7 +37,7 @@ def models(tmp_path_factory):
     folder, configs = tmp_path_factory.mktemp("models"), {}
     for family in FAMILIES:
         save(reference(family), folder / family)
-        configs[family] = json.loads((folder / family / "config.json").read_text())
+        configs[family] = json.loads((folder / family / CONFIG).read_text())
     return folder, configs
 
 
@@ -49,18 +50,73 @@ def model(models, tmp_path):
 @pytest.fixture(scope="module")
 def bundled(tmp_path_factory):
     """Return a copy of the bundled target without weights."""
-    folder = tmp_path_factory.mktemp("pair") / "target"
-    return shutil.copytree(
-        catalog.PAIRS / "bundled" / "target", folder, ignore=shutil.ignore_patterns("*.safetensors")
-    )
+    folder, skip = tmp_path_factory.mktemp("pair") / "target", shutil.ignore_patterns("*.safetensors")
+    return shutil.copytree(catalog.PAIRS / "bundled" / "target", folder, ignore=skip)
 
 
-def write(path, document) -> None:
-    path.write_text(json.dumps(document))
+@pytest.fixture
+def pair(bundled, tmp_path):
+    """Return a copy of the bundled target for changes."""
+    return shutil.copytree(bundled, tmp_path / "target")
+
+
+# Ways to spoil a folder.
+
+
+def wrote(name, content):
+    """Return a function that writes a file of a folder; None removes it."""
+
+    def spoil(folder):
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return spoil
+
+
+def cut(name, keep):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep])
+
+
+def linked(name, to):
+    def spoil(folder):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(to)
+
+    return spoil
+
+
+def shards(*names):
+    """Return a function that makes an index the model's only weights, beside a link to a device."""
+
+    def spoil(folder):
+        (folder / WEIGHTS).unlink()
+        (folder / "zero").symlink_to("/dev/zero")
+        index = {"weight_map": {f"t{i}": name for i, name in enumerate(names)}}
+        (folder / INDEX).write_text(json.dumps(index))
+
+    return spoil
+
+
+def tensors(**changes):
+    """Return a function that replaces tensors of a model; None removes one."""
+
+    def spoil(folder):
+        whole = {
+            name: t.clone() for name, t in (load_file(folder / WEIGHTS) | changes).items() if t is not None
+        }
+        save_file(whole, folder / WEIGHTS)
+
+    return spoil
 
 
 def rope(**fields):
     return {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0} | fields}
+
+
+ANY = "config.json: "
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+PARTIAL = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -68,17 +124,17 @@ def rope(**fields):
     [
         ({"head_dim": -64}, "head_dim is -64; it must be a whole number, at least 2 and at most 4096"),
         ({"head_dim": 7}, "head_dim is 7; it must be even"),
-        (
-            {"head_dim": None, "num_attention_heads": 64, "num_key_value_heads": 1},
-            "config.json: ",
-        ),
+        ({"head_dim": None, "num_attention_heads": 64, "num_key_value_heads": 1}, ANY),
         ({"hidden_size": 10**12}, "hidden_size is 1000000000000; it must be a whole number, at least 1"),
         ({"hidden_size": 10**400}, "hidden_size is 1000000"),
         ({"hidden_size": 32.0}, "hidden_size is 32.0; it must be a whole number"),
+        ({"hidden_size": "wide"}, ANY),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be a whole number"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True; it must be a whole number"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number, at least 1"),
+        ({"num_attention_heads": 5}, ANY),
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be a whole number, at least 1"),
+        ({"num_key_value_heads": 3}, ANY),
         ({"intermediate_size": -1}, "intermediate_size is -1; it must be a whole number, at least 1"),
         ({"vocab_size": 10**12}, "vocab_size is 1000000000000; it must be a whole number, at least 1"),
         ({"vocab_size": None}, "vocab_size is None; it must be a whole number"),
@@ -96,7 +152,10 @@ def rope(**fields):
         ({"layer_types": ["chunked"] * 3}, "layer_types.0 is 'chunked'; supported are full_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; num_hidden_layers is 3"),
         ({"model_type": "mistral"}, "model_type is 'mistral'; it must be 'llama' for LlamaForCausalLM"),
+        ({"model_type": "no-such-type"}, ANY),
         ({"hidden_act": "s\ni\nl\nu"}, r"hidden_act 's\ni\nl\nu' is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized weights are not supported"),
         (rope(factor="x"), "rope_parameters.factor is 'x'; it must be a number, at least 1"),
         (rope(factor=0), "rope_parameters.factor is 0; it must be a number, at least 1"),
         (rope(rope_theta=-1.0), "rope_parameters.rope_theta is -1.0; it must be a number"),
@@ -106,57 +165,35 @@ def rope(**fields):
         (rope(truncate="x"), "rope_parameters.truncate is 'x'; it must be true or false"),
         (rope(rope_type=5), "rope_parameters.rope_type is 5; it must be a text"),
         (rope(rope_type="linear", factor=None), "rope_parameters lacks factor"),
-        (
-            rope(rope_type="llama3", low_freq_factor=4.0, high_freq_factor=1.0),
-            "low_freq_factor is 4.0; it must be less than high_freq_factor, 1.0",
-        ),
+        (rope(rope_type="llama3", low_freq_factor=4.0, high_freq_factor=1.0), "low_freq_factor is 4.0; it must be less than high_freq_factor, 1.0"),
         ({"rope_parameters": "x"}, "rope_parameters is 'x'; it must be an object"),
-        (
-            {"rope_scaling": {"type": "linear", "factor": -2}},
-            "rope_scaling.factor is -2; it must be a number",
-        ),
+        ({"rope_parameters": DYNAMIC}, "rope_type 'dynamic' is not supported; supported are default, linear"),
+        ({"rope_parameters": PARTIAL}, "only a part of each head is rotated"),
+        ({"rope_scaling": {"type": "linear", "factor": -2}}, "rope_scaling.factor is -2; it must be a number"),
         ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention is an object"),
+        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "'BloomForCausalLM' is not supported; supported are LlamaForCausalLM, Mistral"),
     ],
-)
+)  # fmt: skip
 def test_a_config_field_of_wrong_type_or_out_of_range_is_refused(model, change, message):
-    edit(model / "config.json", **change)
+    edit(model / CONFIG, **change)
     error = refused(lambda: load(model))
     assert message in error
-    assert str(model / "config.json") in error
-
-
-@pytest.mark.parametrize(
-    ("family", "change", "message"),
-    [
-        (
-            "phi3-longrope",
-            {"original_max_position_embeddings": 1},
-            "rope_parameters.original_max_position_embeddings is 1; longrope divides by its logarithm",
-        ),
-        ("smollm3", {"no_rope_layers": [0]}, "no_rope_layers is [0]; it must hold 0 or 1 for each of the 3"),
-    ],
-)
-def test_a_config_field_that_only_one_family_has_is_refused(models, tmp_path, family, change, message):
-    folder = shutil.copytree(models[0] / family, tmp_path / "model")
-    write(folder / "config.json", models[1][family] | change)
-    assert message in refused(lambda: load(folder))
+    assert str(model / CONFIG) in error
 
 
 def test_sizes_are_checked_before_torch_or_transformers_use_them(model, monkeypatch):
     def never(*_args, **_options):
         raise AssertionError("the size was used")
 
-    edit(model / "config.json", num_hidden_layers=10**9, rope_theta=5)
+    edit(model / CONFIG, num_hidden_layers=10**9, rope_theta=5)
     monkeypatch.setattr(transformers.AutoConfig, "for_model", never)
     monkeypatch.setattr("specscope.engine.checkpoints.loader.Checkpoint", never)
     assert "num_hidden_layers" in refused(lambda: load(model))
 
 
 def test_sizes_that_differ_from_the_tensors_are_refused_before_a_tensor_is_read(model, monkeypatch):
-    monkeypatch.setattr(
-        checkpoint.Checkpoint, "take", lambda *_: (_ for _ in ()).throw(AssertionError("a tensor was read"))
-    )
-    edit(model / "config.json", vocab_size=1 << 22, hidden_size=1 << 17)
+    monkeypatch.setattr(checkpoint.Checkpoint, "take", lambda *_: pytest.fail("a tensor was read"))
+    edit(model / CONFIG, vocab_size=1 << 22, hidden_size=1 << 17)
     assert "has shape [97, 32]; config.json asks for [4194304, 131072]" in refused(lambda: load(model))
 
 
@@ -165,72 +202,62 @@ def test_weights_larger_than_the_memory_are_refused(model, monkeypatch):
     assert "the weights take 0.0 GB in memory; this machine has 0.0 GB" in refused(lambda: load(model))
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, " " * (1 << 21)])
-def test_deeply_nested_or_too_long_json_is_refused(model, content):
-    (model / "config.json").write_text(content)
-    refused(lambda: load(model))
+HUGE_TENSOR = json.dumps({"x": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}})
+NORM, MLP, OTHER = "model.norm.weight", "model.layers.1.mlp.", "model.layers.0.adapter.weight"
+FOUR = dict.fromkeys([NORM, *(f"{MLP}{name}_proj.weight" for name in ("gate", "up", "down"))])
+UNSUPPORTED = "is not supported; supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3"
+OUTSIDE, MISSING = "weight_map must name the shards beside it", "this shard is missing"
+FILES = [
+    (wrote(CONFIG, None), "{model}/config.json is missing"),
+    *((wrote(CONFIG, text), "config.json is not valid JSON") for text in ("", "{", b"\xff\xfe", '{"a": }')),
+    *((wrote(CONFIG, text), UNSUPPORTED) for text in ("[]", "{}", "7", '{"architectures": null}', '{"architectures": 3}')),
+    *((wrote(CONFIG, text), "config.json") for text in ("[" * 100_000, '{"a":' * 100_000, "9" * 5000, " " * (1 << 21))),
+    *((partial(put, kind=kind), name) for name in (CONFIG, WEIGHTS, INDEX) for kind in SPECIAL[:-2]),
+    (wrote(WEIGHTS, None), f"there is no {WEIGHTS} and no {INDEX}"),
+    *((cut(WEIGHTS, keep), f"{{model}}/{WEIGHTS} is not a complete safetensors file") for keep in (0, 5, 200, -100)),
+    (lambda model: wrote(WEIGHTS, (old := (model / WEIGHTS).read_bytes())[:8] + bytes(16) + old[24:])(model), "is not a complete safetensors file"),
+    (wrote(WEIGHTS, struct.pack("<Q", len(HUGE_TENSOR)) + HUGE_TENSOR.encode() + bytes(64)), "is not a complete safetensors file"),
+    *((wrote(WEIGHTS, struct.pack("<Q", n) + b" " * 100), f"its header has {n} bytes; the limit is 16777216") for n in (1 << 63, 1 << 40, (1 << 24) + 1)),
+    *((lambda model, name=name: (model / WEIGHTS).rename(model / name), f"{{model}}/{name}") for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth")),
+    (lambda model: (model / WEIGHTS).rename(model / "model.pt"), "convert them to safetensors"),
+    (wrote(INDEX, "{"), f"{INDEX} is not valid JSON"),
+    *((wrote(INDEX, text), f"{INDEX}: {OUTSIDE}") for text in ("{}", "[]", '{"weight_map": {}}', '{"weight_map": ["a"]}', '{"weight_map": {"a": "../../x.safetensors"}}')),
+    *((shards(name), f"{INDEX}: {OUTSIDE}") for name in ("../x.safetensors", "/etc/passwd")),
+    *((shards(name), MISSING) for name in ("..", "x" * 5000, "a\x00b", "a\nb", "\ud800", "zero", {"a": 1})),
+    (shards(*(f"{i}.safetensors" for i in range(1001))), "names 1001 shards; there may be at most 1000"),
+    (tensors(**FOUR), f"the weights lack {NORM}, {MLP}gate_proj.weight, {MLP}up_proj.weight and 1 more"),
+    (tensors(**{OTHER: torch.zeros(2)}), f"the weights hold {OTHER}, unknown to config.json"),
+    (tensors(**{NORM: torch.zeros(31)}), f"{NORM} has shape [31]; config.json asks for [32]"),
+    (tensors(**{NORM: torch.zeros(32).int()}), f"{NORM} is of type I32; supported are F64, F32, F16, BF16"),
+    *((tensors(**{name: torch.zeros(1)}), "the weights hold ") for name in ("x\ny", "\x1b[2J", "x" * 100_000)),
+    *((lambda model, change=change: edit(model / CONFIG, **change), message) for change, message in (
+        ({"num_hidden_layers": 4}, "the weights lack model.layers.3."),
+        ({"num_hidden_layers": 2}, "the weights hold model.layers.2."),
+        ({"attention_bias": True}, "the weights lack model.layers.0.self_attn.q_proj.bias"),
+        ({"vocab_size": 98}, "model.embed_tokens.weight has shape [97, 32]; config.json asks for [98, 32]"),
+    )),
+]  # fmt: skip
+"""What spoils a model's folder, and what its refusal says; `{model}` is the folder."""
 
 
-@pytest.mark.parametrize("name", ["config.json", WEIGHTS, INDEX])
-@pytest.mark.parametrize("kind", SPECIAL[:-2])
-def test_anything_else_in_place_of_a_file_is_refused(model, name, kind):
-    put(model / name, kind)
-    refused(lambda: load(model))
-
-
-@pytest.mark.parametrize("header", [1 << 63, 1 << 40, (1 << 24) + 1])
-def test_a_huge_safetensors_header_is_refused_unread(model, header):
-    (model / WEIGHTS).write_bytes(struct.pack("<Q", header) + b" " * 100)
-    assert f"its header has {header} bytes; the limit is 16777216" in refused(lambda: load(model))
-
-
-def test_a_tensor_larger_than_its_file_is_refused(model):
-    header = json.dumps({"x": {"dtype": "F32", "shape": [10**6, 10**6], "data_offsets": [0, 4 * 10**12]}})
-    (model / WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(64))
-    assert "is not a complete safetensors file" in refused(lambda: load(model))
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["../x.safetensors"], "must name the shards beside it"),
-        (["/etc/passwd"], "must name the shards beside it"),
-        ([".."], "this shard is missing"),
-        ([f"{i}.safetensors" for i in range(1001)], "names 1001 shards; there may be at most 1000"),
-        (["x" * 5000], "this shard is missing"),
-        (["a\x00b"], "this shard is missing"),
-        (["a\nb"], "this shard is missing"),
-        (["\ud800"], "this shard is missing"),
-        (["zero"], "this shard is missing"),
-        ([{"a": 1}], "this shard is missing"),
-    ],
-)
-def test_an_index_of_paths_outside_the_folder_or_of_devices_is_refused(model, names, message):
-    (model / WEIGHTS).unlink()
-    (model / "zero").symlink_to("/dev/zero")
-    write(model / INDEX, {"weight_map": {f"t{i}": name for i, name in enumerate(names)}})
-    assert message in refused(lambda: load(model))
-
-
-@pytest.mark.parametrize("name", ["x\ny", "\x1b[2J", "x" * 100_000])
-def test_an_error_shows_no_control_characters_of_a_tensor_name(model, name):
-    from safetensors.torch import load_file, save_file
-
-    tensors = {key: tensor.clone() for key, tensor in load_file(model / WEIGHTS).items()}
-    save_file(tensors | {name: torch.zeros(1)}, model / WEIGHTS)
-    assert "the weights hold " in refused(lambda: load(model))
+@pytest.mark.parametrize(("spoil", "message"), FILES)
+def test_a_missing_broken_or_hostile_file_is_refused_by_its_name(model, spoil, message):
+    if isinstance(spoil, partial):
+        spoil(model / message)
+    else:
+        spoil(model)
+    assert message.replace("{model}", str(model)) in refused(lambda: load(model))
 
 
 def test_fields_that_refer_to_other_files_or_code_do_not_reach_transformers(model):
     (model / "config.99.json").write_text('{"num_hidden_layers": 1000000000}')
-    edit(
-        model / "config.json",
-        configuration_files=["config.99.json"],
-        num_labels=10**9,
-        auto_map={"AutoConfig": "evil.Evil"},
-        validate_rope=5,
-    )
+    (model / "evil.py").write_text("raise SystemExit('remote code ran')")
+    code = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    other = {"configuration_files": ["config.99.json"], "num_labels": 10**9, "validate_rope": 5}
+    edit(model / CONFIG, auto_map=code, **other)
     assert load(model).depth == 3
+    edit(model / CONFIG, model_type="evil")
+    assert str(model / CONFIG) in refused(lambda: load(model))
 
 
 @pytest.mark.parametrize(
@@ -250,76 +277,55 @@ def test_eos_ids_of_wrong_type_or_outside_the_vocabulary_are_refused(bundled, en
     assert "it must be a token id, at least 0 and at most 4095" in error
 
 
-@pytest.fixture
-def pair(bundled, tmp_path):
-    """Return a copy of the bundled target for changes."""
-    return shutil.copytree(bundled, tmp_path / "target")
-
-
-@pytest.mark.parametrize(
-    "content", ["{}", "[]", "", "null", '{"model": {}}', "[" * 100_000, "x" * 1000, "\ud800"]
-)
-def test_an_invalid_tokenizer_is_refused(pair, content):
-    (pair / "tokenizer.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    assert str(pair) in refused(lambda: Pair.of(pair))
-
-
-@pytest.mark.parametrize("keep", [1, 5000, -1])
-def test_a_truncated_tokenizer_is_refused(pair, keep):
-    content = (pair / "tokenizer.json").read_bytes()
-    (pair / "tokenizer.json").write_bytes(content[:keep])
-    assert "its tokenizer cannot be loaded" in refused(lambda: Pair.of(pair))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-        "vocab.json",
-    ],
-)
-@pytest.mark.parametrize("target", ["/dev/zero", "/dev/stdin", "/nowhere"])
-def test_a_tokenizer_file_that_links_to_a_device_is_refused(pair, name, target):
-    (pair / name).unlink(missing_ok=True)
-    (pair / name).symlink_to(target)
-    assert str(pair / name) in refused(lambda: Pair.of(pair))
-
-
-def test_a_tokenizer_file_of_a_gigabyte_is_refused_unread(pair):
+def grown(pair):
     with (pair / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 30)
-    assert "has 1073741824 bytes; the limit is 67108864" in refused(lambda: Pair.of(pair))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}},
-        {"auto_map": ["evil.Evil", None]},
-        {"gguf_file": "/dev/zero"},
-        {"vocab": "/dev/zero", "merges": "/dev/zero"},
-        {"fast_tokenizer_files": ["tokenizer.4.json"]},
-    ],
-)
-@pytest.mark.parametrize("kind", ["TokenizersBackend", "LlamaTokenizer"])
-def test_a_tokenizer_that_refers_to_code_or_other_files_is_refused(pair, change, kind):
-    (pair / "evil.py").write_text("raise SystemExit('remote code ran')")
-    edit(pair / "tokenizer_config.json", tokenizer_class=kind, **change)
-    assert f"{next(iter(change))} refers to code or other files" in refused(lambda: Pair.of(pair))
+def refers(kind, change):
+    def spoil(pair):
+        (pair / "evil.py").write_text("raise SystemExit('remote code ran')")
+        edit(pair / "tokenizer_config.json", tokenizer_class=kind, **change)
+
+    return spoil
 
 
-def sequence(count, text):
+def normalizer(count, text):
     part = {"type": "Replace", "pattern": {"String": "a"}, "content": text}
-    return {"type": "Sequence", "normalizers": [part] * count}
+    whole = {"type": "Sequence", "normalizers": [part] * count}
+    return lambda pair: edit(pair / "tokenizer.json", normalizer=whole)
 
 
-@pytest.mark.parametrize("normalizer", [sequence(40, "aa"), sequence(1, "a" * 100_000), sequence(3000, "b")])
-def test_a_normalizer_that_multiplies_the_text_is_refused(pair, normalizer):
-    edit(pair / "tokenizer.json", normalizer=normalizer)
-    assert "its normalizer makes a text " in refused(lambda: Pair.of(pair))
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json")  # fmt: skip
+REFERENCES = (
+    {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}},
+    {"auto_map": ["evil.Evil", None]},
+    {"gguf_file": "/dev/zero"},
+    {"vocab": "/dev/zero", "merges": "/dev/zero"},
+    {"fast_tokenizer_files": ["tokenizer.4.json"]},
+)
+BROKEN = ("{}", "[]", "", "null", '{"model": {}}', "[" * 100_000, "x" * 1000, b"\xed\xa0\x80")
+IDS = ({"1000000000000": {"content": "x"}}, {"x": {}}, {"-1": {}}, [5], "x")
+PAIRS = [
+    *((wrote("tokenizer.json", text), "{pair}") for text in BROKEN),
+    *((cut("tokenizer.json", keep), "its tokenizer cannot be loaded") for keep in (1, 5000, -1)),
+    *((linked(n, to), f"{{pair}}/{n}") for n in TOKENIZER for to in ("/dev/zero", "/dev/stdin", "/nowhere")),
+    (grown, "has 1073741824 bytes; the limit is 67108864"),
+    *(
+        (refers(kind, change), f"{next(iter(change))} refers to code or other files")
+        for kind in ("TokenizersBackend", "LlamaTokenizer")
+        for change in REFERENCES
+    ),
+    *((normalizer(*n), "its normalizer makes a text ") for n in ((40, "aa"), (1, "a" * 100_000), (3000, "b"))),
+    *((lambda p, i=i: edit(p / "tokenizer_config.json", added_tokens_decoder=i), "added_tokens_decoder is ") for i in IDS),
+]  # fmt: skip
+"""What spoils a tokenizer, and what its refusal says; `{pair}` is the folder."""
+
+
+@pytest.mark.parametrize(("spoil", "message"), PAIRS)
+def test_a_hostile_tokenizer_is_refused(pair, spoil, message):
+    spoil(pair)
+    assert message.replace("{pair}", str(pair)) in refused(lambda: Pair.of(pair))
 
 
 def test_a_pattern_that_backtracks_endlessly_refuses_the_prompt(pair, capfd):
@@ -330,12 +336,6 @@ def test_a_pattern_that_backtracks_endlessly_refuses_the_prompt(pair, capfd):
     assert "retry-limit-in-match over" in capfd.readouterr().err  # printed by the library
 
 
-@pytest.mark.parametrize("ids", [{"1000000000000": {"content": "x"}}, {"x": {}}, {"-1": {}}, [5], "x"])
-def test_added_tokens_with_invalid_ids_are_refused(pair, ids):
-    edit(pair / "tokenizer_config.json", added_tokens_decoder=ids)
-    assert "added_tokens_decoder is " in refused(lambda: Pair.of(pair))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_odd_value_of_a_config_loads_or_is_refused(models, family):
     folder, configs = models
@@ -343,7 +343,7 @@ def test_any_odd_value_of_a_config_loads_or_is_refused(models, family):
     @BOUNDED
     @given(spoiled(configs[family]))
     def check(config):
-        write(folder / family / "config.json", config)
+        (folder / family / CONFIG).write_text(json.dumps(config))
         returns_or_refuses(lambda: load(folder / family))
 
     check()
@@ -352,11 +352,10 @@ def test_any_odd_value_of_a_config_loads_or_is_refused(models, family):
 @BOUNDED
 @given(data=st.data())
 def test_any_odd_value_of_a_pair_loads_or_is_refused(bundled, data):
-    names = ("config.json", "generation_config.json", "tokenizer_config.json")
-    path = bundled / data.draw(st.sampled_from(names))
+    path = bundled / data.draw(st.sampled_from((CONFIG, "generation_config.json", "tokenizer_config.json")))
     content = path.read_text()
     try:
-        write(path, data.draw(spoiled(json.loads(content))))
+        path.write_text(json.dumps(data.draw(spoiled(json.loads(content)))))
         returns_or_refuses(lambda: Pair.of(bundled).encode("Hi"))
     finally:
         path.write_text(content)
@@ -368,7 +367,7 @@ def test_any_changed_bytes_of_a_safetensors_file_load_or_are_refused(models, at,
     path = models[0] / "qwen3" / WEIGHTS
     content = path.read_bytes()
     at %= len(content)
-    write(path.with_name("config.json"), models[1]["qwen3"])
+    path.with_name(CONFIG).write_text(json.dumps(models[1]["qwen3"]))
     try:
         path.write_bytes(content[:at] + junk + content[at + len(junk) :])
         returns_or_refuses(lambda: load(path.parent))

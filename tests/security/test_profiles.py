@@ -1,4 +1,4 @@
-"""Attacks by latency profiles: counts, times and names out of range."""
+"""Attacks by latency profiles and by files of static token trees."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specscope.engine.drafting.static import FOLDER as TREES
+from specscope.engine.drafting.static import MOST_NODES, tree
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import FOLDER, Profile
 from specscope.engine.simulate.roofline import Grid
-from tests.security.odd import BOUNDED, SPECIAL, put, refused, returns_or_refuses
+from tests.security.odd import BOUNDED, ODD, SPECIAL, put, refused, returns_or_refuses
 
 TEXTS = {
     name: (FOLDER / f"{name}.toml").read_text("utf-8") for name in ("pearl-3xA100", "8xA100", "A100-OPT")
@@ -33,11 +35,11 @@ VALUES = (*NUMBERS.split(), *TEXTS_AND_TABLES, "{}", "{x = 1}", "[" * 5000)
 
 @pytest.fixture
 def written(tmp_path):
-    """Return a function that writes a profile's file and returns its name."""
+    """Return a function that writes a file and returns its name."""
 
-    def write(content: str, stem: str) -> str:
+    def write(content: str | bytes, stem: str = "tree") -> str:
         path = tmp_path / f"{stem}.toml"
-        path.write_text(content, "utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return str(path)
 
     return write
@@ -79,10 +81,11 @@ def test_a_number_or_name_out_of_range_is_refused(written, line):
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_anything_else_in_place_of_a_profile_is_refused(tmp_path, kind):
+@pytest.mark.parametrize("read", [Profile.load, tree])
+def test_anything_else_in_place_of_a_profile_or_tree_is_refused(tmp_path, read, kind):
     path = tmp_path / "x.toml"
     put(path, kind)
-    assert str(path) in refused(lambda: Profile.load(str(path)), UsageError)
+    assert str(path) in refused(lambda: read(str(path)), UsageError)
 
 
 @pytest.mark.parametrize("name", ["", " ", "/dev/zero", "..", "x\ny" * 1000, "\x1b[2J", "8XA100"])
@@ -134,3 +137,65 @@ def test_a_profile_with_any_line_changed_is_read_or_refused(tmp_path_factory, da
             assert math.isfinite(latency.c)
 
     returns_or_refuses(ask)
+
+
+# Attacks by files of static token trees.
+
+
+def chain_of(depth: int) -> str:
+    return "paths = [" + ",".join(str([0] * level) for level in range(1, depth + 1)) + "]"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (chain_of(65), "it has 65 nodes; there must be at least 1 and at most 64"),
+        ("paths = [" + "[0]," * 100_000 + "]", "it has 100000 nodes"),
+        (f"paths = [[0], [{'0,' * 100_000}]]", "has no parent; add [0, 0, 0"),
+        ("paths = [[1000000000000]]", "[1000000000000] has no elder sibling"),
+        (f"paths = [[{'9' * 5000}]]", "cannot be read"),
+        *((f"paths = {x}", "paths must be a list of nodes") for x in ("[[-1]]", "[[0.5]]", "[[true]]", "[[nan]]", "[]", "[[]]", "5")),
+        ("", "paths must be a list of nodes"),
+        *((content, "cannot be read") for content in ("[" * 100_000, "paths = " + "[" * 100_000)),
+        (b"\xff\xfe", "is not text"),
+        (b"#" * (1 << 20) + b"\n", "has 1048577 bytes; the limit is 1048576"),
+    ],
+)  # fmt: skip
+def test_an_invalid_tree_is_refused(written, content, message):
+    assert message in refused(lambda: tree(written(content)), UsageError)
+
+
+@pytest.mark.parametrize(
+    "name", ["/dev/zero", "", "..", "../profiles/8xA100", "x\ny" * 1000, "a\x00.toml", "x" * 5000 + ".toml"]
+)
+def test_an_unknown_name_of_a_tree_is_refused(name):
+    with pytest.raises(UsageError):
+        tree(name)
+
+
+def test_the_deepest_tree_is_read(written):
+    assert tree(written(chain_of(MOST_NODES))).depth == MOST_NODES
+
+
+@BOUNDED
+@given(
+    st.lists(
+        st.lists(st.integers(0, 3), max_size=5)
+        | st.sampled_from([x for x in ODD if isinstance(x, int | float | list)]),
+        max_size=70,
+    )
+)
+def test_any_list_is_a_tree_or_refused(tmp_path_factory, paths):
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_text(f"paths = {paths}".replace("True", "true").replace("False", "false"))
+    returns_or_refuses(lambda: tree(str(path)))
+
+
+@BOUNDED
+@given(at=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=6))
+def test_a_tree_with_any_other_bytes_is_read_or_refused(tmp_path_factory, at, junk):
+    path = tmp_path_factory.getbasetemp() / "junk.toml"
+    content = (TREES / "medusa.toml").read_bytes()
+    at %= len(content)
+    path.write_bytes(content[:at] + junk + content[at + len(junk) :])
+    returns_or_refuses(lambda: tree(str(path)))

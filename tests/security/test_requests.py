@@ -199,20 +199,21 @@ def inputs_of(page: Page, handler: str) -> int:
     return len(next(each for each in page.fns.values() if each.name == handler).inputs)
 
 
+HALF = "a text holds half of a character, perhaps of an emoji; remove it"
+
+
 @pytest.mark.parametrize("half", ["\ud83d", "a \udc00 b", {"\ud800": 1}, [["\udfff"]]], ids=ascii)
 @pytest.mark.parametrize("handler", ["ask", "find", "refresh", "show_replay", "run", "forget"])
 def test_half_of_a_character_is_refused_in_one_line(client, page, capfd, handler, half) -> None:
     answer = answered(client, page, handler, [half] * inputs_of(page, handler))
-    assert answer.count("process_completed") == 1
-    assert "a text holds half of a character, perhaps of an emoji; remove it" in answer
+    assert (answer.count("process_completed"), HALF in answer) == (1, True)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("handler", ["open_one", "pick", "stop", "delete"])
 def test_half_of_a_character_in_an_event_is_refused_in_one_line(client, page, capfd, handler) -> None:
     event = dict.fromkeys(("run", "error", "offset", "listed", "ticked"), "\ud83d")
-    answer = answered(client, page, handler, [None] * inputs_of(page, handler), event)
-    assert "a text holds half of a character" in answer
+    assert HALF in answered(client, page, handler, [None] * inputs_of(page, handler), event)
     assert capfd.readouterr() == ("", "")
 
 
@@ -301,12 +302,12 @@ async def exchange(receive) -> list[dict]:
 LARGE = 16 * 2**20
 SMALL = 48 * 2**10
 """Less than asyncio keeps of an answer before it tells its protocol."""
-GET = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+GET = b"GET /%d HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 @contextmanager
-def listening(buffer: int = 0) -> Iterator[int]:
-    """Serve a small application with BoundedConnection; yield its port.
+def listening(monkeypatch: pytest.MonkeyPatch, buffer: int = 0, **bounds: float) -> Iterator[int]:
+    """Serve a small application with BoundedConnection and other bounds; yield its port.
 
     The system holds about `buffer` bytes of answers, if given.
     """
@@ -316,22 +317,18 @@ def listening(buffer: int = 0) -> Iterator[int]:
     async def size(request: Request) -> PlainTextResponse:
         return PlainTextResponse(str(len(await request.body())))
 
-    @app.get("/large")
-    def large() -> PlainTextResponse:
-        return PlainTextResponse("x" * LARGE)
+    @app.get("/{size}")
+    def answer(size: int) -> PlainTextResponse:
+        return PlainTextResponse("x" * size)
 
-    @app.get("/small")
-    def small() -> PlainTextResponse:
-        return PlainTextResponse("x" * SMALL)
-
+    for name, bound in bounds.items():
+        monkeypatch.setattr(limits, name, bound)
     listener = bind("127.0.0.1", 0)
     if buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    bounded = SmallBodies(app, unlimited="")
     config = uvicorn.Config(
-        SmallBodies(app, unlimited=""),
-        http=BoundedConnection,
-        log_level="critical",
-        timeout_graceful_shutdown=1,
+        bounded, http=BoundedConnection, log_level="critical", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -345,12 +342,16 @@ def listening(buffer: int = 0) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def post(port: int, body: bytes = b"abc") -> bytes:
-    """Send one request and return the answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as sender:
-        head = b"POST /size HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-        sender.sendall(head % len(body) + body)
-        return b"".join(iter(lambda: sender.recv(4096), b""))
+def peer_of(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+POST = b"POST /size HTTP/1.1\r\nHost: x\r\n"
+CLOSING = POST + b"Connection: close\r\nContent-Length: 3\r\n\r\n"
+
+
+def rest(peer: socket.socket) -> bytes:
+    return b"".join(iter(lambda: peer.recv(4096), b""))
 
 
 def ended(peer: socket.socket) -> bool:
@@ -367,20 +368,20 @@ def ended(peer: socket.socket) -> bool:
 
 
 def test_half_open_requests_are_closed_and_others_are_answered(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 3)
-    with listening() as port:
+    with listening(monkeypatch, HEAD_SECONDS=3) as port:
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         for number, peer in enumerate(silent):
-            peer.sendall((b"", b"POST /size HT", b"POST /size HTTP/1.1\r\nHost: x\r\nX-")[number % 3])
-        assert post(port).endswith(b"\r\n\r\n3")
+            peer.sendall((b"", POST[:13], POST + b"X-")[number % 3])
+        with peer_of(port) as other:
+            other.sendall(CLOSING + b"abc")
+            assert rest(other).endswith(b"\r\n\r\n3")
         assert all(map(ended, silent))
         for peer in silent:
             peer.close()
 
 
 def test_a_head_sent_byte_by_byte_is_closed_at_its_deadline(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.3)
-    with listening() as port, socket.create_connection(("127.0.0.1", port)) as peer:
+    with listening(monkeypatch, HEAD_SECONDS=0.3) as port, peer_of(port) as peer:
         begun, alive = time.monotonic(), True
         while alive and time.monotonic() - begun < 60:
             try:
@@ -392,27 +393,24 @@ def test_a_head_sent_byte_by_byte_is_closed_at_its_deadline(monkeypatch) -> None
 
 
 def test_a_second_request_on_a_connection_has_a_deadline(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 2)
-    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
-        peer.sendall(b"POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc")
+    with listening(monkeypatch, HEAD_SECONDS=2) as port, peer_of(port) as peer:
+        peer.sendall(POST + b"Content-Length: 3\r\n\r\nabc")
         assert peer.recv(4096).startswith(b"HTTP/1.1 200")
         peer.sendall(b"POST /size")
         assert ended(peer)
 
 
 def test_a_request_may_take_longer_than_its_head(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 2)
-    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
-        peer.sendall(b"POST /size HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\na")
+    with listening(monkeypatch, HEAD_SECONDS=2) as port, peer_of(port) as peer:
+        peer.sendall(CLOSING + b"a")
         time.sleep(2.5)
         peer.sendall(b"bc")
-        assert b"".join(iter(lambda: peer.recv(4096), b"")).endswith(b"3")
+        assert rest(peer).endswith(b"3")
 
 
 def test_connections_over_the_limit_are_closed_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "CONNECTIONS", 8)
-    with listening() as port:
-        peers = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(12)]
+    with listening(monkeypatch, CONNECTIONS=8) as port:
+        peers = [peer_of(port) for _ in range(12)]
         assert all(map(ended, peers[8:]))
         for peer in peers:
             peer.close()
@@ -464,37 +462,29 @@ def received(peer: socket.socket, pause: float) -> int:
     return total
 
 
-def test_an_answer_that_nobody_takes_is_dropped(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "SEND_SECONDS", 1)
-    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
-        peer.sendall(GET)
-        time.sleep(4)
-        assert received(peer, 0) < LARGE
-
-
-def test_a_small_answer_that_nobody_takes_is_dropped(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "SEND_SECONDS", 1)
-    with listening(buffer=4096) as port, socket.socket() as peer:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+@pytest.mark.parametrize(("size", "buffer"), [(LARGE, 0), (SMALL, 4096)])
+def test_an_answer_that_nobody_takes_is_dropped(monkeypatch, size, buffer) -> None:
+    with listening(monkeypatch, buffer, SEND_SECONDS=1) as port, socket.socket() as peer:
+        if buffer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        peer.settimeout(30)
         peer.connect(("127.0.0.1", port))
-        peer.sendall(GET.replace(b"large", b"small"))
+        peer.sendall(GET % size)
         time.sleep(4)
-        assert received(peer, 0) < SMALL
+        assert received(peer, 0) < size
 
 
 def test_an_answer_that_is_taken_slowly_is_complete(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "SEND_SECONDS", 2)
-    with listening() as port, socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
-        peer.sendall(GET)
+    with listening(monkeypatch, SEND_SECONDS=2) as port, peer_of(port) as peer:
+        peer.sendall(GET % LARGE)
         assert received(peer, 0.1) > LARGE
 
 
 def test_answers_that_nobody_takes_have_a_limit_over_all_connections(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "MOST_UNREAD", 3 * LARGE)
-    with listening() as port:
-        peers = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(8)]
+    with listening(monkeypatch, MOST_UNREAD=3 * LARGE) as port:
+        peers = [peer_of(port) for _ in range(8)]
         for peer in peers:
-            peer.sendall(GET)
+            peer.sendall(GET % LARGE)
         time.sleep(3)
         complete = [received(peer, 0) > LARGE for peer in peers]
         assert 1 <= sum(complete) <= 3

@@ -44,11 +44,20 @@ def imported(trace: Trace, folder: Path, **fields: object) -> Trace:
     return read_traces(folder / "file.jsonl").traces[0]
 
 
-@pytest.fixture
-def opener(tmp_path):
-    service = Service(tmp_path / "traces.db", FakeOpen())
+@pytest.fixture(scope="module")
+def opening(tmp_path_factory):
+    service = Service(tmp_path_factory.mktemp("stored") / "traces.db", FakeOpen())
     yield Opener(service)
     service.close()
+
+
+@pytest.fixture
+def opener(opening):
+    """Return what opens the runs of a database, which is empty before and after each test."""
+    yield opening
+    store = opening.service.store
+    store.delete([run.header.run_id for run in store.runs(limit=100)[0]])
+    assert store.runs()[1] == 0
 
 
 def test_a_notebooks_table_has_texts_and_no_markup():

@@ -24,18 +24,8 @@ from tests.engine.model import tiny
 
 WEIGHTS = "model.safetensors"
 OURS = ("opt", "gpt2", "phi3", "gemma2", "gemma3", "smollm3", "granite")
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 4,
-    "long_factor": [2.0] * 4,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +73,7 @@ def edit(path, **changes) -> str:
         ("gpt2", {"n_head": "4"}, "n_head is '4'; it must be a whole number"),
         ("phi3", {"num_key_value_heads": 1}, "qkv_proj.weight has shape [64, 32]; config.json asks for [48, 32]"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [1.0] * 3}}, "short_factor"),
+        ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 1}, "rope_parameters.original_max_position_embeddings is 1; longrope divides by its logarithm"),
         ("phi3", {"rope_parameters": LONGROPE | {"long_factor": [1.0, 0.0] * 2}}, "long_factor is 0.0; it must be a number, at least 0.001"),
         ("phi3", {"rope_parameters": LONGROPE | {"long_factor": "1"}}, "rope_parameters.long_factor is '1'; it must be a list of numbers"),
         ("phi3", {"rope_parameters": LONGROPE | {"long_factor": None}}, "rope_parameters.long_factor is None; it must be a list"),
@@ -166,8 +157,9 @@ def cluster(request, tmp_path_factory):
         yield cluster
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", ["speculative", "tree", "pearl", "lookahead"])
+@pytest.mark.parametrize(
+    ("method", "temperature"), [("speculative", 1.0), ("tree", 0.0), ("pearl", 1.0), ("lookahead", 0.0)]
+)
 def test_methods_run_and_greedy_texts_are_the_targets(cluster, method, temperature):
     options = {"sampling": Sampling(temperature, seed=1), "limits": Limits(12)}
     trace = cluster.run(method, [5, 6, 7], **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +77,10 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return saved
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", tiny.CONFIGS)
+@pytest.mark.parametrize(
+    ("family", "form"),
+    sorted({*zip(tiny.CONFIGS, cycle(FORMS)), *(("qwen3", form) for form in FORMS)}),
+)
 def test_every_family_has_forms(
     family: str, form: str, families: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

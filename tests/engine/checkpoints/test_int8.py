@@ -102,10 +102,7 @@ def filled(row: int, value: float) -> Tensor:
     ("changes", "message"),
     [
         ({SCALE: None}, f"{AT} is of type I8, but there is no {SCALE} with its scales$"),
-        (
-            {SCALE: torch.ones(3)},
-            rf"{SCALE} has shape \[3\]; {AT} of shape \[16, 16\] needs one scale per row$",
-        ),
+        ({SCALE: torch.ones(3)}, rf"{SCALE} has shape \[3\]; {AT} of shape \[16, 16\] needs one scale per row$"),
         ({SCALE: torch.ones(D, 1)}, rf"{SCALE} has shape \[16, 1\]; {AT} of shape \[16, 16\] needs one"),
         ({SCALE: filled(5, torch.nan)}, f"{SCALE} is nan in row 5; it must be a finite number above 0$"),
         ({SCALE: filled(2, torch.inf)}, f"{SCALE} is inf in row 2; it must be"),
@@ -114,7 +111,7 @@ def filled(row: int, value: float) -> Tensor:
         ({AT: torch.ones(D, D)}, f"tensors unknown to a head of kind medusa: {SCALE}$"),
         ({AT: torch.ones(D, D).to(torch.uint8)}, f"unknown to a head .*: {SCALE}$"),
     ],
-)
+)  # fmt: skip
 def test_broken_scales_are_refused_by_name(
     changes: dict[str, Tensor | None], message: str, tmp_path: Path
 ) -> None:

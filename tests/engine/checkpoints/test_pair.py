@@ -175,13 +175,9 @@ SWAPPED = min(BUNDLED.tokenizer.convert_tokens_to_ids(["Q", "Z"]))
         ("tokenizer.json", add_token, "the target's tokenizer has 4096 tokens, the drafter's 4097"),
         ("tokenizer.json", swap_tokens, f"token {SWAPPED} is '.' in the target's tokenizer, '.' in the dr"),
         ("tokenizer.json", make_plain, r"token 3, '<\|user\|>', is special in only one"),
-        (
-            "tokenizer_config.json",
-            end_with_pad,
-            r"eos_token is '<\|eos\|>' in .*, '<\|pad\|>' in the drafter's",
-        ),
+        ("tokenizer_config.json", end_with_pad, r"eos_token is '<\|eos\|>' in .*, '<\|pad\|>' in the drafter's"),
     ],
-)
+)  # fmt: skip
 def test_different_tokenizers_are_refused(copies, file, change, message):
     edit(copies[1] / file, change)
     edit(copies[1] / "config.json", lambda c: c.update(vocab_size=4100))

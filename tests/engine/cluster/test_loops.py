@@ -45,9 +45,6 @@ def in_a_notebook(cell: Callable[[], object]) -> object:
     return outcomes[0]
 
 
-HOSTS = (under_asyncio_run, in_a_notebook)
-
-
 def decoded(place):
     """Return the text and the events' number of a run, and of a measurement before it."""
     with specscope.open("bundled", **place) as cluster:
@@ -56,16 +53,22 @@ def decoded(place):
         return trace.text, trace.status, bool(cluster.c), seen[-1] is trace.footer
 
 
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(
+    ("host", "place"),
+    [
+        (under_asyncio_run, "virtual"),
+        (in_a_notebook, "thread"),
+        (under_asyncio_run, "process"),
+        (in_a_notebook, "process"),
+    ],
+)
 def test_a_run_on_a_running_loop_has_the_usual_text(host, place):
     text, *_ = decoded(VIRTUAL)
     assert len(text) > 20
-    assert host(lambda: decoded(place)) == (text, "done", True, True)
+    assert host(lambda: decoded(PLACES[place])) == (text, "done", True, True)
 
 
-@pytest.mark.parametrize("presses", [1, 4])
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(("host", "presses"), [(under_asyncio_run, 4), (in_a_notebook, 1)])
 def test_ctrl_c_cancels_a_run_on_a_running_loop(host, presses):
     seen, later = [], []
 

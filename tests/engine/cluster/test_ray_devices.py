@@ -1,7 +1,10 @@
-"""Ray's nodes as devices: which models go where, beside other sessions and on nodes that join."""
+"""Ray's nodes as devices, and connections to them, without Ray."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -11,9 +14,11 @@ import torch
 
 import specscope
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster import ray_cluster
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.pool import ModelPart, part_of
-from specscope.engine.cluster.ray_cluster import Bundle, Place
+from specscope.engine.cluster.ray_cluster import Bundle, Place, RayCluster
+from specscope.engine.cluster.ray_connect import import_ray
 from specscope.engine.cluster.ray_devices import RayDevices
 from specscope.engine.errors import ModelError, SpecScopeError, UsageError
 from specscope.engine.layout import Layout, Separate
@@ -22,7 +27,7 @@ from specscope.engine.runtimes.ray.worker import Node
 HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
 
 
-def ray(**options) -> Options:
+def options(**options) -> Options:
     return Options(runtime="ray", **options)
 
 
@@ -63,7 +68,7 @@ class Nodes:
     ],
 )
 def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp, drafter_tp, targets, found):
-    pool = RayDevices(Pair.find("bundled"), Nodes(*cpus), ray(tp=tp, drafter_tp=drafter_tp))
+    pool = RayDevices(Pair.find("bundled"), Nodes(*cpus), options(tp=tp, drafter_tp=drafter_tp))
     assert pool.servers(1) >= targets or len(cpus) == 1
     assigned = pool.assign(Layout(Separate(targets)))
     on = {
@@ -78,7 +83,7 @@ def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp
 
 def test_devices_that_another_split_uses_are_refused(monkeypatch):
     nodes = Nodes(2, 1)
-    pool = RayDevices(Pair.find("bundled"), nodes, ray(tp=2))
+    pool = RayDevices(Pair.find("bundled"), nodes, options(tp=2))
     (target,) = pool.assign(Layout(Separate(1)))["target"]
     pool._kept["target"] = [target]
     nodes.take(0, 2)
@@ -94,7 +99,7 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     nodes = Nodes(4, 1)
     nodes.take(0, 2)
-    pool = RayDevices(Pair.find("bundled"), nodes, ray())
+    pool = RayDevices(Pair.find("bundled"), nodes, options())
     names = [device.label for device in pool.devices]
     assert names == ["node 0 · CPU 0", "node 1 · CPU 0", "node 0 · CPU 1"]
     nodes.places["cpu:4"] = HELD
@@ -111,7 +116,7 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
 
 
 def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
-    pool = RayDevices(Pair.find("bundled"), Nodes(2, 1), ray())
+    pool = RayDevices(Pair.find("bundled"), Nodes(2, 1), options())
     assert [pool.memory.name(device) for device in pool.devices] == ["node 0", "node 1", "node 0"]
     drafter = replace(pool.devices[0], name=f"{pool.devices[0].name}/drafter")
     pool._workers[drafter.name] = SimpleNamespace(answer=lambda _: 77)
@@ -122,7 +127,7 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     """Both models go to the only free device; together they do not fit, each alone would."""
     nodes = Nodes(1, 1)
     nodes.take(0, 1)
-    pool = RayDevices(Pair.find("bundled"), nodes, ray())
+    pool = RayDevices(Pair.find("bundled"), nodes, options())
     assigned = pool.assign(Layout(Separate(1)))
     parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
     sizes = [part_of(pool.pair, torch.float32, *part).weights for part in parts]
@@ -143,7 +148,7 @@ def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
     )
     nodes = Nodes(1, 1)
     nodes.places |= {"cpu:0": HELD, "cpu:1": HELD}
-    pool = RayDevices(Pair.find("bundled"), nodes, ray())
+    pool = RayDevices(Pair.find("bundled"), nodes, options())
     assigned = pool.assign(Layout(Separate(1)))
     pool.reserve(assigned)
     drafter, target = (pool.start_worker(assigned[model][0]) for model in ("drafter", "target"))
@@ -177,7 +182,7 @@ def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch)
 )
 def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, bundles):
     nodes = Nodes(*counts, resource="GPU" if kind == "cuda" else "CPU")
-    pool = RayDevices(Pair.find("bundled"), nodes, ray(device=kind, tp=tp))
+    pool = RayDevices(Pair.find("bundled"), nodes, options(device=kind, tp=tp))
     for _ in range(2):
         pool.reserve(pool.assign(Layout(Separate(1))))
         assert sorted(nodes.reserved) == bundles, "reserved once"
@@ -188,7 +193,106 @@ def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, 
 
 
 def test_two_workers_never_share_a_gpu():
-    pool = RayDevices(Pair.find("bundled"), Nodes(1, resource="GPU"), ray(device="cuda"))
+    pool = RayDevices(Pair.find("bundled"), Nodes(1, resource="GPU"), options(device="cuda"))
     with pytest.raises(UsageError, match="GPU 0 has a worker already; with Ray a GPU has one only"):
         pool.reserve(pool.assign(Layout(Separate(1))))
     assert not pool.cluster.reserved
+
+
+# A connection to Ray without Ray: what a dead head and a dead node of this machine lead to.
+
+
+HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 1}
+
+
+class FakeRay:
+    """Two nodes that Ray believes alive; `down` has those whose ports take no connections."""
+
+    def __init__(self) -> None:
+        self.connected, self.down = False, set[tuple[str, int]]()
+        self._private = SimpleNamespace(worker=SimpleNamespace(print_to_stdstream=print))
+
+    def init(self, **_) -> None:
+        self.connected = True
+
+    def shutdown(self) -> None:
+        self.connected = False
+
+    def is_initialized(self) -> bool:
+        return self.connected
+
+    def get_runtime_context(self):
+        return SimpleNamespace(gcs_address=HEAD, get_node_id=lambda: "a")
+
+    def nodes(self):
+        other = OWN | {"NodeID": "b", "NodeManagerAddress": "10.0.0.2"}
+        return [{**node, "Alive": True, "Resources": {"CPU": 1}} for node in (OWN, other)]
+
+    def reachable(self, host: str, port: int) -> bool:
+        return (host, port) not in self.down
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda *, starts: fake)
+    monkeypatch.setattr(ray_cluster, "checked", lambda address: address)
+    monkeypatch.setattr(ray_cluster, "free_by_node", dict)
+    monkeypatch.setattr(RayCluster, "_free_devices", lambda _: None)
+    monkeypatch.setattr(ray_cluster, "reachable", fake.reachable)
+    monkeypatch.setattr("specscope.engine.runtimes.ray.worker.reachable", fake.reachable)
+    monkeypatch.setattr(ray_cluster, "EVERY_S", 0.005)
+    return fake
+
+
+def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(ray) -> None:
+    cluster, worker = RayCluster(HEAD, 1), Mock()
+    cluster.watch(worker)
+    assert [node.name for node in cluster.nodes()] == ["node 1 (10.0.0.1)", "node 2 (10.0.0.2)"]
+    ray.down.add(("10.0.0.1", 6379))
+    deadline = time.monotonic() + 20
+    while ray.connected:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    worker.lose.assert_called_once_with(f"lost the head of its cluster ({HEAD})")
+    assert worker.check.call_count >= ray_cluster.HEADLESS
+    ray.down.clear()  # the head is back; this connection is not
+    with pytest.raises(SpecScopeError, match=r"head of the Ray cluster \(10\.0\.0\.1:6379\) does not answer"):
+        cluster.nodes()
+    cluster.close()
+    again = RayCluster(HEAD, 1)
+    assert len(again.nodes()) == 2
+    again.close()
+
+
+def test_a_head_that_is_silent_for_a_moment_ends_nothing(ray) -> None:
+    cluster, worker, silent = RayCluster(HEAD, 1), Mock(), iter([False] * (ray_cluster.HEADLESS - 1))
+    cluster._head_answers = lambda: next(silent, True)
+    cluster.watch(worker)
+    deadline = time.monotonic() + 20
+    while worker.check.call_count < 2 * ray_cluster.HEADLESS:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert (ray.connected, worker.lose.call_count) == (True, 0)
+    cluster.close()
+
+
+def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_goes_on(ray) -> None:
+    cluster = RayCluster(HEAD, 1)
+    ray.down.add(("10.0.0.2", 1))
+    assert [node.own for node in cluster.nodes()] == [True]
+    ray.down.add(("10.0.0.1", 1))
+    with pytest.raises(SpecScopeError, match="Ray's node on this machine does not answer; start Ray here"):
+        cluster.nodes()
+    cluster.close()
+
+
+def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playground(monkeypatch) -> None:
+    name, fake = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", SimpleNamespace()
+    monkeypatch.setattr(os, "environ", {key: value for key, value in os.environ.items() if key != name})
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    assert import_ray(starts=False) is fake
+    assert os.environ[name] == "1"
+    os.environ[name] = "0"
+    import_ray(starts=False)
+    assert os.environ[name] == "0", "the user's choice stays"

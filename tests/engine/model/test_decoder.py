@@ -62,9 +62,20 @@ def assert_same(got, want, tolerance=1e-4):
     assert error < tolerance, f"relative error {error:.2g}"
 
 
-@pytest.mark.parametrize("sizes", [(40,), (11, *[1] * 19), (12, 2), (12, 5), (12, 12), (12, 33)], ids=str)
-def test_a_text_in_parts(both, sizes):
-    """A prefill, row by row after it, or several rows after it."""
+PARTS = ((40,), (11, *[1] * 19), (12, 2), (12, 5), (12, 12), (12, 33))
+"""A prefill, row by row after it, or several rows after it."""
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        *((family, PARTS[(i + step) % 6]) for i, family in enumerate(CONFIGS) for step in (0, 3)),
+        *(("qwen3", sizes) for sizes in PARTS),
+    ],
+    ids=str,
+)
+def test_a_text_in_parts(models, family, sizes):
+    both = models(family)
     ids, cache, logits = text(sum(sizes)), both.decoder.new_cache(1, 50), []
     for size in sizes:
         at = cache.length(0)
@@ -230,17 +241,12 @@ def test_one_model_serves_caches_of_different_sizes(models):
 @pytest.mark.parametrize(
     ("rows", "want", "hidden", "message"),
     [
-        (
-            Rows.chain(0, [1, VOCAB], 0),
-            [0],
-            (),
-            f"token id {VOCAB} is not in the target's vocabulary of {VOCAB}",
-        ),
+        (Rows.chain(0, [1, VOCAB], 0), [0], (), f"token id {VOCAB} is not in the target's vocabulary of {VOCAB}"),
         (Rows.chain(0, [-1], 0), [0], (), "token id -1 is not in"),
         (Rows.chain(0, [1, 2], 0), [2], (), "wanted row 2 is not one of the rows 0 to 1"),
         (Rows.chain(0, [1], 0), [0], (4,), "hidden layers are .*; they must be -1 to 3"),
     ],
-)
+)  # fmt: skip
 def test_wrong_inputs_are_refused_and_add_no_rows(models, rows, want, hidden, message):
     decoder = models("llama").decoder
     cache = decoder.new_cache(1, 8)

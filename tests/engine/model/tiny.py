@@ -40,38 +40,18 @@ _LLAMA3 = {
 _YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**_SIZES, num_key_value_heads=4),
-    "llama-gqa-tied-bias": lambda: LlamaConfig(
-        **_SIZES, num_key_value_heads=2, tie_word_embeddings=True, attention_bias=True, mlp_bias=True
-    ),
+    "llama-gqa-tied-bias": lambda: LlamaConfig(**_SIZES, num_key_value_heads=2, tie_word_embeddings=True, attention_bias=True, mlp_bias=True  ),
     "llama3-rope": lambda: LlamaConfig(**_SIZES, num_key_value_heads=1, rope_parameters=_LLAMA3),
-    "linear-rope": lambda: LlamaConfig(
-        **_SIZES,
-        num_key_value_heads=2,
-        rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
-    ),
+    "linear-rope": lambda: LlamaConfig(**_SIZES, num_key_value_heads=2, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
     "yarn-rope": lambda: LlamaConfig(**_SIZES, num_key_value_heads=2, rope_parameters=_YARN),
     "mistral-window": lambda: MistralConfig(**_SIZES, num_key_value_heads=2, sliding_window=7),
     "mistral": lambda: MistralConfig(**_SIZES, num_key_value_heads=2, sliding_window=None),
     "qwen2": lambda: Qwen2Config(**_SIZES, num_key_value_heads=2, tie_word_embeddings=True),
-    "qwen2-window": lambda: Qwen2Config(
-        **_SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1
-    ),
+    "qwen2-window": lambda: Qwen2Config(**_SIZES, num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1  ),
     "narrow-heads": lambda: LlamaConfig(**_SIZES, num_key_value_heads=4, head_dim=4, attention_bias=True),
     "qwen3": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12),
-    "opt": lambda: OPTConfig(
-        **{name: size for name, size in _SIZES.items() if name != "intermediate_size"},
-        ffn_dim=56,
-        word_embed_proj_dim=32,
-    ),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=32,
-        n_layer=3,
-        n_head=4,
-        n_positions=CONTEXT,
-        bos_token_id=None,
-        eos_token_id=None,
-    ),
+    "opt": lambda: OPTConfig(**{name: size for name, size in _SIZES.items() if name != "intermediate_size"}, ffn_dim=56, word_embed_proj_dim=32),
+    "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=CONTEXT, bos_token_id=None, eos_token_id=None),
     "phi3": lambda: Phi3Config(**_SIZES, num_key_value_heads=2),
     "phi3-window": lambda: Phi3Config(**_SIZES, num_key_value_heads=4, sliding_window=7),
     "gemma2": lambda: Gemma2Config(
@@ -96,14 +76,7 @@ CONFIGS = {
         },
     ),
     "smollm3": lambda: SmolLM3Config(**_SIZES, num_key_value_heads=2, no_rope_layers=[1, 0, 1]),
-    "granite": lambda: GraniteConfig(
-        **_SIZES,
-        num_key_value_heads=2,
-        embedding_multiplier=3.0,
-        residual_multiplier=0.4,
-        attention_multiplier=0.2,
-        logits_scaling=5.0,
-    ),
+    "granite": lambda: GraniteConfig(**_SIZES, num_key_value_heads=2, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=5.0),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES | {"max_position_embeddings": 4 * CONTEXT},
         original_max_position_embeddings=CONTEXT,
@@ -118,7 +91,7 @@ CONFIGS = {
         },
     ),
     "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
-}
+}  # fmt: skip
 
 
 def reference(family: str, seed: int = 0, **changes):

@@ -286,16 +286,12 @@ def test_a_head_that_dies_while_ray_starts_ends_the_command_with_one_line(nodes)
     ("words", "code", "message"),
     [
         (["--runtime", "ray"], 2, "--runtime ray needs: pip install 'specscope[ray]'"),
-        (
-            ["--address", "auto"],
-            2,
-            "address is 'auto', but the runtime is local-process; use the runtime ray",
-        ),
+        (["--address", "auto"], 2, "address is 'auto', but the runtime is local-process; use the runtime ray"),
         (["--runtime", "ray", "--address", "ray://host:1"], 2, "address is 'ray://host:1'; give host:port"),
         (["--runtime", "ray", "--address", "127.0.0.1:1"], 1, "no Ray cluster answers at 127.0.0.1:1"),
         (["--runtime", "ray", "--device", "tpu"], 2, "there is no device 'tpu'; choose auto, cpu or cuda"),
     ],
-)
+)  # fmt: skip
 def test_bad_use_ends_with_one_line(words, code, message, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")

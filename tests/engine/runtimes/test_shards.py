@@ -257,13 +257,9 @@ WRONG = {
     "tp is 7; it must be at least 1 and at most 6": {"tp": 7},
     "drafter_tp is -1; it must be at least 1": {"drafter_tp": -1},
     "use the runtime local-process or ray instead of local-thread": {"tp": 2, "runtime": "local-thread"},
-    "use the runtime local-process or ray instead of virtual": {
-        "tp": 2,
-        "runtime": "virtual",
-        "profile": "pearl-3xA100",
-    },
+    "use the runtime local-process or ray instead of virtual": {"tp": 2, "runtime": "virtual", "profile": "pearl-3xA100",  },
     "drafter_tp is 2, but there is no drafter": {"drafter_tp": 2, "pair": ALONE},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", WRONG)

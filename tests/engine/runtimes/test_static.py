@@ -29,7 +29,14 @@ def clusters(tmp_path_factory):
             yield eager, static
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+JOBS = (
+    *("speculative", "ssd", "specbranch", "tree", "easyspec", "assisted", "lookahead"),
+    *("medusa with typical acceptance", "hydra", "eagle", "eagle2", "parallelspec_eagle"),
+)
+"""Configurations that together have every kind of job of a worker."""
+
+
+@pytest.mark.parametrize("name", JOBS)
 def test_a_method_decides_the_same(name, clusters):
     method, limits = name.split()[0], Limits(5)
     eager, static = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import time
 
 import numpy as np
@@ -14,82 +13,74 @@ from specscope.engine.errors import UsageError
 from tests.engine.trace.recordings import DEVICES, TREE, read
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"drafted": [1, 2], "accepted": 3, "emitted": [1, 2, 3]},
-            "accepted 3 of 2 drafted tokens; give 0 to 2",
-        ),
-        (
-            {"drafted": [1, 2], "accepted": 1, "emitted": [2, 9]},
-            "emitted token 2 at place 0, but accepted 1 there",
-        ),
-        ({"drafted": [1, 2], "accepted": 1, "emitted": [1, 9, 9]}, "emitted 3 tokens and accepted 1"),
-        (
-            {"drafted": [1, 2], "accepted": 0.5, "emitted": []},
-            "accepted of round 1 of sequence 0 is 0.5; give a whole",
-        ),
-        (
-            {"drafted": [[1, 2]], "accepted": 0, "emitted": [1]},
-            "is [[1, 2]]; give a flat list of whole numbers",
-        ),
-        ({"drafted": np.ones((2, 1)), "emitted": [1]}, "is array([[1.],        [1.]]); give a flat list"),
-        (
-            {"drafted": [1, -2], "accepted": 0, "emitted": [1]},
-            "has -2 at place 1; a token id is 0 to 2147483647",
-        ),
-        (
-            {"drafted": [1, 2], "parents": [-1], "accepted": 0, "emitted": [3]},
-            "1 parents of 2 drafted tokens",
-        ),
-        (
-            {"drafted": [1, 2], "parents": [1, -1], "accepted": 0, "emitted": [3]},
-            "parents come before children",
-        ),
-        ({**TREE, "accepted": [0, 3], "emitted": [10, 13]}, "has 3 after 0, which is not its parent"),
-        (
-            {**TREE, "accepted": 2, "emitted": [10, 13, 1]},
-            "no path of its tree has the output's token 13 at place 1",
-        ),
-        (
-            {"drafted": [1, 2], "accepted": 0, "emitted": [3], "q": [0.5]},
-            "q of round 1 of sequence 0 has 1 values",
-        ),
-        ({"drafted": [1], "accepted": 0, "emitted": [3], "p": [1.5]}, "has 1.5; a probability is 0 to 1"),
-        ({"drafted": [1], "accepted": 1, "emitted": []}, "emitted no token; give emitted="),
-        (
-            {"drafted": [1, 2], "accepted": [True, False], "emitted": [1, 3]},
-            "give the number of accepted tok",
-        ),
-        ({"drafted": [1], "emitted": [3], "q": [[0.5, 0.5]]}, "has [0.5, 0.5]; a probability is 0 to 1"),
-        ({"drafted": [1], "emitted": [3], "top_q": [[1, 2]]}, "is [[1, 2]]; give pairs (id, probability)"),
-        ({"drafted": [1], "emitted": [3], "top_p": [[(1, 1.5)]]}, "has 1.5; a probability is 0 to 1"),
-        ({"drafted": [1], "accepted": 0, "emitted": [3], "texts": []}, "0 texts of 1 emitted tokens"),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "mode": "fast"},
-            "mode of round 1 of sequence 0 is 'fast'",
-        ),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "reason": "full"},
-            "reason of round 1 of sequence 0 is 'full'",
-        ),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "sequence": 1},
-            "sequence 1 has no prompt; give 0 to 0",
-        ),
-        (
-            {"drafted": [1], "accepted": 0, "emitted": [3], "draft": [1, 2]},
-            "2 spans in draft= for 1 drafted tokens",
-        ),
-    ],
-)
-def test_a_round_that_cannot_be_is_refused_in_one_line(path, given, message):
-    with specscope.record(path) as rec, pytest.raises(UsageError) as error:
-        rec.round(**given)
+def round_(drafted=(1,), accepted=0, emitted=(3,), **more):
+    given = {"drafted": [*drafted], "accepted": accepted, "emitted": [*emitted], **more}
+    return lambda rec: rec.round(**given)
+
+
+def span(kind, **given):
+    return lambda rec: rec.span(kind, **given)
+
+
+def add(**given):
+    return lambda rec: rec.add("verify", 1, **given)
+
+
+REFUSED = [
+    (round_([1, 2], 3, [1, 2, 3]), "accepted 3 of 2 drafted tokens; give 0 to 2"),
+    (round_([1, 2], 1, [2, 9]), "emitted token 2 at place 0, but accepted 1 there"),
+    (round_([1, 2], 1, [1, 9, 9]), "emitted 3 tokens and accepted 1"),
+    (round_([1, 2], 0.5, []), "accepted of round 1 of sequence 0 is 0.5; give a whole"),
+    (round_([[1, 2]], 0, [1]), "is [[1, 2]]; give a flat list of whole numbers"),
+    (lambda rec: rec.round(drafted=np.ones((2, 1)), emitted=[1]), "is array([[1.],        [1.]]); give a flat list"),
+    (round_([1, -2], 0, [1]), "has -2 at place 1; a token id is 0 to 2147483647"),
+    (round_([1, 2], parents=[-1]), "1 parents of 2 drafted tokens"),
+    (round_([1, 2], parents=[1, -1]), "parents come before children"),
+    (round_(**TREE, accepted=[0, 3], emitted=[10, 13]), "has 3 after 0, which is not its parent"),
+    (round_(**TREE, accepted=2, emitted=[10, 13, 1]), "no path of its tree has the output's token 13 at place 1"),
+    (round_([1, 2], q=[0.5]), "q of round 1 of sequence 0 has 1 values"),
+    (round_(p=[1.5]), "has 1.5; a probability is 0 to 1"),
+    (round_(accepted=1, emitted=[]), "emitted no token; give emitted="),
+    (round_([1, 2], [True, False], [1, 3]), "give the number of accepted tok"),
+    (round_(q=[[0.5, 0.5]]), "has [0.5, 0.5]; a probability is 0 to 1"),
+    (round_(top_q=[[1, 2]]), "is [[1, 2]]; give pairs (id, probability)"),
+    (round_(top_p=[[(1, 1.5)]]), "has 1.5; a probability is 0 to 1"),
+    (round_(texts=[]), "0 texts of 1 emitted tokens"),
+    (round_(texts="a"), "texts of round 1 of sequence 0 is 'a'; give a text of whole characters for each emitted token"),
+    (round_(mode="fast"), "mode of round 1 of sequence 0 is 'fast'"),
+    (round_(reason="full"), "reason of round 1 of sequence 0 is 'full'"),
+    (round_(sequence=1), "sequence 1 has no prompt; give 0 to 0"),
+    (round_(sequence="0"), "sequence '0' has no prompt; give 0 to 0"),
+    (round_(draft=[1, 2]), "2 spans in draft= for 1 drafted tokens"),
+    (round_(draft=["d"]), "draft= of round 1 of sequence 0 has 'd'; give what span() returns, or its id"),
+    (round_(draft=-2), "has -2; give what span() returns"),
+    (round_(verify="v"), "verify= of sequence 0 has 'v'; give what span() returns, or its id"),
+    (round_(time=1.5), "the time of a round is 1.5; give one of time.perf_counter_ns()"),
+    (span("think"), "the kind of a span is 'think'; give prefill, draft"),
+    (span("draft", device="x"), "device 'x' is not among d, t"),
+    (span("draft", device="t"), "a draft is work of the drafter, but device 't' has the role target"),
+    (span("sample", model="both"), "the model of a span is 'both'"),
+    (span("verify", sequence=4), "sequence 4 has no prompt"),
+    (span("verify", sequence=None), "sequence None has no prompt"),
+    (add(end=2.5), "the end of a span is 2.5; give a whole number"),
+    (add(end=2, rows="3"), "give whole numbers"),
+    (add(end=2, outcome='do"ne'), "the outcome of a span is 'do\"ne'; give done, cancelled"),
+    *((lambda rec, text=text: rec.prompt(text), "give a text of whole characters, and token ids as ids=") for text in ([1, 2], None)),
+    (lambda rec: rec.discard([1], ahead=-1), "begin 1 before the output's end"),
+    (lambda rec: rec.close("success"), "is 'success'; give running, done"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_a_call_that_cannot_be_is_refused_in_one_line_and_writes_no_row(path, call, message):
+    with specscope.record(path, devices=DEVICES) as rec:
+        with pytest.raises(UsageError) as error:
+            call(rec)
+        rec.round(drafted=[4], accepted=0, emitted=[5])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-    assert read(path).rounds == []
+    trace = read(path)
+    assert ([r.emitted for r in trace.rounds], trace.spans, trace.status) == ([1], [], "done")
 
 
 def test_no_round_follows_the_end_of_an_output(path):
@@ -113,49 +104,6 @@ def test_spans_that_overlap_on_a_device_are_refused(path):
         with pytest.raises(UsageError, match="a round is 1000000 ns before the recording's start"):
             rec.round(emitted=[1], time=0)
     assert [(s.start, s.end) for s in read(path).spans] == [(0, 2 * ms), (1 * ms, 3 * ms)]
-
-
-@pytest.mark.parametrize(
-    ("span", "message"),
-    [
-        ({"kind": "think"}, "the kind of a span is 'think'; give prefill, draft"),
-        ({"kind": "draft", "device": "x"}, "device 'x' is not among d, t"),
-        (
-            {"kind": "draft", "device": "t"},
-            "a draft is work of the drafter, but device 't' has the role target",
-        ),
-        ({"kind": "sample", "model": "both"}, "the model of a span is 'both'"),
-        ({"kind": "verify", "sequence": 4}, "sequence 4 has no prompt"),
-        ({"kind": "verify", "sequence": None}, "sequence None has no prompt"),
-    ],
-)
-def test_a_span_that_cannot_be_is_refused(path, span, message):
-    with specscope.record(path, devices=DEVICES) as rec, pytest.raises(UsageError) as error:
-        rec.span(**span)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"sequence": "0"}, "sequence '0' has no prompt; give 0 to 0"),
-        ({"verify": "v"}, "verify= of sequence 0 has 'v'; give what span() returns, or its id"),
-        ({"draft": ["d"]}, "draft= of round 1 of sequence 0 has 'd'; give what span() returns, or its id"),
-        ({"draft": -2}, "has -2; give what span() returns"),
-        ({"time": 1.5}, "the time of a round is 1.5; give one of time.perf_counter_ns()"),
-        (
-            {"texts": "a"},
-            "texts of round 1 of sequence 0 is 'a'; give a text of whole characters for each emitted token",
-        ),
-    ],
-)
-def test_a_round_that_cannot_be_is_refused(path, given, message):
-    with specscope.record(path) as rec:
-        with pytest.raises(UsageError) as error:
-            rec.round(drafted=[4], accepted=0, emitted=[5], **given)
-        rec.round(drafted=[4], accepted=0, emitted=[5])
-    assert message in str(error.value)
-    assert [r.emitted for r in read(path).rounds] == [1]
 
 
 def test_a_device_is_named_where_several_fit(path):
@@ -202,23 +150,6 @@ def test_prompts_are_given_before_the_first_span(path):
             pass
         with pytest.raises(UsageError, match="prompt 2 was given after the first span"):
             rec.prompt("two")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"end": 2.5},
-            r"the end of a span is 2.5; give a whole number",
-        ),
-        ({"end": 2, "rows": "3"}, "give whole numbers"),
-        ({"end": 2, "outcome": 'do"ne'}, "the outcome of a span is 'do\"ne'; give done, cancelled"),
-    ],
-)
-def test_a_span_of_strange_values_writes_no_line(path, given, message):
-    with specscope.record(path) as rec, pytest.raises(UsageError, match=message):
-        rec.add("verify", 1, **given)
-    assert read(path).spans == []
 
 
 def test_settings_that_json_cannot_hold_are_refused(path):
@@ -270,53 +201,10 @@ def test_times_of_another_clock_are_refused(path):
     assert not read(path).spans + read(path).rounds
 
 
-def test_a_second_recording_does_not_write_to_the_same_file(path):
-    with specscope.record(path, method="one") as rec:
-        rec.start()
-        with pytest.raises(
-            UsageError, match=r"another recording writes to .*; close it, give another file, or j"
-        ):
-            specscope.record(path, method="two")
-    assert read(path).header.title == "one"
-    specscope.record(path, method="two").close()
-    assert read(path).header.title == "two"
-
-
-def test_a_forked_child_does_not_keep_the_file(path):
-    rec = specscope.record(path)
-    rec.start()
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    child.start()
-    rec.close()
-    specscope.record(path).close()
-    child.kill()
-    child.join()
-
-
 def test_a_decoder_makes_texts(path):
     with specscope.record(path, decode=lambda ids: ids) as rec:
         with pytest.raises(UsageError, match=r"decode of \[1\] is \[1\]; give what makes a text"):
             rec.round(emitted=[1])
-
-
-@pytest.mark.parametrize("text", [[1, 2], None])
-def test_a_prompt_is_a_text(path, text):
-    with (
-        specscope.record(path) as rec,
-        pytest.raises(UsageError, match="give a text of whole characters, and token ids as ids="),
-    ):
-        rec.prompt(text)
-
-
-def test_no_draft_is_discarded_before_the_outputs_end(path):
-    with specscope.record(path) as rec, pytest.raises(UsageError, match="begin 1 before the output's end"):
-        rec.discard([1], ahead=-1)
-
-
-def test_the_status_of_a_recording_is_a_known_one(path):
-    with specscope.record(path) as rec, pytest.raises(UsageError, match="is 'success'; give running, done"):
-        rec.close("success")
-    assert read(path).status == "done"
 
 
 def test_only_a_recording_can_be_joined(path, tmp_path):

@@ -1,18 +1,26 @@
-"""The recorder in threads, processes and CUDA streams, in crashes, and its cost."""
+"""The recorder in threads, processes and CUDA streams, in crashes, its cost, and others' load."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 import specscope
 from specscope.engine.errors import UsageError
+from specscope.engine.trace import load
+from specscope.engine.trace.events import MEMBER, OTHERS, Occupancy
+from specscope.engine.trace.jsonl import to_json
+from specscope.traces.comparable import other_load
+from specscope.traces.imported import origin
 from specscope.traces.imports.reading import read_traces
 from tests.engine.trace.recordings import DEVICES, ROOT, Event, read
 
@@ -83,27 +91,6 @@ def test_processes_append_to_one_file_with_one_clock(path):
     assert all(0 < s.start < trace.commits[0].time for s in trace.spans)
     assert [d.draft_span for d in trace.decisions] == [*(s.id for s in trace.spans), -1]
     assert max(s.id for s in trace.spans) < 2**53
-
-
-FORKED = """
-import os, sys, specscope
-with specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"}) as rec:
-    with rec.span("verify"): pass
-    if os.fork() == 0:
-        with rec.span("draft"): pass
-        os._exit(0)
-    os.wait()
-    with rec.span("verify"): pass
-"""
-
-
-def test_a_forked_child_records_with_its_parents_recorder(path):
-    subprocess.run([sys.executable, "-c", FORKED, path], cwd=ROOT, check=True)
-    trace = read(path)
-    assert [s.kind for s in trace.spans] == ["verify", "draft", "verify"]
-    first, child, last = (s.id for s in trace.spans)
-    assert (first, last) == (0, 1)
-    assert 2**24 <= child < 2**53
 
 
 @pytest.mark.parametrize("offset", [1000, 10**18])
@@ -203,7 +190,7 @@ def test_a_file_that_ends_within_a_line_keeps_the_lines_before(path):
     (trace,) = read_traces(path).traces
     assert trace.footer.error == "the file ends within a line, without a footer"
     assert trace.text == "ab"
-    path.write_bytes(lines[0] + b'{"event":"com\n' + lines[1])
+    path.write_bytes(lines[0] + b'{"event":"com"}\n' + lines[1])
     with pytest.raises(UsageError, match="line 2"):
         read_traces(path)
 
@@ -239,3 +226,145 @@ def test_a_span_costs_microseconds_and_nothing_when_off(path):
     with specscope.record(path) as on, specscope.record(None) as off:
         assert cost(on) < 50e-6
         assert cost(off) < 5e-6
+
+
+# The load by other programs in recordings, from Linux's /proc.
+
+
+SECONDS = 1.0
+"""Processor time of the work."""
+NEAR = 0.5
+"""Core seconds that others may use between two readings that are not quite at one time."""
+SPIN = """
+import pathlib, sys, time
+while time.process_time() < float(sys.argv[2]): pass
+pathlib.Path(sys.argv[1] + ".done").touch()
+"""
+JOINED = """
+import pathlib, sys, time, specscope
+end = time.process_time() + float(sys.argv[2])
+with specscope.record(sys.argv[1], join=True) as rec:
+    while time.process_time() < end:
+        with rec.span("draft"):
+            sum(range(20000))
+pathlib.Path(sys.argv[1] + ".done").touch()
+"""
+DETACHED = """
+import subprocess, sys
+subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.DEVNULL)
+"""
+
+
+def spin():
+    end = time.process_time() + SECONDS
+    while time.process_time() < end:
+        pass
+
+
+def work_of(code, path, *, detached):
+    """Run a program as a child of this process, or as one that no process here waits for."""
+    words = ["-c", code, str(path), str(SECONDS)]
+    command = [sys.executable, *(["-c", DETACHED] if detached else []), *words]
+    subprocess.run(command, cwd=ROOT, check=True)
+    while not Path(f"{path}.done").exists():
+        time.sleep(0.05)
+
+
+def recorded(path, work):
+    """Record work; return the trace, and the core seconds of this process's tree and of all."""
+    before = load.used()
+    with specscope.record(path, devices=DEVICES) as rec:
+        with rec.span("verify"):
+            pass
+        work()
+        rec.round(emitted=[1])
+    after = load.used()
+    (trace,) = read_traces(path).traces
+    return trace, after.own - before.own, after.machine - before.machine
+
+
+def seconds_of_others(trace):
+    (row,) = (row for row in trace.occupancy if row.device == OTHERS)
+    found = other_load(trace)
+    assert found is not None
+    return found.used * row.time / 1e9
+
+
+def in_a_child():
+    child = multiprocessing.get_context("fork").Process(target=spin)
+    child.start()
+    child.join()
+
+
+@pytest.mark.parametrize("work", [spin, in_a_child, "a program"])
+def test_the_work_of_a_loop_and_of_its_children_is_none_of_others(path, work):
+    work = work if callable(work) else lambda: work_of(SPIN, path, detached=False)
+    trace, own, machine = recorded(path, work)
+    assert own >= SECONDS - 0.1
+    assert seconds_of_others(trace) == pytest.approx(machine - own, abs=NEAR)
+    assert "load by other programs" not in origin(trace.header).unknown
+
+
+def test_a_process_that_is_no_child_is_another_program(path):
+    trace, own, machine = recorded(path, lambda: work_of(SPIN, path, detached=True))
+    assert own < NEAR
+    assert seconds_of_others(trace) == pytest.approx(machine - own, abs=NEAR)
+    assert seconds_of_others(trace) > SECONDS - NEAR
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_process_that_joined_is_no_other_program(path, detached):
+    """A child's time is known to the parent; another one tells its own, and it is counted once."""
+    trace, own, machine = recorded(path, lambda: work_of(JOINED, path, detached=detached))
+    told = [row for row in trace.occupancy if row.device == MEMBER]
+    assert bool(told) == detached
+    cores = trace.header.environment["cores"]
+    member = sum(row.busy * row.time / 1e9 * cores for row in told)
+    assert member == pytest.approx(SECONDS if detached else 0, abs=0.2)
+    # its start is an other program's, as it joins after its imports
+    assert seconds_of_others(trace) == pytest.approx(machine - own - member, abs=NEAR)
+
+
+def test_where_nothing_is_known_nothing_is_recorded(path, monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "_PROC", tmp_path / "absent")
+    with specscope.record(path) as rec:
+        with rec.span("verify"):
+            time.sleep(0.3)
+        rec.round(emitted=[1])
+    (trace,) = read_traces(path).traces
+    assert other_load(trace) is None
+    assert "load by other programs" in origin(trace.header).unknown
+
+
+@pytest.mark.parametrize(("begun", "known"), [(0, True), (10**9, True), (10**10, False)])
+def test_only_the_load_during_the_run_is_told(path, monkeypatch, begun, known):
+    """The times of a run may be given afterwards: it may have begun before this program looked."""
+    readings = iter(
+        [load.Used(at, ticks, 0.0) for at, ticks in ((9 * 10**9, 0.0), (10**10, 1.0), (2 * 10**10, 12.0))]
+    )
+    monkeypatch.setattr(load, "used", lambda: next(readings))
+    found = load.Load()
+    found.start(10**10 - begun)
+    row = found.row()
+    assert (row is not None) == known
+    if row is not None:
+        seconds = 10 + begun / 1e9
+        assert row.time == 10**10 + begun
+        assert row.busy == pytest.approx(min(1, (11 if not begun else 12) / seconds / os.cpu_count()))
+
+
+def test_what_members_used_is_subtracted_once_up_to_the_end(path):
+    cores = os.cpu_count()
+    with specscope.record(path, devices=DEVICES) as rec:
+        rec.start(0)
+        rec.round(emitted=[1], time=10**9)
+    with path.open("a") as file:
+        for device, time_s, busy in (
+            (MEMBER, 1, 0.25),
+            (OTHERS, 2, 0.5),
+            (MEMBER, 2, 0.125),
+            (MEMBER, 3, 1.0),
+        ):
+            file.write(to_json(Occupancy(device, time_s * 10**9, busy, 0)) + "\n")
+    (trace,) = read_traces(path).traces
+    assert other_load(trace).used == pytest.approx((0.5 - 0.25 * 1 / 2 - 0.125) * cores)

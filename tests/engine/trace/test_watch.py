@@ -36,10 +36,18 @@ from tests.engine.trace.watched import (
 
 
 def watched(target, drafter, **call):
+    """Return a watched call's trace and tokens; nothing is left behind on the models."""
+    before = left(target, drafter)
     with specscope.watch(target, drafter) as trace:
         tokens = generated(target, **call)
     check(trace)
+    assert left(target, drafter) == before
     return trace, tokens
+
+
+def left(*models):
+    """Return the hooks and names that models have."""
+    return [(hooks(one), set(vars(one))) for one in models if one is not None]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -205,16 +213,9 @@ def test_a_trace_in_memory_is_that_of_the_file_and_all_tools_read_it(tmp_path):
     assert "texts of the tokens" in page  # not recorded without a tokenizer
 
 
-def test_nothing_is_left_behind():
-    target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
-    before = [(hooks(one), set(vars(one))) for one in (target, drafter)]
-    watched(target, drafter, assistant_model=drafter)
-    assert [(hooks(one), set(vars(one))) for one in (target, drafter)] == before
-
-
 def test_nothing_is_left_behind_by_an_exception_and_the_rows_so_far_are_kept(tmp_path):
     target, drafter = pair_of("Mixtral", num_assistant_tokens=4, num_assistant_tokens_schedule="constant")
-    before = [(hooks(one), set(vars(one))) for one in (target, drafter)]
+    before = left(target, drafter)
     path, calls = tmp_path / "mine.jsonl", []
 
     def broken(module, args):
@@ -223,13 +224,11 @@ def test_nothing_is_left_behind_by_an_exception_and_the_rows_so_far_are_kept(tmp
             raise RuntimeError("out of memory")
 
     handle = target.model.register_forward_pre_hook(broken)
-    with (
-        pytest.raises(RuntimeError, match="out of memory"),
-        specscope.watch(target, drafter, path=path) as trace,
-    ):
-        generated(target, assistant_model=drafter)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        with specscope.watch(target, drafter, path=path) as trace:
+            generated(target, assistant_model=drafter)
     handle.remove()
-    assert [(hooks(one), set(vars(one))) for one in (target, drafter)] == before
+    assert left(target, drafter) == before
     assert (trace.status, trace.footer.error) == ("failed", "RuntimeError: out of memory")
     assert len(trace.rounds) == 3
     assert [s.outcome for s in trace.spans].count("cancelled") == 1

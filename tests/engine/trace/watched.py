@@ -47,16 +47,9 @@ CALLS = {
     "plain": ({}, {}),
     "constant": ({}, {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant"}),
     "heuristic": ({}, {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"}),
-    "threshold": (
-        {},
-        {
-            "num_assistant_tokens": 8,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.2,
-        },
-    ),
+    "threshold": ({}, {"num_assistant_tokens": 8, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.2,  }),
     "lookup": ({"prompt_lookup_num_tokens": 3}, {}),
-}
+}  # fmt: skip
 """Name of a call -> the arguments of generate, and the assistant's settings if it has one."""
 
 

@@ -141,9 +141,18 @@ def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path: Path, content: str
     path.write_text(content)
     with pytest.raises(UsageError, match=r"questions\.jsonl is not a list of prompts"):
         read_prompts(path, 5)
-    for other in (tmp_path, Path("/dev/zero")):
-        with pytest.raises(UsageError):
-            read_prompts(other, 5)
+
+
+def test_what_has_no_card_or_prompts_is_refused(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_text("{")
+    for call, message in (
+        (lambda: read_prompts(tmp_path, 5), tmp_path.name),
+        (lambda: read_prompts(Path("/dev/zero"), 5), "/dev/zero"),
+        (lambda: read_facts(tmp_path), r"training\.json cannot be read"),
+        (lambda: make_card(Pair.of(trained / "target"), {}, CardSettings()), "has no drafter"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            call()
 
 
 MEASURED = Measured(
@@ -155,28 +164,32 @@ MEASURED = Measured(
 )
 
 
+CARD = """
+Read me.
+| c = T(target) / T(drafter) | 3 to 6 | 2.00 | **no** |
+| greedy acceptance, all prompts of this card | at least 0.75 | 0.575 | **no** |
+| all files | at most 32 MB | 40.0 MB | **no** |
+| largest shard | at most 15 MB | 14.0 MB | yes |
+| **all trained on** | yes | 2 | 100 | 2.000 | 0.721 | 3.000 |
+| own | no | 1 | 50 |
+| poems | 1x | not a source of the recipe | unknown |
+| **all** | 3 (1 too long) | 0.575 | 40 | 0.500 | 30 |
+| c = T(target) / T(drafter), 1 row each | 2.00 | 3.00 |
+load average 4.5 meanwhile
+| 5 rows over 1 row of the target | 1.50 | 1.25 |
+"""
+"""Parts of the card of these measurements."""
+
+
 def test_the_card_has_all_measurements_and_missed_bars() -> None:
     facts = {"sources": {"math": 6, "poems": 1}, "notes": ["Read me."]}
     card = render(facts, MEASURED, FIXED, 256)
-    assert "Read me." in card
-    assert "| c = T(target) / T(drafter) | 3 to 6 | 2.00 | **no** |" in card
-    assert "| greedy acceptance, all prompts of this card | at least 0.75 | 0.575 | **no** |" in card
-    assert "| all files | at most 32 MB | 40.0 MB | **no** |" in card
-    assert "| largest shard | at most 15 MB | 14.0 MB | yes |" in card
-    assert "| **all trained on** | yes | 2 | 100 | 2.000 | 0.721 | 3.000 |" in card
-    assert "| own | no | 1 | 50 |" in card
-    assert "| poems | 1x | not a source of the recipe | unknown |" in card
-    assert "| **all** | 3 (1 too long) | 0.575 | 40 | 0.500 | 30 |" in card
-    assert "````text\na ``` b\n````" in card
-    assert "| c = T(target) / T(drafter), 1 row each | 2.00 | 3.00 |" in card
-    assert "load average 4.5 meanwhile" in card
-    assert "| 5 rows over 1 row of the target | 1.50 | 1.25 |" in card
-
-
-def test_the_card_of_a_pair_without_facts() -> None:
-    card = render({}, MEASURED._replace(losses=()), FIXED, 256)
-    assert "Not trained by this project's recipe" in card
-    assert "Loss on held-out documents" not in card
+    assert [
+        part for part in (*CARD.strip().splitlines(), "````text\na ``` b\n````") if part not in card
+    ] == []
+    bare = render({}, MEASURED._replace(losses=()), FIXED, 256)
+    assert "Not trained by this project's recipe" in bare
+    assert "Loss on held-out documents" not in bare
 
 
 def test_train_pair_on_the_command_line(
@@ -252,17 +265,6 @@ def test_a_training_that_a_signal_stopped_has_the_exit_code_of_a_stopped_command
     monkeypatch.setattr(pair, "train_pair", stopped)
     assert main.main(["train", "pair", "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 130
     assert capsys.readouterr().err == "specscope: stopped at step 3 of 9 of the target\n"
-
-
-def test_facts_that_are_not_json_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "training.json").write_text("{")
-    with pytest.raises(UsageError, match=r"training\.json cannot be read"):
-        read_facts(tmp_path)
-
-
-def test_a_pair_without_a_drafter_has_no_card(trained: Path) -> None:
-    with pytest.raises(UsageError, match="has no drafter"):
-        make_card(Pair.of(trained / "target"), {}, CardSettings())
 
 
 def test_the_bundled_card_describes_the_bundled_pair() -> None:

@@ -57,14 +57,7 @@ def test_groups_attend_to_earlier_tokens_and_their_own_masks() -> None:
     assert tokens.tolist() == [0, 1, 1, 1, 2, 2]
     assert numbers.tolist() == [0, 0, 1, 2, 0, 1]
     assert positions.tolist() == [0, 1, 2, 3, 2, 3]
-    drawn = [
-        "x.....",
-        "xx....",
-        "xxx...",
-        "xxxx..",
-        "xx..x.",
-        "xx..xx",
-    ]
+    drawn = ["x.....", "xx....", "xxx...", "xxxx..", "xx..x.", "xx..xx"]
     assert seen.tolist() == [[cell == "x" for cell in line] for line in drawn]
 
 

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import ModelError, RunCancelled, UsageError
-from specscope.engine.model.slots import Rows
 from specscope.engine.training.data import Corpus, Encoder, Stream, find_sources
 from specscope.engine.training.loop import Progress, read_log
 from specscope.engine.training.pair import new_model, save_model, train_pair
@@ -63,18 +62,6 @@ def test_the_pair_has_the_configured_shapes_and_files(trained: Path) -> None:
         generation = json.loads((trained / role / "generation_config.json").read_text())
         assert (generation["eos_token_id"], generation["pad_token_id"]) == ([2, 3], 0)
     assert (trained / "target/tokenizer.json").read_text() == (trained / "drafter/tokenizer.json").read_text()
-
-
-@pytest.mark.parametrize("role", ["target", "drafter"])
-def test_pair_loads_in_transformers_and_in_the_engine(trained: Path, role: str) -> None:
-    ids = AutoTokenizer.from_pretrained(trained / role).encode("Once there was a kite.")
-    reference = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
-    decoder = load(trained / role)
-    with torch.inference_mode():
-        expected = reference(input_ids=torch.tensor([ids])).logits[0]
-    cache = decoder.new_cache(1, len(ids))
-    logits = decoder.forward(cache, Rows.chain(0, ids, 0), np.arange(len(ids))).logits
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_pickled_and_one_checkpoint_is_left(trained: Path) -> None:

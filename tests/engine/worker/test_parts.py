@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specscope.engine.errors import SpecScopeError, UsageError
@@ -95,6 +95,7 @@ def _decode(tokens: list[int], limits: Limits) -> Sequence:
     return sequence
 
 
+@example([0, 1, 2], ["ab"])
 @given(st.lists(st.integers(0, 2), max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
 def test_the_text_ends_before_the_first_stop_string(tokens, stop):
     sequence = _decode([*tokens, 25], Limits(50, tuple(stop), eos=(25,)))
@@ -126,13 +127,10 @@ def test_length_and_eos():
         (lambda: Sampling(seed=-1), "seed is -1"),
         (lambda: Limits(0), "max_new_tokens is 0; it must be at least 1"),
         (lambda: find("magic"), "there is no method 'magic'; choose one of assisted, autoregressive"),
-        (
-            lambda: find("pearl").configure({"gamma": 2.5}),
-            "gamma is 2.5; it must be a whole number of at least 1",
-        ),
+        (lambda: find("pearl").configure({"gamma": 2.5}), "gamma is 2.5; it must be a whole number of at least 1"),
         (lambda: find("pearl").configure({"pre_verify": 3}), "pre_verify is 3"),
     ],
-)
+)  # fmt: skip
 def test_settings_out_of_range_are_refused_with_value_and_range(make, message):
     with pytest.raises(UsageError) as caught:
         make()
