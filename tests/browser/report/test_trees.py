@@ -15,8 +15,8 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def trace():
-    return sample_trace("tree", tokens=40, acceptance=0.6)
+def trace(runs):
+    return runs["tree"]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_node_explains_its_outcome(page, trace):
     assert page.locator(".ss-float").is_hidden()
 
 
-def test_replay_shows_the_tree_judged_last(page, trace):
+def test_replay_shows_the_tree_judged_last_and_borders_tell_outcomes(page, trace):
     clock, rows = decoding_clock(trace), trees(trace)
     page.evaluate("view.seek(0)")
     expect(inset(page).locator(".ss-hint")).to_have_text("no round yet")
@@ -131,6 +131,12 @@ def test_replay_shows_the_tree_judged_last(page, trace):
         assert inset(page).bounding_box()["height"] == height, "nothing moves"
     page.evaluate("view.seek(1e9)")
     assert_shown(page, rows[-1])
+    styles = inset(page).locator(".ss-leaf").evaluate_all(
+        "(nodes) => nodes.map((node) => getComputedStyle(node).borderTopStyle)"
+    )
+    solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
+    outcomes = rows[-1]["nodes"]["outcome"]
+    assert styles == [solid.get(o, "dashed") for o in outcomes], "told apart without colour"
 
 
 def test_lost_branches_are_struck_through_and_kept_apart(page, trace):
@@ -155,22 +161,6 @@ def test_a_run_of_chains_has_no_tree_and_a_growing_run_keeps_its_tree(page, open
     token(page, tree).hover()
     page.evaluate("(model) => view.update(model)", view_model([sample_trace("autoregressive"), trace]))
     assert_shown(page, tree)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_tree_is_readable_in_both_themes(opened, traces, trace, theme):
-    with opened.looking(theme, 800):
-        opened.show(view_model(traces))
-        page = opened.ready()
-        assert_shown(page, trees(trace)[-1])
-        styles = inset(page).locator(".ss-leaf").evaluate_all(
-            "(nodes) => nodes.map((n) => [getComputedStyle(n).borderTopStyle, getComputedStyle(n.querySelector('.ss-leaf-share')).color])"
-        )  # fmt: skip
-        solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
-        outcomes = trees(trace)[-1]["nodes"]["outcome"]
-        assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], (
-            "told apart without colour"
-        )
 
 
 def test_the_mask_of_a_round_shows_what_each_drafted_row_attends_to(page, trace):
