@@ -125,23 +125,17 @@ def test_a_value_of_another_type_is_an_error_of_use_in_one_line(public, tmp_path
     ("call", "message"),
     [
         (lambda: specscope.open(memory=3), "memory of open is 3; it must be a text"),
-        (
-            lambda: specscope.open(tokens=5, profile="8xA100"),
-            "tokens of open is 5; it must be a text or a Trace",
-        ),
+        (lambda: specscope.open(tokens=5, profile="8xA100"), "tokens of open is 5; it must be a text or a Trace"),
         (lambda: specscope.open(head=3), "head of open is 3; it must be a text or a path or a list or None"),
         (lambda: specscope.Load(3), "arrivals of Load is 3; it must be a list of numbers"),
         (lambda: specscope.Load("x"), "arrivals of Load is 'x'; it must be a list of numbers"),
         (lambda: specscope.diff(1, 2), "first of diff is 1; it must be a Trace"),
         (lambda: specscope.compare(3, "Hi"), "methods of compare is 3; it must be a text or a list of texts"),
-        (
-            lambda: specscope.compare("pearl", "Hi", cluster=3),
-            "cluster of compare is 3; it must be a Cluster",
-        ),
+        (lambda: specscope.compare("pearl", "Hi", cluster=3), "cluster of compare is 3; it must be a Cluster"),
         (lambda: specscope.sweep("pearl", 3), "over of sweep is 3; it must be a mapping of names to values"),
         (lambda: specscope.Finished("x"), "texts of Finished is 'x'; it must be a list"),
     ],
-)
+)  # fmt: skip
 def test_the_error_names_the_value_and_what_is_taken(call, message):
     with pytest.raises(SpecScopeError, match=message):
         call()

@@ -104,35 +104,20 @@ def test_token_ids_may_be_numpys(cluster):
     ("call", "message"),
     [
         (lambda: specscope.open(profil="x"), "open has no argument 'profil'; did you mean profile"),
-        (
-            lambda: specscope.open("bundled", "x"),
-            "open: too many positional arguments; it takes pair, target",
-        ),
+        (lambda: specscope.open("bundled", "x"), "open: too many positional arguments; it takes pair, target"),
         (lambda: specscope.open("bundled", threads="2"), "threads is '2'; it must be a whole number"),
         (lambda: specscope.open("bundled", tp="2"), "tp is '2'; it must be a whole number"),
-        (
-            lambda: specscope.compare(),
-            "compare: missing a required argument: 'methods'; it takes methods, prompts",
-        ),
-        (
-            lambda: specscope.compare("pearl", "Hi", profil="x"),
-            "compare has no argument 'profil'; did you mean profile",
-        ),
-        (
-            lambda: specscope.sweep("pearl", {}, max_tokens=3),
-            "sweep has no argument 'max_tokens'; did you mean max_new",
-        ),
+        (lambda: specscope.compare(), "compare: missing a required argument: 'methods'; it takes methods, prompts"),
+        (lambda: specscope.compare("pearl", "Hi", profil="x"), "compare has no argument 'profil'; did you mean profile"),
+        (lambda: specscope.sweep("pearl", {}, max_tokens=3), "sweep has no argument 'max_tokens'; did you mean max_new"),
         (lambda: specscope.diff(1), "diff: missing a required argument: 'second'"),
         (lambda: specscope.record(None, metod="x"), "record has no argument 'metod'; did you mean method"),
         (lambda: specscope.watch(modell=1), "watch has no argument 'modell'; did you mean model"),
         (lambda: Limits(max_tokens=3), "Limits has no argument 'max_tokens'; did you mean max_new_tokens"),
-        (
-            lambda: Sampling(temp=1),
-            "Sampling has no argument 'temp'; it takes temperature, top_k, top_p, seed",
-        ),
+        (lambda: Sampling(temp=1), "Sampling has no argument 'temp'; it takes temperature, top_k, top_p, seed"),
         (lambda: Load((0.0,), bach=2), "Load has no argument 'bach'; did you mean batch"),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_argument_names_the_known_ones(call, message):
     with pytest.raises(UsageError, match=message):
         call()

@@ -131,10 +131,7 @@ def test_a_bound_that_is_missed_is_a_line_and_exit_code_1(capsys, db):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            ["dsi=1.3"],
-            "--fail-below names 'dsi', which is not compared; choose of autoregressive, pearl, ssd",
-        ),
+        (["dsi=1.3"], "--fail-below names 'dsi', which is not compared; choose of autoregressive, pearl, ssd"),
         (["nonsense=1.3"], "--fail-below names 'nonsense', which is not compared"),
         (["pearl"], "--fail-below 'pearl' is not METHOD=SPEEDUP; write for example pearl=1.3"),
         (["pearl=fast"], "is not METHOD=SPEEDUP"),
@@ -144,7 +141,7 @@ def test_a_bound_that_is_missed_is_a_line_and_exit_code_1(capsys, db):
         (["pearl=1", "pearl=2"], "--fail-below names pearl twice"),
         (["pearl=1=2"], "is not METHOD=SPEEDUP"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_bound_is_refused_before_anything_runs(capsys, db, monkeypatch, given, message):
     monkeypatch.setattr("specscope.open", None)
     code, _, err = call(capsys, *WORDS, *db, *(word for one in given for word in ("--fail-below", one)))
@@ -177,15 +174,9 @@ def figures(speedup: float | None = 1.5, low: float | None = 1.4, high: float | 
         (figures(1.5), 1.7, False, False, "at least 1.7"),
         (figures(1.5), 1.5, True, True, ""),
         (figures(1.29999, None, None), 1.3, False, False, "is 1.29999; --fail-below asks for at least 1.3"),
-        (
-            figures(None, None, None, not_comparable="different prompt"),
-            1.3,
-            False,
-            False,
-            "(different prompt)",
-        ),
+        (figures(None, None, None, not_comparable="different prompt"), 1.3, False, False, "(different prompt)"),
     ],
-)
+)  # fmt: skip
 def test_the_figure_decides_and_a_range_with_the_bound_is_said(mine, bound, met, doubtful, words):
     (found,) = above_bounds({"methods": {"pearl": mine}}, {"pearl": bound})
     assert (found.met, found.doubtful, words in found.text) == (met, doubtful, True), found.text

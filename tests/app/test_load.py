@@ -75,14 +75,11 @@ def test_each_policy_of_a_method_is_a_line(capsys, db, tmp_path):
     ("words", "error"),
     [
         (["--policy", "fast"], "--policy has 'fast'; choose among fixed, by-batch, survival, minedraft"),
-        (
-            ["--methods", "autoregressive", "--policy", "survival"],
-            "plain decoding drafts nothing; name a method",
-        ),
+        (["--methods", "autoregressive", "--policy", "survival"], "plain decoding drafts nothing; name a method"),
         (["--methods", "pearl", "--policy", "survival"], "pearl drafts and verifies at once by itself"),
         (["--methods", "speculative,llma", "--policy", "minedraft"], "llma drafts without a model"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("shared_clusters")
 def test_a_policy_without_a_line_is_refused_before_any_run(capsys, db, words, error):
     code, out, err = call(capsys, *LOAD, *words, *db)

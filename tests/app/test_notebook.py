@@ -185,19 +185,13 @@ def test_everything_works_inside_a_running_event_loop():
     ("call", "message"),
     [
         (lambda c: specscope.compare("pearl", [], cluster=c), "no prompt was given"),
-        (
-            lambda c: specscope.compare("pearl", "Hi", cluster=c, pair="bundled"),
-            "a cluster and pair were given",
-        ),
+        (lambda c: specscope.compare("pearl", "Hi", cluster=c, pair="bundled"), "a cluster and pair were given"),
         (lambda c: specscope.compare("pearl", "Hi", cluster=c, settings={"dsi": {}}), "settings of 'dsi'"),
-        (
-            lambda c: specscope.compare("pearl", "Hi", cluster=c, passes=2),
-            "passes is 2; virtual times do not vary",
-        ),
+        (lambda c: specscope.compare("pearl", "Hi", cluster=c, passes=2), "passes is 2; virtual times do not vary"),
         (lambda c: specscope.sweep("pearl", {}, "Hi", cluster=c), "the sweep is over 0 fields"),
         (lambda c: specscope.sweep("pearl", {"gamma": [1]}, cluster=c), "no prompt was given"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_refused_with_one_line(cluster, call, message):
     with pytest.raises(UsageError, match=message) as raised:
         call(cluster)

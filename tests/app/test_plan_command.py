@@ -234,16 +234,13 @@ def test_what_is_not_here_is_refused_with_the_way_out_and_nothing_is_downloaded(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
-            "is a mixture of experts (num_experts is 128)",
-        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "is a mixture of experts (num_experts is 128)"),
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 32}, "is a mixture of experts"),
         (LLAMA_8B | {"num_local_experts": 8}, "'LlamaForCausalLM' is a mixture of experts"),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "it reads more than text"),
         ({"architectures": ["MambaForCausalLM"]}, "architecture 'MambaForCausalLM' is not supported"),
     ],
-)
+)  # fmt: skip
 def test_a_model_that_is_not_supported_has_a_way_out(capsys, tmp_path, config, message):
     folder = config_alone(tmp_path / "model", config)
     for words in (

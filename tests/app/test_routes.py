@@ -214,7 +214,16 @@ def test_the_scripts_of_the_page_run_before_those_of_gradio(client) -> None:
     head = answer.text.partition("</head>")[0]
     sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
     deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
-    names = ("stream.js", "picker.js", "errors.js", "charts.js", "address.js", "demo.js", "app.js", "viewer.js")
+    names = (
+        "stream.js",
+        "picker.js",
+        "errors.js",
+        "charts.js",
+        "address.js",
+        "demo.js",
+        "app.js",
+        "viewer.js",
+    )
     ours = [address(name) for name in names]
     assert deferred[:8] == ours
     assert deferred[8].startswith("./assets/index-"), "Gradio's"

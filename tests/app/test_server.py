@@ -140,7 +140,12 @@ def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("body", "named", "told"),
-    [("close_stream", "a", ["1"]), ("estimation", "a", []), ("close_stream", "b", []), ("close_stream", "", [])],
+    [
+        ("close_stream", "a", ["1"]),
+        ("estimation", "a", []),
+        ("close_stream", "b", []),
+        ("close_stream", "", []),
+    ],
 )
 def test_a_call_that_joins_is_told_whether_its_pages_stream_has_ended(body, named, told) -> None:
     headers = list[str]()
@@ -150,12 +155,16 @@ def test_a_call_that_joins_is_told_whether_its_pages_stream_has_ended(body, name
         await send({"type": "http.response.body", "body": f'data: {{"msg": "{body}"}}'.encode()})
 
     async def send(message) -> None:
-        headers.extend(value.decode() for name, value in message.get("headers", ()) if name == b"x-stream-ended")
+        headers.extend(
+            value.decode() for name, value in message.get("headers", ()) if name == b"x-stream-ended"
+        )
 
     async def calls() -> None:
         late = guard.LateJoins(app)
         for path, stream in ((guard.RESULTS, "a"), ("/", named), (guard.JOIN, named)):
-            await late({"type": "http", "path": path, "headers": [(b"x-stream", stream.encode())]}, None, send)
+            await late(
+                {"type": "http", "path": path, "headers": [(b"x-stream", stream.encode())]}, None, send
+            )
 
     asyncio.run(calls())
     assert headers == told

@@ -138,16 +138,8 @@ def stop_by_escape(page: Page) -> None:
     expect(page.locator("#run")).to_be_visible()
 
 
-def test_a_page_whose_scripts_arrive_late_is_whole(window, open_page) -> None:
-    with window.late("**/files/*.js*", seconds=1):
-        page = open_page()
-    expect(page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)).to_be_visible()
-    answer(page, "Hello!", tokens=4)
-
-
-def test_a_call_that_joins_while_the_stream_of_results_ends_shows_its_results(page: Page, window) -> None:
-    page.add_init_script(LATE_RESULTS)
-    window.reload()
+def test_a_call_that_joins_while_the_stream_of_results_ends_shows_its_results(open_page) -> None:
+    page = open_page(script=LATE_RESULTS)
     page.locator("#run").click()
     page.get_by_role("tab", name="History").click()
     page.locator("#history-example").click()
@@ -209,19 +201,6 @@ def the_other_tabs_lead_to_their_controls(page: Page) -> None:
     page.locator("#load-start").click()
     expect(page.locator("#load-message .app-alert")).to_contain_text("Batch sizes: a batch size is 0")
     expect(page.locator("#load-sizes [aria-invalid=true]")).to_be_focused()
-    page.get_by_role("tab", name="History").click()
-    page.locator("#history-example").click()
-    viewer(page, "#history-viewer").wait_for()
-    fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "gamma=99")
-    page.locator("#whatif-replay").click()
-    expect(page.locator("#whatif-message .app-alert")).to_contain_text("Settings: gamma is 99")
-    expect(page.locator("#whatif-settings [aria-invalid=true]")).to_be_focused()
-    for number in ("5000", "-1"):
-        fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "")
-        fill(page.locator("#whatif-devices input"), number)
-        page.locator("#whatif-replay").click()
-        expect(page.locator("#whatif-message .app-alert")).to_contain_text(f"devices is {number}")
-        expect(page.locator("#whatif-devices [aria-invalid=true]")).to_be_focused()
 
 
 def refuse(page: Page, box: str, value: str, label: str, message: str) -> None:
@@ -450,7 +429,8 @@ def test_samples_fill_a_batch_and_a_further_prompt_that_is_too_long_is_refused(p
 # Without worker processes: the tests above share those of one cluster, which a virtual one closes.
 
 
-def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked(open_page) -> None:
+def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked(open_page, window) -> None:
+    """The page that is opened again, and used then, gets its scripts late."""
     page = open_page(motion="no-preference")
     race = page.locator("#demo .app-demo-root")
     expect(race.locator(".ss-pane")).to_have_count(3)
@@ -475,7 +455,8 @@ def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked
     assert abs(pins["y"]) <= 1, "a container that scrolls would keep them from sticking"
     page.locator("#demo").get_by_role("button", name="Hide").click()
     expect(race.locator(".ss-pane")).to_have_count(0)
-    page = open_page(motion="no-preference")
+    with window.late("**/files/*.js*", seconds=0.25):
+        page = open_page(motion="no-preference")
     expect(page.get_by_role("button", name="Watch a finished race")).to_be_visible()
     expect(page.locator("#demo .ss-pane")).to_have_count(0)
     the_list_of_methods_follows_the_chosen_models(page)
@@ -497,6 +478,16 @@ def test_the_example_of_the_history_opens_with_a_choice_for_difference_and_what_
     pick(page, whatif, "Run", METHODS[2])
     page.locator("#whatif-replay").click()
     expect(page.locator("#whatif-viewer h3").first).to_contain_text(METHODS[2])
+    fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "gamma=99")
+    page.locator("#whatif-replay").click()
+    expect(page.locator("#whatif-message .app-alert")).to_contain_text("Settings: gamma is 99")
+    expect(page.locator("#whatif-settings [aria-invalid=true]")).to_be_focused()
+    for number in ("5000", "-1"):
+        fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "")
+        fill(page.locator("#whatif-devices input"), number)
+        page.locator("#whatif-replay").click()
+        expect(page.locator("#whatif-message .app-alert")).to_contain_text(f"devices is {number}")
+        expect(page.locator("#whatif-devices [aria-invalid=true]")).to_be_focused()
     page.get_by_role("button", name="All runs").click()
     page.get_by_role("textbox", name="Search").fill("race:example")
     expect(page.locator(".app-runs [data-group]", has_text="example")).to_have_count(3)

@@ -62,7 +62,7 @@ class Opened:
         return self.page
 
     def runs(self, traces, **options):
-        """Show runs, with the pointer outside of the viewer; return the page when they are drawn."""
+        """Show runs, with the pointer outside; return the page when they are drawn."""
         self.show(view_model(traces), **options).mouse.move(1, 1)
         return self.ready()
 

@@ -1,4 +1,4 @@
-"""What a report says of a run: its drafter, its health, a lossy rule, what a recording leaves out."""
+"""What a report says of a run: a better drafter, health, a lossy rule, what is not recorded."""
 
 from dataclasses import replace
 

@@ -131,8 +131,10 @@ def test_replay_shows_the_tree_judged_last_and_borders_tell_outcomes(page, trace
         assert inset(page).bounding_box()["height"] == height, "nothing moves"
     page.evaluate("view.seek(1e9)")
     assert_shown(page, rows[-1])
-    styles = inset(page).locator(".ss-leaf").evaluate_all(
-        "(nodes) => nodes.map((node) => getComputedStyle(node).borderTopStyle)"
+    styles = (
+        inset(page)
+        .locator(".ss-leaf")
+        .evaluate_all("(nodes) => nodes.map((node) => getComputedStyle(node).borderTopStyle)")
     )
     solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
     outcomes = rows[-1]["nodes"]["outcome"]

@@ -1,4 +1,4 @@
-"""The views of single methods: by replay, by pointing, by keys, as a table, and all of them together."""
+"""The views of single methods: by replay, by pointing, by keys, as a table; and all of them."""
 
 import re
 
@@ -111,7 +111,10 @@ def test_the_speculation_cache_by_replay_and_by_pointing_at_the_drafters_work(op
     assert_fan(page, trace, rows[-1])
     taken = {fork.step for fork in trace.forks if fork.taken}
     missed = next(f["step"] for f in rows if f["step"] not in taken)
-    for kind, why in (("glue", "No branch after it was taken"), ("branch", "None of its tokens was accepted")):
+    for kind, why in (
+        ("glue", "No branch after it was taken"),
+        ("branch", "None of its tokens was accepted"),
+    ):
         span = next(s for s in trace.spans if s.kind == kind and s.step == missed)
         page.mouse.move(*centre_of(page, 1, span.id))
         expect(page.get_by_role("tooltip")).to_contain_text(why)
