@@ -44,7 +44,7 @@ def test_answers_of_a_batch_are_those_of_one_prompt_at_a_time(loaded):
     assert len({len(ids) for ids in alone}) > 1, "some answers end before the others"
 
 
-def test_a_target_agrees_with_itself_and_less_with_its_drafter(loaded):
+def test_a_target_agrees_with_itself_and_less_with_its_drafter_as_defined(loaded):
     prompts = [loaded.pair.encode(text) for text in PROMPTS]
     written = answers(loaded.target, loaded.pair, prompts, 24)
     same = agreement(loaded.target, loaded.target, loaded.pair, written)
@@ -52,9 +52,6 @@ def test_a_target_agrees_with_itself_and_less_with_its_drafter(loaded):
     other = agreement(loaded.target, loaded.drafter, loaded.pair, written)
     assert 0.3 < other.agreement < 0.95
     assert 0.3 < other.overlap < 0.95
-
-
-def test_agreement_and_overlap_are_those_of_their_definitions(loaded):
     prompt, ids = loaded.pair.encode("Hi!"), loaded.pair.encode_text("Hello, how are you?")
     found = agreement(loaded.target, loaded.drafter, loaded.pair, [Answer(prompt, ids)])
     p, q = (
@@ -65,7 +62,7 @@ def test_agreement_and_overlap_are_those_of_their_definitions(loaded):
     assert found.overlap == pytest.approx(torch.minimum(p, q).sum(1).mean().item(), abs=1e-5)
 
 
-def test_noise_is_at_most_half_a_step_and_the_same_in_every_call():
+def test_noise_is_at_most_half_a_step_and_changes_layers_only(loaded):
     matrix = torch.randn(4, 64)
     noisy = with_noise(matrix, "a")
     groups = matrix.unflatten(1, (2, 32))
@@ -77,9 +74,6 @@ def test_noise_is_at_most_half_a_step_and_the_same_in_every_call():
     assert not torch.equal(noisy, with_noise(matrix, "b"))
     odd = torch.randn(4, 48)
     assert with_noise(odd, "a") is odd
-
-
-def test_a_noisy_model_differs_in_its_layers_only(loaded):
     noisy = load_noisy(loaded.pair.target_path)
     assert torch.equal(noisy.embedding, loaded.target.embedding)
     rows, want = Rows.chain(0, [5, 6, 7], 0), np.array([2])

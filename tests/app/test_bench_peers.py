@@ -131,13 +131,10 @@ def test_the_command_races_the_methods_of_a_pair(server, module, monkeypatch, ca
     assert result["llama.cpp_1_thread"]["equal_texts"] == 0
 
 
-def test_without_llama_cpp_one_line_says_what_to_install(monkeypatch):
+def test_without_llama_cpp_or_a_gguf_file_one_line_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(UsageError, match=r"--peers needs llama.cpp: pip install 'specscope\[peers\]'"):
         run_bench("--peers", "--pair", "smollm2")
-
-
-def test_a_model_needs_a_gguf_file(tmp_path):
     assert peers.gguf_of("x/model.GGUF", tmp_path).name == "model.GGUF"
     with pytest.raises(
         UsageError, match=r"bundled has no GGUF file; give --pair smollm2, or --target X\.gguf"

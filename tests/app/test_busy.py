@@ -11,21 +11,15 @@ from specscope.app.busy import ProcessorTime, busy_warning, read_load, used_by_o
 from tests.app.commands import VIRTUAL, call
 
 
-def test_the_load_by_others_leaves_out_this_program_and_its_workers() -> None:
+def test_the_load_by_others_leaves_out_this_program_and_a_calm_machine_has_no_warning() -> None:
     before = ProcessorTime(100.0, 1000.0, {1: 50.0, 2: 7.0})
     after = ProcessorTime(110.0, 1016.0, {1: 54.0, 3: 4.0})  # worker 2 has ended, worker 3 is new
     assert used_by_others(before, after) == 0.8
     assert "Other programs used 0.8 of 2 cores" in busy_warning(before, after, 2)
-
-
-def test_a_calm_machine_and_a_short_time_have_no_warning() -> None:
     before = ProcessorTime(100.0, 1000.0, {1: 50.0})
     assert busy_warning(before, ProcessorTime(110.0, 1014.0, {1: 60.0}), 2) == ""
     assert busy_warning(before, ProcessorTime(100.1, 1010.0, {1: 50.0}), 2) == ""
     assert used_by_others(before, ProcessorTime(110.0, 1009.0, {1: 60.0})) == 0.0, "clocks of different grain"
-
-
-def test_a_reading_has_this_process() -> None:
     reading = read_load()
     assert reading.own[os.getpid()] > 0
     assert reading.machine > 0

@@ -93,7 +93,16 @@ def test_a_prompt_of_no_kind_is_an_error_of_use(cluster, prompt):
         cluster.count(prompt)
 
 
-def test_token_ids_may_be_numpys(cluster):
+def test_a_type_error_inside_of_a_call_stays_one_and_ids_may_be_numpys(cluster):
+    """Only wrong arguments become errors of use; a listener's own fault does not."""
+
+    def listener(event):
+        raise TypeError("of the listener")
+
+    with pytest.raises(Exception, match="of the listener") as caught:
+        cluster.run("pearl", "Hi", listener=listener)
+    assert not isinstance(caught.value, UsageError)
+    assert "method" in signature(specscope.Cluster.run).parameters, "help() shows the arguments"
     ids = cluster.run("pearl", "Hi", max_new_tokens=3).header.prompt_ids[0]
     assert cluster.run("pearl", [*np.array(ids)], max_new_tokens=3).header.prompt_ids[0] == ids
     with pytest.raises(UsageError, match="or a list of token ids"):
@@ -121,18 +130,6 @@ def test_token_ids_may_be_numpys(cluster):
 def test_an_unknown_argument_names_the_known_ones(call, message):
     with pytest.raises(UsageError, match=message):
         call()
-
-
-def test_a_type_error_inside_of_a_call_stays_one(cluster):
-    """Only wrong arguments become errors of use; a listener's own fault does not."""
-
-    def listener(event):
-        raise TypeError("of the listener")
-
-    with pytest.raises(Exception, match="of the listener") as caught:
-        cluster.run("pearl", "Hi", listener=listener)
-    assert not isinstance(caught.value, UsageError)
-    assert "method" in signature(specscope.Cluster.run).parameters, "help() shows the arguments"
 
 
 def test_the_documents_have_every_field_and_the_code_there_runs():

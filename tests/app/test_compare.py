@@ -55,13 +55,6 @@ def test_settings_are_given_by_method_and_a_lossy_run_is_marked(capsys, db):
     summary = json.loads(out)["methods"]
     assert (code, summary["medusa"]["lossless"], summary["speculative"]["lossless"]) == (0, False, True)
     assert "(lossy)" in call(capsys, *words, *settings)[1]
-    for wrong, message in (
-        ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
-        ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
-        ("speculative.gamma=-1", "gamma is -1; it must be at least 1"),
-    ):
-        code, _, err = call(capsys, *words, "--set", wrong)
-        assert (code, message in err) == (2, True), err
 
 
 def test_a_drafter_that_is_often_wrong_has_the_option_of_a_better_one(capsys, db):

@@ -19,15 +19,14 @@ def stored(db: list[str]) -> list[str]:
     return db
 
 
-def test_the_changes_of_each_device_sum_to_the_difference(capsys, stored):
+def test_json_sums_the_changes_of_each_device_and_the_text_names_runs_and_the_first_differing_token(
+    capsys, stored
+):
     found = answer(capsys, "diff", "sample-speculative", "sample-pearl", "--json", *stored)
     assert found["runs"] == ["sample-speculative", "sample-pearl"]
     assert [w["role"] for w in found["waterfalls"]] == ["target", "drafter"]
     for waterfall in found["waterfalls"]:
         assert sum(step["change_ns"] for step in waterfall["steps"]) == found["difference_ns"]
-
-
-def test_the_text_names_both_runs_and_the_first_differing_token(capsys, stored):
     code, out, _ = call(capsys, "diff", "sample-speculative", "sample-pearl", *stored)
     assert code == 0
     lines = out.splitlines()

@@ -61,7 +61,9 @@ def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tm
         assert store.load("sample-pearl") == trace
 
 
-def test_several_files_are_followed_to_their_footers(capsys, db, tmp_path) -> None:
+def test_several_files_are_followed_to_their_footers_and_a_wrong_line_has_its_number(
+    capsys, db, tmp_path
+) -> None:
     for name in ("a", "b"):
         text = "".join(LINES).replace("sample-pearl", f"run-{name}")
         (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
@@ -75,9 +77,6 @@ def test_several_files_are_followed_to_their_footers(capsys, db, tmp_path) -> No
         rows(out)[-1]["message"]
         == "Not stored: a run with this id is already stored; delete it in the History first."
     )
-
-
-def test_a_wrong_line_ends_the_command_with_its_number(capsys, db, tmp_path) -> None:
     (tmp_path / "run.jsonl").write_text("".join(LINES[:5]) + "nonsense\n", encoding="utf-8")
     code, out, err = call(capsys, "follow", str(tmp_path / "run.jsonl"), "--json", *db)
     assert (code, len(rows(out))) == (2, 1)

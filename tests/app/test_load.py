@@ -71,23 +71,6 @@ def test_each_policy_of_a_method_is_a_line(capsys, db, tmp_path):
     assert all(line in file.read_text(encoding="utf-8") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["--policy", "fast"], "--policy has 'fast'; choose among fixed, by-batch, survival, minedraft"),
-        (["--methods", "autoregressive", "--policy", "survival"], "plain decoding drafts nothing; name a method"),
-        (["--methods", "pearl", "--policy", "survival"], "pearl drafts and verifies at once by itself"),
-        (["--methods", "speculative,llma", "--policy", "minedraft"], "llma drafts without a model"),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("shared_clusters")
-def test_a_policy_without_a_line_is_refused_before_any_run(capsys, db, words, error):
-    code, out, err = call(capsys, *LOAD, *words, *db)
-    assert (code, out) == (2, "")
-    assert error in err
-    assert err.count("\n") == 1
-
-
 @pytest.mark.usefixtures("shared_clusters")
 def test_requests_of_a_file_have_its_times_and_prompts(capsys, db, tmp_path):
     file = tmp_path / "arrivals.jsonl"

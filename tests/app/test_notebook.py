@@ -82,10 +82,15 @@ def test_the_frame_of_a_long_run_is_small_and_draws_its_beginning():
     assert "12,000" in page_of(html), "the figures are those of the whole run"
 
 
-def test_a_run_whose_tokens_are_unknown_has_no_number_of_them():
+def test_runs_of_unknown_tokens_and_frames_without_pandas(monkeypatch):
     trace = read_file(IMPORTED / "sglang-profile.json")
     assert repr(trace).startswith("Trace(imported, done, imported · SGLang, run ")
     assert trace._repr_html_().startswith("<p>SGLang · profile · done · imported")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError) as raised:
+        sample_trace("pearl").frame()
+    advice = "a frame needs pandas, which is not installed; install it: pip install pandas"
+    assert str(raised.value) == advice
 
 
 def test_a_beginning_has_the_rows_until_a_time():
@@ -160,14 +165,6 @@ def test_data_frames_have_the_columns_of_the_csv_export(comparison):
     with pytest.raises(UsageError, match="there is no table 'words'; choose one of tokens, decisions"):
         trace.frame("words")
     assert comparison.frame()["method"].tolist() == ["autoregressive", "speculative", "pearl"]
-
-
-def test_without_pandas_a_frame_is_one_line_of_advice(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError) as raised:
-        sample_trace("pearl").frame()
-    advice = "a frame needs pandas, which is not installed; install it: pip install pandas"
-    assert str(raised.value) == advice
 
 
 def test_everything_works_inside_a_running_event_loop():

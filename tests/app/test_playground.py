@@ -99,7 +99,10 @@ def test_the_conversation_goes_on_with_the_chosen_answer(page, opener) -> None:
     assert last[1]["content"] == "".join(WORDS)
 
 
-def test_regenerate_answers_the_same_message_with_the_next_seed(page, opener) -> None:
+def test_a_message_is_answered_again_with_the_next_seed(page, opener) -> None:
+    state = merged(play(page.regenerate("", "", None, None, *given(page))))
+    assert "no message to answer again" in message(page, state, "prompt")
+    assert not opener.opened
     first = merged(play(page.ask("Hi", "", None, None, *given(page, temperature=1.0, seed=4))))
     again = merged(
         play(page.regenerate("unsent", "", first[page.chat], 0, *given(page, temperature=1.0, seed=4)))
@@ -109,12 +112,6 @@ def test_regenerate_answers_the_same_message_with_the_next_seed(page, opener) ->
     assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "Hi"}]
     greedy = merged(play(page.regenerate("", "", first[page.chat], 0, *given(page))))
     assert greedy[page.form.controls["seed"]] == 0
-
-
-def test_regenerate_without_a_message_is_refused(page, opener) -> None:
-    state = merged(play(page.regenerate("", "", None, None, *given(page))))
-    assert "no message to answer again" in message(page, state, "prompt")
-    assert not opener.opened
 
 
 def test_run_and_stop_swap_while_a_turn_runs(page) -> None:
@@ -229,9 +226,6 @@ def test_a_reload_follows_the_running_race_and_later_shows_it_from_memory_or_the
         assert 'data-state="done"' in state[page.turn]
         assert len(json.loads(state[page.viewer])["runs"]) == 3
         assert Chat.of(state[page.chat]).race == kept["race"]
-
-
-def test_an_unknown_race_changes_a_new_page_by_nothing_and_a_moved_one_to_the_first_page(page) -> None:
     assert list(merged(play(page.restore({"race": "nothing"})))) == [page.kept]
     assert list(merged(play(page.restore(None)))) == [page.kept]
     assert 'data-state="idle"' in merged(play(page.restore(None, moved=True)))[page.turn]
@@ -290,7 +284,7 @@ def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:
     assert [len(prompt.split()) > 200 for prompt in prompts] == [False, False, False, True]
 
 
-def test_every_setting_with_a_choice_has_a_control() -> None:
+def test_every_setting_with_a_choice_has_a_control_and_every_method_is_in_one_group() -> None:
     rows = {row["key"]: row for row in contents()["methods"]}
     for key, method in METHODS.items():
         shown = {s["name"]: s for s in rows[key]["settings"]}
@@ -299,6 +293,13 @@ def test_every_setting_with_a_choice_has_a_control() -> None:
             if setting.name in shown:
                 control = shown[setting.name]
                 assert (control["default"], control["doc"]) == (setting.default, setting.doc)
+    found = contents()
+    assert {row["key"] for row in found["methods"]} == set(METHODS)
+    assert {row["group"] for row in found["methods"]} == set(found["groups"])
+    groups = {row["key"]: row["group"] for row in found["methods"]}
+    assert [groups[k] for k in ("autoregressive", "llma", "ems", "pearl", "hydra")] == list(found["groups"])
+    assert all(set(preset["methods"]) <= set(METHODS) for preset in found["presets"])
+    assert all(row["line"][:1].isupper() and ":" not in row["line"][:20] for row in found["methods"])
 
 
 @pytest.mark.parametrize(
@@ -319,24 +320,11 @@ def test_controls_follow_the_declared_type(kind, default, low, high, choices, co
     assert (built["low"], built["high"]) == (low, high)
 
 
-def test_a_setting_that_the_method_can_choose_allows_0() -> None:
+def test_planned_and_lossy_choices_are_marked_in_their_controls() -> None:
     built = control_of(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
     assert (built["low"], built["label"]) == (0, "gamma (0 = round(c))")
-
-
-def test_a_lossy_choice_is_marked_in_its_control() -> None:
     setting = next(s for s in METHODS["medusa"].settings() if s.name == "acceptance")
     assert control_of(setting)["choices"] == [["exact", "exact"], ["typical", "typical (lossy)"]]
-
-
-def test_every_method_is_in_one_group_and_presets_name_methods() -> None:
-    found = contents()
-    assert {row["key"] for row in found["methods"]} == set(METHODS)
-    assert {row["group"] for row in found["methods"]} == set(found["groups"])
-    groups = {row["key"]: row["group"] for row in found["methods"]}
-    assert [groups[k] for k in ("autoregressive", "llma", "ems", "pearl", "hydra")] == list(found["groups"])
-    assert all(set(preset["methods"]) <= set(METHODS) for preset in found["presets"])
-    assert all(row["line"][:1].isupper() and ":" not in row["line"][:20] for row in found["methods"])
 
 
 def test_passes_alternate_and_the_median_run_is_shown(page, opener) -> None:

@@ -265,13 +265,10 @@ def test_the_list_has_the_named_files_that_exist_then_the_newest_of_the_folder(t
     assert listed[2]["age"] == pytest.approx(100, abs=20)
 
 
-def test_two_named_files_of_one_name_are_refused(tmp_path) -> None:
-    with pytest.raises(UsageError, match=r"two files have the name 'run\.jsonl'"):
-        Recordings([tmp_path / "a" / "run.jsonl", tmp_path / "b" / "run.jsonl"])
-
-
-def test_the_folder_is_in_the_data_folder(monkeypatch, tmp_path) -> None:
+def test_the_folder_is_in_the_data_folder_and_names_are_unique(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert Recordings().folder == tmp_path / "specscope" / "recordings"
     assert Recordings().listed() == [], "it does not exist"
     assert recordings.ENDING == ".jsonl"
+    with pytest.raises(UsageError, match=r"two files have the name 'run\.jsonl'"):
+        Recordings([tmp_path / "a" / "run.jsonl", tmp_path / "b" / "run.jsonl"])

@@ -53,23 +53,17 @@ def guarded(service):
         yield client
 
 
-def test_the_model_of_finished_and_running_runs(client, run) -> None:
+def test_models_of_finished_runs_of_passes_and_the_report_of_a_conversation(client, run) -> None:
     runs = [run(m, group="g") for m in ("autoregressive", "speculative")]
     answer = client.get("/specscope/model", params={"runs": f"{runs[0].ticket},{runs[1].run_id}"})
     assert answer.status_code == 200
     assert [r["id"] for r in answer.json()["runs"]] == [r.run_id for r in runs]
     assert answer.headers["cache-control"] == "no-store"
-
-
-def test_two_passes_of_a_run_are_shown_as_their_mean(client, run) -> None:
     first, second = run("speculative"), run("speculative")
     answer = client.get("/specscope/model", params={"runs": f"{first.run_id}~{second.run_id}"}).json()
     assert len(answer["runs"]) == 1
     assert answer["runs"][0]["passes"]["count"] == 2
     assert "(mean of " in answer["runs"][0]["figures"]["tokens_per_second"]
-
-
-def test_the_report_of_a_conversation_holds_its_turns(client, run) -> None:
     first, second = run("speculative"), run("pearl")
     address = report_address([second.run_id], [[first.run_id]]).replace("&amp;", "&")
     text = client.get(address).text
@@ -78,7 +72,36 @@ def test_the_report_of_a_conversation_holds_its_turns(client, run) -> None:
     assert second.run_id in text
 
 
-def test_the_race_of_the_first_page_needs_no_run(client) -> None:
+def test_the_page_loads_its_scripts_from_this_server_only_and_before_gradios(client) -> None:
+    page = client.get("/").text
+    for name in ("viewer.js", "viewer.css", "app.js", "app.css"):
+        assert address(name) in page
+        answer = client.get(address(name))
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    sources = re.findall(r'([\w-]+)=\\?"' + re.escape(address("plotly.js")), page)
+    assert sources == ["data-plotly"], "plotly.js has 4.8 MB; the first chart loads it"
+    assert "Plotly" in client.get(address("plotly.js")).text
+    assert "SpecScope" in client.get(address("viewer.js")).text
+    answer = client.get("/")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    head = answer.text.partition("</head>")[0]
+    sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
+    deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
+    names = (
+        "stream.js",
+        "picker.js",
+        "errors.js",
+        "charts.js",
+        "address.js",
+        "demo.js",
+        "app.js",
+        "viewer.js",
+    )
+    ours = [address(name) for name in names]
+    assert deferred[:8] == ours
+    assert deferred[8].startswith("./assets/index-"), "Gradio's"
+    assert client.head("/").content == b""
     answer = client.get("/specscope/demo").json()
     assert len(answer["model"]["runs"]) == len(answer["looks"]) == 3
 
@@ -145,16 +168,13 @@ MISSING = {
 }
 
 
-def test_the_papers_page_is_served(client, monkeypatch) -> None:
+def test_papers_are_served_and_the_tab_is_filled_once(client, monkeypatch) -> None:
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     answer = client.get(ADDRESS)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert 'data-paper="parallelspec"' in answer.text
     assert ".papers .chart" in client.get(address("papers.css")).text
-
-
-def test_the_papers_tab_names_the_paper_that_is_computed_and_is_filled_once(monkeypatch) -> None:
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     progress, content = fill(False)
     assert "Computing ParallelSpec, 1 of 1" in progress[1]
@@ -195,41 +215,6 @@ def test_downloads(client, run) -> None:
     assert "&lt;b&gt;hi" not in secret.text
 
 
-def test_the_page_loads_its_scripts_from_this_server_only(client) -> None:
-    page = client.get("/").text
-    for name in ("viewer.js", "viewer.css", "app.js", "app.css"):
-        assert address(name) in page
-        answer = client.get(address(name))
-        assert answer.status_code == 200
-        assert "immutable" in answer.headers["cache-control"]
-    sources = re.findall(r'([\w-]+)=\\?"' + re.escape(address("plotly.js")), page)
-    assert sources == ["data-plotly"], "plotly.js has 4.8 MB; the first chart loads it"
-    assert "Plotly" in client.get(address("plotly.js")).text
-    assert "SpecScope" in client.get(address("viewer.js")).text
-
-
-def test_the_scripts_of_the_page_run_before_those_of_gradio(client) -> None:
-    answer = client.get("/")
-    assert int(answer.headers["content-length"]) == len(answer.content)
-    head = answer.text.partition("</head>")[0]
-    sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
-    deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
-    names = (
-        "stream.js",
-        "picker.js",
-        "errors.js",
-        "charts.js",
-        "address.js",
-        "demo.js",
-        "app.js",
-        "viewer.js",
-    )
-    ours = [address(name) for name in names]
-    assert deferred[:8] == ours
-    assert deferred[8].startswith("./assets/index-"), "Gradio's"
-    assert client.head("/").content == b""
-
-
 def test_every_answer_has_the_security_headers(client) -> None:
     for path in ("/", "/config", "/specscope/model?runs=x", "/nowhere"):
         headers = client.get(path).headers
@@ -238,7 +223,7 @@ def test_every_answer_has_the_security_headers(client) -> None:
     assert "frame-ancestors 'none'" in HEADERS["Content-Security-Policy"]
 
 
-def test_a_login_guards_every_address(guarded) -> None:
+def test_a_login_guards_every_address_and_the_servers_own_is_allowed(guarded) -> None:
     for path in ("/", "/config", "/specscope/model?runs=x", "/specscope/files/app.js"):
         guarded.cookies.clear()
         answer = guarded.get(path)
@@ -247,9 +232,6 @@ def test_a_login_guards_every_address(guarded) -> None:
         assert guarded.get(path, auth=("ada", "wrong")).status_code == 401
         assert guarded.get(path, headers={"Authorization": "Basic %%%"}).status_code == 401
         assert guarded.get(path, auth=("ada", "s3cret")).status_code in (200, 404)
-
-
-def test_the_address_that_the_server_listens_on_is_allowed(guarded) -> None:
     login = ("ada", "s3cret")
     assert guarded.get("/", auth=login).status_code == 200
     assert guarded.get("/", auth=login, headers={"Host": "evil.example"}).status_code == 400

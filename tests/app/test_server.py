@@ -27,21 +27,15 @@ def taken_port() -> socket.socket:
     return holder
 
 
-def test_a_given_port_is_used() -> None:
+def test_a_given_port_is_used_one_in_use_is_refused_and_without_one_the_next_is_taken(monkeypatch) -> None:
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     with bind("127.0.0.1", port) as listener:
         assert listener.getsockname()[1] == port
-
-
-def test_a_port_in_use_is_refused_with_a_remedy() -> None:
     with taken_port() as holder:
         port = holder.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} .*in use.*--port"):
             bind("127.0.0.1", port)
-
-
-def test_without_a_port_the_next_free_one_is_taken(monkeypatch) -> None:
     with taken_port() as holder:
         port = holder.getsockname()[1]
         monkeypatch.setattr(server, "DEFAULT_PORT", port)

@@ -68,10 +68,3 @@ def test_drafters_are_rows_with_runs_of_their_own(capsys, db, tmp_path):
     with Store(Path(db[1])) as store:
         runs = [store.load(name) for cell in result["cells"] for (name,) in cell["runs"]]
     assert [Path(run.header.drafter_path).name for run in runs] == ["int8"] * 2 + ["drafter"] * 2
-
-
-def test_a_sweep_without_any_number_is_bad_use(capsys, db):
-    words = ["--method", "dsi", "--over", "lookahead=1", "--over", "acceptance_rate=0.5"]
-    code, out, err = call(capsys, "sweep", *words, *CLUSTER, *db)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "no cell has a speed-up: lookahead is 1; with" in err
