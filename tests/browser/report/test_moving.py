@@ -90,7 +90,9 @@ def test_a_range_has_figures_and_a_csv_file(page, traces):
     expect(panel).to_be_visible()
 
 
-def test_arrows_lead_from_the_drafts_to_their_verification(page, traces):
+def test_arrows_lead_from_drafts_to_their_verification_and_search_finds_outcomes_steps_kinds_and_texts(
+    page, traces
+):
     judged = {}
     for d in traces[1].decisions:
         if d.draft_span >= 0 and d.verify_span >= 0:
@@ -103,9 +105,6 @@ def test_arrows_lead_from_the_drafts_to_their_verification(page, traces):
     expect(page.locator(".ss-flow.ss-flow-lost")).to_have_count(list(drafts.values()).count("rejected"))
     page.keyboard.press("Escape")
     expect(arrows).to_have_count(0)
-
-
-def test_search_finds_outcomes_steps_kinds_and_texts(page, traces):
     model = view_model(traces)
     rejected = [g for run in model["runs"] for g in run["ghosts"] if g["outcome"] == "rejected"]
     page.locator(".ss-gantt").focus()

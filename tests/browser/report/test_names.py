@@ -57,9 +57,7 @@ def named(kind: str, first: str, second: str, tokens: int = 24):
     return trace
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(a, b) for a, b in zip(NAMES, NAMES[1:] + NAMES[:1], strict=True)]
-)
+@pytest.mark.parametrize(("first", "second"), zip(NAMES[::2], NAMES[1::2], strict=True))
 def test_names_of_all_objects_are_shown_as_text(opened, first, second):
     before = opened.page.evaluate(CLEAN)
     traces = [named("speculative", first, second), named("pearl", second, first)]

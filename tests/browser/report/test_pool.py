@@ -57,7 +57,7 @@ def test_the_view_has_the_title_of_its_run(page, opened, trace):
     )
 
 
-def test_a_bar_spans_its_time_and_its_positions(page, trace):
+def test_bars_span_their_times_and_positions_and_servers_have_colours_and_text_a_staircase(page, trace):
     f = server_pool(trace)["forwards"]
     boxes = [own(page, i) for i in range(len(f["id"]))]
     assert page.locator(BAR).count() == len(boxes)
@@ -77,9 +77,6 @@ def test_a_bar_spans_its_time_and_its_positions(page, trace):
     assert [span_of(node) for node in again] == [
         i for i, a, o in zip(f["id"], f["first"], f["own"], strict=True) if o > a
     ]
-
-
-def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trace):
     pool = server_pool(trace)
     f = pool["forwards"]
     fills = [
@@ -97,6 +94,22 @@ def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trac
     assert legend[:3] == [s["label"].split(" · ")[0] for s in pool["servers"]]
     assert {"preempted", "drafted", "committed text"} <= set(legend)
     assert f"{f['outcome'].count('preempted')} preempted" in page.locator(f"{POOL} .ss-note").inner_text()
+    path = page.locator(".ss-pool-text").get_attribute("d")
+    steps = [tuple(map(float, step)) for step in re.findall(r"H([\d.-]+)V([\d.-]+)", path)]
+    clock = decoding_clock(trace)
+    times = [clock(c.time) for c in trace.commits]
+    assert len(steps) == len(times)
+    scale = (steps[-1][0] - steps[0][0]) / (times[-1] - times[0])
+    assert [x for x, _ in steps] == pytest.approx([steps[0][0] + scale * (t - times[0]) for t in times])
+    rises = [a[1] - b[1] for a, b in pairwise(steps)]
+    assert rises == pytest.approx([rises[0]] * len(rises)), "one position a token"
+    assert page.locator(".ss-pool-draft").count() == len(server_pool(trace)["drafts"])
+    wrong = sum(d.outcome == "rejected" for d in trace.decisions)
+    assert page.locator(".ss-pool-wrong").count() == wrong > 0
+    pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(3).hover()
+    decided = next(d for d in trace.decisions if d.position == len(PROMPT) + 3 and d.outcome == "accepted")
+    lit = {span_of(node) for node in page.locator(".ss-pool-lit").all()}
+    assert lit == {decided.verify_span}
 
 
 def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened, trace):
@@ -143,28 +156,6 @@ def test_pointing_at_a_bar_shows_server_positions_and_outcome(page, trace, by, o
     page.mouse.move(1, 1)
     page.evaluate("document.activeElement.blur()")
     assert page.locator(".ss-pool-lit").count() == 0
-
-
-def test_a_token_highlights_the_forward_that_decided_it(page, trace):
-    pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(3).hover()
-    decided = next(d for d in trace.decisions if d.position == len(PROMPT) + 3 and d.outcome == "accepted")
-    lit = {span_of(node) for node in page.locator(".ss-pool-lit").all()}
-    assert lit == {decided.verify_span}
-
-
-def test_the_staircase_is_the_committed_text(page, trace):
-    path = page.locator(".ss-pool-text").get_attribute("d")
-    steps = [tuple(map(float, step)) for step in re.findall(r"H([\d.-]+)V([\d.-]+)", path)]
-    clock = decoding_clock(trace)
-    times = [clock(c.time) for c in trace.commits]
-    assert len(steps) == len(times)
-    scale = (steps[-1][0] - steps[0][0]) / (times[-1] - times[0])
-    assert [x for x, _ in steps] == pytest.approx([steps[0][0] + scale * (t - times[0]) for t in times])
-    rises = [a[1] - b[1] for a, b in pairwise(steps)]
-    assert rises == pytest.approx([rises[0]] * len(rises)), "one position a token"
-    assert page.locator(".ss-pool-draft").count() == len(server_pool(trace)["drafts"])
-    wrong = sum(d.outcome == "rejected" for d in trace.decisions)
-    assert page.locator(".ss-pool-wrong").count() == wrong > 0
 
 
 def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):

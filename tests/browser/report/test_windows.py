@@ -94,12 +94,14 @@ def shown(long_page):
     return page
 
 
-def test_a_long_run_opens_with_bins_of_all_its_spans(shown, traces):
+def test_a_long_run_opens_with_bins_of_all_its_spans_and_no_figures_of_ranges_beyond(shown, traces):
     spans = len(traces[0].spans)
     assert f"{spans} bars are too many" in shown.locator(".ss-gantt ~ .ss-detail").inner_text()
     assert f"{spans} spans: the timeline loads what it shows" in shown.locator(".ss-long").inner_text()
     assert "of 500, those of the loaded part" in shown.locator(".ss-pane .ss-message").inner_text()
     assert not shown.locator(".ss-tables").is_visible()
+    shown.locator(".ss-gantt").press("x")
+    assert "The range holds more than the loaded part" in shown.locator(".ss-range").inner_text()
 
 
 def test_zooming_loads_the_rows_of_the_window_and_its_text(shown, traces):
@@ -130,11 +132,6 @@ def test_a_whole_document_that_comes_after_other_runs_were_opened_is_left(shown)
     shown.evaluate("(text) => view.update(JSON.parse(text))", other)
     shown.evaluate("async () => { release(); await askWhole(); await new Promise(setTimeout); }")
     expect(shown.locator(".ss-pane-head")).to_contain_text("Autoregressive")
-
-
-def test_a_range_beyond_the_part_has_no_figures(shown):
-    shown.locator(".ss-gantt").press("x")
-    assert "The range holds more than the loaded part" in shown.locator(".ss-range").inner_text()
 
 
 def test_a_link_to_a_token_outside_of_the_part_is_followed_when_the_whole_run_is_here(long_page):
