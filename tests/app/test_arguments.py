@@ -22,8 +22,8 @@ HOT = ("span", "end", "drop")
 def public() -> Iterator[dict[str, tuple[Callable[[], Any], dict[str, Any]]]]:
     """Return by name what makes a public call, and arguments with which it works."""
     with specscope.open("bundled", **PLACE) as cluster:
-        given = {"cluster": cluster, "max_new_tokens": 4, "progress": False}
-        trace = cluster.run("pearl", "Hi", max_new_tokens=4)
+        given = {"cluster": cluster, "max_new_tokens": 2, "progress": False}
+        trace = cluster.run("pearl", "Hi", max_new_tokens=2)
         results = {
             "comparison": specscope.compare("pearl", "Hi", **given),
             "swept": specscope.sweep("pearl", {"gamma": "2"}, "Hi", **given),
@@ -41,7 +41,7 @@ def public() -> Iterator[dict[str, tuple[Callable[[], Any], dict[str, Any]]]]:
             "diff": {"first": trace, "second": trace},
             "Load": {"arrivals": (0.0,)},
             "Cluster": {"pair": cluster.pair, "placement": cluster.placement},
-            "cluster.run": {"method": "pearl", "max_new_tokens": 4},
+            "cluster.run": {"method": "pearl", "max_new_tokens": 2},
             "cluster.check": {"method": "pearl"},
             "cluster.head": {"kind": "eagle"},
             "cluster.stages": {"asked": 0},

@@ -72,21 +72,6 @@ def test_a_drafter_that_is_often_wrong_has_the_option_of_a_better_one(capsys, db
     assert json.loads(out)["methods"]["speculative"]["advice"] is None
 
 
-def test_the_baseline_is_added_and_texts_are_compared_with_it(capsys, db, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    words = ["compare", "--methods", "speculative,pearl", "--prompt-file", str(file), "--limit", "2"]
-    result = answer(capsys, *words, *VIRTUAL, *db, "--json")
-    assert list(result["methods"]) == ["autoregressive", "speculative", "pearl"]
-    assert result["prompts"] == 2
-    for figures in result["methods"].values():
-        assert figures["equal_to_autoregressive"] is True
-        assert set(figures["categories"]) == {"cats", "dogs"}
-        assert figures["speedup"] > 0.5
-    assert result["methods"]["autoregressive"]["speedup"] == 1
-
-
 def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     rows = [{"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs")]
@@ -97,6 +82,7 @@ def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
     assert list(result["methods"]) == list(dict.fromkeys(["autoregressive", *possible]))
     assert all("head" in reason for reason in result["left_out"].values())
     assert (result["prompts"], result["skipped"]) == (2, [])
+    assert result["methods"]["autoregressive"]["speedup"] == 1
     for key, figures in result["methods"].items():
         assert figures["lossless"] is True
         assert figures["equal_to_autoregressive"], key

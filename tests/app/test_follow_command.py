@@ -71,12 +71,6 @@ def test_several_files_are_followed_to_their_footers_and_a_wrong_line_has_its_nu
     assert (code, err) == (0, "")
     ends = [row for row in rows(out) if row["event"] == "footer"]
     assert [(row["file"], row["run_id"]) for row in ends] == [("a.jsonl", "run-a"), ("b.jsonl", "run-b")]
-    code, out, _ = call(capsys, "follow", str(tmp_path / "a.jsonl"), "--json", *db)
-    assert code == 0
-    assert (
-        rows(out)[-1]["message"]
-        == "Not stored: a run with this id is already stored; delete it in the History first."
-    )
     (tmp_path / "run.jsonl").write_text("".join(LINES[:5]) + "nonsense\n", encoding="utf-8")
     code, out, err = call(capsys, "follow", str(tmp_path / "run.jsonl"), "--json", *db)
     assert (code, len(rows(out))) == (2, 1)

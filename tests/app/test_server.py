@@ -64,9 +64,14 @@ def test_an_address_that_others_can_reach_needs_a_login_or_unsafe() -> None:
         check_exposure("0.0.0.0", None, unsafe=False)
 
 
-def test_the_server_imports_no_torch_and_gradio_parses_no_sources_for_stubs() -> None:
+def test_the_server_imports_no_torch_gradio_parses_no_sources_for_stubs_and_pages_of_commands_need_none() -> (
+    None
+):
     code = """
 import ast, sys
+sys.modules["gradio"] = None  # pages that `sweep -o` and `load -o` write have the tabs' HTML
+import specscope.app.render.lab, specscope.app.routes
+del sys.modules["gradio"]
 segment, parsed = ast.get_source_segment, set()
 ast.get_source_segment = lambda code, node: parsed.add(node.name) or segment(code, node)
 from specscope.app.server import Service, build_app
@@ -88,12 +93,6 @@ sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_pages_of_the_command_line_need_no_gradio() -> None:
-    """`sweep -o` and `load -o` write pages with the tabs' HTML."""
-    code = "import sys; sys.modules['gradio'] = None; import specscope.app.render.lab, specscope.app.routes"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""The progress of commands: a line on a terminal, streamed text, and lines elsewhere."""
+"""The progress of commands: a line on a terminal, streamed text, lines elsewhere, and bars."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from specscope.app.bars import DownloadBar, is_watched, new_bar
 from specscope.app.cli import common
 from specscope.app.cli.common import ERASE, Status, recorded
+from specscope.engine.checkpoints.progress import Progress
 from tests.app.commands import VIRTUAL, call
 
 RUN = ["run", "--method", "speculative", "--prompt", "Tell me a story.", *VIRTUAL]
@@ -98,3 +100,30 @@ def test_commands_on_stored_runs_and_papers_show_what_they_do(capsys, db, reques
     ):
         code, _, err = call(capsys, *command)
         assert (code, line in err, err.endswith(ERASE)) == (0, True, True), command
+
+
+def test_a_bar_that_nobody_sees_writes_nothing(capsys):
+    assert not is_watched()
+    with new_bar(total=2) as bar:
+        bar.update()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["terminal", "notebook"])
+def test_a_bar_that_someone_sees_counts(capsys, monkeypatch, place):
+    if place == "terminal":
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    else:
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with new_bar(total=2, unit="run") as bar:
+        bar.update(2)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_a_download_has_its_bar_in_a_notebook(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with DownloadBar() as bar:
+        bar.show(Progress("a/model", "model.safetensors", 512, 1024))
+    err = capsys.readouterr().err
+    assert err.startswith("downloading a/model; Ctrl-C stops it\n")
+    assert "model.safetensors:  50%" in err
