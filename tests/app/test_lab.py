@@ -47,7 +47,7 @@ def test_each_control_of_a_tab_gives_the_setting_of_its_name(tab, settings):
     assert start.inputs == [getattr(made, short.get(name, name)) for name in settings._fields]
 
 
-def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
+def test_the_map_grows_by_a_cell_that_opens_its_trace_and_stop_keeps_the_cells(page, service):
     states = list(page.run(*scripted("1, 3", "0.9", 8, 1)))
     counts = [len(re.findall("<small>", state.result)) for state in states]
     assert counts == [0, 1, 2, 2]
@@ -57,9 +57,6 @@ def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
         names = run.split(",")
         assert [service.trace(name).header.run_id for name in names] == names
     assert service.store.runs()[1] == 0
-
-
-def test_stop_ends_the_sweep_after_the_cell_and_keeps_the_cells(page):
     states = page.run(*scripted("1-4", "0.9", 4, 1))
     name, _, _ = next(states)
     next(states)

@@ -145,7 +145,7 @@ def test_a_sweep_over_rates_needs_a_profile_and_no_models():
             specscope.sweep("speculative", over, limits=SHORT, **more)
 
 
-def test_a_difference_has_the_devices_steps(comparison):
+def test_differences_and_data_frames_have_the_rows_of_devices_and_exports(comparison):
     runs = comparison.traces
     found = specscope.diff(runs["speculative"][0], runs["pearl"][0])
     table = found.frame()
@@ -153,9 +153,6 @@ def test_a_difference_has_the_devices_steps(comparison):
     assert sums.tolist() == pytest.approx([found.found.difference / 1e6] * 2)
     assert re.search(r"PEARL.* decoded [\d.]+ ms (shorter|longer) than Speculative", repr(found))
     assert "Waterfalls" in page_of(found._repr_html_())
-
-
-def test_data_frames_have_the_columns_of_the_csv_export(comparison):
     trace = comparison.traces["pearl"][0]
     for name, rows in (("tokens", trace.commits), ("spans", trace.spans)):
         table = trace.frame(name)

@@ -61,7 +61,10 @@ def message(page, state, where: str) -> str:
 
 
 def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
-    state = merged(play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page))))
+    updates = play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page)))
+    state, stop, go = merged(updates), page.composer.stop, page.composer.go
+    shown = [(update[stop]["visible"], update[go]["visible"]) for update in (updates[0], updates[-1])]
+    assert shown == [(True, False), (False, True)], "Run and Stop swap"
     assert 'data-state="done"' in state[page.turn]
     assert "Tell me a story." in state[page.talk]
     assert page.composer.prompt not in state, "it stays, for other methods"
@@ -114,14 +117,6 @@ def test_a_message_is_answered_again_with_the_next_seed(page, opener) -> None:
     assert greedy[page.form.controls["seed"]] == 0
 
 
-def test_run_and_stop_swap_while_a_turn_runs(page) -> None:
-    updates = play(page.ask("Hi", "", None, None, *given(page)))
-    assert updates[0][page.composer.stop]["visible"] is True
-    assert updates[0][page.composer.go]["visible"] is False
-    assert updates[-1][page.composer.stop]["visible"] is False
-    assert updates[-1][page.composer.go]["visible"] is True
-
-
 def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
     opener.waiting = [FakeCluster(step=threading.Semaphore(4))]
 
@@ -137,15 +132,12 @@ def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
     assert state[page.composer.follow]["choices"] == [("starts fresh", -1), ("continues Autoregressive", 0)]
 
 
-@pytest.mark.parametrize("prompt", ["", "  \n", None])
-def test_an_empty_prompt_is_refused_beside_the_prompt(page, opener, prompt) -> None:
-    state = merged(play(page.ask(prompt, "", None, None, *given(page))))
-    assert "the prompt is empty" in message(page, state, "prompt")
-    assert 'role="alert"' in message(page, state, "prompt")
+def test_what_is_refused_shows_an_error_at_run_until_it_is_corrected(page, opener, service) -> None:
+    for prompt in ("", "  \n", None):
+        state = merged(play(page.ask(prompt, "", None, None, *given(page))))
+        assert "the prompt is empty" in message(page, state, "prompt")
+        assert 'role="alert"' in message(page, state, "prompt")
     assert not opener.opened
-
-
-def test_a_bad_setting_shows_an_error_at_run_until_it_is_corrected(page) -> None:
     state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
     line = message(page, state, "max-new-tokens")
     assert "max_new_tokens is 0" in line
@@ -153,6 +145,9 @@ def test_a_bad_setting_shows_an_error_at_run_until_it_is_corrected(page) -> None
     assert message(page, state, "max-new-tokens") != line, "the same error leads there again"
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
     assert state[page.composer.alert] == ""
+    service.close()
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert "shutting down" in state[page.composer.alert]
 
 
 @pytest.mark.parametrize(
@@ -184,12 +179,6 @@ def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener)
     assert "no such directory" in message(page, state, "target")
     assert "Nothing was decoded" in state[page.turn]
     assert json.loads(state[page.viewer])["runs"] == []
-
-
-def test_a_closed_service_refuses_a_prompt(page, service) -> None:
-    service.close()
-    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "shutting down" in state[page.composer.alert]
 
 
 def test_a_new_conversation_drops_the_old_one(page) -> None:

@@ -1,4 +1,4 @@
-"""The routes beside Gradio's, and the guards of all routes."""
+"""The routes beside Gradio's, the guards of all routes, and windows of long runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
@@ -20,7 +22,11 @@ from specscope.app.server import build_app
 from specscope.app.service import Service
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl
+from specscope.traces.store import Store
+from specscope.traces.view.aligned import aligned
+from specscope.traces.view.tokens import committed
 from tests.app.fakes import FakeOpen
+from tests.traces.samples import sample_trace
 
 HOST = "http://127.0.0.1"
 
@@ -184,14 +190,13 @@ def test_papers_are_served_and_the_tab_is_filled_once(client, monkeypatch) -> No
     assert all(value == gr.skip() for value in again)
 
 
-def test_an_unknown_run_or_file_is_a_404_with_one_line(client) -> None:
+def test_an_unknown_run_or_file_is_a_404_and_a_run_that_has_not_begun_has_no_model(
+    client, service, opener
+) -> None:
     for path, message in MISSING.items():
         answer = client.get(path)
         assert answer.status_code == 404, path
         assert message in answer.json()["error"]
-
-
-def test_a_run_that_has_not_begun_has_no_model_yet(client, service, opener) -> None:
     opener.gate.clear()
     place = {"runtime": "virtual", "profile": "8xA100"}  # a new cluster, which has to load
     waiting = service.start(RunRequest(method="pearl", prompt="Hi", **place))
@@ -287,3 +292,63 @@ def test_a_document_that_cannot_be_made_is_an_error_in_json(client, run, monkeyp
         "error": "the server could not make this document (IndexError); please report it"
     }
     assert capsys.readouterr().err == "specscope: a document failed: IndexError: 4 of 3\n"
+
+
+# Long runs token by token: a window has the tokens and times of the whole runs.
+
+
+FIELDS = ("index", "sequence", "position", "id", "text", "outcome", "step", "t")
+
+
+def named(trace, name, **changes):
+    return replace(trace, header=replace(trace.header, run_id=name), **changes)
+
+
+@pytest.fixture(scope="module")
+def traces():
+    """A run, the same text 5 ms later, the text until token 100, another text, another prompt."""
+    first = named(sample_trace("pearl", tokens=150), "first")
+    later = named(first, "later", commits=[replace(c, time=c.time + 5_000_000) for c in first.commits])
+    turned = [c if i < 100 else replace(c, token=c.token + 1) for i, c in enumerate(first.commits)]
+    other = sample_trace("autoregressive", tokens=150)
+    prompt = replace(other, header=replace(other.header, run_id="prompt", prompt_ids=((1, 2),)))
+    return [first, later, named(first, "turned", commits=turned), named(other, "other"), prompt]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, traces):
+    with Store(tmp_path_factory.mktemp("aligning") / "traces.db") as store:
+        store.insert(*traces)
+        yield windows.Windows(SimpleNamespace(store=store, find=lambda _: None))
+
+
+@pytest.mark.parametrize("most", [600, 7])
+def test_a_window_has_the_tokens_of_the_first_run_and_the_same_ones_of_the_others(
+    server, traces, monkeypatch, most
+):
+    monkeypatch.setattr(windows, "MOST", most)
+    tokens = [list(committed(trace)) for trace in traces]
+    (views,) = aligned(traces)
+    for low, high in ((-100, 1e6), (0, tokens[0][30]["t"]), (tokens[0][90]["t"], tokens[0][120]["t"])):
+        found = server.aligned(",".join(t.header.run_id for t in traces), 0, low, high)
+        inside = [token for token in tokens[0] if low <= token["t"] <= high]
+        first = inside[0]["index"]
+        assert (found["first"], found["inside"]) == (first, len(inside))
+        for row, view, own in zip(found["rows"], views["rows"], tokens, strict=True):
+            assert {name: row[name] for name in view} == view
+            wanted = own[first : min(first + min(most, len(inside)), view["same"])]
+            assert row["tokens"] == [{name: token[name] for name in FIELDS} for token in wanted]
+            assert row["length"] == (0 if view["reason"] else len(own))
+            assert row["before"] == (own[first - 1]["t"] if wanted and first else 0)
+
+
+def test_runs_and_windows_that_cannot_be_aligned_are_refused(server):
+    for names, sequence, window, message in (
+        ("first,nobody", 0, (0, 1), "is not stored or has not ended"),
+        ("", 0, (0, 1), "is not stored or has not ended"),
+        ("first,later", 3, (0, 1), "sequence 3 is not one of the run's 1"),
+        ("first,later", 0, (1, 1), "needs a start before its end"),
+        ("first," * 9, 0, (0, 1), "more than 8 runs"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            server.aligned(names, sequence, *window)
