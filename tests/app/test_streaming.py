@@ -126,6 +126,13 @@ def test_a_waiting_pane_shows_its_state(service, opener) -> None:
 
 
 def test_failed_runs_show_their_error_or_leave_it_to_the_control(service, opener) -> None:
+    opener.waiting = [ModelError("no model at <nowhere>")]
+    run = service.start(ask())
+    assert run.wait(20)
+    pane = LivePane(Lane([run]))
+    pane.update()
+    assert "The message at Run says what to correct" in pane.html
+    assert "nowhere" not in pane.html
     opener.waiting = [RuntimeError("no worker at <nowhere>")]
     runs = [service.start(ask()), service.start(ask())]
     got = asyncio.run(collect(runs))
@@ -137,13 +144,6 @@ def test_failed_runs_show_their_error_or_leave_it_to_the_control(service, opener
     assert 'data-begun="no"' in html[0]
     assert 'data-begun="yes"' in html[1]
     assert "Some runs failed." in turn_line("failed", [Lane([run]) for run in runs])
-    opener.waiting = [ModelError("no model at <nowhere>")]
-    run = service.start(ask())
-    assert run.wait(20)
-    pane = LivePane(Lane([run]))
-    pane.update()
-    assert "The message at Run says what to correct" in pane.html
-    assert "nowhere" not in pane.html
 
 
 def test_a_turn_that_waits_names_the_runs_before_its_first_one(service, opener) -> None:
