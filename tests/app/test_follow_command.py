@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import specscope
+from specscope.app.cli import common
 from specscope.engine.trace.jsonl import to_json
 from specscope.traces.metrics import measure
 from specscope.traces.store import Store
@@ -27,11 +28,12 @@ def rows(out: str) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tmp_path) -> None:
-    file = tmp_path / "run.jsonl"
+def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tmp_path, monkeypatch) -> None:
+    file, waiting, note = tmp_path / "run.jsonl", threading.Event(), common.note
+    monkeypatch.setattr(common, "note", lambda text: (note(text), waiting.set()))
 
     def slowly() -> None:
-        time.sleep(0.3)
+        assert waiting.wait(60)
         with file.open("w", encoding="utf-8") as opened:
             for line in LINES:
                 opened.write(line[:9])

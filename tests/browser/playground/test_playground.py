@@ -551,6 +551,7 @@ def after_a_virtual_run_the_settings_fold_the_answer_stays_and_a_reload_keeps_al
     expect(page.locator("#turn")).to_be_in_viewport()
     expect(live.locator(".ss-token.ss-future")).to_have_count(0)  # no replay takes the answer away
     expect(live.locator(".ss-replay:not([data-races])")).to_be_visible()
+    live.get_by_label("Replay speed").select_option("0.1")
     live.get_by_role("button", name="Play").click()
     live.locator(".ss-token.ss-future").first.wait_for(state="attached")
     advised = live.locator(".ss-verdict button")
