@@ -12,6 +12,11 @@ from tests.browser.looks import assert_looks
 from tests.browser.report.opened import Opened
 
 pytestmark = pytest.mark.browser
+LINES = """(node) => {
+    const [{ line, meta }] = JSON.parse(node.dataset.figure).data;
+    return [node.data[0].line.color, line.color, meta.dark];
+}"""
+"""Return the colour of a chart's first line, and those that it has on light and on dark ground."""
 PROFILE, PAIR = "8xA100", "llama-3-8-70-tp8"
 
 
@@ -31,5 +36,7 @@ def test_the_file_of_a_sweep_has_map_chart_and_points_in_all_looks(chromium, bes
     for theme, ink in (("dark", "rgb(230, 233, 240)"), ("light", "rgb(29, 36, 51)")):
         page.emulate_media(color_scheme=theme)
         expect(page.locator(".xtitle")).to_have_css("fill", ink)
+        drawn, *wanted = page.locator("[data-figure]").evaluate(LINES)
+        assert drawn == wanted[theme == "dark"] != wanted[theme == "light"], theme
     assert report.complaints == []
     page.close()
