@@ -59,7 +59,7 @@ def test_settings_are_given_by_method_and_a_lossy_run_is_marked(capsys, db):
 
 def test_a_drafter_that_is_often_wrong_has_the_option_of_a_better_one(capsys, db):
     words = ["compare", "--methods", "speculative", "--prompt", "Tell me a story.", "--temperature", "2"]
-    measured = ["--max-new-tokens", "64", "--runtime", "local-thread", *db]
+    measured = ["--max-new-tokens", "32", "--runtime", "local-thread", *db]
     code, out, _ = call(capsys, *words, *measured, "--json")
     methods = json.loads(out)["methods"]
     assert (code, methods["autoregressive"]["advice"]) == (0, None)
