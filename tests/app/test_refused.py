@@ -131,13 +131,20 @@ LATE = ("LOAD --methods dsi", "BENCH --address auto")
 """Lines that are refused after the first progress."""
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database with one run, which lines name."""
+    file = str(tmp_path_factory.mktemp("refused") / "traces.db")
+    with Store(file) as store:
+        store.insert(sample_trace("speculative", tokens=24))
+    return file
+
+
 @pytest.mark.usefixtures("shared_clusters")
 @pytest.mark.parametrize("line", LINES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip())
-def test_a_wrong_command_line_is_refused_in_one_line(capsys, db, tmp_path, monkeypatch, line):
+def test_a_wrong_command_line_is_refused_in_one_line(capsys, stored, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPECSCOPE_DB", db[1])
-    with Store(db[1]) as store:
-        store.insert(sample_trace("speculative", tokens=24))
+    monkeypatch.setenv("SPECSCOPE_DB", stored)
     given, _, message = line.partition(" | ")
     words = [part for word in shlex.split(given) for part in shlex.split(NAMES.get(word, "")) or [word]]
     code, out, err = call(capsys, *words)
@@ -146,4 +153,4 @@ def test_a_wrong_command_line_is_refused_in_one_line(capsys, db, tmp_path, monke
     if given.strip() not in LATE:
         assert err.startswith("specscope: ")
         assert err.count("\n") == 1
-    assert [file.name for file in tmp_path.iterdir() if not file.name.startswith("traces.db")] == []
+    assert list(tmp_path.iterdir()) == []
