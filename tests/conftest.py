@@ -40,7 +40,7 @@ SHARING = {
     "server": ("tests/browser/playground/",),
     "report": ("tests/browser/report/",),
     "trained pair": ("tests/engine/training/",),
-    "commands": tuple(f"tests/app/test_{name}.py" for name in ("busy", "cli", "compare", "load", "sweep")),
+    "commands": tuple(f"tests/app/test_{name}.py" for name in ("cli", "compare", "load", "status")),
     "worker processes": tuple(f"tests/engine/runtimes/test_{name}.py" for name in ("group", "ray")),
     "runtimes": tuple(f"tests/engine/methods/test_{name}.py" for name in ("ems", "ems_trees")),
 }
@@ -83,7 +83,7 @@ THOROUGH = (
     *("tests/engine/checkpoints/test_catalog.py", "tests/engine/cluster/test_splitting.py"),
     *("tests/engine/cluster/test_forms.py", "tests/engine/run/test_policies.py::test_measured"),
     # looks in both themes and all widths; tabs whose results are also checked without a browser
-    *("tests/browser/report/test_looks.py", "tests/browser/playground/test_load.py"),
+    "tests/browser/report/test_looks.py",
     *("tests/browser/playground/test_lab.py", "tests/browser/playground/test_papers.py"),
     "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
     # replays, loaded parts of traces and notes, over all methods

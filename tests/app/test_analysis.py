@@ -100,10 +100,12 @@ def test_wrong_settings_are_one_alert(page, service, run, profile, settings, mes
     assert state[page.keep]["visible"] is False
 
 
-def test_settings_are_a_list_of_fields():
+def test_settings_are_a_list_of_fields_and_a_profile_has_its_own_pairs():
     assert settings_of(" gamma = 6, pre_verify=off ,") == {"gamma": "6", "pre_verify": "off"}
     with pytest.raises(UsageError, match="is not FIELD=VALUE"):
         settings_of("=3")
+    assert {"choices", "value"} <= set(pairs_of("8xA100"))
+    assert OWN != ""
 
 
 def figure(page: str) -> dict:
@@ -127,11 +129,6 @@ def test_the_chart_has_the_closed_forms_and_the_best_lengths():
 @pytest.mark.parametrize("values", [(0, 1, 1), (1, LONGEST, 20), (1.7, 99, 400), (-1, 0, 0.5), (None,) * 3])
 def test_the_sliders_draw_at_every_value(values):
     assert len(figure(draw(*values))["data"]) == 3
-
-
-def test_a_profile_has_its_own_pairs():
-    assert {"choices", "value"} <= set(pairs_of("8xA100"))
-    assert OWN != ""
 
 
 def test_bars_of_a_waterfall_end_at_the_sum():

@@ -24,15 +24,12 @@ from tests.app.commands import run_bench
 PROMPT = "Tell me a story about a lighthouse keeper and a whale."
 
 
-def test_a_bar_uses_the_median_and_refuses_invalid_figures():
+def test_a_bar_uses_the_median_of_valid_measured_figures():
     assert Bar(at_least=1.4).met(Figure((1.0, 1.4, 9.0), ""))
     assert not Bar(at_least=1.4).met(Figure((1.39, 1.39, 9.0), ""))
     assert Bar(at_most=0.01).met(Figure((0.01,), ""))
     assert not Bar(at_most=0.01).met(Figure((0.011,), ""))
     assert not Bar(at_least=1.4).met(Figure((9.0,), "", valid=False))
-
-
-def test_only_measured_figures_are_judged():
     bars = judged({"orchestration": Figure((0.002,), ""), "c": Figure((4.0,), "")})
     assert bars == {"orchestration": {"at_most": 0.05, "median": 0.002, "met": True}}
     bars = judged({"pearl_over_speculative": Figure((1.0,), "")})
@@ -70,15 +67,12 @@ def test_a_speed_is_the_tokens_of_a_round_over_its_time():
     assert race.table() == {"slow": 0.2, "fast": 2.0}
 
 
-def test_contestants_take_turns_in_going_first_after_a_warm_up():
+def test_contestants_take_turns_after_a_warm_up_and_a_long_race_ends_early():
     track = _Track()
     names = ("a", "b", "c")
     race = track.race({n: track.contestant(n, 1.0) for n in names}, [(1,), (2,), (3,)])
     race.run(rounds=1, seconds=1e9)
     assert "".join(track.order) == "abc" + "abc" + "bca" + "cab"
-
-
-def test_a_race_that_takes_too_long_ends_after_three_rounds():
     track = _Track()
     ended: list[int] = []
     race = track.race({"a": track.contestant("a", 100.0)}).run(9, 1.0, lambda: ended.append(1))

@@ -114,14 +114,11 @@ def test_the_command_names_the_clock_and_the_prefill_too(capsys, db) -> None:
     assert "Not in the difference: the prefill of the first run, which decided 1 token.\n" in out
 
 
-def test_a_deleted_run_of_the_example_is_stored_again(service) -> None:
+def test_a_deleted_run_is_stored_again_and_a_store_that_cannot_be_written_is_one_line(service, built) -> None:
     ids = keep(service.store)
     assert service.store.delete(ids[1:2]) == 1
     assert keep(service.store) == ids
     assert sorted(s.header.run_id for s in service.store.runs()[0]) == sorted(ids)
-
-
-def test_a_store_that_cannot_be_written_is_one_line(built, service) -> None:
     keep(service.store)
     built.service = without = Service(None, lambda **_: None)
     state = built.open_example()

@@ -9,7 +9,7 @@ from specscope.app.tabs.chat import FRESH, Chat, conversation
 ANSWERS = (("Autoregressive", "Hello!"), ("PEARL", "Hi there."))
 
 
-def test_the_next_message_continues_the_chosen_answer() -> None:
+def test_the_next_message_continues_the_chosen_answer_without_turns_that_have_none() -> None:
     chat = Chat().asked("Hi").started(("a", "b")).answered(ANSWERS).asked("And you?", chosen=1)
     assert chat.messages("Be kind.") == [
         {"role": "system", "content": "Be kind."},
@@ -18,6 +18,14 @@ def test_the_next_message_continues_the_chosen_answer() -> None:
         {"role": "user", "content": "And you?"},
     ]
     assert chat.answers == ()
+    assert (
+        Chat().asked("Hi").messages("  ")
+        == Chat().asked("Hi").messages(None)
+        == [{"role": "user", "content": "Hi"}]
+    )
+    chat = Chat().asked("Hi").answered((("PEARL", " "),))
+    assert chat.asked("Again", 0).messages("") == [{"role": "user", "content": "Again"}]
+    assert chat.asked("Again", 7).past == ()
 
 
 def test_a_message_starts_fresh_unless_it_continues_an_answer() -> None:
@@ -33,28 +41,19 @@ def test_a_message_starts_fresh_unless_it_continues_an_answer() -> None:
     assert second.asked("New") == Chat((), "New")
 
 
-def test_no_system_prompt_no_system_message() -> None:
-    assert (
-        Chat().asked("Hi").messages("  ")
-        == Chat().asked("Hi").messages(None)
-        == [{"role": "user", "content": "Hi"}]
-    )
-
-
-def test_a_turn_without_an_answer_is_dropped() -> None:
-    chat = Chat().asked("Hi").answered((("PEARL", " "),))
-    assert chat.asked("Again", 0).messages("") == [{"role": "user", "content": "Again"}]
-    assert chat.asked("Again", 7).past == ()
-
-
-def test_json_of_the_page_restores_the_conversation() -> None:
+def test_json_of_the_page_restores_the_conversation_with_the_names_of_its_runs() -> None:
     chat = Chat().asked("Hi").answered(ANSWERS).asked("More", 0).started(("t1",))
     assert Chat.of(json.loads(json.dumps(chat.to_json()))) == chat
     for broken in (None, {}, {"past": 3}, {"past": [["a"]]}, {"answers": ["x"]}, "text"):
         assert Chat.of(broken) == Chat()
+    chat = Chat().asked("Hi").answered(ANSWERS, ("a", "b~c")).asked("More", 0)
+    assert chat.turns == (("a", "b~c"),)
+    chat = chat.answered(ANSWERS, ("d",))
+    assert chat.turns == (("a", "b~c"), ("d",))
+    assert Chat.of(json.loads(json.dumps(chat.to_json()))) == chat
 
 
-def test_text_of_users_and_models_is_escaped() -> None:
+def test_texts_are_escaped_and_a_long_prompt_is_folded() -> None:
     chat = (
         Chat()
         .asked("<b>bold</b>")
@@ -67,17 +66,6 @@ def test_text_of_users_and_models_is_escaped() -> None:
     assert "&lt;script&gt;alert(1)" in page
     assert "1 earlier turn " in page
     assert conversation(Chat()) == ""
-
-
-def test_every_turn_keeps_the_names_of_its_runs() -> None:
-    chat = Chat().asked("Hi").answered(ANSWERS, ("a", "b~c")).asked("More", 0)
-    assert chat.turns == (("a", "b~c"),)
-    chat = chat.answered(ANSWERS, ("d",))
-    assert chat.turns == (("a", "b~c"), ("d",))
-    assert Chat.of(json.loads(json.dumps(chat.to_json()))) == chat
-
-
-def test_a_long_prompt_is_folded() -> None:
     page = conversation(Chat().asked("word " * 400))
     assert "<details" in page
     assert "2,000 characters" in page

@@ -55,18 +55,11 @@ def test_settings_are_given_by_method_and_a_lossy_run_is_marked(capsys, db):
     summary = json.loads(out)["methods"]
     assert (code, summary["medusa"]["lossless"], summary["speculative"]["lossless"]) == (0, False, True)
     assert "(lossy)" in call(capsys, *words, *settings)[1]
-    for wrong, message in (
-        ("gamma=2", "--set gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
-        ("pearl.gamma=2", "--set pearl.gamma=2 is not METHOD.FIELD=VALUE with a method of --methods"),
-        ("speculative.gamma=-1", "gamma is -1; it must be at least 1"),
-    ):
-        code, _, err = call(capsys, *words, "--set", wrong)
-        assert (code, message in err) == (2, True), err
 
 
 def test_a_drafter_that_is_often_wrong_has_the_option_of_a_better_one(capsys, db):
     words = ["compare", "--methods", "speculative", "--prompt", "Tell me a story.", "--temperature", "2"]
-    measured = ["--max-new-tokens", "64", "--runtime", "local-thread", *db]
+    measured = ["--max-new-tokens", "32", "--runtime", "local-thread", *db]
     code, out, _ = call(capsys, *words, *measured, "--json")
     methods = json.loads(out)["methods"]
     assert (code, methods["autoregressive"]["advice"]) == (0, None)
@@ -79,21 +72,6 @@ def test_a_drafter_that_is_often_wrong_has_the_option_of_a_better_one(capsys, db
     assert json.loads(out)["methods"]["speculative"]["advice"] is None
 
 
-def test_the_baseline_is_added_and_texts_are_compared_with_it(capsys, db, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"turns": [f"Tell me about {x}"], "category": x} for x in ("cats", "dogs", "boats")]
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    words = ["compare", "--methods", "speculative,pearl", "--prompt-file", str(file), "--limit", "2"]
-    result = answer(capsys, *words, *VIRTUAL, *db, "--json")
-    assert list(result["methods"]) == ["autoregressive", "speculative", "pearl"]
-    assert result["prompts"] == 2
-    for figures in result["methods"].values():
-        assert figures["equal_to_autoregressive"] is True
-        assert set(figures["categories"]) == {"cats", "dogs"}
-        assert figures["speedup"] > 0.5
-    assert result["methods"]["autoregressive"]["speedup"] == 1
-
-
 def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
     rows = [{"turns": [f"Tell me about {x}"], "category": x[0]} for x in ("cats", "cows", "dogs")]
@@ -104,6 +82,7 @@ def test_all_methods_have_figures_by_category(capsys, db, tmp_path):
     assert list(result["methods"]) == list(dict.fromkeys(["autoregressive", *possible]))
     assert all("head" in reason for reason in result["left_out"].values())
     assert (result["prompts"], result["skipped"]) == (2, [])
+    assert result["methods"]["autoregressive"]["speedup"] == 1
     for key, figures in result["methods"].items():
         assert figures["lossless"] is True
         assert figures["equal_to_autoregressive"], key

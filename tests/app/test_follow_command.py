@@ -1,4 +1,4 @@
-"""`specscope follow`: a JSON object per round until the footer, or the page of the files."""
+"""`specscope follow`, and the commands on recordings of own loops."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import specscope
+from specscope.app.cli import common
 from specscope.engine.trace.jsonl import to_json
 from specscope.traces.metrics import measure
 from specscope.traces.store import Store
@@ -26,11 +28,12 @@ def rows(out: str) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tmp_path) -> None:
-    file = tmp_path / "run.jsonl"
+def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tmp_path, monkeypatch) -> None:
+    file, waiting, note = tmp_path / "run.jsonl", threading.Event(), common.note
+    monkeypatch.setattr(common, "note", lambda text: (note(text), waiting.set()))
 
     def slowly() -> None:
-        time.sleep(0.3)
+        assert waiting.wait(60)
         with file.open("w", encoding="utf-8") as opened:
             for line in LINES:
                 opened.write(line[:9])
@@ -61,7 +64,9 @@ def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tm
         assert store.load("sample-pearl") == trace
 
 
-def test_several_files_are_followed_to_their_footers(capsys, db, tmp_path) -> None:
+def test_several_files_are_followed_to_their_footers_and_a_wrong_line_has_its_number(
+    capsys, db, tmp_path
+) -> None:
     for name in ("a", "b"):
         text = "".join(LINES).replace("sample-pearl", f"run-{name}")
         (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
@@ -69,15 +74,6 @@ def test_several_files_are_followed_to_their_footers(capsys, db, tmp_path) -> No
     assert (code, err) == (0, "")
     ends = [row for row in rows(out) if row["event"] == "footer"]
     assert [(row["file"], row["run_id"]) for row in ends] == [("a.jsonl", "run-a"), ("b.jsonl", "run-b")]
-    code, out, _ = call(capsys, "follow", str(tmp_path / "a.jsonl"), "--json", *db)
-    assert code == 0
-    assert (
-        rows(out)[-1]["message"]
-        == "Not stored: a run with this id is already stored; delete it in the History first."
-    )
-
-
-def test_a_wrong_line_ends_the_command_with_its_number(capsys, db, tmp_path) -> None:
     (tmp_path / "run.jsonl").write_text("".join(LINES[:5]) + "nonsense\n", encoding="utf-8")
     code, out, err = call(capsys, "follow", str(tmp_path / "run.jsonl"), "--json", *db)
     assert (code, len(rows(out))) == (2, 1)
@@ -149,3 +145,56 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_store_what_is_there(tmp_path) -> No
     assert process.returncode == 130
     note = f"run.jsonl has no footer yet, so it is not stored; `specscope import {file}` stores what is there"
     assert err == f"specscope: {note}\nspecscope: stopped\n"
+
+
+# Recordings of own loops in commands.
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    with specscope.record(path, "my own loop", devices=["drafter", "target"], target="org/big") as rec:
+        rec.prompt("Count", ids=[1])
+        for _ in range(2):
+            with rec.span("draft", rows=1):
+                pass
+            with rec.span("verify", rows=3):
+                pass
+            rec.round([2, 3], 1, [2, 4], texts=[" two", " four"])
+    return path
+
+
+def test_a_recording_is_imported_listed_reported_and_exported(capsys, db, recorded, tmp_path):
+    code, out, _ = call(capsys, "import", str(recorded), *db)
+    run = out.split()[1].rstrip(":")
+    assert (code, out) == (0, f"run {run}: my own loop, 4 tokens, done\n")
+    listed = call(capsys, "runs", *db)[1].splitlines()[1]
+    assert listed.startswith(run)
+    assert " my own loop " in listed
+    assert listed.endswith("org/big · measured · own code")
+    report = tmp_path / "mine.html"
+    assert call(capsys, "report", run, "-o", str(report), *db)[0] == 0
+    assert " two four two four" in report.read_text(encoding="utf-8")
+    again = tmp_path / "again.jsonl"
+    assert call(capsys, "export", run, "--format", "jsonl", "-o", str(again), *db)[0] == 0
+    assert "rows cached before each forward" in again.read_text(encoding="utf-8")
+    code, _, err = call(capsys, "import", str(recorded), *db)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "a run with this id is already stored" in err
+
+
+def test_a_recording_without_its_end_is_imported_as_incomplete(capsys, db, recorded):
+    recorded.write_bytes(recorded.read_bytes().rpartition(b'{"event":"footer"')[0])
+    code, out, _ = call(capsys, "import", str(recorded), *db)
+    assert (code, out.split(", ")[1:]) == (0, ["4 tokens", "incomplete\n"])
+    (row,) = json.loads(call(capsys, "runs", *db, "--json")[1])["runs"]
+    assert (row["title"], row["status"]) == ("my own loop", "incomplete")
+
+
+def test_two_recordings_are_compared(capsys, db, recorded):
+    run = call(capsys, "import", str(recorded), *db)[1].split()[1].rstrip(":")
+    code, out, _ = call(capsys, "diff", run, run, *db)
+    assert code == 0
+    assert out.startswith(f"{run}: my own loop · org/big · measured · own code · 4 tokens in ")
+    code, _, err = call(capsys, "whatif", run, *db)
+    assert (code, "name a cluster for the what-if with --profile" in err) == (2, True)

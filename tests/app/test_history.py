@@ -29,13 +29,18 @@ def built():
         return History(None)
 
 
-def test_an_empty_history_has_an_empty_list(page) -> None:
+def test_an_empty_history_a_repeated_search_and_an_unknown_run(page) -> None:
     state = page.refresh()
     assert 'data-state="empty"' in state[page.table]
     assert state[page.delete]["interactive"] is False
+    assert page.find("", {"query": ""}) == gr.skip()
+    state = page.show(["nobody"])
+    assert "nobody" in state[page.message]
+    assert 'role="alert"' in state[page.message]
+    assert "nobody" in page.open_group(SimpleNamespace(run="nobody"))[page.message]
 
 
-def test_runs_are_listed_newest_first_and_escaped(page, run) -> None:
+def test_runs_are_listed_newest_first_escaped_and_with_the_speed_of_the_open_run(page, run) -> None:
     first = run(prompt="<script>alert(1)</script>")
     second = run("pearl", group="g")
     table = page.refresh()[page.table]
@@ -45,9 +50,6 @@ def test_runs_are_listed_newest_first_and_escaped(page, run) -> None:
     assert f'data-group="{second.run_id}"' in table
     assert f'data-group="{first.run_id}"' not in table
     assert "measured · local-process" in table
-
-
-def test_the_list_and_the_open_run_have_the_same_speed(page, run) -> None:
     opened = run("speculative")
     metrics = measure(page.service.store.load(opened.run_id))
     assert f"{metrics.tokens_per_second:.1f}" != f"{metrics.tokens_per_second_with_prefill:.1f}"
@@ -104,10 +106,6 @@ def test_pages_and_search(page, run, monkeypatch) -> None:
     assert "No run contains “&lt;b&gt;”" in page.find("<b>", {"query": ""})[page.table]
 
 
-def test_a_search_for_the_current_query_changes_nothing(page) -> None:
-    assert page.find("", {"query": ""}) == gr.skip()
-
-
 def test_selection_spans_pages(page) -> None:
     event = SimpleNamespace(listed=["a", "b"], ticked=["b"])
     state = page.pick({"offset": 0, "selected": ["a", "z"]}, event)
@@ -118,7 +116,7 @@ def test_selection_spans_pages(page) -> None:
     assert nine[page.delete]["interactive"] is True
 
 
-def test_open_shows_the_run_and_its_downloads(page, run) -> None:
+def test_a_run_opens_with_its_downloads_and_a_comparison_goes_back(page, run) -> None:
     opened = run("speculative")
     state = page.open_one(SimpleNamespace(run=opened.run_id))
     assert json.loads(state[page.viewer])["runs"] == [opened.run_id]
@@ -131,6 +129,14 @@ def test_open_shows_the_run_and_its_downloads(page, run) -> None:
         f"/specscope/export/{opened.run_id}/perfetto.json",
     ):
         assert address in state[page.heading]
+    runs = [run(m, group="g") for m in ("autoregressive", "pearl")]
+    state = page.open_group(SimpleNamespace(run=runs[1].run_id))
+    assert json.loads(state[page.viewer])["runs"] == [r.run_id for r in runs]
+    selected = {"offset": 0, "selected": [runs[0].run_id]}
+    assert json.loads(page.open_selected(selected)[page.viewer])["runs"] == [runs[0].run_id]
+    back = page.list_again("", selected)
+    assert back[page.listing]["visible"] is True
+    assert json.loads(back[page.viewer])["runs"] == []
 
 
 def test_a_long_run_opens_without_its_rows_and_is_analysed_later(page, run, service, monkeypatch) -> None:
@@ -151,17 +157,6 @@ def test_a_long_run_opens_without_its_rows_and_is_analysed_later(page, run, serv
     assert page.analyse(state[page.viewer]) == gr.skip()
 
 
-def test_open_a_comparison_and_go_back(page, run) -> None:
-    runs = [run(m, group="g") for m in ("autoregressive", "pearl")]
-    state = page.open_group(SimpleNamespace(run=runs[1].run_id))
-    assert json.loads(state[page.viewer])["runs"] == [r.run_id for r in runs]
-    selected = {"offset": 0, "selected": [runs[0].run_id]}
-    assert json.loads(page.open_selected(selected)[page.viewer])["runs"] == [runs[0].run_id]
-    back = page.list_again("", selected)
-    assert back[page.listing]["visible"] is True
-    assert json.loads(back[page.viewer])["runs"] == []
-
-
 def test_the_passes_of_a_method_are_opened_as_one_run(page, run) -> None:
     runs = [run(m, group="g") for m in ("autoregressive", "pearl", "pearl", "autoregressive")]
     state = page.open_group(SimpleNamespace(run=runs[1].run_id))
@@ -171,17 +166,14 @@ def test_the_passes_of_a_method_are_opened_as_one_run(page, run) -> None:
     assert f"?run={','.join(names)}" in state[page.heading]
 
 
-def test_a_time_is_given_for_the_time_zone_of_the_reader() -> None:
+def test_times_of_the_reader_and_permalinks() -> None:
     created = "2026-07-01T10:00:02.345+00:00"
     assert moment(created) == f'<time datetime="{created}">2026-07-01 10:00:02 UTC</time>'
     assert when("long ago") == "long ago"
-
-
-def test_an_unknown_run_is_an_error(page) -> None:
-    state = page.show(["nobody"])
-    assert "nobody" in state[page.message]
-    assert 'role="alert"' in state[page.message]
-    assert "nobody" in page.open_group(SimpleNamespace(run="nobody"))[page.message]
+    assert wanted_runs("a,b,") == ["a", "b"]
+    assert wanted_runs("") == []
+    with pytest.raises(UsageError, match="at most 8"):
+        wanted_runs("a,b,c,d,e,f,g,h,i")
 
 
 def test_delete_asks_first_and_deletes_the_selected_runs(page, run, service) -> None:
@@ -197,7 +189,16 @@ def test_delete_asks_first_and_deletes_the_selected_runs(page, run, service) -> 
     assert [s.header.run_id for s in service.store.runs()[0]] == [runs[2].run_id]
 
 
-def test_an_exported_run_is_imported_into_another_database(page, run, tmp_path) -> None:
+def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported(
+    page, service, tmp_path, run
+) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text('{"event":"nonsense"}\n')
+    with file.open("rb") as opened, pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
+        import_trace(service, opened)
+    state = page.show_imported("", SimpleNamespace(run="", error="the <file> is bad"))
+    assert 'role="alert"' in state[page.message]
+    assert "the &lt;file&gt; is bad" in state[page.message]
     trace = run("pearl").trace()
     file = tmp_path / "run.jsonl"
     with file.open("w", encoding="utf-8") as out:
@@ -229,25 +230,8 @@ def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> 
     assert numbers == ["10", "5", "8", "–"]
 
 
-def test_the_error_of_a_bad_file_has_no_path(page, service, tmp_path) -> None:
-    file = tmp_path / "bad.jsonl"
-    file.write_text('{"event":"nonsense"}\n')
-    with file.open("rb") as opened, pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
-        import_trace(service, opened)
-    state = page.show_imported("", SimpleNamespace(run="", error="the <file> is bad"))
-    assert 'role="alert"' in state[page.message]
-    assert "the &lt;file&gt; is bad" in state[page.message]
-
-
 def test_without_a_database_the_history_shows_an_error(built) -> None:
     service = Service(None, lambda **_: None)
     built.service = service
     assert "without a database" in built.refresh()[built.message]
     service.close()
-
-
-def test_permalinks() -> None:
-    assert wanted_runs("a,b,") == ["a", "b"]
-    assert wanted_runs("") == []
-    with pytest.raises(UsageError, match="at most 8"):
-        wanted_runs("a,b,c,d,e,f,g,h,i")

@@ -47,7 +47,7 @@ def test_each_control_of_a_tab_gives_the_setting_of_its_name(tab, settings):
     assert start.inputs == [getattr(made, short.get(name, name)) for name in settings._fields]
 
 
-def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
+def test_the_map_grows_by_a_cell_that_opens_its_trace_and_stop_keeps_the_cells(page, service):
     states = list(page.run(*scripted("1, 3", "0.9", 8, 1)))
     counts = [len(re.findall("<small>", state.result)) for state in states]
     assert counts == [0, 1, 2, 2]
@@ -57,9 +57,6 @@ def test_the_map_grows_by_a_cell_and_every_cell_opens_its_trace(page, service):
         names = run.split(",")
         assert [service.trace(name).header.run_id for name in names] == names
     assert service.store.runs()[1] == 0
-
-
-def test_stop_ends_the_sweep_after_the_cell_and_keeps_the_cells(page):
     states = page.run(*scripted("1-4", "0.9", 4, 1))
     name, _, _ = next(states)
     next(states)
@@ -224,15 +221,20 @@ def unlinked(monkeypatch):
     monkeypatch.setattr(Cell, "runs", property(lambda _: ["a", "b"]))
 
 
-def test_the_best_length_of_a_row_is_marked_and_a_refused_one_has_its_reason(unlinked):
+def test_the_best_length_is_marked_a_refused_one_has_its_reason_and_a_file_has_no_links(unlinked):
     table = heat_map(plan(1, 2, 3), [cell(1, 1.2, 1.4), cell(2, 0.8), cell(3, error="<too long>")])
     assert table.count("app-best") == 1
     assert "1.30×<small>±0.10</small>" in table
     assert 'class="app-slower"' in table
     assert 'title="&lt;too long&gt;"' in table
+    file = file_of(plan(1), [cell(1, 1.2)], [])
+    assert "href" not in file
+    assert "run a b" in file
+    assert "data-figure" not in file
+    assert len(file) < 200_000, "a file without a chart has no plotly.js"
 
 
-def test_a_point_lies_at_its_rate_between_two_rows_with_its_source():
+def test_points_lie_at_their_rates_and_the_chart_has_ranges_and_papers():
     points = [
         Point("gamma", 5, 0.75, 1.3, "A paper", "A paper: <gamma> 5"),
         Point("gamma", 5, 0.95, 1.3, "A paper", "above the map"),
@@ -251,9 +253,6 @@ def test_a_point_lies_at_its_rate_between_two_rows_with_its_source():
     assert re.search(r'<th scope="col">5<i [^>]*>4</i></th>', table)
     assert re.search(r'<th scope="row">0.5<i [^>]*>5</i></th>', table)
     assert table.count("(outside of the map)") == 2
-
-
-def test_the_chart_has_the_range_of_every_cell_and_the_papers_speedups():
     swept = Sweep("pearl", Axis("gamma", (3, 5)), Axis(ACCEPTANCE, (0.8,)))
     cells = [cell(3, 1.5, 2.0, rate=0.8), cell(5, 2.5, rate=0.8)]
     drawn = spread_chart(swept, cells, points_of(swept, PROFILE, None))
@@ -269,11 +268,3 @@ def test_a_sweep_over_one_field_has_no_values_of_a_second_one(page):
     values, decoded, seeds = page.offer_rows("speculative", ACCEPTANCE)
     assert (values["value"], decoded["visible"], seeds["visible"]) == (lab.RATES, False, True)
     assert "value" not in page.offer_rows("speculative", "none of its fields")[0]
-
-
-def test_a_file_has_no_links(unlinked):
-    file = file_of(plan(1), [cell(1, 1.2)], [])
-    assert "href" not in file
-    assert "run a b" in file
-    assert "data-figure" not in file
-    assert len(file) < 200_000, "a file without a chart has no plotly.js"

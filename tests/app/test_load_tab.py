@@ -74,7 +74,7 @@ def test_each_policy_is_a_line_and_what_it_cannot_serve_is_named(page, service):
 
 
 def test_stop_keeps_the_finished_runs(page):
-    states = page.run(*GIVEN._replace(requests=8, tokens=24, sizes="1,2,4"))
+    states = page.run(*GIVEN._replace(requests=4, tokens=8, sizes="1,2,4"))
     for state in states:
         if 'data-done="3"' in state.message:
             page.stops.end("another")
@@ -106,7 +106,11 @@ def test_requests_arrive_at_once_at_a_rate_or_at_given_times():
     assert load_plan(GIVEN._replace(profile=HERE)).request.profile is None
 
 
-def test_methods_that_cannot_be_served_are_not_offered():
+def test_a_refusal_is_above_the_results_and_what_cannot_be_served_is_not_offered(page):
+    (state,) = page.run(*GIVEN._replace(sizes="0"))
+    assert 'role="alert"' in state.message
+    assert "a batch size is 0" in state.message
+    assert state.result == ""
     assert "dsi" not in servable()
     assert {"autoregressive", "speculative", "pearl", "ems", "medusa", "tree"} <= {*servable()}
 
@@ -142,10 +146,3 @@ def test_wrong_values_are_refused_in_one_line(change, message):
         load_plan(GIVEN._replace(**change))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_refusal_is_shown_above_the_results(page):
-    (state,) = page.run(*GIVEN._replace(sizes="0"))
-    assert 'role="alert"' in state.message
-    assert "a batch size is 0" in state.message
-    assert state.result == ""

@@ -82,10 +82,15 @@ def test_the_frame_of_a_long_run_is_small_and_draws_its_beginning():
     assert "12,000" in page_of(html), "the figures are those of the whole run"
 
 
-def test_a_run_whose_tokens_are_unknown_has_no_number_of_them():
+def test_runs_of_unknown_tokens_and_frames_without_pandas(monkeypatch):
     trace = read_file(IMPORTED / "sglang-profile.json")
     assert repr(trace).startswith("Trace(imported, done, imported · SGLang, run ")
     assert trace._repr_html_().startswith("<p>SGLang · profile · done · imported")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError) as raised:
+        sample_trace("pearl").frame()
+    advice = "a frame needs pandas, which is not installed; install it: pip install pandas"
+    assert str(raised.value) == advice
 
 
 def test_a_beginning_has_the_rows_until_a_time():
@@ -140,7 +145,7 @@ def test_a_sweep_over_rates_needs_a_profile_and_no_models():
             specscope.sweep("speculative", over, limits=SHORT, **more)
 
 
-def test_a_difference_has_the_devices_steps(comparison):
+def test_differences_and_data_frames_have_the_rows_of_devices_and_exports(comparison):
     runs = comparison.traces
     found = specscope.diff(runs["speculative"][0], runs["pearl"][0])
     table = found.frame()
@@ -148,9 +153,6 @@ def test_a_difference_has_the_devices_steps(comparison):
     assert sums.tolist() == pytest.approx([found.found.difference / 1e6] * 2)
     assert re.search(r"PEARL.* decoded [\d.]+ ms (shorter|longer) than Speculative", repr(found))
     assert "Waterfalls" in page_of(found._repr_html_())
-
-
-def test_data_frames_have_the_columns_of_the_csv_export(comparison):
     trace = comparison.traces["pearl"][0]
     for name, rows in (("tokens", trace.commits), ("spans", trace.spans)):
         table = trace.frame(name)
@@ -160,14 +162,6 @@ def test_data_frames_have_the_columns_of_the_csv_export(comparison):
     with pytest.raises(UsageError, match="there is no table 'words'; choose one of tokens, decisions"):
         trace.frame("words")
     assert comparison.frame()["method"].tolist() == ["autoregressive", "speculative", "pearl"]
-
-
-def test_without_pandas_a_frame_is_one_line_of_advice(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError) as raised:
-        sample_trace("pearl").frame()
-    advice = "a frame needs pandas, which is not installed; install it: pip install pandas"
-    assert str(raised.value) == advice
 
 
 def test_everything_works_inside_a_running_event_loop():
@@ -185,19 +179,13 @@ def test_everything_works_inside_a_running_event_loop():
     ("call", "message"),
     [
         (lambda c: specscope.compare("pearl", [], cluster=c), "no prompt was given"),
-        (
-            lambda c: specscope.compare("pearl", "Hi", cluster=c, pair="bundled"),
-            "a cluster and pair were given",
-        ),
+        (lambda c: specscope.compare("pearl", "Hi", cluster=c, pair="bundled"), "a cluster and pair were given"),
         (lambda c: specscope.compare("pearl", "Hi", cluster=c, settings={"dsi": {}}), "settings of 'dsi'"),
-        (
-            lambda c: specscope.compare("pearl", "Hi", cluster=c, passes=2),
-            "passes is 2; virtual times do not vary",
-        ),
+        (lambda c: specscope.compare("pearl", "Hi", cluster=c, passes=2), "passes is 2; virtual times do not vary"),
         (lambda c: specscope.sweep("pearl", {}, "Hi", cluster=c), "the sweep is over 0 fields"),
         (lambda c: specscope.sweep("pearl", {"gamma": [1]}, cluster=c), "no prompt was given"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_refused_with_one_line(cluster, call, message):
     with pytest.raises(UsageError, match=message) as raised:
         call(cluster)

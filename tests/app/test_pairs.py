@@ -41,16 +41,15 @@ def test_the_bundled_pair_is_called_a_toy_and_runs_every_method() -> None:
     assert "2,304 tokens" in pairs.about("bundled")
 
 
-def test_a_target_alone_drafts_with_its_own_weights(folder: Path) -> None:
+def test_a_target_alone_drafts_with_its_own_weights_and_a_stored_head_brings_its_methods(
+    folder: Path,
+) -> None:
     heads = [key for key, method in METHODS.items() if method.layout(method.Config()).head]
     assert {"pearl", "speculative", "dsi", "llma"} <= set(pairs.able("smollm2"))
     assert list(pairs.reasons("smollm2")) == heads
     assert pairs.usual("smollm2") == ["autoregressive", "speculative", "pearl"]
     assert pairs.reasons("smollm2")["eagle"] == "needs a drafting head of kind eagle"
     assert "8,192 tokens" in pairs.about("smollm2")
-
-
-def test_a_stored_head_brings_its_methods(folder: Path) -> None:
     (folder / "smollm2" / "heads" / "eagle").mkdir(parents=True)
     able = pairs.able("smollm2")
     assert {"eagle", "eagle2"} <= set(able)

@@ -51,7 +51,7 @@ def complaint(**changed) -> FormError:
     return caught.value
 
 
-def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> None:
+def test_methods_get_the_same_context_and_own_settings_and_may_come_twice_with_other_ones() -> None:
     chosen = picked("autoregressive", ("speculative", {"gamma": 7}), "pearl")
     given = values(methods=chosen, temperature=0.8, seed=3, stop="END\n\nSTOP")
     requests = make_requests(given, MESSAGES, "g")
@@ -62,9 +62,10 @@ def test_every_chosen_method_gets_the_same_context_and_its_own_settings() -> Non
     assert requests[0].config == {}
     assert (requests[0].sampling.temperature, requests[0].sampling.seed) == (0.8, 3)
     assert requests[0].limits.stop == ("END", "STOP")
-
-
-def test_the_same_method_with_the_same_settings_is_refused() -> None:
+    assert [r.method for r in make_requests(values(methods=picked("pearl")), MESSAGES, "g")] == ["pearl"]
+    twice = picked(("pearl", {"gamma": 2}), ("pearl", {"gamma": 6}))
+    requests = make_requests(values(methods=twice), MESSAGES, "g")
+    assert [r.config for r in requests] == [{"gamma": 2}, {"gamma": 6}]
     for first, second in (
         ({}, {}),
         ({"gamma": 4}, {"gamma": 4}),
@@ -72,13 +73,6 @@ def test_the_same_method_with_the_same_settings_is_refused() -> None:
     ):
         with pytest.raises(FormError, match="PEARL is chosen twice with the same settings"):
             make_requests(values(methods=picked(("pearl", first), ("pearl", second))), MESSAGES, "g")
-
-
-def test_a_method_alone_and_the_same_method_twice_are_fine() -> None:
-    assert [r.method for r in make_requests(values(methods=picked("pearl")), MESSAGES, "g")] == ["pearl"]
-    twice = picked(("pearl", {"gamma": 2}), ("pearl", {"gamma": 6}))
-    requests = make_requests(values(methods=twice), MESSAGES, "g")
-    assert [r.config for r in requests] == [{"gamma": 2}, {"gamma": 6}]
 
 
 @pytest.mark.parametrize(
@@ -146,44 +140,32 @@ def test_the_error_of_a_bad_value_names_its_control(changed, where, message) -> 
     assert message in str(error)
 
 
-def test_a_virtual_cluster_has_profile_and_pair() -> None:
+def test_a_virtual_cluster_has_profile_and_pair_and_hidden_controls_are_ignored() -> None:
     name = profiles()[0]
     pair = list(Profile.load(name).pairs)[-1]
     request = make_requests(values(runtime="virtual", profile=name, profile_pair=pair), MESSAGES, "g")[0]
     assert (request.runtime, request.profile, request.profile_pair) == ("virtual", name, pair)
     assert complaint(runtime="virtual", profile=name, profile_pair="nobody").where == "profile-pair"
-
-
-def test_the_value_of_a_hidden_control_is_ignored() -> None:
     request = make_requests(values(profile=profiles()[0]), MESSAGES, "g")[0]
     assert (request.profile, request.profile_pair) == (None, None)
 
 
-def test_own_models() -> None:
+def test_own_models_with_drafters_heads_or_their_own_weights() -> None:
     own = {"models": "own", "drafting": "other"}
     request = make_requests(values(**own, target=" /t ", drafter="/d"), MESSAGES, "g")[0]
     assert (request.target, request.drafter) == ("/t", ("/d",))
     assert dict(request.place)["target"] == "/t"
     several = make_requests(values(**own, target="/t", drafter=" /d\n\n/e "), MESSAGES, "g")[0]
     assert several.drafter == ("/d", "/e")
-
-
-def test_a_target_without_a_named_drafter_drafts_with_its_own_weights() -> None:
     own = {"models": "own", "target": "/t", "drafter": "/hidden"}
     usual_one = make_requests(values(**own), MESSAGES, "g")[0]
     assert usual_one.drafter == (usual_form(),)
     plain = make_requests(values(**own, methods=picked("autoregressive")), MESSAGES, "g")[0]
     assert plain.drafter == ()
     assert make_requests(values(**own, drafting="int8"), MESSAGES, "g")[0].drafter == ("int8",)
-
-
-def test_a_form_of_the_target_can_replace_the_drafter_of_a_pair() -> None:
     assert make_requests(values(), MESSAGES, "g")[0].drafter == ()
     request = make_requests(values(drafting="int4"), MESSAGES, "g")[0]
     assert (request.pair, request.target, request.drafter) == ("bundled", None, ("int4",))
-
-
-def test_heads_of_an_own_target() -> None:
     own = {"models": "own", "target": "/t", "methods": picked("medusa", "eagle")}
     assert str(complaint(**own)) == "the drafting head is empty; Medusa needs one"
     requests = make_requests(values(**own, head="/m\n /e\n"), MESSAGES, "g")
@@ -205,7 +187,7 @@ def test_only_methods_for_batches_get_further_prompts() -> None:
     assert {m[0]["content"] for m in by_method["ems"].further} == {"Be brief."}
 
 
-def test_a_batch_brings_batched_plain_decoding_of_the_same_prompts_once() -> None:
+def test_a_batch_brings_batched_plain_decoding_of_the_same_prompts_once_up_to_a_limit() -> None:
     chosen = picked(
         "autoregressive", ("ems", {"copy": 3}, "One.\n\nTwo."), ("ems", {"copy": 5}, "One.\n\nTwo.")
     )
@@ -221,8 +203,5 @@ def test_a_batch_brings_batched_plain_decoding_of_the_same_prompts_once() -> Non
     assert bases == [None, "plain", None, "plain"], "a batch of one has another baseline"
     alone = make_requests(values(methods=picked("ems")), MESSAGES, "g")
     assert len(alone) == 1, "one prompt is compared with plain decoding"
-
-
-def test_batches_with_their_baselines_have_a_limit() -> None:
     chosen = picked(*[("ems", {"batch": n}, "One.") for n in range(1, 7)])
     assert "12 runs are needed" in str(complaint(methods=chosen))

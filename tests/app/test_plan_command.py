@@ -39,7 +39,7 @@ def plan(capsys, *words: str) -> tuple[int, dict]:
     return code, json.loads(out)
 
 
-def test_the_bundled_pair_fits_and_all_methods_run(capsys):
+def test_the_bundled_pair_fits_all_methods_run_and_a_drafter_in_fewer_bits_counts_its_bytes(capsys):
     code, found = plan(capsys, "--context", "100")
     assert code == 0
     assert found["fits"] is True
@@ -52,9 +52,6 @@ def test_the_bundled_pair_fits_and_all_methods_run(capsys):
     assert {head["kind"] for head in found["heads"]} >= {"eagle", "medusa", "hydra"}
     assert set(found["methods"]) == set(METHODS)
     assert [key for key, method in found["methods"].items() if not method["runs"]] == []
-
-
-def test_a_drafter_in_fewer_bits_counts_its_own_bytes(capsys):
     found = dict[str, int]()
     target = str(PAIRS / "bundled" / "target")
     for drafter in (target, "int8", "int4"):
@@ -64,7 +61,7 @@ def test_a_drafter_in_fewer_bits_counts_its_own_bytes(capsys):
     assert found["int4"] < found["int8"] < 0.4 * found[target]
 
 
-def test_the_table_names_devices_parts_and_reasons(capsys):
+def test_the_table_names_devices_parts_and_reasons_and_a_target_alone_lacks_drafter_and_heads(capsys):
     code, out, _ = call(capsys, "plan", "--device", "cpu", "--memory", "0=75MB,1=60MB")
     assert code == 0
     lines = out.splitlines()
@@ -75,6 +72,12 @@ def test_the_table_names_devices_parts_and_reasons(capsys):
     assert {"eagle", "hydra", "medusa", "parallelspec_eagle"} < set(
         runs.removeprefix("Can run: ").split(", ")
     )
+    code, found = plan(capsys, "--target", str(PAIRS / "bundled" / "target"))
+    assert code == 0
+    reasons = {key: method["reason"] for key, method in found["methods"].items()}
+    assert reasons["autoregressive"] is reasons["llma"] is None
+    assert reasons["pearl"] == "needs a drafter: name one with --drafter"
+    assert "no drafting head of kind eagle" in reasons["eagle"]
 
 
 def test_a_head_takes_memory_of_the_targets_last_device_only(tmp_path):
@@ -90,15 +93,6 @@ def test_a_head_takes_memory_of_the_targets_last_device_only(tmp_path):
     first, last, head = 25_300_000, 30_400_000, 2_200_000
     assert reason(first + 12_300_000, last + head) == ""
     assert "in the memory of cpu:1, of which 30.4 MB are free" in reason(first + 12_300_000, last)
-
-
-def test_a_target_alone_lacks_drafter_and_heads(capsys):
-    code, found = plan(capsys, "--target", str(PAIRS / "bundled" / "target"))
-    assert code == 0
-    reasons = {key: method["reason"] for key, method in found["methods"].items()}
-    assert reasons["autoregressive"] is reasons["llma"] is None
-    assert reasons["pearl"] == "needs a drafter: name one with --drafter"
-    assert "no drafting head of kind eagle" in reasons["eagle"]
 
 
 def test_what_does_not_fit_ends_with_one(capsys, monkeypatch):
@@ -234,16 +228,13 @@ def test_what_is_not_here_is_refused_with_the_way_out_and_nothing_is_downloaded(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
-            "is a mixture of experts (num_experts is 128)",
-        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "is a mixture of experts (num_experts is 128)"),
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 32}, "is a mixture of experts"),
         (LLAMA_8B | {"num_local_experts": 8}, "'LlamaForCausalLM' is a mixture of experts"),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, "it reads more than text"),
         ({"architectures": ["MambaForCausalLM"]}, "architecture 'MambaForCausalLM' is not supported"),
     ],
-)
+)  # fmt: skip
 def test_a_model_that_is_not_supported_has_a_way_out(capsys, tmp_path, config, message):
     folder = config_alone(tmp_path / "model", config)
     for words in (

@@ -44,12 +44,11 @@ def test_without_the_model_the_toy_opens_and_the_remedy_is_printed(capsys, serve
     assert served[0]["pair"] is None
 
 
-def test_a_chosen_pair_opens_without_a_remark(capsys, served) -> None:
+def test_a_chosen_pair_opens_without_a_remark_and_a_terminal_shows_at_once_that_it_starts(
+    capsys, served, monkeypatch
+) -> None:
     code, _, err = call(capsys, "play", "--pair", "bundled")
     assert (code, err, served[0]["pair"]) == (0, "", "bundled")
-
-
-def test_a_terminal_shows_at_once_that_the_playground_starts(capsys, served, monkeypatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     code, _, err = call(capsys, "play", "--pair", "bundled")
     assert (code, err) == (0, "specscope: starting the playground\n")

@@ -61,7 +61,10 @@ def message(page, state, where: str) -> str:
 
 
 def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
-    state = merged(play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page))))
+    updates = play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page)))
+    state, stop, go = merged(updates), page.composer.stop, page.composer.go
+    shown = [(update[stop]["visible"], update[go]["visible"]) for update in (updates[0], updates[-1])]
+    assert shown == [(True, False), (False, True)], "Run and Stop swap"
     assert 'data-state="done"' in state[page.turn]
     assert "Tell me a story." in state[page.talk]
     assert page.composer.prompt not in state, "it stays, for other methods"
@@ -99,7 +102,10 @@ def test_the_conversation_goes_on_with_the_chosen_answer(page, opener) -> None:
     assert last[1]["content"] == "".join(WORDS)
 
 
-def test_regenerate_answers_the_same_message_with_the_next_seed(page, opener) -> None:
+def test_a_message_is_answered_again_with_the_next_seed(page, opener) -> None:
+    state = merged(play(page.regenerate("", "", None, None, *given(page))))
+    assert "no message to answer again" in message(page, state, "prompt")
+    assert not opener.opened
     first = merged(play(page.ask("Hi", "", None, None, *given(page, temperature=1.0, seed=4))))
     again = merged(
         play(page.regenerate("unsent", "", first[page.chat], 0, *given(page, temperature=1.0, seed=4)))
@@ -109,20 +115,6 @@ def test_regenerate_answers_the_same_message_with_the_next_seed(page, opener) ->
     assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "Hi"}]
     greedy = merged(play(page.regenerate("", "", first[page.chat], 0, *given(page))))
     assert greedy[page.form.controls["seed"]] == 0
-
-
-def test_regenerate_without_a_message_is_refused(page, opener) -> None:
-    state = merged(play(page.regenerate("", "", None, None, *given(page))))
-    assert "no message to answer again" in message(page, state, "prompt")
-    assert not opener.opened
-
-
-def test_run_and_stop_swap_while_a_turn_runs(page) -> None:
-    updates = play(page.ask("Hi", "", None, None, *given(page)))
-    assert updates[0][page.composer.stop]["visible"] is True
-    assert updates[0][page.composer.go]["visible"] is False
-    assert updates[-1][page.composer.stop]["visible"] is False
-    assert updates[-1][page.composer.go]["visible"] is True
 
 
 def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
@@ -140,15 +132,12 @@ def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
     assert state[page.composer.follow]["choices"] == [("starts fresh", -1), ("continues Autoregressive", 0)]
 
 
-@pytest.mark.parametrize("prompt", ["", "  \n", None])
-def test_an_empty_prompt_is_refused_beside_the_prompt(page, opener, prompt) -> None:
-    state = merged(play(page.ask(prompt, "", None, None, *given(page))))
-    assert "the prompt is empty" in message(page, state, "prompt")
-    assert 'role="alert"' in message(page, state, "prompt")
+def test_what_is_refused_shows_an_error_at_run_until_it_is_corrected(page, opener, service) -> None:
+    for prompt in ("", "  \n", None):
+        state = merged(play(page.ask(prompt, "", None, None, *given(page))))
+        assert "the prompt is empty" in message(page, state, "prompt")
+        assert 'role="alert"' in message(page, state, "prompt")
     assert not opener.opened
-
-
-def test_a_bad_setting_shows_an_error_at_run_until_it_is_corrected(page) -> None:
     state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
     line = message(page, state, "max-new-tokens")
     assert "max_new_tokens is 0" in line
@@ -156,6 +145,9 @@ def test_a_bad_setting_shows_an_error_at_run_until_it_is_corrected(page) -> None
     assert message(page, state, "max-new-tokens") != line, "the same error leads there again"
     state = merged(play(page.ask("Hi", "", None, None, *given(page))))
     assert state[page.composer.alert] == ""
+    service.close()
+    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
+    assert "shutting down" in state[page.composer.alert]
 
 
 @pytest.mark.parametrize(
@@ -187,12 +179,6 @@ def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener)
     assert "no such directory" in message(page, state, "target")
     assert "Nothing was decoded" in state[page.turn]
     assert json.loads(state[page.viewer])["runs"] == []
-
-
-def test_a_closed_service_refuses_a_prompt(page, service) -> None:
-    service.close()
-    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "shutting down" in state[page.composer.alert]
 
 
 def test_a_new_conversation_drops_the_old_one(page) -> None:
@@ -229,9 +215,6 @@ def test_a_reload_follows_the_running_race_and_later_shows_it_from_memory_or_the
         assert 'data-state="done"' in state[page.turn]
         assert len(json.loads(state[page.viewer])["runs"]) == 3
         assert Chat.of(state[page.chat]).race == kept["race"]
-
-
-def test_an_unknown_race_changes_a_new_page_by_nothing_and_a_moved_one_to_the_first_page(page) -> None:
     assert list(merged(play(page.restore({"race": "nothing"})))) == [page.kept]
     assert list(merged(play(page.restore(None)))) == [page.kept]
     assert 'data-state="idle"' in merged(play(page.restore(None, moved=True)))[page.turn]
@@ -290,7 +273,7 @@ def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:
     assert [len(prompt.split()) > 200 for prompt in prompts] == [False, False, False, True]
 
 
-def test_every_setting_with_a_choice_has_a_control() -> None:
+def test_every_setting_with_a_choice_has_a_control_and_every_method_is_in_one_group() -> None:
     rows = {row["key"]: row for row in contents()["methods"]}
     for key, method in METHODS.items():
         shown = {s["name"]: s for s in rows[key]["settings"]}
@@ -299,6 +282,13 @@ def test_every_setting_with_a_choice_has_a_control() -> None:
             if setting.name in shown:
                 control = shown[setting.name]
                 assert (control["default"], control["doc"]) == (setting.default, setting.doc)
+    found = contents()
+    assert {row["key"] for row in found["methods"]} == set(METHODS)
+    assert {row["group"] for row in found["methods"]} == set(found["groups"])
+    groups = {row["key"]: row["group"] for row in found["methods"]}
+    assert [groups[k] for k in ("autoregressive", "llma", "ems", "pearl", "hydra")] == list(found["groups"])
+    assert all(set(preset["methods"]) <= set(METHODS) for preset in found["presets"])
+    assert all(row["line"][:1].isupper() and ":" not in row["line"][:20] for row in found["methods"])
 
 
 @pytest.mark.parametrize(
@@ -319,24 +309,11 @@ def test_controls_follow_the_declared_type(kind, default, low, high, choices, co
     assert (built["low"], built["high"]) == (low, high)
 
 
-def test_a_setting_that_the_method_can_choose_allows_0() -> None:
+def test_planned_and_lossy_choices_are_marked_in_their_controls() -> None:
     built = control_of(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
     assert (built["low"], built["label"]) == (0, "gamma (0 = round(c))")
-
-
-def test_a_lossy_choice_is_marked_in_its_control() -> None:
     setting = next(s for s in METHODS["medusa"].settings() if s.name == "acceptance")
     assert control_of(setting)["choices"] == [["exact", "exact"], ["typical", "typical (lossy)"]]
-
-
-def test_every_method_is_in_one_group_and_presets_name_methods() -> None:
-    found = contents()
-    assert {row["key"] for row in found["methods"]} == set(METHODS)
-    assert {row["group"] for row in found["methods"]} == set(found["groups"])
-    groups = {row["key"]: row["group"] for row in found["methods"]}
-    assert [groups[k] for k in ("autoregressive", "llma", "ems", "pearl", "hydra")] == list(found["groups"])
-    assert all(set(preset["methods"]) <= set(METHODS) for preset in found["presets"])
-    assert all(row["line"][:1].isupper() and ":" not in row["line"][:20] for row in found["methods"])
 
 
 def test_passes_alternate_and_the_median_run_is_shown(page, opener) -> None:

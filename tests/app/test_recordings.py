@@ -141,7 +141,15 @@ def test_a_recorded_loop_is_followed_span_by_span(service, folder) -> None:
     assert followed.run.trace() == service.store.load(followed.run.run_id)
 
 
-def test_a_second_run_of_the_same_id_is_not_stored(service, folder) -> None:
+def test_runs_of_other_processes_keep_their_status_and_an_id_is_stored_once(service, folder) -> None:
+    for status in ("failed", "cancelled"):
+        footer = LINES[-1].replace('"done"', f'"{status}"').replace('"error":""', '"error":"no memory"')
+        header = LINES[0].replace("sample-pearl", status)
+        write(folder / f"{status}.jsonl", header, *LINES[1:-1], footer)
+        run = service.follower.start(f"{status}.jsonl").run
+        assert run.wait(20)
+        assert (run.state, run.error) == (status, "no memory")
+        assert service.store.load(status).footer.error == "no memory"
     for name in ("a.jsonl", "b.jsonl"):
         write(folder / name, *LINES)
         run = service.follower.start(name).run
@@ -202,17 +210,6 @@ def test_an_unexpected_error_ends_following_too(service, folder, monkeypatch) ->
     assert (run.state, run.error) == ("failed", "RuntimeError: a fault")
 
 
-def test_a_failed_or_stopped_run_of_the_other_process_keeps_its_status(service, folder) -> None:
-    for status in ("failed", "cancelled"):
-        footer = LINES[-1].replace('"done"', f'"{status}"').replace('"error":""', '"error":"no memory"')
-        header = LINES[0].replace("sample-pearl", status)
-        write(folder / f"{status}.jsonl", header, *LINES[1:-1], footer)
-        run = service.follower.start(f"{status}.jsonl").run
-        assert run.wait(20)
-        assert (run.state, run.error) == (status, "no memory")
-        assert service.store.load(status).footer.error == "no memory"
-
-
 def test_markup_in_names_and_figures_is_text(service, folder) -> None:
     name = "<img src=x onerror=alert(1)>.jsonl"
     write(folder / name, LINES[0])
@@ -224,7 +221,7 @@ def test_markup_in_names_and_figures_is_text(service, folder) -> None:
     ]
 
 
-def test_closing_the_service_prints_how_to_store_what_is_there(tmp_path, folder, capsys) -> None:
+def test_without_a_footer_or_a_database_a_run_is_not_stored_and_says_how(tmp_path, folder, capsys) -> None:
     file = tmp_path / "my run.jsonl"
     write(file, *LINES[:40])
     service = Service(None, FakeOpen(), recordings=Recordings([file], folder))
@@ -237,9 +234,6 @@ def test_closing_the_service_prints_how_to_store_what_is_there(tmp_path, folder,
         "specscope: my run.jsonl has no footer yet, so it is not stored; "
         f"`specscope import '{file}'` stores what is there\n"
     )
-
-
-def test_without_a_database_the_run_is_shown_and_not_stored(folder) -> None:
     write(folder / "run.jsonl", *LINES)
     service = Service(None, FakeOpen(), recordings=Recordings((), folder))
     run = service.follower.start("run.jsonl").run
@@ -265,13 +259,10 @@ def test_the_list_has_the_named_files_that_exist_then_the_newest_of_the_folder(t
     assert listed[2]["age"] == pytest.approx(100, abs=20)
 
 
-def test_two_named_files_of_one_name_are_refused(tmp_path) -> None:
-    with pytest.raises(UsageError, match=r"two files have the name 'run\.jsonl'"):
-        Recordings([tmp_path / "a" / "run.jsonl", tmp_path / "b" / "run.jsonl"])
-
-
-def test_the_folder_is_in_the_data_folder(monkeypatch, tmp_path) -> None:
+def test_the_folder_is_in_the_data_folder_and_names_are_unique(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert Recordings().folder == tmp_path / "specscope" / "recordings"
     assert Recordings().listed() == [], "it does not exist"
     assert recordings.ENDING == ".jsonl"
+    with pytest.raises(UsageError, match=r"two files have the name 'run\.jsonl'"):
+        Recordings([tmp_path / "a" / "run.jsonl", tmp_path / "b" / "run.jsonl"])

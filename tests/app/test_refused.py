@@ -21,11 +21,16 @@ NAMES = {
     "PLAN": "plan --device cpu",
     "BENCH": "bench --pair bundled",
     "VIRTUAL": CLUSTER,
+    "SET": f"compare --methods speculative,medusa --prompt Hello {CLUSTER} --set",
 }
 """What a word in capitals stands for."""
 LINES = """
 fly                                                    | fly
 compare --methods '' --prompt x                        | --methods is empty
+SET gamma=2                                            | --set gamma=2 is not METHOD.FIELD=VALUE with a method of --methods
+SET pearl.gamma=2                                      | --set pearl.gamma=2 is not METHOD.FIELD=VALUE with a method of
+SET speculative.gamma=-1                               | gamma is -1; it must be at least 1
+run --method autoregressive --prompt x --target ./no/such/model | no/such/model
 RUN --runtime warp                                     | there is no runtime 'warp'
 RUN --tp 0                                             | tp is 0; it must be at least 1
 RUN --drafter-tp 999                                   | drafter_tp is 999
@@ -53,6 +58,7 @@ SWEEP --over gamma=1 --set gamma=2 --prompt Hi         | is an axis of the sweep
 SWEEP --over gamma=1 --set x=2 --prompt Hi             | has no field 'x'
 MEASURED --over gamma=1 --profile none --prompt Hi     | there is no profile 'none'
 SWEEP --over acceptance_rate=0.5 -o /none/x.html       | the folder of the output
+sweep --method dsi --over lookahead=1 --over acceptance_rate=0.5 VIRTUAL | no cell has a speed-up: lookahead is 1; with
 LOAD --rate 0                                          | the rate is 0; it must be at least 1e-06
 LOAD --rate 1e-300                                     | the rate is 1e-300; it must be at least
 LOAD --rate nan                                        | the rate is nan
@@ -63,12 +69,21 @@ LOAD --itl-ms 0                                        | --tpot-ms is 0
 LOAD --requests 0                                      | --requests is 0
 LOAD -o chart.pdf                                      | the output chart.pdf is no chart
 LOAD --methods dsi                                     | dsi cannot run under load
+LOAD --policy fast                                     | --policy has 'fast'; choose among fixed, by-batch, survival, minedraft
+LOAD --methods autoregressive --policy survival        | plain decoding drafts nothing; name a method
+LOAD --methods pearl --policy survival                 | pearl drafts and verifies at once by itself
+LOAD --methods speculative,llma --policy minedraft     | llma drafts without a model
 LOAD --methods nothing                                 | there is no method 'nothing'
 whatif nowhere --profile pearl-4xA100                  | there is no run 'nowhere'
 whatif sample-speculative                              | is of the profile 'sample-2xGPU': name a cluster for the what-if
 WHATIF --method none                                   | there is no method 'none'
 WHATIF --set gamma=99                                  | gamma is 99
 WHATIF --set gamma                                     | is not FIELD=VALUE
+WHATIF --over gamma                                    | --over 'gamma' is not FIELD=VALUES
+WHATIF --over acceptance_rate=0.5                      | a replay has the recorded drafts
+WHATIF --over width=1:3                                | has no sweep over 'width'
+WHATIF --over gamma=0:99                               | gamma
+WHATIF --over gamma=1:3 --store                        | --store keeps one replay
 WHATIF --devices 0                                     | --devices is 0; it must be at least 1
 WHATIF --profile-pair x                                | has no pair 'x'
 diff sample-speculative nowhere                        | there is no run 'nowhere'
@@ -116,13 +131,20 @@ LATE = ("LOAD --methods dsi", "BENCH --address auto")
 """Lines that are refused after the first progress."""
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database with one run, which lines name."""
+    file = str(tmp_path_factory.mktemp("refused") / "traces.db")
+    with Store(file) as store:
+        store.insert(sample_trace("speculative", tokens=24))
+    return file
+
+
 @pytest.mark.usefixtures("shared_clusters")
 @pytest.mark.parametrize("line", LINES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip())
-def test_a_wrong_command_line_is_refused_in_one_line(capsys, db, tmp_path, monkeypatch, line):
+def test_a_wrong_command_line_is_refused_in_one_line(capsys, stored, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPECSCOPE_DB", db[1])
-    with Store(db[1]) as store:
-        store.insert(sample_trace("speculative", tokens=24))
+    monkeypatch.setenv("SPECSCOPE_DB", stored)
     given, _, message = line.partition(" | ")
     words = [part for word in shlex.split(given) for part in shlex.split(NAMES.get(word, "")) or [word]]
     code, out, err = call(capsys, *words)
@@ -131,4 +153,4 @@ def test_a_wrong_command_line_is_refused_in_one_line(capsys, db, tmp_path, monke
     if given.strip() not in LATE:
         assert err.startswith("specscope: ")
         assert err.count("\n") == 1
-    assert [file.name for file in tmp_path.iterdir() if not file.name.startswith("traces.db")] == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The routes beside Gradio's, and the guards of all routes."""
+"""The routes beside Gradio's, the guards of all routes, and windows of long runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
@@ -20,7 +22,11 @@ from specscope.app.server import build_app
 from specscope.app.service import Service
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl
+from specscope.traces.store import Store
+from specscope.traces.view.aligned import aligned
+from specscope.traces.view.tokens import committed
 from tests.app.fakes import FakeOpen
+from tests.traces.samples import sample_trace
 
 HOST = "http://127.0.0.1"
 
@@ -53,23 +59,17 @@ def guarded(service):
         yield client
 
 
-def test_the_model_of_finished_and_running_runs(client, run) -> None:
+def test_models_of_finished_runs_of_passes_and_the_report_of_a_conversation(client, run) -> None:
     runs = [run(m, group="g") for m in ("autoregressive", "speculative")]
     answer = client.get("/specscope/model", params={"runs": f"{runs[0].ticket},{runs[1].run_id}"})
     assert answer.status_code == 200
     assert [r["id"] for r in answer.json()["runs"]] == [r.run_id for r in runs]
     assert answer.headers["cache-control"] == "no-store"
-
-
-def test_two_passes_of_a_run_are_shown_as_their_mean(client, run) -> None:
     first, second = run("speculative"), run("speculative")
     answer = client.get("/specscope/model", params={"runs": f"{first.run_id}~{second.run_id}"}).json()
     assert len(answer["runs"]) == 1
     assert answer["runs"][0]["passes"]["count"] == 2
     assert "(mean of " in answer["runs"][0]["figures"]["tokens_per_second"]
-
-
-def test_the_report_of_a_conversation_holds_its_turns(client, run) -> None:
     first, second = run("speculative"), run("pearl")
     address = report_address([second.run_id], [[first.run_id]]).replace("&amp;", "&")
     text = client.get(address).text
@@ -78,7 +78,36 @@ def test_the_report_of_a_conversation_holds_its_turns(client, run) -> None:
     assert second.run_id in text
 
 
-def test_the_race_of_the_first_page_needs_no_run(client) -> None:
+def test_the_page_loads_its_scripts_from_this_server_only_and_before_gradios(client) -> None:
+    page = client.get("/").text
+    for name in ("viewer.js", "viewer.css", "app.js", "app.css"):
+        assert address(name) in page
+        answer = client.get(address(name))
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+    sources = re.findall(r'([\w-]+)=\\?"' + re.escape(address("plotly.js")), page)
+    assert sources == ["data-plotly"], "plotly.js has 4.8 MB; the first chart loads it"
+    assert "Plotly" in client.get(address("plotly.js")).text
+    assert "SpecScope" in client.get(address("viewer.js")).text
+    answer = client.get("/")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    head = answer.text.partition("</head>")[0]
+    sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
+    deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
+    names = (
+        "stream.js",
+        "picker.js",
+        "errors.js",
+        "charts.js",
+        "address.js",
+        "demo.js",
+        "app.js",
+        "viewer.js",
+    )
+    ours = [address(name) for name in names]
+    assert deferred[:8] == ours
+    assert deferred[8].startswith("./assets/index-"), "Gradio's"
+    assert client.head("/").content == b""
     answer = client.get("/specscope/demo").json()
     assert len(answer["model"]["runs"]) == len(answer["looks"]) == 3
 
@@ -145,16 +174,13 @@ MISSING = {
 }
 
 
-def test_the_papers_page_is_served(client, monkeypatch) -> None:
+def test_papers_are_served_and_the_tab_is_filled_once(client, monkeypatch) -> None:
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     answer = client.get(ADDRESS)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     assert 'data-paper="parallelspec"' in answer.text
     assert ".papers .chart" in client.get(address("papers.css")).text
-
-
-def test_the_papers_tab_names_the_paper_that_is_computed_and_is_filled_once(monkeypatch) -> None:
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     progress, content = fill(False)
     assert "Computing ParallelSpec, 1 of 1" in progress[1]
@@ -164,14 +190,13 @@ def test_the_papers_tab_names_the_paper_that_is_computed_and_is_filled_once(monk
     assert all(value == gr.skip() for value in again)
 
 
-def test_an_unknown_run_or_file_is_a_404_with_one_line(client) -> None:
+def test_an_unknown_run_or_file_is_a_404_and_a_run_that_has_not_begun_has_no_model(
+    client, service, opener
+) -> None:
     for path, message in MISSING.items():
         answer = client.get(path)
         assert answer.status_code == 404, path
         assert message in answer.json()["error"]
-
-
-def test_a_run_that_has_not_begun_has_no_model_yet(client, service, opener) -> None:
     opener.gate.clear()
     place = {"runtime": "virtual", "profile": "8xA100"}  # a new cluster, which has to load
     waiting = service.start(RunRequest(method="pearl", prompt="Hi", **place))
@@ -195,32 +220,6 @@ def test_downloads(client, run) -> None:
     assert "&lt;b&gt;hi" not in secret.text
 
 
-def test_the_page_loads_its_scripts_from_this_server_only(client) -> None:
-    page = client.get("/").text
-    for name in ("viewer.js", "viewer.css", "app.js", "app.css"):
-        assert address(name) in page
-        answer = client.get(address(name))
-        assert answer.status_code == 200
-        assert "immutable" in answer.headers["cache-control"]
-    sources = re.findall(r'([\w-]+)=\\?"' + re.escape(address("plotly.js")), page)
-    assert sources == ["data-plotly"], "plotly.js has 4.8 MB; the first chart loads it"
-    assert "Plotly" in client.get(address("plotly.js")).text
-    assert "SpecScope" in client.get(address("viewer.js")).text
-
-
-def test_the_scripts_of_the_page_run_before_those_of_gradio(client) -> None:
-    answer = client.get("/")
-    assert int(answer.headers["content-length"]) == len(answer.content)
-    head = answer.text.partition("</head>")[0]
-    sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
-    deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
-    names = ("stream.js", "picker.js", "errors.js", "charts.js", "address.js", "demo.js", "app.js", "viewer.js")
-    ours = [address(name) for name in names]
-    assert deferred[:8] == ours
-    assert deferred[8].startswith("./assets/index-"), "Gradio's"
-    assert client.head("/").content == b""
-
-
 def test_every_answer_has_the_security_headers(client) -> None:
     for path in ("/", "/config", "/specscope/model?runs=x", "/nowhere"):
         headers = client.get(path).headers
@@ -229,7 +228,7 @@ def test_every_answer_has_the_security_headers(client) -> None:
     assert "frame-ancestors 'none'" in HEADERS["Content-Security-Policy"]
 
 
-def test_a_login_guards_every_address(guarded) -> None:
+def test_a_login_guards_every_address_and_the_servers_own_is_allowed(guarded) -> None:
     for path in ("/", "/config", "/specscope/model?runs=x", "/specscope/files/app.js"):
         guarded.cookies.clear()
         answer = guarded.get(path)
@@ -238,9 +237,6 @@ def test_a_login_guards_every_address(guarded) -> None:
         assert guarded.get(path, auth=("ada", "wrong")).status_code == 401
         assert guarded.get(path, headers={"Authorization": "Basic %%%"}).status_code == 401
         assert guarded.get(path, auth=("ada", "s3cret")).status_code in (200, 404)
-
-
-def test_the_address_that_the_server_listens_on_is_allowed(guarded) -> None:
     login = ("ada", "s3cret")
     assert guarded.get("/", auth=login).status_code == 200
     assert guarded.get("/", auth=login, headers={"Host": "evil.example"}).status_code == 400
@@ -296,3 +292,63 @@ def test_a_document_that_cannot_be_made_is_an_error_in_json(client, run, monkeyp
         "error": "the server could not make this document (IndexError); please report it"
     }
     assert capsys.readouterr().err == "specscope: a document failed: IndexError: 4 of 3\n"
+
+
+# Long runs token by token: a window has the tokens and times of the whole runs.
+
+
+FIELDS = ("index", "sequence", "position", "id", "text", "outcome", "step", "t")
+
+
+def named(trace, name, **changes):
+    return replace(trace, header=replace(trace.header, run_id=name), **changes)
+
+
+@pytest.fixture(scope="module")
+def traces():
+    """A run, the same text 5 ms later, the text until token 100, another text, another prompt."""
+    first = named(sample_trace("pearl", tokens=150), "first")
+    later = named(first, "later", commits=[replace(c, time=c.time + 5_000_000) for c in first.commits])
+    turned = [c if i < 100 else replace(c, token=c.token + 1) for i, c in enumerate(first.commits)]
+    other = sample_trace("autoregressive", tokens=150)
+    prompt = replace(other, header=replace(other.header, run_id="prompt", prompt_ids=((1, 2),)))
+    return [first, later, named(first, "turned", commits=turned), named(other, "other"), prompt]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, traces):
+    with Store(tmp_path_factory.mktemp("aligning") / "traces.db") as store:
+        store.insert(*traces)
+        yield windows.Windows(SimpleNamespace(store=store, find=lambda _: None))
+
+
+@pytest.mark.parametrize("most", [600, 7])
+def test_a_window_has_the_tokens_of_the_first_run_and_the_same_ones_of_the_others(
+    server, traces, monkeypatch, most
+):
+    monkeypatch.setattr(windows, "MOST", most)
+    tokens = [list(committed(trace)) for trace in traces]
+    (views,) = aligned(traces)
+    for low, high in ((-100, 1e6), (0, tokens[0][30]["t"]), (tokens[0][90]["t"], tokens[0][120]["t"])):
+        found = server.aligned(",".join(t.header.run_id for t in traces), 0, low, high)
+        inside = [token for token in tokens[0] if low <= token["t"] <= high]
+        first = inside[0]["index"]
+        assert (found["first"], found["inside"]) == (first, len(inside))
+        for row, view, own in zip(found["rows"], views["rows"], tokens, strict=True):
+            assert {name: row[name] for name in view} == view
+            wanted = own[first : min(first + min(most, len(inside)), view["same"])]
+            assert row["tokens"] == [{name: token[name] for name in FIELDS} for token in wanted]
+            assert row["length"] == (0 if view["reason"] else len(own))
+            assert row["before"] == (own[first - 1]["t"] if wanted and first else 0)
+
+
+def test_runs_and_windows_that_cannot_be_aligned_are_refused(server):
+    for names, sequence, window, message in (
+        ("first,nobody", 0, (0, 1), "is not stored or has not ended"),
+        ("", 0, (0, 1), "is not stored or has not ended"),
+        ("first,later", 3, (0, 1), "sequence 3 is not one of the run's 1"),
+        ("first,later", 0, (1, 1), "needs a start before its end"),
+        ("first," * 9, 0, (0, 1), "more than 8 runs"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            server.aligned(names, sequence, *window)

@@ -1,4 +1,4 @@
-"""`specscope runs`, `--version` and `completion`."""
+"""`specscope runs`, `diff`, `--version` and `completion`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from specscope.app.cli import COMMANDS
-from tests.app.commands import VIRTUAL, call
+from specscope.traces.store import Store
+from tests.app.commands import VIRTUAL, answer, call
+from tests.traces.samples import sample_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,6 +101,30 @@ def test_fish_completes_commands_and_options(capsys, tmp_path):
         env={**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
     )
     answers = shell.stdout.split("--\n")
-    for words, answer in zip(asked.values(), answers, strict=False):
-        found = {line.split("\t")[0] for line in answer.splitlines()}
-        assert words <= found if len(words) > 5 else found == words, (words, answer)
+    for words, text in zip(asked.values(), answers, strict=False):
+        found = {line.split("\t")[0] for line in text.splitlines()}
+        assert words <= found if len(words) > 5 else found == words, (words, text)
+
+
+@pytest.fixture
+def stored(db: list[str]) -> list[str]:
+    """Return the option for a database with two runs."""
+    with Store(Path(db[1])) as store:
+        store.insert(sample_trace("speculative", tokens=24), sample_trace("pearl", tokens=24))
+    return db
+
+
+def test_json_sums_the_changes_of_each_device_and_the_text_names_runs_and_the_first_differing_token(
+    capsys, stored
+):
+    found = answer(capsys, "diff", "sample-speculative", "sample-pearl", "--json", *stored)
+    assert found["runs"] == ["sample-speculative", "sample-pearl"]
+    assert [w["role"] for w in found["waterfalls"]] == ["target", "drafter"]
+    for waterfall in found["waterfalls"]:
+        assert sum(step["change_ns"] for step in waterfall["steps"]) == found["difference_ns"]
+    code, out, _ = call(capsys, "diff", "sample-speculative", "sample-pearl", *stored)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("sample-speculative: Speculative decoding · sample · virtual · sample-2xGPU")
+    assert "sum" in {line.split()[0] for line in lines if line}
+    assert any(line.startswith(("first differing token", "no token is known")) for line in lines)

@@ -27,21 +27,15 @@ def taken_port() -> socket.socket:
     return holder
 
 
-def test_a_given_port_is_used() -> None:
+def test_a_given_port_is_used_one_in_use_is_refused_and_without_one_the_next_is_taken(monkeypatch) -> None:
     with bind("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     with bind("127.0.0.1", port) as listener:
         assert listener.getsockname()[1] == port
-
-
-def test_a_port_in_use_is_refused_with_a_remedy() -> None:
     with taken_port() as holder:
         port = holder.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} .*in use.*--port"):
             bind("127.0.0.1", port)
-
-
-def test_without_a_port_the_next_free_one_is_taken(monkeypatch) -> None:
     with taken_port() as holder:
         port = holder.getsockname()[1]
         monkeypatch.setattr(server, "DEFAULT_PORT", port)
@@ -70,9 +64,14 @@ def test_an_address_that_others_can_reach_needs_a_login_or_unsafe() -> None:
         check_exposure("0.0.0.0", None, unsafe=False)
 
 
-def test_the_server_imports_no_torch_and_gradio_parses_no_sources_for_stubs() -> None:
+def test_the_server_imports_no_torch_gradio_parses_no_sources_for_stubs_and_pages_of_commands_need_none() -> (
+    None
+):
     code = """
 import ast, sys
+sys.modules["gradio"] = None  # pages that `sweep -o` and `load -o` write have the tabs' HTML
+import specscope.app.render.lab, specscope.app.routes
+del sys.modules["gradio"]
 segment, parsed = ast.get_source_segment, set()
 ast.get_source_segment = lambda code, node: parsed.add(node.name) or segment(code, node)
 from specscope.app.server import Service, build_app
@@ -94,12 +93,6 @@ sys.exit(" and ".join({"torch", "transformers"} & set(sys.modules)) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_pages_of_the_command_line_need_no_gradio() -> None:
-    """`sweep -o` and `load -o` write pages with the tabs' HTML."""
-    code = "import sys; sys.modules['gradio'] = None; import specscope.app.render.lab, specscope.app.routes"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
@@ -140,7 +133,12 @@ def test_serve_prints_one_line_and_answers(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("body", "named", "told"),
-    [("close_stream", "a", ["1"]), ("estimation", "a", []), ("close_stream", "b", []), ("close_stream", "", [])],
+    [
+        ("close_stream", "a", ["1"]),
+        ("estimation", "a", []),
+        ("close_stream", "b", []),
+        ("close_stream", "", []),
+    ],
 )
 def test_a_call_that_joins_is_told_whether_its_pages_stream_has_ended(body, named, told) -> None:
     headers = list[str]()
@@ -150,12 +148,16 @@ def test_a_call_that_joins_is_told_whether_its_pages_stream_has_ended(body, name
         await send({"type": "http.response.body", "body": f'data: {{"msg": "{body}"}}'.encode()})
 
     async def send(message) -> None:
-        headers.extend(value.decode() for name, value in message.get("headers", ()) if name == b"x-stream-ended")
+        headers.extend(
+            value.decode() for name, value in message.get("headers", ()) if name == b"x-stream-ended"
+        )
 
     async def calls() -> None:
         late = guard.LateJoins(app)
         for path, stream in ((guard.RESULTS, "a"), ("/", named), (guard.JOIN, named)):
-            await late({"type": "http", "path": path, "headers": [(b"x-stream", stream.encode())]}, None, send)
+            await late(
+                {"type": "http", "path": path, "headers": [(b"x-stream", stream.encode())]}, None, send
+            )
 
     asyncio.run(calls())
     assert headers == told

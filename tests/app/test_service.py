@@ -22,7 +22,9 @@ def finished(run: LiveRun) -> LiveRun:
     return run
 
 
-def test_a_run_is_done_and_its_trace_is_live_and_stored(service: Service) -> None:
+def test_a_run_is_done_found_by_ticket_and_id_live_and_stored_and_its_events_come_once(
+    service: Service,
+) -> None:
     run = finished(service.start(ask(config={}, group="g")))
     assert (run.state, run.error, run.position) == ("done", "", 0)
     trace = run.trace()
@@ -32,14 +34,18 @@ def test_a_run_is_done_and_its_trace_is_live_and_stored(service: Service) -> Non
     stored = service.store.load(run.run_id)
     assert (stored.commits, stored.spans, stored.footer) == (trace.commits, trace.spans, trace.footer)
     assert trace.header.group == "g"
-
-
-def test_since_returns_every_event_once(service: Service) -> None:
     run = finished(service.start(ask("speculative")))
     first, cursor = run.since(0)
     assert first[0].tag == "header"
     assert first[-1].tag == "footer"
     assert run.since(cursor) == ([], cursor)
+    run = finished(service.start(ask()))
+    assert service.find(run.ticket) is run
+    assert service.find(run.run_id) is run
+    assert service.find("nobody") is None
+    assert service.trace(run.ticket) == service.trace(run.run_id) == run.trace()
+    with pytest.raises(UsageError, match="nobody"):
+        service.trace("nobody")
 
 
 def test_runs_execute_one_at_a_time_in_order(service: Service, opener: FakeOpen) -> None:
@@ -142,7 +148,7 @@ def test_a_cluster_that_cannot_open_fails_only_its_run(service: Service, opener:
     assert finished(good).state == "done"
 
 
-def test_a_store_that_fails_fails_the_run(service: Service, opener: FakeOpen, monkeypatch) -> None:
+def test_a_run_that_cannot_be_stored_is_not_done(service: Service, opener: FakeOpen, monkeypatch) -> None:
     def full(_header):
         raise StoreError("the disk is full; free some space")
 
@@ -152,9 +158,6 @@ def test_a_store_that_fails_fails_the_run(service: Service, opener: FakeOpen, mo
     assert run.trace().status == "failed"
     monkeypatch.undo()
     assert finished(service.start(ask())).state == "done"
-
-
-def test_a_run_that_could_not_be_stored_is_not_done(service: Service, monkeypatch) -> None:
     real = service.store.record
 
     def record(header):
@@ -170,24 +173,13 @@ def test_a_run_that_could_not_be_stored_is_not_done(service: Service, monkeypatc
     assert trace.text == "".join(WORDS)
 
 
-def test_runs_are_found_by_ticket_and_by_id(service: Service) -> None:
-    run = finished(service.start(ask()))
-    assert service.find(run.ticket) is run
-    assert service.find(run.run_id) is run
-    assert service.find("nobody") is None
-    assert service.trace(run.ticket) == service.trace(run.run_id) == run.trace()
-    with pytest.raises(UsageError, match="nobody"):
-        service.trace("nobody")
-
-
-def test_old_runs_are_read_from_the_database(service: Service, monkeypatch) -> None:
+def test_old_runs_are_read_from_the_database_and_without_one_kept_in_memory(
+    service: Service, monkeypatch, opener: FakeOpen
+) -> None:
     monkeypatch.setattr("specscope.app.service.KEPT_RUNS", 1)
     runs = [finished(service.start(ask())) for _ in range(4)]
     assert service.find(runs[0].run_id) is None
     assert service.trace(runs[0].run_id).text == "".join(WORDS)
-
-
-def test_without_a_database_runs_are_kept_in_memory(opener: FakeOpen) -> None:
     service = Service(None, opener)
     run = finished(service.start(ask()))
     assert service.trace(run.run_id).text == "".join(WORDS)

@@ -1,18 +1,24 @@
-"""The progress of commands: a line on a terminal, streamed text, and lines elsewhere."""
+"""The progress of commands, bars, and the load by other programs."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
 from contextlib import nullcontext
+from itertools import chain, repeat
 from types import SimpleNamespace
 
 import pytest
 
+from specscope.app import busy
+from specscope.app.bars import DownloadBar, is_watched, new_bar
+from specscope.app.busy import ProcessorTime, busy_warning, read_load, used_by_others
 from specscope.app.cli import common
 from specscope.app.cli.common import ERASE, Status, recorded
+from specscope.engine.checkpoints.progress import Progress
 from tests.app.commands import VIRTUAL, call
 
 RUN = ["run", "--method", "speculative", "--prompt", "Tell me a story.", *VIRTUAL]
@@ -98,3 +104,75 @@ def test_commands_on_stored_runs_and_papers_show_what_they_do(capsys, db, reques
     ):
         code, _, err = call(capsys, *command)
         assert (code, line in err, err.endswith(ERASE)) == (0, True, True), command
+
+
+def test_a_bar_that_nobody_sees_writes_nothing(capsys):
+    assert not is_watched()
+    with new_bar(total=2) as bar:
+        bar.update()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["terminal", "notebook"])
+def test_a_bar_that_someone_sees_counts(capsys, monkeypatch, place):
+    if place == "terminal":
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    else:
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with new_bar(total=2, unit="run") as bar:
+        bar.update(2)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_a_download_has_its_bar_in_a_notebook(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with DownloadBar() as bar:
+        bar.show(Progress("a/model", "model.safetensors", 512, 1024))
+    err = capsys.readouterr().err
+    assert err.startswith("downloading a/model; Ctrl-C stops it\n")
+    assert "model.safetensors:  50%" in err
+
+
+# The load by other programs.
+
+
+def test_the_load_by_others_leaves_out_this_program_and_a_calm_machine_has_no_warning() -> None:
+    before = ProcessorTime(100.0, 1000.0, {1: 50.0, 2: 7.0})
+    after = ProcessorTime(110.0, 1016.0, {1: 54.0, 3: 4.0})  # worker 2 has ended, worker 3 is new
+    assert used_by_others(before, after) == 0.8
+    assert "Other programs used 0.8 of 2 cores" in busy_warning(before, after, 2)
+    before = ProcessorTime(100.0, 1000.0, {1: 50.0})
+    assert busy_warning(before, ProcessorTime(110.0, 1014.0, {1: 60.0}), 2) == ""
+    assert busy_warning(before, ProcessorTime(100.1, 1010.0, {1: 50.0}), 2) == ""
+    assert used_by_others(before, ProcessorTime(110.0, 1009.0, {1: 60.0})) == 0.0, "clocks of different grain"
+    reading = read_load()
+    assert reading.own[os.getpid()] > 0
+    assert reading.machine > 0
+
+
+@pytest.mark.usefixtures("shared_clusters")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--method", "autoregressive"],
+        ["compare", "--methods", "autoregressive"],
+        ["sweep", "--method", "speculative", "--over", "gamma=1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_measured_commands_warn_of_a_busy_machine_in_one_line_and_in_json(capsys, db, monkeypatch, words):
+    words = [*words, "--prompt", "Hi", "--json", *db]
+
+    def warning(*place: str) -> tuple[str | None, int]:
+        """Return the warning in the JSON object, and the number of lines on stderr that have it."""
+        readings = chain([ProcessorTime(100.0, 1000.0, {})], repeat(ProcessorTime(110.0, 1019.0, {})))
+        monkeypatch.setattr(busy, "read_load", lambda: next(readings))
+        code, out, err = call(capsys, *words, *place)
+        assert code == 0
+        return json.loads(out)["warning"], err.count("Other programs used 1.9 of")
+
+    found, lines = warning("--runtime", "local-thread", "--max-new-tokens", "2")
+    assert lines == 1
+    assert found is not None
+    assert found.startswith("Other programs used 1.9 of")
+    assert warning(*VIRTUAL) == (None, 0)

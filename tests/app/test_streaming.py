@@ -49,7 +49,7 @@ def test_events_of_one_stream_start_in_their_order(service, name, events) -> Non
     assert {fn.concurrency_limit for fn in page.fns.values() if fn.concurrency_id == name} == {None}
 
 
-def test_a_turn_streams_to_its_end(service) -> None:
+def test_a_turn_streams_to_its_end_and_a_lossy_run_has_a_badge(service) -> None:
     runs = [service.start(ask(m)) for m in ("autoregressive", "speculative")]
     got = asyncio.run(collect(runs))
     assert got[-1].last
@@ -63,9 +63,6 @@ def test_a_turn_streams_to_its_end(service) -> None:
         assert word.strip() in final[1]
     assert 'class="ss-token ss-corrected"' in final[1]
     assert 'class="ss-token ss-plain"' in final[0]
-
-
-def test_the_pane_of_a_lossy_run_has_a_badge(service) -> None:
     configs = [{"acceptance": rule} for rule in ("exact", "typical")]
     runs = [service.start(ask("medusa", config=c, sampling=Sampling(temperature=0.9))) for c in configs]
     final = {}
@@ -93,7 +90,7 @@ def test_text_is_only_ever_appended(service, opener) -> None:
     assert 'data-state="cancelled"' in pane.html
 
 
-def test_a_pane_shows_the_prediction_of_a_planned_draft() -> None:
+def test_a_pane_shows_planned_drafts_and_the_modelled_pair() -> None:
     run = LiveRun(ask("tree"), lambda _: None)
     run.enter("running")
     pane = LivePane(Lane([run]))
@@ -105,9 +102,6 @@ def test_a_pane_shows_the_prediction_of_a_planned_draft() -> None:
     assert pane.update()
     assert "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×" in pane.html
     assert "Waiting for the first token" in pane.html
-
-
-def test_the_badge_of_a_virtual_pane_has_the_chosen_modelled_pair() -> None:
     place = {"runtime": "virtual", "profile": "8xA100"}
     panes = [
         LivePane(Lane([LiveRun(ask(**place, profile_pair=pair), lambda _: None)]))
@@ -131,7 +125,14 @@ def test_a_waiting_pane_shows_its_state(service, opener) -> None:
     assert "one at a time" in panes[1].html
 
 
-def test_a_failed_run_shows_its_error(service, opener) -> None:
+def test_failed_runs_show_their_error_or_leave_it_to_the_control(service, opener) -> None:
+    opener.waiting = [ModelError("no model at <nowhere>")]
+    run = service.start(ask())
+    assert run.wait(20)
+    pane = LivePane(Lane([run]))
+    pane.update()
+    assert "The message at Run says what to correct" in pane.html
+    assert "nowhere" not in pane.html
     opener.waiting = [RuntimeError("no worker at <nowhere>")]
     runs = [service.start(ask()), service.start(ask())]
     got = asyncio.run(collect(runs))
@@ -219,7 +220,7 @@ def test_ordinals() -> None:
     assert " ".join(map(ordinal, (1, 2, 3, 4, 11, 12, 21, 112))) == "1st 2nd 3rd 4th 11th 12th 21st 112th"
 
 
-def test_a_batch_shows_each_sequence_separately(service) -> None:
+def test_sequences_of_a_batch_lie_apart_and_passes_come_one_after_the_other(service) -> None:
     run = service.start(ask())
     assert run.wait(20)
     pane = LivePane(Lane([run]))
@@ -233,19 +234,6 @@ def test_a_batch_shows_each_sequence_separately(service) -> None:
     counts = [first.count("ss-token"), second.count("ss-token")]
     assert counts == [(len(commits) + 1) // 2, len(commits) // 2]
     assert commits[1].text.strip() in second
-
-
-def test_a_run_that_an_input_refuses_leaves_the_error_to_its_control(service, opener) -> None:
-    opener.waiting = [ModelError("no model at <nowhere>")]
-    run = service.start(ask())
-    assert run.wait(20)
-    pane = LivePane(Lane([run]))
-    pane.update()
-    assert "The message at Run says what to correct" in pane.html
-    assert "nowhere" not in pane.html
-
-
-def test_the_passes_of_a_pane_are_shown_one_after_the_other(service) -> None:
     requests = [ask("autoregressive"), ask("speculative")]
     order = [pane for _, pane in alternating(range(2), 3)]
     assert order == [0, 1, 1, 0, 0, 1]

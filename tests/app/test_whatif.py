@@ -26,7 +26,7 @@ def stored(db: list[str]) -> list[str]:
     return db
 
 
-def test_the_table_has_recorded_replayed_and_plain_figures(capsys, stored):
+def test_the_table_values_of_a_setting_and_stored_replays(capsys, stored, tmp_path):
     code, out, _ = call(capsys, "whatif", "sample-speculative", *PROFILE, "--method", "pearl", *stored)
     assert code == 0
     first, columns, *lines = out.splitlines()
@@ -37,9 +37,17 @@ def test_the_table_has_recorded_replayed_and_plain_figures(capsys, stored):
     assert any(line.startswith("Tested drafts: ") for line in lines)
     with Store(Path(stored[1])) as store:
         assert store.runs()[1] == 1
-
-
-def test_stored_replays_open_in_viewer_and_report(capsys, stored, tmp_path):
+    words = ["whatif", "sample-speculative", *PROFILE, *stored]
+    code, out, _ = call(capsys, *words, "--over", "gamma=1:3")
+    assert code == 0
+    head, *lines = out.splitlines()
+    assert head.split()[:3] == ["gamma", "tokens/s", "speed-up"]
+    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
+    values = answer(capsys, *words, "--over", "gamma=1:3", "--json")["values"]
+    assert [v["gamma"] for v in values] == [1, 2, 3]
+    single = answer(capsys, *words, "--set", "gamma=2", "--json")
+    assert values[1]["speedup"] == single["speedup"]
+    assert f"{single['speedup']:.2f}×" in lines[1]
     words = ["whatif", "sample-speculative", *PROFILE, "--set", "gamma=6", "--store", "--json", *stored]
     result = answer(capsys, *words)
     assert result["stored"] is True
@@ -134,20 +142,6 @@ def test_drafts_that_another_engines_run_did_not_test_are_named(capsys, imported
     assert "--profile" in err
 
 
-def test_over_prints_a_line_for_each_value_of_a_setting(capsys, stored):
-    words = ["whatif", "sample-speculative", *PROFILE, *stored]
-    code, out, _ = call(capsys, *words, "--over", "gamma=1:3")
-    assert code == 0
-    head, *lines = out.splitlines()
-    assert head.split()[:3] == ["gamma", "tokens/s", "speed-up"]
-    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
-    values = answer(capsys, *words, "--over", "gamma=1:3", "--json")["values"]
-    assert [v["gamma"] for v in values] == [1, 2, 3]
-    single = answer(capsys, *words, "--set", "gamma=2", "--json")
-    assert values[1]["speedup"] == single["speedup"]
-    assert f"{single['speedup']:.2f}×" in lines[1]
-
-
 def test_a_recorded_loop_answers_from_its_own_times(capsys, db, tmp_path):
     """Each value has the figures of a single what-if; the plain run tells what a row costs."""
     runs = [loop(tmp_path / "mine.jsonl"), plain(tmp_path / "plain.jsonl")]
@@ -173,19 +167,3 @@ def test_a_recorded_loop_answers_from_its_own_times(capsys, db, tmp_path):
         )
     found = answer(capsys, "whatif", f"{mine}2", "--set", "gamma=2", "--json", *db)
     assert found["speedup"] == values[1]["speedup"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--over", "gamma"], "--over 'gamma' is not FIELD=VALUES"),
-        (["--over", "acceptance_rate=0.5"], "a replay has the recorded drafts"),
-        (["--over", "width=1:3"], "has no sweep over 'width'"),
-        (["--over", "gamma=0:99"], "gamma"),
-        (["--over", "gamma=1:3", "--store"], "--store keeps one replay"),
-    ],
-)
-def test_over_is_refused_in_one_line(capsys, stored, words, message):
-    code, _, err = call(capsys, "whatif", "sample-speculative", *PROFILE, *words, *stored)
-    assert (code, err.count("\n")) == (2, 1)
-    assert message in err

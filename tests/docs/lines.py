@@ -21,7 +21,7 @@ PAGES = {
 
 NOWHERE = {
     r"^bench --cuda": "needs a GPU; tests/engine/gpu",
-    r"^bench --(peers|drafters)": "minutes, and llama.cpp; tests/app/test_bench_peers.py, test_bench_drafters.py",
+    r"^bench --(peers|drafters)": "minutes, and llama.cpp; tests/app/test_bench_methods.py",
     r"^bench ": "measures for minutes; tests/app/test_bench.py",
     r"--runtime ray|--ray": "starts a Ray cluster; tests/engine/runtimes/test_ray.py",
     r"^train ": "trains for minutes to hours; tests/engine/training",

@@ -89,6 +89,17 @@ test("the shares of bins are the same by intervals and by sums", () => {
   }
 });
 
+test("shares add up to the work, and those of many bars are the means of finer ones", () => {
+  const three = [[0, 3, 0, 0], [3, 5, 1, 1], [5, 6, 0, 2]];
+  equal(own.sharesOf(own.lineOf(3, (i) => three[i]), 2, 0, 4, 2).map((row) => [...row]), [[0.75, 0.25], [0.25, 0.25]]);
+  const line = own.lineOf(900, (i) => [i + (i % 3) / 10, i + 0.4 + (i % 7) / 20, i % 3, i]);
+  const [coarse, fine] = [[20.5, 16], [2.05, 160]].map(([width, bins]) => own.sharesOf(line, 3, 30.3, width, bins));
+  coarse.forEach((shares, look) => shares.forEach((share, i) => {
+    const mean = fine[look].slice(10 * i, 10 * i + 10).reduce((sum, one) => sum + one) / 10;
+    assert.ok(Math.abs(share - mean) < 1e-5, `${look} ${i}: ${share} ${mean}`);
+  }));
+});
+
 test("overlapping spans count once in a track's working time", () => {
   const t = track({ spans: spans([0, 2], [1, 3], [5, 6]) });
   const busy = own.busyOf(t);

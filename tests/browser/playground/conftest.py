@@ -167,8 +167,11 @@ def window(chromium: Browser) -> Iterator[Window]:
 def open_page(server: Server, window: Window):
     """Return a function that opens the playground; errors and outside requests fail the test."""
 
-    def start(query: str = "", *, theme: str = "light", width: int = 1400, motion: str = "reduce") -> Page:
+    def start(
+        query: str = "", *, theme: str = "light", width: int = 1400, motion: str = "reduce", script: str = ""
+    ) -> Page:
         page = window.open()
+        page.add_init_script(script)
         page.set_viewport_size({"width": width, "height": 950})
         page.emulate_media(color_scheme=theme, reduced_motion=motion)
         page.goto(f"{server.url}/{query}")

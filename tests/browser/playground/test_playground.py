@@ -13,6 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 from specscope.app.pairs import able, usual
 from specscope.engine.methods import METHODS as KEYS
 from tests.browser.looks import assert_looks
+from tests.browser.playground.conftest import Server, Window
 from tests.browser.playground.steps import (
     METHODS,
     answer,
@@ -47,10 +48,10 @@ LATE_RESULTS = """window.fetch = ((plain) => async (input, init) => {
     const answer = await plain(input, init);
     if (!input.url?.includes("/queue/data")) return answer;
     const results = await answer.text();
-    await new Promise((done) => setTimeout(done, 2000));
+    await new Promise((done) => setTimeout(done, window.late ?? 2000));
     return new Response(results, answer);
 })(window.fetch);"""
-"""A page reads its stream of results two seconds after the stream's end."""
+"""A page reads its stream of results two seconds after the stream's end, until `late` is 0."""
 HOSTILE = "Hello! <img src=x onerror=alert(1)> ${6 * 7} {{value}} `x` </script>"
 ANOTHER_TURN = """(link) => {
     const done = document.querySelector('.app-turn[data-state="done"]');
@@ -59,7 +60,7 @@ ANOTHER_TURN = """(link) => {
 STORY = "Tell me a story about a lighthouse keeper who is afraid of the dark."
 
 
-def test_chat_hover_replay_and_stop(page: Page) -> None:
+def test_chat_hover_replay_stop_and_a_killed_worker(page: Page, server) -> None:
     type_prompt(page, STORY)
     new_tokens(page, 32)
     page.get_by_role("textbox", name="Prompt", exact=True).press("Control+Enter")
@@ -118,6 +119,7 @@ def test_chat_hover_replay_and_stop(page: Page) -> None:
     wait_for(page, "idle")
     expect(page.locator(".app-prompt")).to_have_count(0)
     stop_by_escape(page)
+    a_killed_worker_ends_its_run_and_the_next_one_works(page, server)
 
 
 def stop_by_escape(page: Page) -> None:
@@ -138,20 +140,24 @@ def stop_by_escape(page: Page) -> None:
     expect(page.locator("#run")).to_be_visible()
 
 
-def test_a_page_whose_scripts_arrive_late_is_whole(window, open_page) -> None:
-    with window.late("**/files/*.js*", seconds=1):
-        page = open_page()
-    expect(page.locator("#methods").get_by_role("checkbox", name="PEARL", exact=True)).to_be_visible()
-    answer(page, "Hello!", tokens=4)
-
-
-def test_a_call_that_joins_while_the_stream_of_results_ends_shows_its_results(page: Page, window) -> None:
-    page.add_init_script(LATE_RESULTS)
-    window.reload()
+def a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server: Server) -> None:
+    choose(page, "PEARL", False)
+    worker = worker_processes(server.process.pid)[-1]
+    idle = rested(worker)
     page.locator("#run").click()
-    page.get_by_role("tab", name="History").click()
-    page.locator("#history-example").click()
-    viewer(page, "#history-viewer").wait_for()
+    while sum(worker.cpu_times()[:2]) < idle + 0.2:  # of the seconds that the text takes
+        time.sleep(0.01)
+    worker.suspend()  # the run cannot end before a busy page shows it
+    wait_for(page, "running")
+    worker.kill()
+    wait_for(page, "failed")
+    viewer(page).wait_for()
+    failed = page.locator('#live-viewer .ss-pane[data-status="failed"]')
+    expect(failed).to_have_count(1)
+    expect(failed).to_contain_text("was killed by SIGKILL")
+    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(1)
+    answer(page, "Hello again!", tokens=8)
+    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(2)
 
 
 def test_an_error_is_a_line_at_run_and_leads_to_its_control(page: Page) -> None:
@@ -195,6 +201,7 @@ def test_an_error_is_a_line_at_run_and_leads_to_its_control(page: Page) -> None:
     for title in METHODS:
         choose(page, title, False)
     press_run(page, line.filter(has_text="choose 1 to 6"))
+    samples_fill_a_batch_and_a_further_prompt_that_is_too_long_is_refused(page)
     the_other_tabs_lead_to_their_controls(page)
 
 
@@ -209,19 +216,44 @@ def the_other_tabs_lead_to_their_controls(page: Page) -> None:
     page.locator("#load-start").click()
     expect(page.locator("#load-message .app-alert")).to_contain_text("Batch sizes: a batch size is 0")
     expect(page.locator("#load-sizes [aria-invalid=true]")).to_be_focused()
-    page.get_by_role("tab", name="History").click()
-    page.locator("#history-example").click()
-    viewer(page, "#history-viewer").wait_for()
-    fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "gamma=99")
-    page.locator("#whatif-replay").click()
-    expect(page.locator("#whatif-message .app-alert")).to_contain_text("Settings: gamma is 99")
-    expect(page.locator("#whatif-settings [aria-invalid=true]")).to_be_focused()
-    for number in ("5000", "-1"):
-        fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "")
-        fill(page.locator("#whatif-devices input"), number)
-        page.locator("#whatif-replay").click()
-        expect(page.locator("#whatif-message .app-alert")).to_contain_text(f"devices is {number}")
-        expect(page.locator("#whatif-devices [aria-invalid=true]")).to_be_focused()
+
+
+def choose_batch(page: Page) -> Locator:
+    """Compare EMS-SD with speculative decoding; return the box of prompts, filled with samples."""
+    for title in ("Speculative decoding", "EMS-SD"):
+        choose(page, title, True)
+    page.get_by_role("button", name="EMS-SD: settings").click()
+    page.locator("#ems-fill").click()
+    box = page.locator("#ems-prompts")
+    expect(box).not_to_have_value("")
+    return box
+
+
+def samples_fill_a_batch_and_a_further_prompt_that_is_too_long_is_refused(page: Page) -> None:
+    box = choose_batch(page)
+    samples = box.input_value().split("\n\n")
+    assert len(samples) == 7
+    fill(box, "Short.\n\n" + "word " * 4000)
+    type_prompt(page, "Hi")
+    refusal = page.locator("#alert .app-alert")
+    press_run(page, refusal.filter(has_text="prompt 2 of 3 (counted from 0)"), seconds=30)
+    expect(refusal).to_contain_text("context")
+    expect(box).to_be_focused()
+
+    unfold(page)
+    fill(box, "\n\n".join(samples))
+    answer(page, "Tell me a joke.", 12)
+    expect(refusal).to_have_count(0)
+    batches = viewer(page).locator(".ss-pane").filter(has_text="EMS-SD")
+    expect(batches).to_have_count(2)
+    expect(batches.nth(0)).to_contain_text("baseline")
+    batch = batches.nth(1)
+    expect(batch.locator(".ss-verdict")).to_contain_text("EMS-SD")
+    expect(batch.locator("details.ss-sequence")).to_have_count(8)
+    expect(batch.locator("details.ss-sequence summary").nth(3)).to_contain_text(samples[2][:30])
+    expect(viewer(page).locator(".ss-packing [role=listitem]").first).to_be_visible()
+    other = viewer(page).locator(".ss-pane").filter(has_text="Speculative decoding")
+    expect(other.locator("details.ss-sequence")).to_have_count(0)
 
 
 def refuse(page: Page, box: str, value: str, label: str, message: str) -> None:
@@ -237,29 +269,6 @@ def refused(page: Page, label: str, message: str) -> None:
     line = page.locator("#alert .app-alert")
     expect(line).to_contain_text(message)
     expect(line.get_by_role("button")).to_contain_text(label)
-
-
-def test_a_killed_worker_ends_its_run_and_the_next_one_works(page: Page, server) -> None:
-    choose(page, "PEARL", False)
-    answer(page, "Hello!", tokens=8)  # the workers are there
-    worker = worker_processes(server.process.pid)[-1]
-    new_tokens(page, 1500)
-    type_prompt(page, STORY)
-    idle = rested(worker)
-    page.locator("#run").click()
-    while sum(worker.cpu_times()[:2]) < idle + 0.2:  # of the seconds that the text takes
-        time.sleep(0.01)
-    worker.suspend()  # the run cannot end before a busy page shows it
-    wait_for(page, "running")
-    worker.kill()
-    wait_for(page, "failed")
-    viewer(page).wait_for()
-    failed = page.locator('#live-viewer .ss-pane[data-status="failed"]')
-    expect(failed).to_have_count(1)
-    expect(failed).to_contain_text("was killed by SIGKILL")
-    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(1)
-    answer(page, "Hello again!", tokens=8)
-    expect(page.locator('#live-viewer .ss-pane[data-status="done"]')).to_have_count(2)
 
 
 def test_history_open_export_import_search_and_delete(page: Page, open_page, tmp_path) -> None:
@@ -407,50 +416,11 @@ def test_both_themes_fit_a_narrow_window(open_page, window) -> None:
         page.emulate_media(color_scheme="dark")
 
 
-def choose_batch(page: Page) -> Locator:
-    """Compare EMS-SD with speculative decoding; return the box of prompts, filled with samples."""
-    for title in ("Autoregressive", "PEARL"):
-        choose(page, title, False)
-    choose(page, "EMS-SD", True)
-    page.get_by_role("button", name="EMS-SD: settings").click()
-    page.locator("#ems-fill").click()
-    box = page.locator("#ems-prompts")
-    expect(box).not_to_have_value("")
-    return box
-
-
-def test_samples_fill_a_batch_and_a_further_prompt_that_is_too_long_is_refused(page: Page) -> None:
-    box = choose_batch(page)
-    samples = box.input_value().split("\n\n")
-    assert len(samples) == 7
-    fill(box, "Short.\n\n" + "word " * 4000)
-    type_prompt(page, "Hi")
-    page.locator("#run").click()
-    refusal = page.locator("#alert .app-alert")
-    expect(refusal).to_contain_text("prompt 2 of 3 (counted from 0)")
-    expect(refusal).to_contain_text("context")
-    expect(box).to_be_focused()
-
-    unfold(page)
-    fill(box, "\n\n".join(samples))
-    answer(page, "Tell me a joke.", 12)
-    expect(refusal).to_have_count(0)
-    batches = viewer(page).locator(".ss-pane").filter(has_text="EMS-SD")
-    expect(batches).to_have_count(2)
-    expect(batches.nth(0)).to_contain_text("baseline")
-    batch = batches.nth(1)
-    expect(batch.locator(".ss-verdict")).to_contain_text("EMS-SD")
-    expect(batch.locator("details.ss-sequence")).to_have_count(8)
-    expect(batch.locator("details.ss-sequence summary").nth(3)).to_contain_text(samples[2][:30])
-    expect(viewer(page).locator(".ss-packing [role=listitem]").first).to_be_visible()
-    other = viewer(page).locator(".ss-pane").filter(has_text="Speculative decoding")
-    expect(other.locator("details.ss-sequence")).to_have_count(0)
-
-
 # Without worker processes: the tests above share those of one cluster, which a virtual one closes.
 
 
-def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked(open_page) -> None:
+def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked(open_page, window) -> None:
+    """The page that is opened again, and used then, gets its scripts late."""
     page = open_page(motion="no-preference")
     race = page.locator("#demo .app-demo-root")
     expect(race.locator(".ss-pane")).to_have_count(3)
@@ -475,17 +445,23 @@ def test_on_load_a_finished_race_plays_until_it_is_hidden_and_methods_are_picked
     assert abs(pins["y"]) <= 1, "a container that scrolls would keep them from sticking"
     page.locator("#demo").get_by_role("button", name="Hide").click()
     expect(race.locator(".ss-pane")).to_have_count(0)
-    page = open_page(motion="no-preference")
+    with window.late("**/files/*.js*", seconds=0.25):
+        page = open_page(motion="no-preference")
     expect(page.get_by_role("button", name="Watch a finished race")).to_be_visible()
     expect(page.locator("#demo .ss-pane")).to_have_count(0)
     the_list_of_methods_follows_the_chosen_models(page)
     the_picker_searches_presets_and_runs_a_method_twice(page)
+    after_a_virtual_run_the_settings_fold_the_answer_stays_and_a_reload_keeps_all(page, window)
 
 
 def test_the_example_of_the_history_opens_with_a_choice_for_difference_and_what_if(open_page) -> None:
-    page = open_page("?tab=history")
+    """It is opened by a call that joins while the stream of the results before ends."""
+    page = open_page(script=LATE_RESULTS)
+    page.locator("#run").click()
+    page.get_by_role("tab", name="History").click()
     page.locator("#history-example").click()
     viewer(page, "#history-viewer").wait_for()
+    page.evaluate("window.late = 0")
     difference = page.locator("#difference")
     expect(page.locator("#history-viewer h3")).to_contain_text(["assisted generation", *METHODS[1:]])
     expect(page.locator("#history-viewer")).to_contain_text("different clocks: do not compare speeds")
@@ -497,6 +473,16 @@ def test_the_example_of_the_history_opens_with_a_choice_for_difference_and_what_
     pick(page, whatif, "Run", METHODS[2])
     page.locator("#whatif-replay").click()
     expect(page.locator("#whatif-viewer h3").first).to_contain_text(METHODS[2])
+    fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "gamma=99")
+    page.locator("#whatif-replay").click()
+    expect(page.locator("#whatif-message .app-alert")).to_contain_text("Settings: gamma is 99")
+    expect(page.locator("#whatif-settings [aria-invalid=true]")).to_be_focused()
+    for number in ("5000", "-1"):
+        fill(page.locator("#whatif-settings input, #whatif-settings textarea").first, "")
+        fill(page.locator("#whatif-devices input"), number)
+        page.locator("#whatif-replay").click()
+        expect(page.locator("#whatif-message .app-alert")).to_contain_text(f"devices is {number}")
+        expect(page.locator("#whatif-devices [aria-invalid=true]")).to_be_focused()
     page.get_by_role("button", name="All runs").click()
     page.get_by_role("textbox", name="Search").fill("race:example")
     expect(page.locator(".app-runs [data-group]", has_text="example")).to_have_count(3)
@@ -533,41 +519,6 @@ def the_list_of_methods_follows_the_chosen_models(page: Page) -> None:
     expect(page.locator("#get-smollm2")).to_be_visible()
 
 
-def test_after_a_virtual_run_the_settings_fold_the_answer_stays_and_a_reload_keeps_all(
-    open_page, window
-) -> None:
-    page = open_page(motion="no-preference")
-    page.get_by_role("radio", name="Virtual cluster").check()
-    expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
-    choose(page, "Autoregressive", True)
-    answer(page, HOSTILE, tokens=8)
-    live = page.locator("#live-viewer")
-    expect(live.locator(".ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
-    expect(live.locator(".ss-badge", has_text="measured")).to_have_count(0)
-    expect(page.locator("#settings")).to_be_hidden()
-    expect(page.locator(".app-folded")).to_contain_text("8 new tokens")
-    expect(page.locator("#turn")).to_be_in_viewport()
-    expect(live.locator(".ss-token.ss-future")).to_have_count(0)  # no replay takes the answer away
-    expect(live.locator(".ss-replay:not([data-races])")).to_be_visible()
-    live.get_by_role("button", name="Play").click()
-    live.locator(".ss-token.ss-future").first.wait_for(state="attached")
-    advised = live.locator(".ss-verdict button")
-    expect(live.locator(".ss-verdict-main")).to_have_count(2)
-    window.reload()
-    viewer(page).wait_for()
-    expect(page.locator(".app-prompt")).to_have_text(HOSTILE)
-    expect(page.locator("#demo .ss-pane")).to_have_count(0)
-    if advised.count():
-        name = advised.first.inner_text()
-        link = page.get_by_role("link", name="Permalink").get_attribute("href")
-        advised.first.click()
-        page.wait_for_function(ANOTHER_TURN, arg=link)  # a short run may never be seen running
-        viewer(page).wait_for()
-        assert name.startswith("Run ")
-        expect(live.locator('.ss-pane[data-status="done"]')).to_have_count(3)
-        wait_for(page, "done")
-
-
 def the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None:
     search = page.get_by_role("searchbox", name="Search methods")
     search.fill("medusa")
@@ -582,7 +533,39 @@ def the_picker_searches_presets_and_runs_a_method_twice(page: Page) -> None:
     page.locator('[data-pick="again pearl"]').click()
     page.locator("#pearl-2-gamma").fill("2")
     page.get_by_role("radio", name="Virtual cluster").check()
-    answer(page, "Hello!", tokens=6)
+    expect(page.get_by_role("combobox", name="Cluster")).to_be_visible()
+    answer(page, HOSTILE, tokens=6)
     titles = page.locator("#live-viewer .ss-pane h3")
     expect(titles.nth(2)).to_have_text("PEARL · γ 5")
     expect(titles.nth(3)).to_have_text("PEARL · γ 2")
+
+
+def after_a_virtual_run_the_settings_fold_the_answer_stays_and_a_reload_keeps_all(
+    page: Page, window: Window
+) -> None:
+    live = page.locator("#live-viewer")
+    expect(live.locator(".ss-gantt .ss-gantt-title").first).to_contain_text("virtual · 8xA100")
+    expect(live.locator(".ss-badge", has_text="measured")).to_have_count(0)
+    expect(page.locator("#settings")).to_be_hidden()
+    expect(page.locator(".app-folded")).to_contain_text("6 new tokens")
+    expect(page.locator("#turn")).to_be_in_viewport()
+    expect(live.locator(".ss-token.ss-future")).to_have_count(0)  # no replay takes the answer away
+    expect(live.locator(".ss-replay:not([data-races])")).to_be_visible()
+    live.get_by_label("Replay speed").select_option("0.1")
+    live.get_by_role("button", name="Play").click()
+    live.locator(".ss-token.ss-future").first.wait_for(state="attached")
+    advised = live.locator(".ss-verdict button")
+    expect(live.locator(".ss-verdict-main")).to_have_count(3)
+    window.reload()
+    viewer(page).wait_for()
+    expect(page.locator(".app-prompt")).to_have_text(HOSTILE)
+    expect(page.locator("#demo .ss-pane")).to_have_count(0)
+    if advised.count():
+        name = advised.first.inner_text()
+        link = page.get_by_role("link", name="Permalink").get_attribute("href")
+        advised.first.click()
+        page.wait_for_function(ANOTHER_TURN, arg=link)  # a short run may never be seen running
+        viewer(page).wait_for()
+        assert name.startswith("Run ")
+        expect(live.locator('.ss-pane[data-status="done"]')).to_have_count(3)
+        wait_for(page, "done")

@@ -5,9 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import specscope
-from specscope.traces.view.document import view_model
+from specscope import Limits, Load, Sampling
 from tests.browser.report.opened import Opened
 from tests.traces.samples import sample_trace
+from tests.traces.test_fan import ssd
+from tests.traces.test_forecasts import expecting
+from tests.traces.test_layers import easyspec
+from tests.traces.test_ngrams import ahead
+from tests.traces.test_servers import dsi
+
+UNEVEN = {"gamma": 4, "schedule": "threshold"}
+"""Settings with which drafts end at uncertain tokens."""
 
 
 @pytest.fixture(scope="package")
@@ -54,6 +62,26 @@ def no_complaints(request):
 
 @pytest.fixture
 def page(opened, traces):
-    page = opened.show(view_model(traces))
-    page.mouse.move(1, 1)
-    return opened.ready()
+    return opened.runs(traces)
+
+
+@pytest.fixture(scope="package")
+def runs(beside, decode):
+    """Runs that together have every view, each by the view that it is for."""
+    story, batch = "Tell me a story.", ("One fox, two foxes. One fox,", "Hi")
+    return {
+        "fan": beside(ssd, forks=2),
+        "grams": beside(ahead),
+        "forecast": beside(expecting, "hybrid", gamma=2),
+        "layers": beside(easyspec, gamma=3),
+        "pool": beside(dsi, [True, True, False, *[True] * 4, False, True, True], 14, sp=3),
+        "tree": sample_trace("tree", tokens=40, acceptance=0.6),
+        "sources": sample_trace("llma", tokens=60, acceptance=0.7),
+        "calibration": decode("speculative", story, sampling=Sampling(0.7), limits=Limits(60)),
+        "lengths": decode("speculative", story, config=UNEVEN, sampling=Sampling(0.7), limits=Limits(40)),
+        "tree-fork": decode("specbranch", "Hi", config={"threshold": 0.9, "length": 3}, limits=Limits(6)),
+        "aligned": decode("pearl", "Hi", limits=Limits(12)),
+        "packing": decode("ems", *batch, limits=Limits(6)),
+        "load": decode("speculative", *batch, limits=Limits(6), load=Load((0.0, 0.0), 1, policy="minedraft")),
+        "lossy": decode("medusa", "Hi", config={"acceptance": "typical"}, limits=Limits(6)),
+    }

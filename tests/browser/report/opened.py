@@ -61,6 +61,11 @@ class Opened:
         )
         return self.page
 
+    def runs(self, traces, **options):
+        """Show runs, with the pointer outside; return the page when they are drawn."""
+        self.show(view_model(traces), **options).mouse.move(1, 1)
+        return self.ready()
+
 
 def update(page, traces):
     page.evaluate("(text) => view.update(JSON.parse(text))", json.dumps(view_model(traces)))
@@ -146,3 +151,15 @@ def drawn_after(page, action):
     before = page.get_attribute("#viewer", "data-drawn")
     action()
     page.wait_for_selector(f'#viewer[data-drawn]:not([data-drawn="{before}"])')
+
+
+def contrast(one, other):
+    """Return the contrast of two colours `rgb(r, g, b)`, 1 to 21."""
+
+    def light(colour):
+        parts = [int(c) / 255 for c in colour.strip("rgb()").split(",")[:3]]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)

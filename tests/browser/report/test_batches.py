@@ -58,7 +58,7 @@ def test_the_draft_tree_is_the_chosen_sequences_or_the_one_pointed_at(opened, tr
     expect_shown(both)
 
 
-def test_every_sequence_has_its_fold_and_the_first_is_open(page, traces):
+def test_every_sequence_has_its_fold_which_timeline_and_prompt_follow_and_its_cells(page, traces):
     speed = pane(page, 0).locator(".ss-pane-head .ss-num")
     expect(speed).to_have_text(re.compile(r"^throughput [\d.]+ tok/s · [\d.]+ tok/s per sequence$"))
     reason = "no batched plain decoding among these runs"
@@ -74,8 +74,6 @@ def test_every_sequence_has_its_fold_and_the_first_is_open(page, traces):
     folds.nth(2).locator("summary").click()
     assert folds.nth(2).locator(".ss-token:not(.ss-ghost)").count() == len(traces[0].token_ids(2))
 
-
-def test_the_timeline_and_the_prompt_follow_the_chosen_sequence(page, traces):
     def tokens(trace, sequence):
         lost = [d for d in trace.decisions if d.sequence == sequence and d.outcome == "rejected"]
         return len(trace.token_ids(sequence)) + len(lost)
@@ -90,9 +88,6 @@ def test_the_timeline_and_the_prompt_follow_the_chosen_sequence(page, traces):
         copied = any(copy.sequence == sequence for copy in traces[0].copies)
         assert copied <= pane(page, 0).locator(".ss-source-text").count() <= 1
         assert not copied or PROMPTS[sequence] in pane(page, 0).locator(".ss-source-text").inner_text()
-
-
-def test_blocks_show_own_and_padded_cells_of_the_round(page, traces):
     cards = page.locator(".ss-packing")
     assert cards.count() == 2
     for card, trace in zip(cards.all(), traces, strict=True):

@@ -5,15 +5,15 @@ import pytest
 from specscope.traces.view.document import view_model
 from specscope.traces.view.ngrams import copies
 from specscope.traces.waiting import decoding_clock
-from tests.browser.report.opened import centre_of, pane
+from tests.browser.report.opened import centre_of, contrast, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def trace():
-    return sample_trace("llma", tokens=60, acceptance=0.7)
+def trace(runs):
+    return runs["sources"]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,10 @@ def expected(copy, texts):
     return [[read(part)] if part else [] for part in parts]
 
 
-@pytest.mark.parametrize("by", ["mouse", "keys"])
-@pytest.mark.parametrize(("document", "name", "texts"), [(-1, "Prompt", PROMPT), (0, "Reference", DOCUMENT)])
+@pytest.mark.parametrize(
+    ("by", "document", "name", "texts"),
+    [("mouse", -1, "Prompt", PROMPT), ("keys", 0, "Reference", DOCUMENT)],
+)
 def test_pointing_at_a_copied_token_marks_its_source(page, trace, by, document, name, texts):
     copy = chosen(trace, document)
     node = token(page, copy)
@@ -86,7 +88,7 @@ def test_pointing_at_a_copied_token_marks_its_source(page, trace, by, document, 
     assert page.locator("mark").count() == 0
 
 
-def test_a_source_in_the_output_is_marked_there(page, trace):
+def test_a_source_in_the_output_and_the_source_of_a_verification_are_marked(page, trace):
     copy = chosen(trace, -1, inside=False)
     token(page, copy).hover()
     own = pane(page, 1).locator(".ss-token:not(.ss-ghost)")
@@ -96,9 +98,7 @@ def test_a_source_in_the_output_is_marked_there(page, trace):
     ]
     assert own.locator("xpath=self::*[contains(@class,'ss-exact')]").count() == 1
     assert "Copied from the output" in page.locator(".ss-float").inner_text()
-
-
-def test_pointing_at_a_verification_marks_the_source_of_its_round(page, trace):
+    page.mouse.move(1, 1)
     copy = chosen(trace, 0)
     span = next(r.span for r in trace.rounds if r.step == copy["step"])
     page.mouse.move(*centre_of(page, 1, span))
@@ -161,28 +161,14 @@ def test_a_run_without_copies_and_a_redacted_run_show_no_sources(page, opened, t
     assert page.locator(".ss-quote").count() == 0, "the prompt's words stay out of the card"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_marks_are_visible_without_colour(opened, traces, trace, theme):
-    with opened.looking(theme, 1400):
-        opened.show(view_model(traces))
-        page = opened.ready()
-        token(page, chosen(trace, 0)).hover()
-        styles = page.locator("mark").evaluate_all(
-            """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
-                return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
-        )
-        assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
-        ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
-        assert all(contrast(style[2], ground) >= 3 for style in styles)
-
-
-def contrast(one, other):
-    """Return the contrast of two colours `rgb(r, g, b)`, 1 to 21."""
-
-    def light(colour):
-        parts = [int(c) / 255 for c in colour.strip("rgb()").split(",")[:3]]
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    high, low = sorted((light(one), light(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
+def test_marks_are_visible_without_colour_in_both_themes(page, opened, trace):
+    token(page, chosen(trace, 0)).hover()
+    for theme in ("light", "dark"):
+        with opened.looking(theme, 1400):
+            styles = page.locator("mark").evaluate_all(
+                """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
+                    return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
+            )
+            assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
+            ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
+            assert all(contrast(style[2], ground) >= 3 for style in styles)

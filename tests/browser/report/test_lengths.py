@@ -1,11 +1,11 @@
-"""Draft lengths in a report: columns, reasons, replay, pointing and keys."""
+"""Draft lengths and calibration in a report: columns, reasons, replay, pointing and keys."""
 
 import pytest
 from playwright.sync_api import expect
 
 import specscope
-from specscope.engine.types import Limits, Sampling
-from specscope.traces.view.document import view_model
+from specscope.engine.types import Limits
+from specscope.traces.view.calibration import calibration_views
 from specscope.traces.view.lengths import lengths
 from tests.browser.report.opened import update
 from tests.traces.samples import sample_trace
@@ -13,17 +13,12 @@ from tests.traces.samples import sample_trace
 pytestmark = pytest.mark.browser
 VIEW = ".ss-lengths"
 DRAFT = ".ss-lengths-draft"
-UNEVEN = {"gamma": 4, "schedule": "threshold"}
+BIN = ".ss-calibration-bin"
 
 
 @pytest.fixture(scope="module")
-def trace(decode):
-    return decode("speculative", "Tell me a story.", config=UNEVEN, sampling=Sampling(0.7), limits=Limits(40))
-
-
-@pytest.fixture(scope="module")
-def traces(trace):
-    return [sample_trace("autoregressive"), trace]
+def traces(runs):
+    return [sample_trace("autoregressive"), runs["lengths"]]
 
 
 def heights(page, look):
@@ -35,13 +30,12 @@ def heights(page, look):
     return [round(float(height) / 96 * 4, 6) for height in found]
 
 
-def test_a_column_has_what_was_asked_drafted_and_accepted(page, trace):
-    rows = lengths(trace)
+def test_a_column_has_what_was_asked_drafted_and_accepted_and_replay_fades_later_ones(page, traces):
+    rows = lengths(traces[1])
     expect(page.locator(VIEW)).to_have_count(1)
     expect(page.locator(DRAFT)).to_have_count(len(rows))
-    assert heights(page, "asked") == [r["asked"] for r in rows]
-    assert heights(page, "accepted") == [r["accepted"] for r in rows]
-    assert heights(page, "lost") == [r["lost"] for r in rows]
+    for look, name in (("asked", "asked"), ("accepted", "accepted"), ("lost", "lost")):
+        assert heights(page, look) == [r[name] for r in rows]
     assert heights(page, "open") == [0] * len(rows)
     signs = page.locator(DRAFT).evaluate_all("(all) => all.map((one) => one.textContent)")
     assert signs == [{"uncertain": "?", "end": "|"}.get(r["stop"], "") for r in rows]
@@ -49,10 +43,16 @@ def test_a_column_has_what_was_asked_drafted_and_accepted(page, trace):
     ended = sum(r["stop"] == "uncertain" for r in rows)
     expect(page.locator(f"{VIEW} .ss-detail")).to_contain_text(f"{ended} at an uncertain token")
     expect(page.locator(f"{VIEW} .ss-legend")).to_contain_text("at an uncertain token")
+    height = page.locator(VIEW).bounding_box()["height"]
+    page.evaluate("(t) => view.seek(t)", rows[4]["t"])
+    expect(page.locator(f"{DRAFT}.ss-lengths-later")).to_have_count(sum(r["t"] > rows[4]["t"] for r in rows))
+    assert page.locator(VIEW).bounding_box()["height"] == height, "nothing moves"
+    page.evaluate("view.seek(1e9)")
+    expect(page.locator(f"{DRAFT}.ss-lengths-later")).to_have_count(0)
 
 
-def test_pointing_and_keys_tell_of_a_draft_and_light_its_forwards(page, trace):
-    rows = lengths(trace)
+def test_pointing_and_keys_tell_of_a_draft_and_light_its_forwards(page, traces):
+    rows = lengths(traces[1])
     at = next(i for i, r in enumerate(rows) if r["stop"] == "uncertain" and r["drafted"] > 1)
     row = rows[at]
     says = f"Step {row['step']}: 4 tokens asked for, {row['drafted']} drafted, {row['accepted']} accepted. It ended at an uncertain token."
@@ -69,30 +69,14 @@ def test_pointing_and_keys_tell_of_a_draft_and_light_its_forwards(page, trace):
     expect(page.locator(f"{DRAFT}.ss-pool-lit")).to_have_count(1)
     page.keyboard.press("End")
     assert page.evaluate("document.activeElement.dataset.at") == str(len(rows) - 1)
-    page.keyboard.press("Escape")
 
 
-def test_replay_fades_later_drafts_and_nothing_moves(page, trace):
-    rows = lengths(trace)
-    height = page.locator(VIEW).bounding_box()["height"]
-    page.evaluate("(t) => view.seek(t)", rows[4]["t"])
-    expect(page.locator(f"{DRAFT}.ss-lengths-later")).to_have_count(sum(r["t"] > rows[4]["t"] for r in rows))
-    assert page.locator(VIEW).bounding_box()["height"] == height
-    page.evaluate("view.seek(1e9)")
-    expect(page.locator(f"{DRAFT}.ss-lengths-later")).to_have_count(0)
-
-
-def test_the_columns_are_those_of_the_timelines_window(opened, traces, trace):
-    rows = lengths(trace)
-    low, high = rows[2]["t"] - 0.01, rows[6]["t"] + 0.01
-    page = opened.show(view_model(traces), fragment=f"window={low},{high}")
-    opened.ready()
+def test_the_columns_are_those_of_the_timelines_window_and_of_the_chosen_sequence(opened, traces, decode):
+    rows = lengths(traces[1])
+    page = opened.runs(traces, fragment=f"window={rows[2]['t'] - 0.01},{rows[6]['t'] + 0.01}")
     expect(page.locator(DRAFT)).to_have_count(5)
     page.get_by_role("button", name="fit").click()
     expect(page.locator(DRAFT)).to_have_count(len(rows))
-
-
-def test_the_chosen_sequence_of_a_load_is_shown(opened, decode):
     trace = decode(
         "speculative",
         "Tell me a story.",
@@ -101,8 +85,7 @@ def test_the_chosen_sequence_of_a_load_is_shown(opened, decode):
         limits=Limits(20),
         load=specscope.Load((0.0, 0.0), batch=2),
     )
-    page = opened.show(view_model([trace]))
-    opened.ready()
+    opened.runs([trace])
     for sequence in (1, 0):
         page.get_by_label("Sequence of Speculative", exact=False).select_option(str(sequence))
         count = sum(r["sequence"] == sequence for r in lengths(trace))
@@ -110,8 +93,42 @@ def test_the_chosen_sequence_of_a_load_is_shown(opened, decode):
         expect(page.locator(f"{VIEW} .ss-note")).to_have_text(f"sequence {sequence + 1} of 2")
 
 
-def test_a_growing_run_keeps_its_view(page, traces):
-    before = page.locator(f"{VIEW} .ss-detail").inner_text()
-    update(page, traces)
-    expect(page.locator(f"{VIEW} .ss-detail")).to_have_text(before)
-    expect(page.locator(VIEW)).to_have_count(1)
+def test_calibration_has_a_table_of_places_and_a_diagram_by_pointing_and_keys(opened, runs, decode):
+    trace, view = runs["calibration"], ".ss-calibration"
+    views, traces = calibration_views(trace), [sample_trace("autoregressive"), trace]
+    page = opened.runs(traces)
+    card, detail = page.locator(view), page.locator(f"{view} .ss-detail")
+    expect(card).to_have_count(1)
+    lines = card.locator("tbody tr")
+    expect(lines).to_have_count(len(views))
+    for number, row in enumerate(views):
+        expect(lines.nth(number)).to_contain_text(f"{row['error']:.3f}")
+    for place in (2, 1, 0):
+        row = next(v for v in views if v["place"] == place)
+        card.get_by_role("button", name=f"place {place}" if place else "all places").click()
+        expect(page.locator(BIN)).to_have_count(len(row["bins"]["low"]))
+        expect(page.locator(f"{BIN} .ss-calibration-expected")).to_have_count(len(row["bins"]["low"]))
+        name = f"Place {place}" if place else "All places"
+        expect(detail).to_contain_text(f"{name}: {row['tested']} tested tokens, q {row['q']:.2f} on average")
+
+    bins = views[0]["bins"]
+    page.locator(BIN).nth(1).hover()
+    expect(detail).to_contain_text(f"{bins['accepted'][1]} of {bins['tested'][1]} tested tokens accepted")
+    page.mouse.move(1, 1)
+    expect(detail).to_contain_text("All places")
+    page.locator(f"{BIN}[tabindex='0']").focus()
+    page.keyboard.press("End")
+    last = f"{bins['accepted'][-1]} of {bins['tested'][-1]} tested tokens accepted"
+    assert last in page.evaluate("document.activeElement.getAttribute('aria-label')")
+    expect(page.locator(f"{BIN}[tabindex='0']")).to_have_count(1)
+
+    card.get_by_role("button", name="place 2").focus()
+    page.keyboard.press("Enter")
+    update(page, traces)  # a growing run keeps its place and its focus
+    expect(card.get_by_role("button", name="place 2")).to_have_attribute("aria-pressed", "true")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "place 2"
+
+    opened.runs([decode("speculative", "Hi", limits=Limits(20))])
+    expect(page.locator(BIN).first).to_be_attached()
+    expect(page.locator(f"{BIN} .ss-calibration-expected")).to_have_count(0)  # at temperature 0
+    assert "expected" not in page.locator(f"{view} thead").inner_text()

@@ -1,4 +1,4 @@
-"""Moving about in the timeline of a report: map, ranges, arrows, search, tracks, links."""
+"""Moving about in the timeline of a report: map, ranges, arrows, search, tracks, pins, links."""
 
 import csv
 import math
@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from specscope.traces.view.document import view_model
-from tests.browser.report.opened import bar_of, drawn_after, window
+from tests.browser.report.opened import bar_of, centre_of, drawn_after, window
 
 pytestmark = pytest.mark.browser
 
@@ -90,7 +90,9 @@ def test_a_range_has_figures_and_a_csv_file(page, traces):
     expect(panel).to_be_visible()
 
 
-def test_arrows_lead_from_the_drafts_to_their_verification(page, traces):
+def test_arrows_lead_from_drafts_to_their_verification_and_search_finds_outcomes_steps_kinds_and_texts(
+    page, traces
+):
     judged = {}
     for d in traces[1].decisions:
         if d.draft_span >= 0 and d.verify_span >= 0:
@@ -103,9 +105,6 @@ def test_arrows_lead_from_the_drafts_to_their_verification(page, traces):
     expect(page.locator(".ss-flow.ss-flow-lost")).to_have_count(list(drafts.values()).count("rejected"))
     page.keyboard.press("Escape")
     expect(arrows).to_have_count(0)
-
-
-def test_search_finds_outcomes_steps_kinds_and_texts(page, traces):
     model = view_model(traces)
     rejected = [g for run in model["runs"] for g in run["ghosts"] if g["outcome"] == "rejected"]
     page.locator(".ss-gantt").focus()
@@ -227,3 +226,36 @@ def test_the_next_rejection_is_looked_for_from_the_view_or_the_selection(page, t
     )
     assert next(t for t in times if t > start - origin) == stepped("n")
     expect(page.locator(".ss-float")).to_be_hidden()
+
+
+INKED = """() => {
+    const canvas = document.querySelector(".ss-pins-plot");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.some((value, i) => i % 4 === 3 && value > 0);
+}"""
+
+
+def test_a_pinned_track_stays_in_view_and_is_in_the_link(page, opened, traces):
+    pins = page.get_by_role("region", name="Pinned tracks")
+    expect(pins).to_be_hidden()
+    page.locator(".ss-menu > summary").click()
+    page.get_by_role("button", name="Pin GPU 0 · drafter").nth(1).click()
+    expect(page.get_by_role("button", name="Pin GPU 0 · drafter").nth(1)).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(pins).to_contain_text("PEARL")
+    page.mouse.move(*centre_of(page, 0, next(s.id for s in traces[0].spans if s.kind == "verify")))
+    drawn_after(page, lambda: page.keyboard.press("t"))
+    expect(pins.get_by_role("button")).to_have_count(2)
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    page.locator(".ss-gantt-card").last.scroll_into_view_if_needed()
+    assert pins.bounding_box()["y"] == pytest.approx(0, abs=1)
+    assert page.evaluate(INKED)
+    frame = page.locator(".ss-pins-plot").bounding_box()
+    page.mouse.move(frame["x"] + frame["width"] / 3, frame["y"] + 13)
+    expect(page.locator(".ss-float")).to_contain_text("GPU 0 · drafter")
+    page.get_by_role("button", name="link").click()
+    assert parse_qs(page.evaluate("location.hash.slice(1)"))["pins"] == ["2.0,0.0"]
+    opened.show(view_model(traces), fragment="pins=0.0,__proto__.length,9.9")
+    expect(pins.get_by_role("button")).to_have_count(1)
+    pins.get_by_role("button").click()
+    expect(pins).to_be_hidden()

@@ -1,6 +1,5 @@
 """The pool of target servers in a report: bars, hatching, staircase; by mouse and by keys."""
 
-import json
 import re
 from itertools import pairwise
 
@@ -9,9 +8,10 @@ import pytest
 from specscope.traces.view.document import view_model
 from specscope.traces.view.servers import server_pool
 from specscope.traces.waiting import decoding_clock
-from tests.browser.report.opened import bar_of, colours, pane, window
+from tests.browser.looks import AT_REST
+from tests.browser.report.opened import bar_of, colours, contrast, pane, update, window
 from tests.traces.samples import sample_trace
-from tests.traces.test_servers import PROMPT, dsi
+from tests.traces.test_servers import PROMPT
 
 pytestmark = pytest.mark.browser
 BAR = ".ss-pool-bar"
@@ -19,9 +19,8 @@ POOL = '.ss-pool[aria-label^="Pool"]'
 
 
 @pytest.fixture(scope="module")
-def trace(beside):
-    right = [True, True, False, True, True, True, True, False, True, True]
-    return beside(dsi, right, 14, sp=3)
+def trace(runs):
+    return runs["pool"]
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +48,16 @@ def span_of(node):
     return int(node.get_attribute("data-span"))
 
 
-def test_only_a_run_with_a_pool_has_the_view_under_any_title(page, opened, trace):
-    assert page.locator(POOL).count() == 1
+def test_the_view_has_the_title_of_its_run(page, opened, trace):
     assert page.locator(f"{POOL} h3").inner_text() == "Pool and preemptions · DSI · lookahead 2 · sp 3"
     model = view_model([trace])
     model["runs"][0]["title"] = "Something else"
     assert (
         opened.show(model).locator(f"{POOL} h3").inner_text().endswith("Something else · lookahead 2 · sp 3")
     )
-    assert opened.show(view_model([sample_trace("speculative")])).locator(POOL).count() == 0
 
 
-def test_a_bar_spans_its_time_and_its_positions(page, trace):
+def test_bars_span_their_times_and_positions_and_servers_have_colours_and_text_a_staircase(page, trace):
     f = server_pool(trace)["forwards"]
     boxes = [own(page, i) for i in range(len(f["id"]))]
     assert page.locator(BAR).count() == len(boxes)
@@ -80,9 +77,6 @@ def test_a_bar_spans_its_time_and_its_positions(page, trace):
     assert [span_of(node) for node in again] == [
         i for i, a, o in zip(f["id"], f["first"], f["own"], strict=True) if o > a
     ]
-
-
-def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trace):
     pool = server_pool(trace)
     f = pool["forwards"]
     fills = [
@@ -100,6 +94,22 @@ def test_servers_have_colours_and_names_and_preempted_work_is_hatched(page, trac
     assert legend[:3] == [s["label"].split(" · ")[0] for s in pool["servers"]]
     assert {"preempted", "drafted", "committed text"} <= set(legend)
     assert f"{f['outcome'].count('preempted')} preempted" in page.locator(f"{POOL} .ss-note").inner_text()
+    path = page.locator(".ss-pool-text").get_attribute("d")
+    steps = [tuple(map(float, step)) for step in re.findall(r"H([\d.-]+)V([\d.-]+)", path)]
+    clock = decoding_clock(trace)
+    times = [clock(c.time) for c in trace.commits]
+    assert len(steps) == len(times)
+    scale = (steps[-1][0] - steps[0][0]) / (times[-1] - times[0])
+    assert [x for x, _ in steps] == pytest.approx([steps[0][0] + scale * (t - times[0]) for t in times])
+    rises = [a[1] - b[1] for a, b in pairwise(steps)]
+    assert rises == pytest.approx([rises[0]] * len(rises)), "one position a token"
+    assert page.locator(".ss-pool-draft").count() == len(server_pool(trace)["drafts"])
+    wrong = sum(d.outcome == "rejected" for d in trace.decisions)
+    assert page.locator(".ss-pool-wrong").count() == wrong > 0
+    pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(3).hover()
+    decided = next(d for d in trace.decisions if d.position == len(PROMPT) + 3 and d.outcome == "accepted")
+    lit = {span_of(node) for node in page.locator(".ss-pool-lit").all()}
+    assert lit == {decided.verify_span}
 
 
 def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened, trace):
@@ -118,8 +128,7 @@ def test_the_timeline_and_its_legend_mark_cancelled_work(page, opened, trace):
     assert "cancelled work" not in page.get_by_label("Legend", exact=True).inner_text()
 
 
-@pytest.mark.parametrize("by", ["mouse", "keys"])
-@pytest.mark.parametrize("outcome", ["rejected", "preempted"])
+@pytest.mark.parametrize(("by", "outcome"), [("mouse", "rejected"), ("keys", "preempted")])
 def test_pointing_at_a_bar_shows_server_positions_and_outcome(page, trace, by, outcome):
     pool = server_pool(trace)
     f, i = pool["forwards"], chosen(pool, outcome)
@@ -149,28 +158,6 @@ def test_pointing_at_a_bar_shows_server_positions_and_outcome(page, trace, by, o
     assert page.locator(".ss-pool-lit").count() == 0
 
 
-def test_a_token_highlights_the_forward_that_decided_it(page, trace):
-    pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(3).hover()
-    decided = next(d for d in trace.decisions if d.position == len(PROMPT) + 3 and d.outcome == "accepted")
-    lit = {span_of(node) for node in page.locator(".ss-pool-lit").all()}
-    assert lit == {decided.verify_span}
-
-
-def test_the_staircase_is_the_committed_text(page, trace):
-    path = page.locator(".ss-pool-text").get_attribute("d")
-    steps = [tuple(map(float, step)) for step in re.findall(r"H([\d.-]+)V([\d.-]+)", path)]
-    clock = decoding_clock(trace)
-    times = [clock(c.time) for c in trace.commits]
-    assert len(steps) == len(times)
-    scale = (steps[-1][0] - steps[0][0]) / (times[-1] - times[0])
-    assert [x for x, _ in steps] == pytest.approx([steps[0][0] + scale * (t - times[0]) for t in times])
-    rises = [a[1] - b[1] for a, b in pairwise(steps)]
-    assert rises == pytest.approx([rises[0]] * len(rises)), "one position a token"
-    assert page.locator(".ss-pool-draft").count() == len(server_pool(trace)["drafts"])
-    wrong = sum(d.outcome == "rejected" for d in trace.decisions)
-    assert page.locator(".ss-pool-wrong").count() == wrong > 0
-
-
 def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):
     before, times = page.locator(BAR).count(), server_pool(trace)["forwards"]
     page.locator(f"{POOL} svg").scroll_into_view_if_needed()
@@ -197,27 +184,17 @@ def test_dragging_across_the_chart_zooms_timeline_and_chart(page, trace):
     page.wait_for_function("([bar, n]) => document.querySelectorAll(bar).length === n", arg=[BAR, before])
 
 
-def test_replay_veils_the_future(page, trace):
+def test_replay_veils_the_future_and_a_growing_run_keeps_the_focus_on_its_bar(page, traces, trace):
     f = server_pool(trace)["forwards"]
     page.evaluate("(t) => view.seek(t)", f["start"][5])
     veil = page.locator(f"{POOL} .ss-veil").bounding_box()
     assert veil["x"] == pytest.approx(own(page, 5)["x"], abs=2)
     page.evaluate("view.seek(1e9)")
     assert page.locator(f"{POOL} .ss-veil").is_hidden()
-
-
-def test_a_growing_run_keeps_the_focus_on_its_bar(page, trace):
-    bar = page.locator(BAR).nth(4)
-    bar.focus()
-    page.evaluate(
-        "(text) => view.update(JSON.parse(text))",
-        json.dumps(view_model([sample_trace("speculative"), trace])),
-    )
+    page.locator(BAR).nth(4).focus()
+    update(page, traces)
     page.wait_for_timeout(400)  # a redraw is put off by 120 ms
-    assert (
-        page.evaluate("Number(document.activeElement.dataset.span)")
-        == server_pool(trace)["forwards"]["id"][4]
-    )
+    assert page.evaluate("Number(document.activeElement.dataset.span)") == f["id"][4]
 
 
 def test_the_table_has_the_counts_of_the_chart(page, trace):
@@ -231,25 +208,20 @@ def test_the_table_has_the_counts_of_the_chart(page, trace):
         assert [int(cell) for cell in row[:4]] == counts
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 700), ("dark", 1400)])
-def test_bars_have_contrast_and_fit_their_card(opened, trace, theme, width):
-    from tests.browser.report.test_copies import contrast
-
-    with opened.looking(theme, width):
-        opened.show(view_model([trace]))
-        page = opened.ready()
-        page.wait_for_selector(BAR)
-        card, svg = page.locator(POOL).bounding_box(), page.locator(f"{POOL} svg").bounding_box()
-        assert card["x"] < svg["x"]
-        assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
-        ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
-        colours = page.evaluate(
-            """() => [...Array(8).keys()].map((i) => {
-                const probe = document.createElement("i");
-                probe.className = `ss-s${i} ss-pool-key`;
-                document.querySelector('.ss-pool').append(probe);
-                return getComputedStyle(probe).backgroundColor; })"""
-        )
-        assert len(set(colours)) == 8
-        assert all(contrast(colour, ground) >= 3 for colour in colours), colours
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_bars_have_contrast_and_fit_their_card_in_both_themes(page, opened):
+    for theme, width in (("light", 700), ("dark", 1400)):
+        with opened.looking(theme, width):
+            page.evaluate(AT_REST)
+            card, svg = page.locator(POOL).bounding_box(), page.locator(f"{POOL} svg").bounding_box()
+            assert card["x"] < svg["x"]
+            assert svg["x"] + svg["width"] < card["x"] + card["width"] <= width
+            ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pool')).backgroundColor")
+            colours = page.evaluate(
+                """() => [...Array(8).keys()].map((i) => {
+                    const probe = document.createElement("i");
+                    probe.className = `ss-s${i} ss-pool-key`;
+                    document.querySelector('.ss-pool').append(probe);
+                    return getComputedStyle(probe).backgroundColor; })"""
+            )
+            assert len(set(colours)) == 8
+            assert all(contrast(colour, ground) >= 3 for colour in colours), colours

@@ -40,7 +40,7 @@ def test_without_javascript_the_summary_is_open(chromium, tmp_path, traces):
     page.close()
 
 
-def test_hovering_a_token_explains_it_and_marks_its_spans(page):
+def test_tokens_are_explained_by_hovering_and_by_keys_and_rejected_drafts_show_on_demand(page):
     pane(page, 1).locator(".ss-token.ss-accepted").first.hover()
     card = page.locator(".ss-float")
     text = card.inner_text()
@@ -50,9 +50,6 @@ def test_hovering_a_token_explains_it_and_marks_its_spans(page):
     page.mouse.move(1, 1)
     assert card.is_hidden()
     assert page.locator(".ss-light").count() == 0
-
-
-def test_the_keyboard_reaches_every_token(page):
     first = pane(page, 1).locator(".ss-token:not(.ss-ghost)").first
     first.focus()
     card = page.locator(".ss-float")
@@ -67,9 +64,19 @@ def test_the_keyboard_reaches_every_token(page):
     assert "pinned" in card.inner_text()
     page.keyboard.press("Escape")
     assert card.is_hidden()
+    ghosts = pane(page, 1).locator(".ss-ghost")
+    assert ghosts.count() > 0
+    assert ghosts.first.is_hidden()
+    page.get_by_label("rejected drafts").check()
+    assert ghosts.first.is_visible()
+    assert "line-through" in ghosts.first.locator("s").evaluate(
+        "(node) => getComputedStyle(node).textDecorationLine"
+    )
+    ghosts.first.hover()
+    assert "rejected draft" in page.locator(".ss-float").inner_text()
 
 
-def test_the_slider_shows_the_text_at_its_time(page, traces):
+def test_slider_replay_and_steps_show_the_text_at_their_time(page, traces):
     model = view_model(traces)
     slider = page.get_by_label("Time since decoding began")
     for share in (0.0, 0.31, 0.77, 1.0):
@@ -82,9 +89,6 @@ def test_the_slider_shows_the_text_at_its_time(page, traces):
             committed = [c.text for c in trace.commits if clock(c.time) <= now]
             assert visible_text(page, number) == "".join(committed)
         assert page.locator(".ss-veil").first.is_hidden() == (share == 1.0)
-
-
-def test_replay_hides_a_span_at_its_start_and_shows_it_and_its_tokens_at_its_end(page, traces):
     trace, clock = traces[1], decoding_clock(traces[1])
     committed = {c.time for c in trace.commits}
     span = next(s for s in trace.spans if s.kind == "verify" and s.end in committed)
@@ -102,20 +106,6 @@ def test_replay_hides_a_span_at_its_start_and_shows_it_and_its_tokens_at_its_end
             assert veil["x"] == pytest.approx(edge, abs=1.5)
             text = "".join(c.text for c in trace.commits if clock(c.time) <= now)
             assert visible_text(page, 1) == text
-
-
-def test_playing_moves_all_runs_and_stops_at_the_end(page, traces):
-    end = view_model(traces)["axis"]["max"]
-    page.get_by_label("Replay speed").select_option("0.1")
-    page.get_by_role("button", name="Play").click()
-    page.wait_for_selector(f'#viewer:not([data-time="0"]):not([data-time="{end}"])')
-    assert float(page.get_attribute("#viewer", "data-time")) < end
-    page.get_by_label("Replay speed").select_option("10")
-    page.get_by_role("button", name="Play").wait_for()
-    assert float(page.get_attribute("#viewer", "data-time")) == end
-
-
-def test_steps_go_to_commits_and_rejections(page, traces):
     model = view_model(traces)
     commits = sorted({t["t"] for run in model["runs"] for t in run["tokens"]})
     lost = sorted({g["t"] for run in model["runs"] for g in run["ghosts"] if g["outcome"] == "rejected"})
@@ -128,14 +118,12 @@ def test_steps_go_to_commits_and_rejections(page, traces):
     assert times == [commits[0], commits[1], rejection, max(t for t in commits if t < rejection)]
 
 
-def test_rejected_drafts_show_on_demand(page):
-    ghosts = pane(page, 1).locator(".ss-ghost")
-    assert ghosts.count() > 0
-    assert ghosts.first.is_hidden()
-    page.get_by_label("rejected drafts").check()
-    assert ghosts.first.is_visible()
-    assert "line-through" in ghosts.first.locator("s").evaluate(
-        "(node) => getComputedStyle(node).textDecorationLine"
-    )
-    ghosts.first.hover()
-    assert "rejected draft" in page.locator(".ss-float").inner_text()
+def test_playing_moves_all_runs_and_stops_at_the_end(page, traces):
+    end = view_model(traces)["axis"]["max"]
+    page.get_by_label("Replay speed").select_option("0.1")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector(f'#viewer:not([data-time="0"]):not([data-time="{end}"])')
+    assert float(page.get_attribute("#viewer", "data-time")) < end
+    page.get_by_label("Replay speed").select_option("10")
+    page.get_by_role("button", name="Play").wait_for()
+    assert float(page.get_attribute("#viewer", "data-time")) == end

@@ -71,7 +71,7 @@ def test_the_prediction_of_a_planned_draft_is_a_line_of_its_pane(opened):
     assert lines[1].inner_text() == "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×"
 
 
-def test_a_dark_ancestor_and_the_class_theme_decide(opened, traces):
+def test_a_dark_ancestor_decides_and_a_viewer_in_a_hidden_tab_is_drawn_when_it_is_shown(opened, traces):
     page = opened.show(view_model(traces), theme="class")
     page.wait_for_selector("#viewer[data-drawn]")
     colour = "getComputedStyle(document.querySelector('#viewer .ss-card')).backgroundColor"
@@ -81,9 +81,6 @@ def test_a_dark_ancestor_and_the_class_theme_decide(opened, traces):
     span = next(s for s in traces[1].spans if s.kind == "verify")
     assert colours(page, centre_of(page, 1, span.id)) == ["rgb(20, 128, 194)"]
     page.evaluate("document.body.classList.remove('dark')")
-
-
-def test_a_viewer_in_a_hidden_tab_is_drawn_when_it_is_shown(opened, traces):
     opened.page.evaluate("document.getElementById('viewer').hidden = true")
     page = opened.show(view_model(traces))
     page.evaluate("document.getElementById('viewer').hidden = false")
@@ -219,7 +216,7 @@ def test_empty_failed_and_unknown_documents_have_messages(opened):
     assert "version 99" in page.get_by_role("alert").inner_text()
 
 
-def test_a_run_without_times_has_a_sentence_in_place_of_the_timeline(opened):
+def test_runs_without_times_have_a_sentence_and_a_profile_without_tokens_a_timeline(opened):
     first, second = read_traces(IMPORTED / "vllm.jsonl").traces
     page = opened.show(view_model([first, second]))
     page.wait_for_selector("#viewer[data-drawn]")
@@ -237,9 +234,6 @@ def test_a_run_without_times_has_a_sentence_in_place_of_the_timeline(opened):
     card = page.locator(".ss-float").inner_text()
     assert "the file does not say which" in card
     assert "unknown" in card
-
-
-def test_a_profile_without_tokens_has_a_timeline(opened):
     (trace,) = read_traces(IMPORTED / "sglang-profile.json").traces
     page = opened.show(view_model([trace]))
     page.wait_for_selector("#viewer[data-drawn]")

@@ -47,7 +47,7 @@ def test_keys_act_only_inside_the_viewer(page):
     expect(page.locator(".specscope[data-window]")).to_have_attribute("data-window", shown)
 
 
-def test_dragging_moves_the_window_and_a_double_click_fits(page):
+def test_dragging_and_ctrl_wheel_move_the_window_and_a_double_click_fits(page):
     before = window(page)
     page.locator(".ss-gantt").focus()
     drawn_after(page, lambda: page.keyboard.press("w"))
@@ -64,9 +64,6 @@ def test_dragging_moves_the_window_and_a_double_click_fits(page):
     assert page.locator(".ss-float").is_hidden(), "a drag pins no card"
     drawn_after(page, lambda: page.mouse.dblclick(box["x"] + 300, box["y"] + 90))
     assert window(page) == before
-
-
-def test_the_wheel_with_ctrl_zooms_at_the_pointer_and_without_it_scrolls(page):
     before = window(page)
     box = page.locator(".ss-plot").bounding_box()
     share = 400 / box["width"]
@@ -134,27 +131,6 @@ def test_too_many_bars_become_shares_with_a_note(opened):
     expect(page.locator(".ss-gantt ~ .ss-detail")).to_have_text("")
 
 
-def test_shares_add_up_to_the_work(opened):
-    shares = opened.page.evaluate(
-        """() => {
-            const rows = [[0, 3, 0, 0], [3, 5, 1, 1], [5, 6, 0, 2]];
-            return SpecScope.sharesOf(SpecScope.lineOf(3, (i) => rows[i]), 2, 0, 4, 2).map((row) => [...row]);
-        }"""
-    )
-    assert shares == [[0.75, 0.25], [0.25, 0.25]]
-
-
-def test_shares_of_many_bars_are_the_means_of_finer_shares(page):
-    """Many bars per bin are summed in another way than few."""
-    coarse, fine = page.evaluate("""() => {
-        const line = SpecScope.lineOf(900, (i) => [i + (i % 3) / 10, i + 0.4 + (i % 7) / 20, i % 3, i]);
-        return [[20.5, 16], [2.05, 160]].map(([width, bins]) => SpecScope.sharesOf(line, 3, 30.3, width, bins).map((row) => [...row]));
-    }""")
-    for shares, finer in zip(coarse, fine, strict=True):
-        means = [sum(finer[i : i + 10]) / 10 for i in range(0, 160, 10)]
-        assert shares == pytest.approx(means, abs=1e-5)
-
-
 MOVED = """() => new Promise((done) => {
     const [root, canvas, box] = ["#viewer", ".ss-plot", ".ss-gantt"].map((name) => document.querySelector(name));
     const pictures = [];
@@ -188,19 +164,7 @@ def test_a_moving_window_is_sketched_and_one_at_rest_is_exact(page):
     assert 0 < apart < 16, "the mean difference of a colour: the pictures differ at edges only"
 
 
-def test_the_table_has_the_data_of_the_timeline(page, traces):
-    page.get_by_text("The timeline as a table").click()
-    lines = page.locator("table", has_text="Work and waiting per device, PEARL").locator("tbody tr")
-    lines.first.wait_for()  # the table is filled once its fold is open
-    rows = lines.all_inner_texts()
-    verifies = [s for s in traces[2].spans if s.kind == "verify"]
-    row = next(r.split("\t") for r in rows if r.split("\t")[:2] == ["GPU 1 · target", "verify"])
-    assert row[2] == str(len(verifies))
-    assert row[3] == f"{sum(s.end - s.start for s in verifies) / 1e6:.1f} ms"
-    assert any("waits for the drafter" in r for r in rows)
-
-
-def test_every_share_of_a_headline_says_of_what_it_is_a_share(page, traces):
+def test_the_table_has_the_data_of_the_timeline_and_every_share_says_of_what(page, traces):
     page.locator(".ss-gantt").scroll_into_view_if_needed()
     hints = page.evaluate(
         """() => [...document.querySelectorAll(".ss-gantt-head .ss-headline > span:not(.ss-rest)")].slice(0, 6).map((span) => {
@@ -212,3 +176,12 @@ def test_every_share_of_a_headline_says_of_what_it_is_a_share(page, traces):
     assert all(
         hint.startswith("Share of decoding, from the end of prefill to the last token: ") for hint in hints
     ), hints
+    page.get_by_text("The timeline as a table").click()
+    lines = page.locator("table", has_text="Work and waiting per device, PEARL").locator("tbody tr")
+    lines.first.wait_for()  # the table is filled once its fold is open
+    rows = lines.all_inner_texts()
+    verifies = [s for s in traces[2].spans if s.kind == "verify"]
+    row = next(r.split("\t") for r in rows if r.split("\t")[:2] == ["GPU 1 · target", "verify"])
+    assert row[2] == str(len(verifies))
+    assert row[3] == f"{sum(s.end - s.start for s in verifies) / 1e6:.1f} ms"
+    assert any("waits for the drafter" in r for r in rows)

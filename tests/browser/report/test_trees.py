@@ -15,8 +15,8 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def trace():
-    return sample_trace("tree", tokens=40, acceptance=0.6)
+def trace(runs):
+    return runs["tree"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_pointing_at_a_token_shows_the_tree_of_its_round(page, trace, by):
         assert [outcomes[i] for i in lit] == ["accepted" if tree["accepted"] else "corrected"]
 
 
-def test_the_output_is_the_top_row_and_levels_are_columns(page, trace):
+def test_the_output_is_the_top_row_levels_are_columns_and_a_node_explains_its_outcome(page, trace):
     tree = max(trees(trace), key=lambda r: r["accepted"])
     token(page, tree).hover()
     drawn, nodes = leaves(page), tree["nodes"]
@@ -86,23 +86,6 @@ def test_the_output_is_the_top_row_and_levels_are_columns(page, trace):
     assert len({(leaf["x"], leaf["y"]) for leaf in drawn}) == len(drawn)
     assert inset(page).locator(".ss-tree-path").count() == tree["accepted"]
     assert inset(page).locator(".ss-tree-body path").count() == len(drawn)
-
-
-def test_pointing_at_a_draft_or_its_verification_shows_the_tree(page, trace):
-    tree = trees(trace)[1]
-    spans = [s for s in trace.spans if s.step == tree["step"]]
-    for span in (spans[1], spans[-1]):
-        page.evaluate("view.seek(0)")
-        page.mouse.move(*centre_of(page, 1, span.id))
-        page.evaluate("document.querySelector('.ss-gantt').scrollIntoView()")
-        assert_shown(page, tree)
-        lit = [i for i, leaf in enumerate(leaves(page)) if leaf["lit"]]
-        drafted = sum(d.step == tree["step"] and d.draft_span == span.id for d in trace.decisions)
-        assert len(lit) == (drafted or sum(o != "discarded" for o in tree["nodes"]["outcome"]))
-        page.mouse.move(1, 1)
-
-
-def test_a_node_explains_its_outcome(page, trace):
     tree = trees(trace)[0]
     token(page, tree).hover()
     for outcome, says in (
@@ -120,7 +103,21 @@ def test_a_node_explains_its_outcome(page, trace):
     assert page.locator(".ss-float").is_hidden()
 
 
-def test_replay_shows_the_tree_judged_last(page, trace):
+def test_pointing_at_a_draft_or_its_verification_shows_the_tree(page, trace):
+    tree = trees(trace)[1]
+    spans = [s for s in trace.spans if s.step == tree["step"]]
+    for span in (spans[1], spans[-1]):
+        page.evaluate("view.seek(0)")
+        page.mouse.move(*centre_of(page, 1, span.id))
+        page.evaluate("document.querySelector('.ss-gantt').scrollIntoView()")
+        assert_shown(page, tree)
+        lit = [i for i, leaf in enumerate(leaves(page)) if leaf["lit"]]
+        drafted = sum(d.step == tree["step"] and d.draft_span == span.id for d in trace.decisions)
+        assert len(lit) == (drafted or sum(o != "discarded" for o in tree["nodes"]["outcome"]))
+        page.mouse.move(1, 1)
+
+
+def test_replay_shows_the_tree_judged_last_borders_tell_outcomes_and_the_mask_its_rows(page, trace):
     clock, rows = decoding_clock(trace), trees(trace)
     page.evaluate("view.seek(0)")
     expect(inset(page).locator(".ss-hint")).to_have_text("no round yet")
@@ -131,6 +128,34 @@ def test_replay_shows_the_tree_judged_last(page, trace):
         assert inset(page).bounding_box()["height"] == height, "nothing moves"
     page.evaluate("view.seek(1e9)")
     assert_shown(page, rows[-1])
+    styles = (
+        inset(page)
+        .locator(".ss-leaf")
+        .evaluate_all("(nodes) => nodes.map((node) => getComputedStyle(node).borderTopStyle)")
+    )
+    solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
+    outcomes = rows[-1]["nodes"]["outcome"]
+    assert styles == [solid.get(o, "dashed") for o in outcomes], "told apart without colour"
+    tree = trees(trace)[-1]
+    inset(page).locator("summary").click()
+    rows = [
+        i
+        for i, outcome in enumerate(tree["nodes"]["outcome"])
+        if outcome in ("accepted", "rejected", "discarded")
+    ]
+    says = f"Attention mask of {len(rows)} drafted rows: each sees the prefix, its ancestors and itself"
+    mask = inset(page).get_by_role("img", name=says)
+    expect(mask).to_be_visible()
+    drawn = {kind: mask.locator(f"path.ss-mask-{kind}").get_attribute("d") or "" for kind in ("cell", "path")}
+    seen = {True: set(), False: set()}
+    for i in rows:
+        at = i
+        while at >= 0:
+            seen[tree["nodes"]["outcome"][i] == "accepted"].add((at, i))
+            at = tree["nodes"]["parent"][at]
+    for kind, accepted in (("cell", False), ("path", True)):
+        corners = re.findall(r"M (\d+) (\d+)", drawn[kind])
+        assert {(int(x) // 4 - 2, int(y) // 4) for x, y in corners} == seen[accepted]
 
 
 def test_lost_branches_are_struck_through_and_kept_apart(page, trace):
@@ -155,42 +180,3 @@ def test_a_run_of_chains_has_no_tree_and_a_growing_run_keeps_its_tree(page, open
     token(page, tree).hover()
     page.evaluate("(model) => view.update(model)", view_model([sample_trace("autoregressive"), trace]))
     assert_shown(page, tree)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_tree_is_readable_in_both_themes(opened, traces, trace, theme):
-    with opened.looking(theme, 800):
-        opened.show(view_model(traces))
-        page = opened.ready()
-        assert_shown(page, trees(trace)[-1])
-        styles = inset(page).locator(".ss-leaf").evaluate_all(
-            "(nodes) => nodes.map((n) => [getComputedStyle(n).borderTopStyle, getComputedStyle(n.querySelector('.ss-leaf-share')).color])"
-        )  # fmt: skip
-        solid = {"accepted": "solid", "corrected": "dotted", "bonus": "dotted"}
-        outcomes = trees(trace)[-1]["nodes"]["outcome"]
-        assert [s for s, _ in styles] == [solid.get(o, "dashed") for o in outcomes], (
-            "told apart without colour"
-        )
-
-
-def test_the_mask_of_a_round_shows_what_each_drafted_row_attends_to(page, trace):
-    tree = trees(trace)[-1]
-    inset(page).locator("summary").click()
-    rows = [
-        i
-        for i, outcome in enumerate(tree["nodes"]["outcome"])
-        if outcome in ("accepted", "rejected", "discarded")
-    ]
-    says = f"Attention mask of {len(rows)} drafted rows: each sees the prefix, its ancestors and itself"
-    mask = inset(page).get_by_role("img", name=says)
-    expect(mask).to_be_visible()
-    drawn = {kind: mask.locator(f"path.ss-mask-{kind}").get_attribute("d") or "" for kind in ("cell", "path")}
-    seen = {True: set(), False: set()}
-    for i in rows:
-        at = i
-        while at >= 0:
-            seen[tree["nodes"]["outcome"][i] == "accepted"].add((at, i))
-            at = tree["nodes"]["parent"][at]
-    for kind, accepted in (("cell", False), ("path", True)):
-        corners = re.findall(r"M (\d+) (\d+)", drawn[kind])
-        assert {(int(x) // 4 - 2, int(y) // 4) for x, y in corners} == seen[accepted]
