@@ -78,7 +78,11 @@ class Analysis:
         self._connect()
 
     def _build_replay(self) -> None:
-        gr.HTML(note("The recorded drafts and decisions, replayed on a virtual cluster, or with a measured run's own times."))
+        gr.HTML(
+            note(
+                "The recorded drafts and decisions, replayed on a virtual cluster, or with a measured run's own times."
+            )
+        )
         with gr.Row(elem_classes="app-whatif", equal_height=True):
             self.run = gr.Dropdown([], label="Run", visible=False)
             titles = [(method.title, key) for key, method in METHODS.items()]
