@@ -59,7 +59,11 @@ THOROUGH = (
     ),
     # real models, published tables, recorded outputs, what bench and notebooks measure and show
     *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),
-    *("tests/golden/", "tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),
+    *("tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),
+    *(
+        f"tests/golden/test_golden.py::test_outputs_are_as_recorded[{group}"
+        for group in ("scripted", "bundled", "load", "commands", "training", "form", "papers")
+    ),
     # exactness beyond each method's joint distribution and greedy text
     *("tests/engine/test_reference.py", "tests/engine/methods/test_lossless_bundled.py"),
     *("tests/engine/methods/test_specbranch_exact.py", "tests/engine/methods/test_ems_trees.py"),

@@ -117,10 +117,3 @@ def test_figures_and_view_have_the_same_numbers(cluster) -> None:
     (run,) = view_model([greedy], redact_prompt=True)["runs"]
     assert run["calibration"] == calibration_views(greedy)
     assert run["figures"]["calibration_error"] == f"{metrics.calibration_error:.3f}"
-
-
-def test_runs_without_q_have_no_calibration() -> None:
-    for kind in ("autoregressive", "llma"):
-        trace = sample_trace(kind)
-        assert calibration_views(trace) == []
-        assert measure(trace).calibration_error is None

@@ -32,18 +32,3 @@ def test_the_cliff_is_predicted_from_the_speed_at_gamma_4():
     rate = parallel.rate_of_reproduction()
     speeds = [parallel.ssd_speed(rate, gamma, 11.45) for gamma in range(1, 9)]
     assert speeds.index(max(speeds)) == 2, "the fastest gamma is 3"
-
-
-def test_runs_on_the_virtual_cluster_have_the_cliff_too():
-    found = rows("SSD, virtual cluster")
-    ratios = [row.ours or 0 for row in found.values()]
-    assert ratios[1:] == sorted(ratios[1:], reverse=True)
-    assert max(ratios) < 1
-    assert all(row.hit for row in found.values() if row.predicted)
-
-
-def test_ssds_speeds_follow_from_those_of_speculative_decoding():
-    judged = [row for row in rows("SSD, speeds").values() if row.predicted]
-    assert len(judged) == 4
-    assert {row.row for row in judged if not row.hit} == {"SSD, GSM8K, tokens/s"}
-    assert parallel.rate_of_sd(176) == pytest.approx(0.969, abs=0.002)

@@ -10,18 +10,6 @@ def test_the_cost_of_a_round_is_tau_over_the_speed_up_of_vicuna_7b():
     assert parallelspec.round_cost("SpS", large=True) == pytest.approx(1 + 0.78 * (2.27 / 1.53 - 1), rel=0.01)
 
 
-def test_only_vicuna_7b_at_temperature_0_is_fitted():
-    items = [item for name, item in parallelspec.PAPER.items.items() if name != "Stub head"]
-    rows = [row for item in items for row in item()]
-    fitted = [row.row for row in rows if row.fitted]
-    assert len(fitted) == 8
-    assert all(name.startswith("V 7B ") and "temperature 0.0" in name for name in fitted)
-
-
-def test_nothing_is_fitted_to_the_tables_of_others():
-    assert not any(row.fitted for item in outside.PAPER.items.values() for row in item())
-
-
 def test_nano_pearls_speed_ups_follow_from_its_accepted_tokens():
     """By hand, 1.5B with 72B: a step of AIME takes 22.96 ms, 7 drafts; 26.9 ms at batch 32.
 
@@ -45,28 +33,8 @@ def test_nano_pearls_speed_ups_follow_from_its_accepted_tokens():
     assert outside.predicted(f"{pair}, CNN/DM, batch 32") == pytest.approx(expected)
 
 
-def test_nano_pearls_other_pairs_follow_as_well():
-    judged = [row for row in outside.PAPER.items["nano-PEARL, H200"]() if row.predicted]
-    assert len(judged) == 96
-    assert {row.row for row in judged if not row.hit} == {
-        "Qwen3 1.7B/32B, AIME, batch 1, speed-up",
-        "Llama 3 3B/70B, HumanEval, batch 1, speed-up",
-    }
-
-
 def test_a_stub_head_accepts_by_level():
     """By hand: 1 + 0.5 + 0.5 x 0.5 x ...; a level that is never right ends the draft."""
     assert parallelspec.accepted_length([0.5, 0.5]) == pytest.approx(1.75, abs=0.02)
     assert parallelspec.accepted_length([1, 0, 1]) == 2
     assert parallelspec.accepted_length([parallelspec.rate_for(3.5)] * 5) == pytest.approx(3.5, rel=0.01)
-
-
-def test_the_gain_by_parallelspec_follows_from_the_lengths_and_one_forward_less_per_level():
-    rows = [
-        row for row in parallelspec.PAPER.items["Stub head"]() if row.row.endswith("gain by ParallelSpec")
-    ]
-    assert len(rows) == 5
-    assert all(row.hit and not row.fitted for row in rows)
-    assert parallelspec.stub_round_cost("EAGLE", parallel=True) < parallelspec.stub_round_cost(
-        "EAGLE", parallel=False
-    )
