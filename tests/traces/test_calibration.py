@@ -94,7 +94,7 @@ def cluster():
         yield opened
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "tree"])
+@pytest.mark.parametrize("method", ["speculative", "tree"])
 def test_real_draws_agree_with_the_expected_acceptance(cluster, method) -> None:
     run = cluster.run(method, "Tell me a story.", sampling=Sampling(0.8, seed=3), limits=Limits(150))
     everything, *places = calibrations(trials(run))
