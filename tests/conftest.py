@@ -60,7 +60,7 @@ THOROUGH = (
     *("tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),
     *(
         f"tests/golden/test_golden.py::test_outputs_are_as_recorded[{group}]"
-        for group in ("scripted", "bundled", "load", "what-if", "commands", "papers", "windows")
+        for group in ("scripted", "bundled", "load", "commands", "papers")
     ),
     # exactness beyond each method's joint distribution and greedy text
     *("tests/engine/test_reference.py", "tests/engine/methods/test_lossless_bundled.py"),

@@ -21,12 +21,14 @@ from tests.docs.test_docs import ROOT
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 ABSENT = "the hub is not asked in a test"
+STORY = "compare --pair bundled --methods autoregressive"
+"""The beginning of the tutorial's first line."""
 
 
-@pytest.fixture(params=["without SmolLM2", "with SmolLM2"])
+@pytest.fixture
 def machine(request, tmp_path, monkeypatch) -> bool:
     """Return whether this machine has SmolLM2: then a stand-in, the bundled drafter, is opened."""
-    present = request.param.startswith("with S")
+    present = getattr(request, "param", "") == "with SmolLM2"
     stand_in = PAIRS / "bundled" / "drafter"
 
     def get(name: str, *_: object) -> Path:
@@ -44,15 +46,13 @@ def machine(request, tmp_path, monkeypatch) -> bool:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, capsys, machine) -> Path:
-    """A folder with what the lines name, and two stored runs."""
+def place(tmp_path, monkeypatch, machine) -> Path:
+    """A folder with what the lines name."""
     furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "traces.db"))
     monkeypatch.setattr("specscope.app.server.serve", lambda **_: print("served") or 0)
     monkeypatch.setattr("specscope.engine.runtimes.forks.warm_up", lambda: None)
-    story = line_of("compare --pair bundled --methods autoregressive")
-    assert call(capsys, *story)[0] == 0
     return tmp_path
 
 
@@ -65,6 +65,7 @@ def test_every_line_is_run_or_has_a_reason():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("machine", ["without SmolLM2", "with SmolLM2"], indirect=True)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page(page, place, capsys, machine):
     check_page(page, place, capsys, present=machine)
@@ -72,6 +73,7 @@ def test_a_page(page, place, capsys, machine):
 
 def check_page(page: str, place: Path, capsys, *, present: bool) -> None:
     """Run the lines of a page in order; without SmolLM2 those that name it say how to get it."""
+    speedups(capsys, line_of(STORY))  # the runs that lines name
     for words in (line for line in PAGES[page] if not reason(line)):
         line = shortened(named(words, place))
         code, out, err = call(capsys, *line)
@@ -97,7 +99,7 @@ def line_of(start: str) -> list[str]:
 
 def test_the_tutorials_comparison_and_what_if_give_its_figures(place, capsys):
     """The figures of the page's steps are those of the command lines below them."""
-    found = speedups(capsys, line_of("compare --pair bundled --methods autoregressive"))
+    found = speedups(capsys, line_of(STORY))
     table = dict(re.findall(r"\| (Speculative decoding|PEARL), gamma \d \| ([\d.]+)×", TUTORIAL))
     assert table == {"Speculative decoding": found["speculative"], "PEARL": found["pearl"]}
     code, out, _ = call(capsys, "runs", "--json")

@@ -75,10 +75,8 @@ def recorded(tmp_path_factory):
     return runs
 
 
-@pytest.fixture(scope="module")
-def greedy():
-    """The tokens that the target alone writes, by transformers."""
-    example = load_example("own_loop")
+def greedy_tokens(example):
+    """Return the tokens that the target of an example writes alone, by transformers."""
     tokenizer = AutoTokenizer.from_pretrained(example.PAIR / "target")
     chat = [{"role": "user", "content": example.PROMPT}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
@@ -86,14 +84,24 @@ def greedy():
     return load_reference(example.PAIR / "target").generate(ids, **settings)[0, ids.shape[1] :].tolist()
 
 
+@pytest.fixture(scope="module")
+def greedy():
+    return greedy_tokens(load_example("own_loop"))
+
+
+def numbered_lines(name):
+    """Return how many lines of an example are numbered; no other line records anything."""
+    lines = (ROOT / "docs" / "examples" / f"{name}.py").read_text().split('"""', 2)[2].splitlines()
+    numbered = [line for line in lines if re.search(r"  # \d$", line)]
+    recording = r"\brec\.|engine\.(record|watch)|^import specscope$"
+    assert not [line for line in lines if line not in numbered and re.search(recording, line)]
+    return len(numbered)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_instrumented_in_six_lines(name):
     """Without the numbered lines, `rec` is only an argument that is passed on."""
-    lines = (ROOT / "docs" / "examples" / f"{name}.py").read_text().split('"""', 2)[2].splitlines()
-    numbered = [line for line in lines if re.search(r"  # \d$", line)]
-    assert len(numbered) == MOST_LINES
-    others = [line for line in lines if line not in numbered]
-    assert not [line for line in others if re.search(r"\brec\.|engine\.record|^import specscope$", line)]
+    assert numbered_lines(name) == MOST_LINES
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 import specscope
-from specscope.engine.checkpoints.loader import load_reference
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.trace.watched import TITLES
 from specscope.engine.types import Limits
@@ -20,7 +17,7 @@ from specscope.traces.export.report import render_report
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.view.document import view_model
 from tests.docs.test_docs import blocks, first_cells, section
-from tests.docs.test_instrument import MOST_LINES, load_example
+from tests.docs.test_instrument import MOST_LINES, greedy_tokens, load_example, numbered_lines
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
@@ -54,22 +51,12 @@ def recorded(tmp_path_factory):
 
 
 def test_the_example_is_instrumented_in_six_lines_at_most():
-    lines = (ROOT / "docs" / "examples" / "assisted.py").read_text().split('"""', 2)[2].splitlines()
-    numbered = [line for line in lines if re.search(r"  # \d$", line)]
-    assert 0 < len(numbered) <= MOST_LINES
-    others = [line for line in lines if line not in numbered]
-    assert not [line for line in others if re.search(r"engine\.watch|^import specscope$", line)]
+    assert 0 < numbered_lines("assisted") <= MOST_LINES
 
 
 def test_the_example_writes_the_targets_text_and_all_views_show_it(recorded):
     trace, tokens = recorded
-    example = load_example("assisted")
-    chat = [{"role": "user", "content": example.PROMPT}]
-    tokenizer = AutoTokenizer.from_pretrained(example.PAIR / "target")
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
-    settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "attention_mask": torch.ones_like(ids)}
-    greedy = load_reference(example.PAIR / "target").generate(ids, **settings)[0, ids.shape[1] :].tolist()
-    assert tokens == trace.token_ids() == greedy
+    assert tokens == trace.token_ids() == greedy_tokens(load_example("assisted"))
     assert any(d.outcome == "rejected" for d in trace.decisions)
     assert all(None not in (d.p, d.q) and d.draft_span >= 0 for d in trace.decisions if d.node >= 0)
     (run,) = view_model([trace])["runs"]

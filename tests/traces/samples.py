@@ -182,21 +182,10 @@ class _Simulation:
         self.name(other)
         top, by_model = ((d.token, 0.5), (other, 0.25)), d.span >= 0
         u = round(self.random.random(), 4) if rule else None
-        where = (
-            self.step,
-            0,
-            node,
-            parent,
-            position,
-            d.token,
-            p,
-            d.q if by_model else None,
-            u,
-            rule,
-            outcome,
-        )
+        where = (self.step, 0, node, parent, position, d.token)
+        drawn = (p, d.q if by_model else None, u, rule)
         tops = (top if rule else (), top if by_model else ())
-        self.events.append(Decision(*where, d.span, verify, *tops))
+        self.events.append(Decision(*where, *drawn, outcome, d.span, verify, *tops))
 
     def name(self, token: int) -> None:
         if token not in self.known:

@@ -2,13 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
-import specscope
 from specscope.engine.trace.events import Part, Round, Span
-from specscope.engine.types import Limits
 from specscope.traces.view.caches import caches
-from specscope.traces.view.document import view_model
 from specscope.traces.waiting import Around
 from tests.traces.samples import sample_trace
 
@@ -159,25 +154,3 @@ def test_the_sequences_of_a_padded_batch_have_padding():
         (1, {"valid": 4, "new": 1, "lost": 1, "padded": 2}),
         (2, {"valid": 5, "unknown": 1, "padded": 2}),
     ]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with specscope.open(runtime="virtual", profile="pearl-4xA100") as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("method", ["speculative", "pearl", "tree"])
-def test_the_rows_of_real_runs_follow_their_acceptance(cluster, method):
-    """What the target keeps of a verification is the accepted drafts and the token before them."""
-    trace = cluster.run(method, "Tell me a story.", limits=Limits(max_new_tokens=16))
-    target = view_model([trace])["runs"][0]["caches"][0]
-    new, valid = target["rows"]["new"], target["rows"].get("valid", [])
-    prompt = len(trace.header.prompt_ids[0])
-    committed = prompt - 1
-    for i, round_ in enumerate(trace.rounds[:-1], 1):
-        assert valid[i] == committed
-        committed += new[i]
-        if round_.mode == "verify":
-            assert new[i] == round_.accepted + 1
-    assert "unknown" in target["rows"]

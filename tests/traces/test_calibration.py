@@ -94,7 +94,7 @@ def cluster():
         yield opened
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "tree"])
+@pytest.mark.parametrize("method", ["speculative", "tree"])
 def test_real_draws_agree_with_the_expected_acceptance(cluster, method) -> None:
     run = cluster.run(method, "Tell me a story.", sampling=Sampling(0.8, seed=3), limits=Limits(150))
     everything, *places = calibrations(trials(run))
@@ -117,10 +117,3 @@ def test_figures_and_view_have_the_same_numbers(cluster) -> None:
     (run,) = view_model([greedy], redact_prompt=True)["runs"]
     assert run["calibration"] == calibration_views(greedy)
     assert run["figures"]["calibration_error"] == f"{metrics.calibration_error:.3f}"
-
-
-def test_runs_without_q_have_no_calibration() -> None:
-    for kind in ("autoregressive", "llma"):
-        trace = sample_trace(kind)
-        assert calibration_views(trace) == []
-        assert measure(trace).calibration_error is None

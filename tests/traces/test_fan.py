@@ -30,31 +30,6 @@ def trace():
     return ssd()
 
 
-def test_a_row_for_each_round_with_branches(trace):
-    rows, branches = fans(trace), {}
-    for fork in trace.forks:
-        branches.setdefault(fork.step, []).append(fork)
-    assert [row["step"] for row in rows] == sorted(branches)
-    rounds = {r.step: r for r in trace.rounds}
-    commits = {r.step: [c for c in trace.commits if c.step == r.step] for r in trace.rounds}
-    for row in rows:
-        r, own = rounds[row["step"]], commits[row["step"]]
-        assert row["accepted"] == r.accepted
-        assert row["own"] == (own[-1].token if r.emitted > r.accepted else None)
-        assert row["trunk"][: r.accepted] == [c.token for c in own[: r.accepted]]
-        assert len(row["trunk"]) == r.drafted
-        guesses = row["guesses"]
-        assert guesses["token"] == [fork.token for fork in branches[row["step"]]]
-        assert guesses["taken"].count(True) == (row["result"] == "hit")
-        if row["result"] == "hit":
-            at = guesses["taken"].index(True)
-            assert (guesses["place"][at], guesses["token"][at]) == (row["accepted"], row["own"])
-        following = rounds.get(row["step"] + 1)
-        assert row["emitted"] == (following.emitted if following else 0)
-    assert {row["result"] for row in rows} == {"hit", "miss", "end"}
-    assert rows[-1]["result"] == "end"
-
-
 def test_figures_count_what_the_rows_show(trace):
     rows, metrics = fans(trace), measure(trace)
     found = {result: [row for row in rows if row["result"] == result] for result in ("hit", "miss")}
@@ -117,8 +92,6 @@ def test_the_document_has_the_texts_of_the_guesses(trace):
     assert run["note"] == ""
     assert {str(token) for row in run["fans"] for token in row["guesses"]["token"]} <= set(run["pieces"])
     assert run["figures"]["acceptance_rate"].endswith("per round")
-    (plain,) = view_model([sample_trace("pearl")])["runs"]
-    assert (plain["fans"], plain["hits"]) == ([], [])
 
 
 def test_nothing_is_predicted_for_branches():

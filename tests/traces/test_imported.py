@@ -20,7 +20,6 @@ from specscope.traces.imports.reading import FORMS, read_traces
 from specscope.traces.metrics import measure
 from specscope.traces.view.document import view_model
 from specscope.traces.view.figures import UNKNOWN
-from specscope.traces.view.tracks import span_fates
 from tests.traces.samples import sample_trace
 
 FILES = Path(__file__).parent / "imported"
@@ -51,24 +50,6 @@ def rows_of(name):
     return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
 
 
-def test_a_response_of_vllm_gives_every_token_its_origin():
-    first, second = read_traces(FILES / "vllm.jsonl").traces
-    origins = ["plain", "accepted", "accepted", "corrected", "corrected", "accepted", "accepted", "accepted"]
-    assert [c.origin for c in first.commits] == origins
-    assert [c.token for c in first.commits] == [11, 12, 13, 14, 15, 16, 17, 18]
-    assert [c.position for c in first.commits] == list(range(3, 11))
-    assert [c.step for c in first.commits] == [0, 1, 1, 1, 2, 3, 3, 3]
-    assert [(r.drafted, r.accepted, r.emitted) for r in first.rounds] == [(3, 2, 3), (2, 0, 1), (3, 3, 3)]
-    lost = [(d.outcome, d.token) for d in first.decisions if d.outcome in ("rejected", "discarded")]
-    assert lost == [("rejected", NO_TOKEN), ("rejected", NO_TOKEN), ("discarded", NO_TOKEN)]
-    assert first.header.prompt_ids == ((1, 2, 3),)
-    assert first.header.created == "2026-01-05T10:00:00.000+00:00"
-    assert first.footer.texts == ("The cat sat on the mat, and purred.",)
-    assert first.footer.reasons == ("length",)
-    assert {c.token for c in second.commits} == {NO_TOKEN}
-    assert len(second.commits) == 5
-
-
 def test_accepted_tokens_after_the_end_of_the_text_are_counted_but_have_no_id(tmp_path):
     row = rows_of("vllm.jsonl")[0]
     row["choices"][0]["token_ids"] = [11, 12, 13, 14, 15, 16]
@@ -94,43 +75,9 @@ def test_steps_without_a_draft_leave_the_origins_open(tmp_path):
     assert "origin of each token" in origin(trace.header).unknown
 
 
-def test_records_of_aiperf_are_runs_and_the_others_are_counted():
-    found = read_traces(FILES / "aiperf.jsonl")
-    assert found.skipped == 1
-    first, second = found.traces
-    assert [c.origin for c in first.commits] == [
-        "plain",
-        "accepted",
-        "corrected",
-        "accepted",
-        "accepted",
-        "accepted",
-    ]
-    assert second.rounds == []
-    metrics = measure(second)
-    assert (metrics.tokens, metrics.drafted, metrics.accepted) == (11, 12, 6)
-    assert metrics.rejected is None, "the drafts of this engine may be trees"
-    assert metrics.acceptance_length == 2.5
-
-
-def test_counts_of_sglang_are_figures_without_rounds():
-    (trace,) = read_traces(FILES / "sglang.json").traces
-    metrics = measure(trace)
-    assert (metrics.tokens, metrics.drafted, metrics.accepted) == (10, 15, 5)
-    assert metrics.acceptance_rate == pytest.approx(1 / 3)
-    assert metrics.rollback_rate is None, "drafts that were never verified are not in the file"
-    assert metrics.acceptance_length == 2
-    assert metrics.per_position == ()
-    assert metrics.run_length is None
-
-
 def test_steps_of_vllm_vcr_are_one_run_of_totals(tmp_path):
     """Of 4 drafts 3 have one accepted token or more, 2 have two, 1 has three."""
     (trace,) = read_traces(FILES / "vllm-vcr-steps.jsonl").traces
-    counts, metrics = origin(trace.header).counts, measure(trace)
-    assert (counts.histogram, counts.drafted, counts.gamma) == ((1, 1, 1, 1), 11, None)
-    assert (metrics.tokens, metrics.drafted, metrics.accepted) == (None, 11, 6)
-    assert (metrics.acceptance_length, metrics.per_position) == (2.5, ())
     rows = rows_of("vllm-vcr-steps.jsonl")
     rows[-1]["scheduler"]["spec_decoding_stats"]["num_draft_tokens"] = 3
     rows.append({"ts_ms": 99, "scheduler": {"spec_decoding_stats": NOTHING}})
@@ -148,11 +95,6 @@ def test_a_recording_may_have_more_steps_than_a_file_has_requests(monkeypatch):
 
 def test_a_profile_of_model_optimizer_is_read_and_written_back():
     (trace,) = read_traces(FILES / "speculation_profile.json").traces
-    metrics = measure(trace)
-    assert [slot.unconditional for slot in metrics.per_position] == [0.75, 0.5, 0.25]
-    assert [slot.conditional for slot in metrics.per_position] == pytest.approx([0.75, 2 / 3, 0.5])
-    assert metrics.acceptance_length == 2.5
-    assert metrics.tokens is None
     written, read = profile_of(trace), rows_of("speculation_profile.json")[0]
     same = ("schema_version", "conditional_accept_rates", "marginal_accept_rates", "mean_accept_length")
     for name in (*same, "num_speculative_tokens", "acceptance_length_histogram"):
@@ -177,40 +119,6 @@ def test_a_profile_counts_the_longest_drafts_of_a_run(tmp_path):
 def test_a_run_without_chains_of_drafts_has_no_profile(kind, message):
     with pytest.raises(UsageError, match=message):
         profile_of(sample_trace(kind))
-
-
-@pytest.mark.parametrize(
-    ("name", "kinds", "steps"),
-    [
-        ("sglang-profile.json", "prefill draft verify draft verify", [0, 1, 1, 2, 2]),
-        ("vllm-profile.json", "prefill sample draft verify sample draft", [0, 1, 1, 1, 2, 2]),
-    ],
-)
-def test_scopes_of_a_profiler_are_spans_without_tokens(name, kinds, steps):
-    (trace,) = read_traces(FILES / name).traces
-    assert [s.kind for s in trace.spans] == kinds.split()
-    assert [s.step for s in trace.spans] == steps
-    assert trace.spans[0].start == 0
-    metrics = measure(trace)
-    assert (metrics.tokens, metrics.drafted, metrics.accepted, metrics.draft_forwards) == (None,) * 4
-    assert metrics.seconds == trace.footer.time / 1e9 > 0
-    figures = view_model([trace])["runs"][0]["figures"]
-    assert figures["tokens"] == figures["c"] == UNKNOWN
-    assert figures["occupancy"] != UNKNOWN
-    assert {fate for s, fate in zip(trace.spans, fates(trace), strict=True) if s.kind == "draft"} == {
-        "unknown"
-    }
-
-
-def fates(trace):
-    """Return the fate of each span."""
-    of = span_fates(trace)
-    return [of[span.id] for span in trace.spans]
-
-
-def test_times_of_a_profiler_are_nanoseconds_since_its_first_scope():
-    (trace,) = read_traces(FILES / "sglang-profile.json").traces
-    assert (trace.spans[2].start, trace.spans[2].end) == (75_500, 105_500)
 
 
 def test_rows_of_a_profiled_forward_are_the_tokens_of_its_batch():
@@ -249,14 +157,6 @@ def test_unknown_figures_say_so_and_nothing_is_a_speed_without_times(name):
             assert run["metrics"]["tokens_per_second"] is None
             assert run["figures"]["seconds"] == run["figures"]["both"] == UNKNOWN
         json.dumps(document, allow_nan=False)
-
-
-def test_a_rejected_token_is_a_block_without_an_id():
-    run = view_model(read_traces(FILES / "vllm.jsonl").traces[:1])["runs"][0]
-    assert {(ghost["id"], ghost["text"]) for ghost in run["ghosts"]} == {(None, "▒")}
-    assert [token["text"] for token in run["tokens"][:2]] == ["11 ", "12 "]
-    assert run["imported"]
-    assert not run["greedy"], "the rule of acceptance is unknown"
 
 
 def test_a_run_without_times_has_no_perfetto_trace_and_empty_cells(tmp_path):

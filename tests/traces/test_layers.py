@@ -9,7 +9,7 @@ from specscope.traces.view.layers import layers
 from specscope.traces.view.tracks import span_fates
 from specscope.traces.waiting import sp_degree, wasted
 from tests.engine.worker.harness import Flat, scripted_cluster
-from tests.traces.samples import KINDS, sample_trace
+from tests.traces.samples import sample_trace
 
 PROMPT = [1, 2, 3]
 
@@ -24,38 +24,7 @@ def easyspec(new=12, drafter=say, **config):
         return there.run("easyspec", PROMPT, config={"size": 3, **config}, limits=there.limits(new))
 
 
-def columns(table):
-    return list(zip(*table.values(), strict=True))
-
-
-def test_every_round_has_its_draft_and_the_parts_of_its_first_fuzzy_forward():
-    trace = easyspec(gamma=3)
-    view = layers(trace)
-    assert view["devices"] == [f"GPU {i} · drafter{' and target' if i < 2 else ''}" for i in range(3)]
-    assert view["groups"] == [[1, 3]]
-    assert [r["step"] for r in view["rounds"]] == [r.step for r in trace.rounds]
-    for i, told in enumerate(view["rounds"]):
-        start = 1.5 * i - 0.05 * i
-        spans = [
-            (kind, round(a - start, 3), round(b - start, 3), rows)
-            for _, kind, a, b, rows in columns(told["spans"])
-        ]
-        assert spans == [
-            ("calibrate", 0, 0.25, 4 if i else 1), ("draft", 0.25, 0.35, 1), ("draft", 0.35, 0.45, 1)
-        ]  # fmt: skip
-        assert told["shown"] == told["spans"]["id"][1]
-        parts = [
-            (*row[:3], round(row[3] - start, 3), round(row[4] - start, 3)) for row in columns(told["parts"])
-        ]
-        assert parts == [
-            row
-            for rank in range(3)
-            for row in ((rank, "attention", 1 + rank, 0.25, 0.3), (rank, "exchange", 1, 0.3, 0.35))
-        ]
-
-
 def test_only_a_run_with_fuzzy_forwards_has_the_view():
-    assert all(layers(sample_trace(kind)) is None for kind in KINDS)
     assert layers(easyspec(size=1)) is None
     assert view_model([easyspec(), sample_trace("pearl")])["runs"][0]["layers"]
     assert view_model([easyspec(), sample_trace("pearl")])["runs"][1]["layers"] is None

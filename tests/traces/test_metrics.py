@@ -15,7 +15,7 @@ from specscope.traces.metrics import measure, speedup
 from specscope.traces.places import Level, Slot
 from specscope.traces.view.figures import USED_BY, acceptance
 from tests.traces import strategies
-from tests.traces.samples import KINDS, sample_trace
+from tests.traces.samples import sample_trace
 
 MS = 1_000_000
 
@@ -126,24 +126,6 @@ def test_a_level_of_a_tree_counts_its_siblings_once():
     assert m.acceptance_rate_tested == 3 / 7
 
 
-@pytest.mark.parametrize("kind", ["speculative", "tree"])
-def test_the_levels_of_a_chain_are_its_places_and_those_of_a_tree_are_higher(kind):
-    m = measure(sample_trace(kind, tokens=60))
-    places = {s.slot: s.conditional for s in m.per_position if s.conditional is not None}
-    levels = {row.level: row.rate for row in m.per_level}
-    assert levels.keys() == places.keys()
-    if kind == "tree":
-        assert levels[1] > places[1], "siblings count once"
-    else:
-        assert levels == places
-    # the expected length of a path: each level needs all levels above it
-    reached, length = 1.0, 0.0
-    for row in m.per_level:
-        reached *= row.rate
-        length += reached
-    assert length == pytest.approx(m.mean_accepted_length, rel=0.1)
-
-
 def test_measured_occupancy_is_the_mean_of_the_samples_while_decoding():
     trace = hand_made()
     assert measure(trace).measured_occupancy == {}
@@ -165,23 +147,6 @@ def test_a_run_of_accepted_tokens_spans_verifications():
     assert measure(trace).acceptance_rate_tested == 1
 
 
-def test_a_baseline_has_one_token_per_forward_and_no_acceptance():
-    m = measure(sample_trace("autoregressive"))
-    assert m.tokens_per_target_forward == 1
-    assert (m.drafted, m.draft_forwards, m.draft_seconds_per_100_tokens) == (0, 0, 0)
-    undefined = (
-        m.acceptance_rate,
-        m.acceptance_rate_tested,
-        m.rollback_rate,
-        m.dsi_acceptance,
-        m.mean_accepted_length,
-        m.run_length,
-        m.c,
-    )
-    assert undefined == (None,) * 7
-    assert m.waiting["drafter_waits"] is None
-
-
 def test_speedup_compares_decoding():
     base = measure(sample_trace("autoregressive"))
     fast = measure(sample_trace("pearl"))
@@ -191,18 +156,6 @@ def test_speedup_compares_decoding():
     empty = measure(Trace(sample_trace().header))
     assert speedup(empty, base) is None
     assert speedup(base, empty) is None
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_metrics_agree_with_the_rows_of_a_sample(kind):
-    trace = sample_trace(kind)
-    m = measure(trace)
-    assert m.tokens == sum(r.emitted for r in trace.rounds) == len(trace.token_ids())
-    assert m.target_forwards == len(trace.rounds)
-    forwards = {"llma": 0, "tree": 3 * len(trace.rounds)}.get(kind, m.drafted)
-    assert m.draft_forwards == forwards, "a copy costs no forward, a level of a tree costs one"
-    assert m.accepted == sum(r.accepted for r in trace.rounds)
-    assert sum(s.drafted for s in m.per_position) == m.drafted
 
 
 @strategies.many

@@ -10,11 +10,10 @@ from specscope.engine.trace.events import Document, Footer, Round
 from specscope.engine.trace.trace import Trace
 from specscope.traces.export.report import render_report
 from specscope.traces.view.document import view_model
-from specscope.traces.view.ngrams import copies, ngrams, sources
-from specscope.traces.waiting import decoding_clock
+from specscope.traces.view.ngrams import ngrams, sources
 from tests.engine.worker.harness import scripted_cluster
 from tests.traces import strategies
-from tests.traces.samples import DOCUMENT, KINDS, PROMPT, WORDS, sample_trace
+from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 
 
 def counts_up(path) -> int:
@@ -34,32 +33,6 @@ def trace(request):
     return ahead(request.param)
 
 
-def test_a_row_counts_the_accepted_tokens_of_every_ngram(trace):
-    rows, clock = ngrams(trace), decoding_clock(trace)
-    assert [r["step"] for r in rows] == [r.step for r in trace.rounds]
-    best = set[int]()
-    for row, round_, pooled in zip(rows, trace.rounds, trace.pooled, strict=True):
-        assert row["t"] == clock(round_.time)
-        assert (row["size"], row["gained"]) == (pooled.size, [list(gram) for gram in pooled.gained])
-        decided = [d for d in trace.decisions if d.step == row["step"] and d.node >= 0]
-        chain = max((d.node for d in decided if d.draft_span >= 0), default=-1) + 1
-        kept = [d.token for d in decided if d.outcome == "accepted"][chain:]
-        for tried in row["tried"]:
-            tail = tried["ids"][1:]
-            accepted = 0
-            while accepted < len(tail) and tail[: accepted + 1] == kept[: accepted + 1]:
-                accepted += 1
-            assert tried["accepted"] == accepted
-            best.add(accepted)
-    assert {0, 3} <= best or best == {3}, "whole n-grams are accepted"
-
-
-def test_lookahead_gains_the_columns_of_a_full_window():
-    for row in ngrams(ahead()):
-        if len(row["window"]) == 4:
-            assert row["gained"] == [list(column) for column in zip(*row["window"], strict=True)]
-
-
 def test_pieces_have_the_text_of_every_token(trace):
     (run,) = view_model([trace])["runs"]
     ids = {i for row in run["ngrams"] for gram in (*row["window"], *row["gained"]) for i in gram}
@@ -71,11 +44,6 @@ def test_pieces_have_the_text_of_every_token(trace):
 def test_a_redacted_document_has_no_window(trace):
     (run,) = view_model([trace], redact_prompt=True)["runs"]
     assert run["ngrams"] == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_runs_without_a_pool_have_none(kind):
-    assert ngrams(sample_trace(kind)) == []
 
 
 def test_incomplete_rounds_of_a_run_in_progress_are_left_out(trace):
@@ -98,38 +66,11 @@ def copied():
     return sample_trace("llma", tokens=60, acceptance=0.7)
 
 
-def test_every_copied_token_is_in_its_source(copied):
-    texts = {-1: [*PROMPT, *copied.token_ids()], 0: list(DOCUMENT)}
-    drafted = {}
-    for d in copied.decisions:
-        if d.node >= 0:
-            drafted.setdefault(d.step, []).append(d)
-    assert {c.step for c in copied.copies} == set(drafted)
-    seen = set()
-    for copy in copies(copied):
-        seen.add(copy["document"])
-        text, ids = texts[copy["document"]], [d.token for d in drafted[copy["step"]]]
-        start, position = copy["start"], copy["position"]
-        assert position == drafted[copy["step"]][0].position
-        assert copy["length"] == len(ids)
-        end = min(start + copy["length"], position) if copy["document"] == -1 else start + copy["length"]
-        assert text[start:end] == ids[: end - start]
-        before = [*PROMPT, *copied.token_ids()][:position]
-        assert text[start - copy["match"] : start] == before[-copy["match"] :]
-    assert seen == {-1, 0}, "the sample copies from both"
-
-
 def test_sources_are_the_texts_of_prompts_and_documents(copied):
     assert sources(copied) == [
         {"sequence": 0, "document": -1, "texts": [WORDS[t] for t in PROMPT]},
         {"sequence": -1, "document": 0, "texts": [WORDS[t] for t in DOCUMENT]},
     ]
-
-
-def test_a_run_without_copies_has_no_sources():
-    assert sources(sample_trace("speculative")) == []
-    (run,) = view_model([sample_trace("speculative")])["runs"]
-    assert (run["copies"], run["sources"]) == ([], [])
 
 
 def test_a_text_with_an_unknown_token_is_left_out(copied):

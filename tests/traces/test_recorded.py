@@ -117,12 +117,6 @@ def test_nothing_is_missing_from_a_recording_that_has_just_begun(record):
     assert origin(trace.header).unknown == ()
 
 
-def test_without_texts_tokens_and_lost_drafts_are_ids(record):
-    (run,) = view_model([record(2, texts=False)])["runs"]
-    assert [t["text"] for t in run["tokens"]] == ["10 ", "11 ", "15 "]
-    assert [(g["id"], g["text"]) for g in run["ghosts"]] == [(12, "12 ")]
-
-
 def test_without_spans_there_are_no_times(record):
     trace = record(2, 3, spans=False)
     (run,) = view_model([trace])["runs"]

@@ -32,6 +32,18 @@ def wait_until(true, seconds=20):
         time.sleep(0.01)
 
 
+def fill(monkeypatch, pages):
+    """Let a database have so many pages: then its disk is full."""
+    real = database._open
+
+    def small(file, how):
+        connection = real(file, how)
+        connection.execute(f"PRAGMA max_page_count={pages}")
+        return connection
+
+    monkeypatch.setattr(database, "_open", small)
+
+
 def test_adding_never_waits_for_the_database(path, monkeypatch):
     monkeypatch.setattr(database, "BUSY_MS", 20_000)
     header, *events = sample_events()
@@ -96,14 +108,7 @@ def test_a_locked_database_fails_the_run_and_not_the_app(path, monkeypatch):
 def test_a_full_disk_fails_the_run_and_keeps_the_stored_rows(path, monkeypatch):
     with Store(path):
         pass
-    real = database._open
-
-    def small(file, how):
-        connection = real(file, how)
-        connection.execute("PRAGMA max_page_count=60")
-        return connection
-
-    monkeypatch.setattr(database, "_open", small)
+    fill(monkeypatch, 60)
     header = sample_events()[0]
     with Store(path) as store:
         recording = store.record(header)
@@ -130,15 +135,7 @@ def test_a_full_disk_fails_the_run_and_keeps_the_stored_rows(path, monkeypatch):
 def test_a_full_disk_shows_when_recording_begins(path, monkeypatch):
     with Store(path) as store:
         store.insert(sample_trace())
-    pages = path.stat().st_size // 4096
-    real = database._open
-
-    def full(file, how):
-        connection = real(file, how)
-        connection.execute(f"PRAGMA max_page_count={pages}")
-        return connection
-
-    monkeypatch.setattr(database, "_open", full)
+    fill(monkeypatch, path.stat().st_size // 4096)
     with Store(path) as store, pytest.raises(StoreError, match="is full"):
         store.insert(sample_trace("pearl", tokens=2000))
 

@@ -14,7 +14,7 @@ from specscope.traces.view.document import view_model
 from specscope.traces.view.servers import server_pool
 from specscope.traces.waiting import preempted, sp_degree
 from tests.engine.worker.harness import Flat, scripted_cluster
-from tests.traces.samples import KINDS, MS, sample_trace
+from tests.traces.samples import MS, sample_trace
 
 PROMPT = [1, 2, 3]
 
@@ -126,12 +126,6 @@ def test_a_stopped_run_with_one_server_has_no_pool():
     assert measure(trace).wasted_device_seconds > measure(trace).preempted_device_seconds == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_server_without_preemption_is_no_pool(kind):
-    assert server_pool(sample_trace(kind)) is None
-    assert sp_degree(sample_trace(kind)) == 1
-
-
 def test_one_server_with_preemption_is_shown():
     trace = dsi([], 4, sp=1, lookahead=4, drafter=300)
     assert len(server_pool(trace)["servers"]) == 1
@@ -182,25 +176,6 @@ def test_positions_are_those_the_method_asked_for(right, sp, more):
     rest = iter([(prefix, prefix + drafted) for prefix, drafted in asked])
     assert all(pair in rest for pair in scored), (scored, asked)
     assert len(scored) >= len({r.span for r in trace.rounds})
-
-
-@settings(deadline=None, max_examples=12)
-@given(st.lists(st.booleans(), max_size=12), st.integers(2, 5))
-def test_every_token_was_scored_by_its_forward(right, sp):
-    trace = dsi(right, 10, sp=sp)
-    f = server_pool(trace)["forwards"]
-    at = {span: i for i, span in enumerate(f["id"])}
-    spans = {r.step: at[r.span] for r in trace.rounds}
-    for commit in trace.commits:
-        i, place = spans[commit.step], commit.position - len(PROMPT)
-        assert f["first"][i] <= place <= f["last"][i]
-        assert f["outcome"][i] in ("decided", "rejected")
-    assert sum(f["emitted"]) == len(trace.commits)
-    assert all(
-        a <= o <= b and s < e
-        for a, o, b, s, e in zip(*(f[n] for n in ("first", "own", "last", "start", "end")), strict=True)
-    )
-    assert sp_degree(trace) <= sp
 
 
 def test_two_lines_of_equal_length_are_two_forwards():

@@ -65,60 +65,31 @@ def test_the_document_has_the_declared_fields_and_types(kind, redact):
     assert not fits({**model, "axis": {"min": 0.0}}, Document)
 
 
+DRAFTED = ("speculative", "pearl", "shared", "tree")
+SECTIONS = {
+    "ngrams": (),
+    "forecasts": (),
+    "forecast_sums": (),
+    "fans": (),
+    "hits": (),
+    "layers": (),
+    "lengths": (),
+    "pool": (),
+    "trees": ("tree",),
+    "copies": ("llma",),
+    "sources": ("llma",),
+    "calibration": DRAFTED,
+}
+"""Section -> the samples that have it."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
-def test_the_headline_is_computed_from_the_band(kind, acceptance):
-    trace = sample_trace(kind, acceptance=acceptance)
+def test_only_runs_with_the_rows_of_a_section_have_it(kind):
+    trace = sample_trace(kind)
     run = run_of(trace)
-    lengths = dict.fromkeys(("both", "draft", "target", "none"), 0.0)
-    for band, start, end in run["band"]:
-        lengths[band] += end - start
-    assert abs(sum(part["percent"] for part in run["headline"]) - 100) <= 1
-    for part in run["headline"]:
-        share = 100 * lengths[part["kind"]] / sum(lengths.values())
-        assert abs(part["percent"] - share) < 1
-
-
-def test_time_zero_is_where_decoding_begins():
-    run = run_of(sample_trace("speculative"))
-    prefill = [
-        (s, e)
-        for track in run["tracks"]
-        for s, e, kind in zip(*(track["spans"][k] for k in ("start", "end", "kind")), strict=True)
-        if kind == "prefill"
-    ]
-    assert max(end for _, end in prefill) == 0
-    assert run["from"] == -15.0
-    assert run["to"] == max(max(t["spans"]["end"]) for t in run["tracks"])
-
-
-def test_tokens_have_the_text_and_their_decisions():
-    trace = sample_trace("speculative")
-    run = run_of(trace)
-    assert "".join(t["text"] for t in run["tokens"]) == trace.text
-    for token in run["tokens"]:
-        if token["outcome"] == "accepted":
-            assert token["chance"] == pytest.approx(min(1, token["p"] / token["q"]), rel=1e-3)
-            assert token["draft"] >= 0
-        else:
-            assert token["chance"] is None
-            assert token["draft"] == -1
-        assert run["pieces"][str(token["top_p"][0][0])] == token["text"]
-    times = sorted({t["t"] for t in run["tokens"]})
-    gaps = {t["t"]: t["gap"] for t in run["tokens"]}
-    before = [0.0, *times[:-1]]
-    assert gaps == {t: round(t - b, 3) for t, b in zip(times, before, strict=True)}
-
-
-@pytest.mark.parametrize("kind", ["speculative", "pearl"])
-def test_ghosts_are_where_their_branch_left_the_text(kind):
-    trace = sample_trace(kind, tokens=40, acceptance=0.6)
-    run = run_of(trace)
-    lost = [d for d in trace.decisions if d.outcome in ("rejected", "discarded")]
-    assert len(run["ghosts"]) == len(lost) > 0
-    forks = {d.step: d.position for d in trace.decisions if d.outcome == "rejected"}
-    for ghost in run["ghosts"]:
-        assert ghost["before"] == forks.get(ghost["step"], ghost["position"])
+    assert {name for name in SECTIONS if run[name]} == {n for n, kinds in SECTIONS.items() if kind in kinds}
+    assert waiting.sp_degree(trace) == 1
+    assert (metrics.measure(trace).calibration_error is None) == (kind not in DRAFTED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
