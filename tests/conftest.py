@@ -61,7 +61,7 @@ THOROUGH = (
     *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),
     *("tests/golden/", "tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),
     # exactness beyond each method's joint distribution and greedy text
-    *("tests/engine/test_reference.py", "tests/engine/methods/test_lossless_bundled.py"),
+    "tests/engine/test_reference.py",
     "tests/engine/methods/test_ems_trees.py",
     *("tests/engine/methods/test_ems.py", "tests/engine/methods/test_dsi_drafters.py"),
     *(

@@ -1,103 +1,14 @@
-"""EasySpec as a method: rounds against a reference, settings, real models, virtual times."""
+"""EasySpec in virtual time: rounds, devices, calibration, the formula of its profile."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
 import specscope
-from specscope.engine.drafting.tree import Wide
 from specscope.engine.errors import UsageError
-from specscope.engine.methods import find
-from specscope.engine.sampling.draws import Draws, process_logits
-from specscope.engine.types import Draft, Limits
+from specscope.engine.types import Limits
 from specscope.traces.metrics import measure
-from tests.engine.methods.lossless import assert_same, generate
-from tests.engine.methods.pairs import make_pair
-from tests.engine.model import tiny
-from tests.engine.reference import Reference, Round
-from tests.engine.test_joint_errors import BIASED, EXACT, ONE
-from tests.engine.test_reference import SAMPLINGS, rounds_of
-from tests.engine.toy import PROMPT, Blurred, Table, ToyRun
-from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.worker.harness import Flat, scripted_cluster
-
-LAYERS = 9
-
-
-# The method, against tables and slow references.
-
-
-def reference(exact: Reference, fuzzy: Reference, x: list[int], gamma: int, calibrate: bool, end: int):
-    """Return the rounds of a decoder without a cache: first draft exact, later ones fuzzy."""
-    rounds = []
-    while len(x) < end:
-        drafts: list[int] = []
-        sources = [exact if calibrate and i == 0 else fuzzy for i in range(min(gamma, end - len(x)))]
-        for source in sources:
-            drafts.append(source.draft(x + drafts))
-        out: list[int] = []
-        while len(out) < len(drafts) and out == drafts[: len(out)]:
-            out.append(sources[len(out)].check(x + out, drafts[len(out)]))
-        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
-        if accepted == len(drafts):
-            out.append(exact.own(x + out))
-        x = x + out
-        rounds.append(Round(accepted, tuple(out)))
-    return rounds
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("calibrate", [True, False])
-def test_every_round_equals_the_references(calibrate, sampling):
-    lengths = set()
-    for seed in range(4):
-        p, q = Table(seed, 6, sharpness=1.5), Blurred(seed, 6)
-        run = ToyRun(p, q, Draws(seed, 0), sampling, 40)
-        rounds = rounds_of("easyspec", {"gamma": 3, "calibrate": calibrate}, run)
-        sides = (Reference(p, table, sampling, Draws(seed, 0), True) for table in (q, q.fuzzy))
-        assert rounds == reference(*sides, list(PROMPT), 3, calibrate, len(PROMPT) + 40)
-        lengths |= {r.accepted for r in rounds}
-    assert len(lengths) > 1, "rejections and acceptances both occur"
-
-
-def test_judging_a_fuzzy_draft_by_the_exact_q_is_detected():
-    p, q = Table(21, 3), Blurred(22, 3)
-
-    async def wrong(run: ToyRun) -> None:
-        while not run.done:
-            draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
-            context = [*run.x.tokens.tolist(), *draft.ids[:1]]
-            exact = run.keep(process_logits(q(context)[None], run.sampling)[0])
-            tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]
-            run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
-
-    method = find("easyspec")
-    right = lambda run: method.decode(run, method.configure({"gamma": 2}))  # noqa: E731
-    assert distance(joint(wrong, p, q, ONE), target_joint(p, ONE)) > BIASED
-    assert distance(joint(right, p, q, ONE), target_joint(p, ONE)) < EXACT
-
-
-# Real models.
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("family", ["llama3-rope", "mistral-window"])
-def test_text_of_deep_models_equals_the_targets(tmp_path, family, devices):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny._SIZES, "num_hidden_layers", LAYERS)
-        pair, model = make_pair(tmp_path, family, "other")
-    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
-        for size, width, calibrate in ((4, 1, False), (5, 4, True)):
-            config = {"size": size, "width": width, "calibrate": calibrate, "devices": devices, "gamma": 4}
-            for prompt, new in (([5], 9), (list(range(20, 31)), 20)):
-                trace = cluster.run("easyspec", prompt, config=config, limits=Limits(new))
-                assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
-                assert trace.parts
-
-
-# Virtual time.
 
 
 def next_token(path) -> int:
