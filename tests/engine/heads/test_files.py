@@ -69,46 +69,26 @@ FIRST, HEAD_LAYER = "layers.0", "prefix_embeding_layer.layers.0.mlp.up_proj.weig
     ("base", "change", "message"),
     [
         ("eagle", without("fc.weight"), "is no known drafting head: its tensors are fc.bias"),
-        (
-            "eagle",
-            without(f"{FIRST}.mlp.up_proj.weight"),
-            f"missing in .* eagle: {FIRST}.mlp.up_proj.weight$",
-        ),
+        ("eagle", without(f"{FIRST}.mlp.up_proj.weight"), f"missing in .* eagle: {FIRST}.mlp.up_proj.weight$"),
         ("eagle", adding(f"{FIRST}.self_attn.q_proj.bias", D), "missing in .*k_proj.bias, .*v_proj.bias$"),
-        (
-            "eagle",
-            adding(f"{FIRST}.self_attn.o_proj.bias", D),
-            "unknown to .* eagle: .*self_attn.o_proj.bias$",
-        ),
+        ("eagle", adding(f"{FIRST}.self_attn.o_proj.bias", D), "unknown to .* eagle: .*self_attn.o_proj.bias$"),
         ("eagle", adding("layers.1.mlp.up_proj.weight", D), "weight: an EAGLE head has one decoder layer"),
-        (
-            "eagle",
-            adding("fc.weight", D, D),
-            r"fc.weight has shape \[16, 16\]; in a head .* it has \[16, 32\]",
-        ),
+        ("eagle", adding("fc.weight", D, D), r"fc.weight has shape \[16, 16\]; in a head .* it has \[16, 32\]"),
         ("eagle", adding("fc.bias", D, dtype=torch.int8), "type I8, but there is no fc.bias.scale "),
         ("eagle", setting(hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported is silu"),
         ("eagle", setting(transformer_layer_config=None), "layer_config is None; it must be an object$"),
         ("eagle", setting(layer_types=1), "layer_types is 1; it must be a list$"),
         ("eagle", lambda _, config: config.clear(), "lacks hidden_size, intermediate_size, num_attention_he"),
-        (
-            "speculators",
-            adding("embedding_layernorm.weight", D),
-            "unknown to .*: embedding_layernorm.weight$",
-        ),
+        ("speculators", adding("embedding_layernorm.weight", D), "unknown to .*: embedding_layernorm.weight$"),
         ("medusa", without("1.0.linear.bias"), "tensors missing in a head of kind medusa: 1.0.linear.bias$"),
         ("medusa", adding("9.weight", 2), "tensors unknown to a head of kind medusa: 9.weight$"),
         ("medusa", adding("0.1.weight"), "0.1.weight is a single number; no tensor of a head is one$"),
         ("medusa", adding(f"{10**9}.0.linear.weight", D, D), "heads is 1000000001; .* at most 64$"),
         ("without LM heads", setting(vocab_size="many"), "vocab_size is 'many'; it must be a whole number"),
         ("hydra", without("hydra_mlp.0.1.linear.weight"), "lacks hydra_mlp.0.1.linear.weight"),
-        (
-            "hydra",
-            adding(HEAD_LAYER, 2),
-            r"is a Hydra\+\+ head \(prefix_embeding_layer\..*\), which cannot be",
-        ),
+        ("hydra", adding(HEAD_LAYER, 2), r"is a Hydra\+\+ head \(prefix_embeding_layer\..*\), which cannot be"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_published_file_is_refused_by_name(
     base: str, change: Change, message: str, tmp_path: Path
 ) -> None:
@@ -158,14 +138,11 @@ def test_a_directory_without_a_head_is_refused(tmp_path: Path) -> None:
         ({"target": 7}, r"target is 7; it must be the target's name"),
         ({"qkv_bias": "false"}, r"qkv_bias is 'false'; it must be true or false"),
         ({"kind": "medusa", "heads": 10**12}, r"heads is 1000000000000; it must be .* 1 and at most 64"),
-        (
-            {"shape": SHAPE | {"rms_norm_eps": float("nan")}},
-            r"shape: rms_norm_eps is nan; it must be a number",
-        ),
+        ({"shape": SHAPE | {"rms_norm_eps": float("nan")}}, r"shape: rms_norm_eps is nan; it must be a number"),
         ({"shape": SHAPE | {"max_position_embeddings": 0}}, r"shape: max_position_embeddings is 0; it must"),
         ({"masks": 4}, r"mask\.embedding has shape \[3, 16\]; .*has \[4, 16\]"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_config_of_specscopes_form_is_refused_by_name(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:

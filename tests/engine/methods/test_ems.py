@@ -235,14 +235,9 @@ def test_virtual_time_counts_the_padding():
         ),
         ("ems", {}, ("a", "b", ""), "prompt 2 of 3 (counted from 0): the prompt is empty"),
         ("ems", {}, (), "ems was given no prompt; give it at least one"),
-        (
-            "speculative",
-            {},
-            ("a", "b"),
-            "speculative decodes one prompt in a run, not 2; give one, or choose a method for batches",
-        ),
+        ("speculative", {}, ("a", "b"), "speculative decodes one prompt in a run, not 2; give one, or choose a method for batches"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_refused_at_once(tiny, method, config, prompts, message):
     with pytest.raises(UsageError) as caught:
         tiny.run(method, *prompts, config=config, limits=Limits(4))

@@ -43,6 +43,7 @@ def test_the_text_is_the_targets_with_models_of_every_family(clusters, pair, met
         trace = cluster.run(method, prompt, config=config, limits=Limits(new))
         expected = generate(model, prompt, new, list(cluster.pair.eos) or None)
         assert_same(model, prompt, trace.token_ids(), expected)
+        assert trace.header.lossless, "also with typical acceptance"
         fuzzy = {part.span for part in trace.parts}
         tested = [d for d in trace.decisions if d.node >= 0 and d.outcome != "discarded" and d.top_q]
         tested = [d for d in tested if d.draft_span not in fuzzy]

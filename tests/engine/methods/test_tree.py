@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -264,18 +263,6 @@ def test_a_wide_tree_takes_fewer_rounds_than_a_chain_of_its_depth(tiny):
             for width in (1, 12)
         ]  # fmt: skip
         assert rounds[1] < rounds[0]
-
-
-def test_sampled_trees_are_judged_by_the_ratio_rule_sibling_after_sibling(tiny):
-    trace = tiny.run("tree", [5, 9, 23], sampling=Sampling(1.0, seed=3), limits=Limits(40))
-    tested = [d for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"]
-    assert {d.rule for d in tested} == {"ratio"}
-    siblings = [
-        (a, b) for a, b in pairwise(tested)
-        if (a.step, a.parent, a.position) == (b.step, b.parent, b.position)
-    ]  # fmt: skip
-    assert siblings, "some round went on to a second sibling"
-    assert all(a.outcome == "rejected" and a.u != b.u for a, b in siblings)
 
 
 def test_drafter_and_target_take_turns_on_shared_gpus():

@@ -22,7 +22,7 @@ from specscope.engine.run.policies import BY_BATCH, FIXED, LENGTHS, MINEDRAFT, P
 from specscope.engine.simulate.profile import Profile
 from specscope.engine.trace.events import Event, Span
 from specscope.engine.trace.trace import Trace
-from specscope.engine.types import Limits, Sampling
+from specscope.engine.types import Limits
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
 from tests.engine.run.test_serving import LIMITS, PROMPTS, SAMPLINGS
@@ -327,10 +327,3 @@ def test_minedraft_is_refused_on_one_local_device(
 def test_an_unknown_policy() -> None:
     with pytest.raises(UsageError, match="there is no policy 'fast'; choose one of fixed, by-batch"):
         Load((0.0,), policy="fast")
-
-
-def test_the_draws_of_lengths_keep_the_sampled_run_whole(cluster: specscope.Cluster) -> None:
-    warm = Sampling(temperature=0.9, seed=4)
-    for policy in LENGTHS:
-        trace = served(cluster, "speculative", policy, config={"gamma": 3}, sampling=warm)
-        assert [len(text) for text in texts(trace)] == [10] * 5

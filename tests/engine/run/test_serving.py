@@ -210,11 +210,6 @@ def test_a_reference_is_recorded_once(cluster: specscope.Cluster) -> None:
     assert [document.document for document in trace.documents] == [0]
 
 
-def test_virtual_runs_repeat(cluster: specscope.Cluster) -> None:
-    first, second = loaded(cluster, "speculative"), loaded(cluster, "speculative")
-    assert list(first.rows()) == list(second.rows())
-
-
 @pytest.mark.parametrize("method", ["speculative", "pearl"])
 def test_a_measured_run_in_threads(cluster: specscope.Cluster, method: str) -> None:
     load = Load((0.0, 0.0, 0.01, 0.02, 0.03), batch=3, chunk=8)
@@ -254,18 +249,13 @@ def test_a_cancelled_run_keeps_what_is_finished(cluster: specscope.Cluster) -> N
 @pytest.mark.parametrize(
     ("method", "config", "load", "words"),
     [
-        (
-            "pearl",
-            {"placement": "pipeline"},
-            LOAD,
-            "pearl cannot run under load in a pipeline, whose drafter",
-        ),
+        ("pearl", {"placement": "pipeline"}, LOAD, "pearl cannot run under load in a pipeline, whose drafter"),
         ("dsi", {}, LOAD, "dsi cannot run under load: it starts and stops forwards of one sequence"),
         ("dsi", {"sp": 1}, LOAD, "dsi cannot run under load: it starts"),
         ("ems", {"unpad_kv": False}, LOAD, "ems cannot pad under load"),
         ("autoregressive", {}, Load((0.0,)), "there are 1 arrivals and 5 prompts"),
     ],
-)
+)  # fmt: skip
 def test_refusals(
     cluster: specscope.Cluster, method: str, config: dict[str, Any], load: Load, words: str
 ) -> None:

@@ -162,19 +162,6 @@ def test_the_cost_of_a_collective_follows_from_table_1():
     assert easyspec().hardware.collective_us == round(median(costs))
 
 
-def test_the_gain_of_layer_parallel_drafting_agrees_with_table_2():
-    """Seconds of drafting, +tree over EasySpec: 1.48-1.62 for Llama, 1.37-1.52 for Qwen.
-
-    Here of one draft of five tokens, the first of them exact.
-    """
-    gain = dict[str, float]()
-    for pair in ("llama-3-8-70-tp8", "qwen2-7-72-tp8"):
-        exact, fuzzy = easyspec(pair)("drafter", 1, 500), easyspec(pair).parallel("drafter", 1, 500, 4)
-        gain[pair] = 5 * exact / (exact + 4 * fuzzy)
-    assert gain["llama-3-8-70-tp8"] == pytest.approx(1.58, abs=0.005)
-    assert gain["qwen2-7-72-tp8"] == pytest.approx(1.47, abs=0.005)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
