@@ -14,11 +14,16 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
 from specscope.traces.view.caches import packings
-from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.pairs import make_pair, timeless
 from tests.engine.worker.harness import Flat, scripted_cluster
 
-BASES = ("llma", "speculative")
 TREES = {"base": "speculative", "width": 3, "gamma": 4}
+BASES = {
+    "llma": ("llma", {}, {"base": "llma"}),
+    "speculative": ("speculative", {"gamma": 4}, {"base": "speculative"}),
+    "trees": ("tree", {"width": 3, "depth": 4}, TREES),
+}
+"""A method, its settings, and those of `ems` on its base."""
 VARIANTS = {
     "vanilla": {"unpad_inputs": False, "unpad_kv": False},
     "inputs": {"unpad_inputs": True, "unpad_kv": False},
@@ -33,15 +38,27 @@ PROMPTS = (
     "Tell me a joke.",
 )
 SAMPLINGS = (Sampling(), Sampling(0.9, top_k=60, top_p=0.95, seed=11))
+NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
+"""Often allows fewer tokens than a level's width: the trees of a round differ in size."""
 
 
-def alone(cluster, sampling: Sampling, limits: Limits, **config) -> list[Trace]:
-    """Run each prompt alone; sequence i of a batch has the draws of the seed that is i higher."""
-    warp = (sampling.temperature, sampling.top_k, sampling.top_p)
+def alone(cluster, base: str, prompts, sampling: Sampling, new: int) -> list[Trace]:
+    """Run the base method for each prompt, with the draws of its sequence in a batch."""
+    method, config, _ = BASES[base]
+    seeds = [replace(sampling, seed=sampling.seed + i) for i in range(len(prompts))]
     return [
-        cluster.run("ems", p, config=config, sampling=Sampling(*warp, seed=sampling.seed + i), limits=limits)
-        for i, p in enumerate(PROMPTS)
+        cluster.run(method, p, config=config, sampling=s, limits=Limits(new))
+        for p, s in zip(prompts, seeds, strict=True)
     ]
+
+
+def story(trace: Trace, sequence: int = 0) -> tuple:
+    """Return the decisions of a sequence, its rounds, its text and the reason of its end."""
+    decisions = [d for d in trace.decisions if d.sequence == sequence]
+    nodes = [(d.position, d.node, d.parent, d.token, d.rule, d.outcome) for d in decisions]
+    rounds = [(r.drafted, r.accepted, r.emitted) for r in trace.rounds if r.sequence == sequence]
+    texts = trace.token_ids(sequence), trace.footer.texts[sequence], trace.footer.reasons[sequence]
+    return nodes, rounds, *texts
 
 
 def test_plain_batches_draft_nothing_and_write_the_text_of_plain_decoding(cluster):
@@ -63,42 +80,36 @@ def verifies(trace: Trace):
 @pytest.mark.parametrize(
     ("cluster", "base", "sampling"),
     [
-        *itertools.product(["local-thread"], BASES, SAMPLINGS),
-        *(("virtual", *both) for both in zip(BASES, SAMPLINGS, strict=True)),
+        *(("local-thread", *case) for case in itertools.product(BASES, SAMPLINGS)),
+        *(("virtual", *case) for case in zip(BASES, (*SAMPLINGS, NARROW), strict=True)),
+        ("local-thread", "trees", NARROW),
         ("local-process", "trees", SAMPLINGS[1]),
     ],
-    ids=lambda x: f"T={x.temperature}" if isinstance(x, Sampling) else x,
+    ids=lambda x: f"T={x.temperature}-{x.top_k}" if isinstance(x, Sampling) else x,
     indirect=["cluster"],
     scope="module",
 )
-def test_a_sequence_has_the_same_text_as_alone(cluster, base, sampling):
-    """Trees on threads and in virtual time are in `test_ems_trees.py`."""
-    settings = TREES if base == "trees" else {"base": base}
-    singles = alone(cluster, sampling, Limits(10), **settings)
+def test_a_sequence_has_the_drafts_and_the_text_of_the_base_method_alone(cluster, base, sampling):
+    singles = [story(trace) for trace in alone(cluster, base, PROMPTS, sampling, 10)]
+    assert any(accepted for _, rounds, *_ in singles for _, accepted, _ in rounds)
     cases = [(3, True, "both"), (24, False, "vanilla")]
-    if cluster.placement.runtime == "local-thread" and sampling == SAMPLINGS[base == "speculative"]:
+    if cluster.placement.runtime == "local-thread" and sampling in (SAMPLINGS[base == "speculative"], NARROW):
         cases += [(2, True, "vanilla"), (4, False, "inputs"), (3, True, "kv"), (1, True, "vanilla")]
     for batch, dynamic, variant in cases:
         fed = {"dynamic": dynamic, "feed_finished": not dynamic}
-        config = {**settings, "batch": batch, **fed, **VARIANTS[variant]}
+        config = {**BASES[base][2], "batch": batch, **fed, **VARIANTS[variant]}
         trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(10))
         assert trace.status == "done"
         for i, single in enumerate(singles):
-            assert trace.token_ids(i) == single.token_ids(), (batch, dynamic, variant, i)
-            assert trace.footer.texts[i] == single.text
-            assert trace.footer.reasons[i] == single.footer.reasons[0]
+            assert story(trace, i) == single, (batch, dynamic, variant, i)
 
 
-@pytest.mark.parametrize("cluster", ["local-thread"], indirect=True, scope="module")
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
-def test_one_prompt_has_the_rounds_of_the_base_method(cluster, base, sampling):
-    config = {"gamma": 4} if base == "speculative" else {}
-    plain = cluster.run(base, PROMPTS[2], config=config, sampling=sampling, limits=Limits(16))
-    trace = cluster.run("ems", PROMPTS[2], config={"base": base}, sampling=sampling, limits=Limits(16))
-    assert trace.token_ids() == plain.token_ids()
-    mine, theirs = ([(r.step, r.drafted, r.accepted, r.emitted) for r in t.rounds] for t in (trace, plain))
-    assert mine == theirs
+def test_one_prompt_has_the_events_of_the_base_method(threads, base):
+    for sampling in SAMPLINGS:
+        (plain,) = alone(threads, base, PROMPTS[2:3], sampling, 16)
+        trace = threads.run("ems", PROMPTS[2], config=BASES[base][2], sampling=sampling, limits=Limits(16))
+        assert timeless(trace) == timeless(plain)
 
 
 @pytest.fixture(scope="module")

@@ -16,59 +16,10 @@ from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
 from specscope.traces.view.tokens import trees
-from tests.engine.methods.pairs import make_pair, timeless
-from tests.engine.methods.test_ems import BASES, PROMPTS, SAMPLINGS, TREES, VARIANTS, own, verifies
+from tests.engine.methods.pairs import make_pair
+from tests.engine.methods.test_ems import BASES, NARROW, PROMPTS, VARIANTS, own, story, verifies
 from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
 from tests.engine.worker.harness import Racks, TestCluster
-
-NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
-"""Often allows fewer tokens than a level's width: the trees of a round differ in size."""
-
-
-def alone(cluster, prompts, sampling: Sampling, new: int) -> list[Trace]:
-    """Run `tree` for each prompt, with the draws of its sequence in a batch."""
-    shape = {"width": TREES["width"], "depth": TREES["gamma"]}
-    seeds = [replace(sampling, seed=sampling.seed + i) for i in range(len(prompts))]
-    return [
-        cluster.run("tree", p, config=shape, sampling=s, limits=Limits(new))
-        for p, s in zip(prompts, seeds, strict=True)
-    ]
-
-
-def story(trace: Trace, sequence: int = 0) -> tuple:
-    """Return the decisions of a sequence, its rounds and its text."""
-    decisions = [d for d in trace.decisions if d.sequence == sequence]
-    nodes = [(d.position, d.node, d.parent, d.token, d.rule, d.outcome) for d in decisions]
-    rounds = [(r.drafted, r.accepted, r.emitted) for r in trace.rounds if r.sequence == sequence]
-    return nodes, rounds, trace.token_ids(sequence), trace.footer.texts[sequence]
-
-
-@pytest.mark.parametrize(
-    ("cluster", "sampling"),
-    [*(("local-thread", s) for s in (*SAMPLINGS, NARROW)), ("virtual", NARROW)],
-    ids=lambda x: f"T={x.temperature}-{x.top_k}" if isinstance(x, Sampling) else x,
-    indirect=["cluster"],
-    scope="module",
-)
-def test_a_sequence_has_the_same_trees_and_text_as_with_tree_alone(cluster, sampling):
-    singles = [story(trace) for trace in alone(cluster, PROMPTS, sampling, 9)]
-    assert any(accepted for _, rounds, *_ in singles for _, accepted, _ in rounds)
-    cases = [(3, True, "both"), (24, False, "vanilla")]
-    if cluster.placement.runtime == "local-thread" and sampling is NARROW:
-        cases += [(2, True, "vanilla"), (4, False, "inputs"), (3, True, "kv")]
-    for batch, dynamic, variant in cases:
-        config = {**TREES, "batch": batch, "dynamic": dynamic, **VARIANTS[variant]}
-        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(9))
-        assert trace.status == "done"
-        for i, single in enumerate(singles):
-            assert story(trace, i) == single, (batch, dynamic, variant, i)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
-def test_one_prompt_has_the_events_of_tree(threads, sampling):
-    (plain,) = alone(threads, PROMPTS[2:3], sampling, 16)
-    trace = threads.run("ems", PROMPTS[2], config=TREES, sampling=sampling, limits=Limits(16))
-    assert timeless(trace) == timeless(plain)
 
 
 def ranked_cluster() -> TestCluster:
@@ -110,9 +61,9 @@ def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
     return {key: [count for _, count in sorted(counts.items())] for key, counts in counters.items()}
 
 
-@pytest.mark.parametrize("base", [*BASES, "trees"])
+@pytest.mark.parametrize("base", BASES)
 def test_both_models_compute_exactly_the_cells_of_the_packing(threads, base):
-    settings, sampling = (TREES, NARROW) if base == "trees" else ({"base": base}, Sampling())
+    settings, sampling = BASES[base][2], NARROW if base == "trees" else Sampling()
     cells = dict[str, int]()
     for variant, packing in VARIANTS.items():
         config = {**settings, **packing}

@@ -145,25 +145,6 @@ def test_under_load_a_text_that_was_finished_before_is_copied_in_few_rounds(thre
     assert second < first / 2
 
 
-def test_copies_name_true_occurrences(threads):
-    memory = Finished()
-    for prompt in ("Tell me a story about a fox.", "Tell me a story about a dog.", STORY):
-        trace = threads.run("suffix", prompt, limits=Limits(60), finished=memory, config={"offset": 2.0})
-        text = [*trace.header.prompt_ids[0], *trace.token_ids()]
-        position = {d.step: d.position for d in trace.decisions if d.node == 0}
-        drafts = {
-            c.step: [d.token for d in trace.decisions if d.step == c.step and d.node >= 0]
-            for c in trace.copies
-        }
-        for c in trace.copies:
-            source = text if c.document < 0 else trace.documents[c.document].tokens
-            end = position[c.step]
-            assert list(source[c.start : c.start + c.length]) == drafts[c.step]
-            assert list(source[c.start - c.match : c.start]) == text[end - c.match : end]
-            assert c.document >= 0 or c.start + c.length <= end
-    assert {c.document < 0 for c in trace.copies} == {True, False}
-
-
 # The hybrid.
 
 

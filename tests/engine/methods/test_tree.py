@@ -241,8 +241,15 @@ def tiny(tmp_path_factory):
         yield cluster
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.95, seed=2), Sampling(0.5, seed=9)])
-@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
+@pytest.mark.parametrize(
+    ("drafts", "sampling"),
+    [
+        ("sampled", Sampling()),
+        ("sampled", Sampling(0.8, top_p=0.95, seed=2)),
+        ("greedy", Sampling(0.5, seed=9)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("method", "config"), [("tree", {"width": 1, "depth": 4}), ("easyspec", {"size": 1, "gamma": 4})]
 )
