@@ -44,7 +44,6 @@ SHARING = {
     "worker processes": tuple(
         f"tests/engine/runtimes/test_{name}.py" for name in ("group", "pipeline", "ray", "timely")
     ),
-    "runtimes": tuple(f"tests/engine/methods/test_{name}.py" for name in ("ems", "ems_trees")),
 }
 """Files whose tests share a costly fixture, such as a server: one process of xdist runs them."""
 
@@ -62,7 +61,6 @@ THOROUGH = (
     *("tests/golden/", "tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),
     # exactness beyond each method's joint distribution and greedy text
     "tests/engine/test_reference.py",
-    "tests/engine/methods/test_ems_trees.py",
     *("tests/engine/methods/test_ems.py", "tests/engine/methods/test_dsi_drafters.py"),
     *(
         "tests/engine/methods/test_lossless.py::test_eos",

@@ -104,14 +104,6 @@ def test_size_1_is_the_ordinary_forward():
             assert latency.parallel("drafter", rows, context, 1) == latency("drafter", rows, context)
 
 
-def test_attention_takes_more_of_a_layer_as_the_context_grows():
-    drafter, hardware = easyspec().drafter, easyspec().hardware
-    assert drafter is not None
-    contexts = (0, 1000, 10_000, 100_000)
-    shares = [drafter.attention_us(hardware, 1, n) / drafter.layer_us(hardware, 1, n) for n in contexts]
-    assert all(a < b < 1 for a, b in pairwise(shares))
-
-
 def test_the_share_of_attention_launches_is_counted():
     """Operators of a transformers Llama layer for one token, plus residual additions."""
     config = LlamaConfig(
@@ -176,12 +168,6 @@ def test_impossible_fitted_times_are_refused(key: str, value: float, message: st
     wrong = text[:start] + re.sub(rf"(?m)^{key} = .*$", f"{key} = {value}", text[start:], count=1)
     with pytest.raises(UsageError, match="pairs.llama-3-8-70-tp8." + message):
         parse("8xA100", wrong)
-
-
-def test_larger_groups_gain_more():
-    latency = easyspec()
-    times = [latency.parallel("drafter", 1, 500, ways) for ways in (1, 2, 3, 4, 5)]
-    assert all(a > b for a, b in pairwise(times))
 
 
 def test_the_cost_of_moving_rows_agrees_with_table_16():
