@@ -244,12 +244,7 @@ def without_lm_heads() -> Shapes:
 
 CASES: dict[str, tuple[Shapes, Shapes, dict[str, Any], dict[str, Any]]] = {
     # form: tensors, those that are not read, config.json, fields of the config
-    "Medusa-1": (
-        medusa_1(),
-        {},
-        MEDUSA,
-        {"heads": 3, "layers": 1, "vocab_size": V, "target": "owner/target"},
-    ),
+    "Medusa-1": (medusa_1(), {}, MEDUSA, {"heads": 3, "layers": 1, "vocab_size": V, "target": "owner/target"}),
     "Medusa-2": (
         {f"medusa_head.{name}": shape for name, shape in medusa_1().items()},
         WHOLE_MODEL,
@@ -257,12 +252,7 @@ CASES: dict[str, tuple[Shapes, Shapes, dict[str, Any], dict[str, Any]]] = {
         {"kind": "medusa", "heads": 3, "layers": 1, "vocab_size": V, "own_lm_head": True},
     ),
     "Medusa of two layers": (medusa_1(2, 2), {}, {}, {"kind": "medusa", "heads": 2, "layers": 2}),
-    "Medusa without LM heads": (
-        without_lm_heads(),
-        {},
-        {"vocab_size": V},
-        {"own_lm_head": False, "heads": 3, "vocab_size": V},
-    ),
+    "Medusa without LM heads": (without_lm_heads(), {}, {"vocab_size": V}, {"own_lm_head": False, "heads": 3, "vocab_size": V}),
     **{
         f"Hydra {numbers}": (
             hydra(numbers),
@@ -280,7 +270,7 @@ CASES: dict[str, tuple[Shapes, Shapes, dict[str, Any], dict[str, Any]]] = {
         SPECULATORS,
         {"kind": "eagle", "biased": False, "qkv_bias": False, "target": "owner/target"},
     ),
-}
+}  # fmt: skip
 RENAMED = (
     (r"^medusa_head\.", ""),
     (r"^(hydra_mlp\.\d+)\.0\.", r"\1.1."),
