@@ -64,6 +64,7 @@ THOROUGH = (
     *("tests/engine/methods/test_ems.py", "tests/engine/methods/test_dsi_drafters.py"),
     *(
         "tests/engine/methods/test_lossless.py::test_eos",
+        "tests/engine/methods/test_lossless.py::test_the_text_is_the_targets_with_models_of_every_family[('bundled'",
         "tests/engine/methods/test_lossless.py::test_a_stop",
     ),
     *(

@@ -100,6 +100,7 @@ pearl gamma=3 pre_verify=False post_verify=False
 """Settings of methods; other methods run with their defaults."""
 CASES = [settings_of(words) for words in CONFIGS]
 CASES += [(key, {}) for key in METHODS if key not in dict(CASES)]
+ONE_EACH = [next(case for case in CASES if case[0] == key) for key in METHODS]
 FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3", "bundled")
 OTHER, RIGHT, WRONG = ((FAMILIES[0], drafter) for drafter in DRAFTERS)
 
