@@ -156,21 +156,6 @@ def test_without_a_backup_a_miss_verifies_one_row_whose_bonus_place_is_guessed()
     assert own.taken
 
 
-def test_every_token_of_a_branch_is_judged_or_counted_as_discarded():
-    with ranked_cluster(WRONG) as cluster:
-        trace = cluster.run("ssd", START, config={"gamma": 3, "forks": 2}, limits=Limits(22))
-    metrics = measure(trace)
-    drafted = sum(fork.length for fork in trace.forks if not fork.taken)
-    judged = [d for d in trace.decisions if d.node >= 0]
-    assert metrics.drafted == drafted + len(judged) == metrics.accepted + metrics.rejected + metrics.discarded
-    assert sum(r.drafted for r in trace.rounds) == len(judged)
-    assert not [d for d in trace.decisions if d.outcome == "discarded" and d.node < 0]
-    rows = sum(s.rows for s in trace.spans if s.model == "drafter" and s.kind != "prefill")
-    assert metrics.draft_rows_per_token == rows / 22
-    names = {fork.token for fork in trace.forks}
-    assert names <= set(trace.pieces)
-
-
 @pytest.mark.parametrize("new", range(1, 9))
 def test_no_branch_is_drafted_beyond_the_end_of_the_output(new):
     with ranked_cluster({}) as cluster:
