@@ -74,22 +74,6 @@ def test_the_constant_schedule_drafts_20_tokens_and_ends_at_an_uncertain_one():
     assert (trace.header.config["start"], trace.header.config["confidence"]) == (20, 0.4)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM])
-def test_a_draft_ends_after_its_first_uncertain_token(threads, sampling):
-    config = {"start": 12, "confidence": 0.5}
-    trace = threads.run("assisted", STORY, config=config, sampling=sampling, limits=Limits(40))
-    length, lengths = 12, set[int]()
-    for r in trace.rounds:
-        drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
-        assert all(d.q >= 0.5 for d in drafted[:-1]), "an earlier uncertain token ends the draft"
-        room = 40 - sum(other.emitted for other in trace.rounds[: r.step - 1])
-        assert len(drafted) == min(length, room) or drafted[-1].q < 0.5
-        lengths.add(len(drafted) - min(length, room))
-        length = length + 2 if r.accepted == r.drafted else max(1, length - 1)
-    assert len(lengths) > 2, "some end early, some do not"
-    assert len(rows(trace, "draft")) == sum(r.drafted for r in trace.rounds), "one forward for each token"
-
-
 # Lookahead decoding.
 
 

@@ -21,7 +21,7 @@ from specscope.traces.metrics import measure
 from specscope.traces.view.caches import packings
 from specscope.traces.view.tokens import trees
 from tests.engine.methods.pairs import make_pair, timeless
-from tests.engine.methods.test_tree import PerRow, Ranked, second_is_right
+from tests.engine.methods.test_tree import PerRow, ranked, second_is_right
 from tests.engine.worker.harness import Flat, Racks, TestCluster, scripted_cluster
 
 TREES = {"base": "speculative", "width": 3, "gamma": 4}
@@ -268,8 +268,8 @@ def test_bad_input_is_refused_at_once(tiny, method, config, prompts, message):
 def ranked_cluster() -> TestCluster:
     """The target's token, 100 + the position, is always the drafter's second choice."""
     models = {
-        "target": Ranked("target", lambda path: [100 + len(path)]),
-        "drafter": Ranked("drafter", second_is_right),
+        "target": ranked("target", lambda path: [100 + len(path)]),
+        "drafter": ranked("drafter", second_is_right),
     }
     place = Placement("virtual", Racks(models, PerRow()), Layout(), VirtualLoop, "flat", 4)
     return TestCluster(Pair.find("bundled"), place)

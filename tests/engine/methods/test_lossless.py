@@ -86,10 +86,13 @@ def test_eos_inside_a_draft_ends_the_text(clusters, pair, method, config):
         assert trace.text == "".join(chr(33 + token) for token in printable)
 
 
+STOPPED = [50, 51, 52]
+
+
 @pytest.fixture(scope="module")
 def unlimited(clusters):
     """Return the target's text of the prompt without stop strings."""
-    return clusters(OTHER)[0].run("autoregressive", LONG, limits=Limits(12)).text
+    return clusters(OTHER)[0].run("autoregressive", STOPPED, limits=Limits(12)).text
 
 
 @on(OTHER, RIGHT, WRONG)
@@ -97,7 +100,7 @@ def test_a_stop_string_inside_a_draft_is_cut(clusters, unlimited, pair, method, 
     cluster, _ = clusters(pair)
     stops = (unlimited[:1], unlimited[4:9], "absent") if pair == OTHER else (unlimited[4:9],)
     for stop in stops:
-        trace = cluster.run(method, LONG, config=config, limits=Limits(12, stop=(stop,)))
+        trace = cluster.run(method, STOPPED, config=config, limits=Limits(12, stop=(stop,)))
         assert trace.text == unlimited.partition(stop)[0]
         assert "".join(c.text for c in trace.commits) == trace.text
         assert trace.footer.reasons == (("stop",) if stop in unlimited else ("length",))

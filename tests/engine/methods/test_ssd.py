@@ -20,7 +20,7 @@ from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
-from tests.engine.methods.test_tree import Ranked
+from tests.engine.methods.test_tree import ranked
 from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled, scripted_cluster
 
 PROMPT = "Tell me a story about a fox who lost its hat."
@@ -102,7 +102,7 @@ def ranked_cluster(wrong, latency=None):
         return [*others[: wrong.get(len(path), 0)], own, *others[wrong.get(len(path), 0) :]]
 
     target = Scripted("target", lambda path, _: right(len(path)), VOCABULARY)
-    return virtual({"target": target, "drafter": Ranked("drafter", ranks)}, latency or Flat(1000, 100))
+    return virtual({"target": target, "drafter": ranked("drafter", ranks)}, latency or Flat(1000, 100))
 
 
 def lookups(trace):

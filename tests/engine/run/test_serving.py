@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Generator
 from itertools import pairwise
 from typing import Any
@@ -150,6 +151,16 @@ def test_a_request_waits_for_a_slot_and_its_prompt_is_cached_in_chunks(cluster: 
     ends = {i: max(c.time for c in trace.commits if c.sequence == i) for i in range(5)}
     assert chunks[0].start >= min(ends[0], ends[1]) > LOAD.times[2]  # both slots were in use
     assert min(c.time for c in trace.commits if c.sequence == 4) > LOAD.times[4]
+
+
+def test_all_waiting_prompts_together_have_one_chunk_in_a_forward(cluster: specscope.Cluster) -> None:
+    trace = loaded(cluster, "autoregressive", load=Load((0.0,) * 5, batch=3, chunk=6))
+    fed = Counter[int]()
+    for s in trace.spans:
+        if s.kind == "prefill" and s.model == "target":
+            fed[s.start] += s.rows
+    assert max(fed.values()) == 6
+    assert len(fed) < sum(s.kind == "prefill" for s in trace.spans), "some forwards have several prompts"
 
 
 def test_a_chunk_shares_the_forward_that_decodes_the_others(cluster: specscope.Cluster) -> None:
