@@ -98,8 +98,12 @@ pearl gamma=3 post_verify=False
 pearl gamma=3 pre_verify=False post_verify=False
 """.strip().splitlines()
 """Settings of methods; other methods run with their defaults."""
-CASES = [settings_of(words) for words in CONFIGS]
-CASES += [(key, {}) for key in METHODS if key not in dict(CASES)]
+_GIVEN = [settings_of(words) for words in CONFIGS]
+CASES = [
+    (key, config)
+    for key in METHODS
+    for config in [given for method, given in _GIVEN if method == key] or [dict[str, object]()]
+]
 ONE_EACH = [next(case for case in CASES if case[0] == key) for key in METHODS]
 FAMILIES = ("llama3-rope", "mistral-window", "qwen2", "qwen3", "bundled")
 OTHER, RIGHT, WRONG = ((FAMILIES[0], drafter) for drafter in DRAFTERS)
