@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
+import torch
 
 from specscope.engine.drafting.schedule import Ask
-from specscope.engine.drafting.tree import Wide
-from specscope.engine.sampling.draws import Key
+from specscope.engine.drafting.tree import Branches, Wide
+from specscope.engine.methods.specbranch import _below, _forked
+from specscope.engine.sampling.draws import Key, process_logits
 from specscope.engine.types import Draft, DraftToken, Sampling
-from tests.engine.toy import Method, Table, ToyRun
+from tests.engine.toy import Blurred, Table, ToyRun
 from tests.engine.toy_draws import Enumerated
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method, sampled_tree, top_tree
@@ -20,46 +23,62 @@ BIASED = 1e-3
 ONE = Sampling(1.0)
 
 
-def first_token(texts: dict[tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
-    """Return the distribution of the first token."""
-    marginal: dict[tuple[int, ...], float] = defaultdict(float)
-    for text, probability in texts.items():
-        marginal[text[:1]] += probability
-    return marginal
+def q_of(run: ToyRun, token: DraftToken) -> float:
+    """Return the probability with which a token was drawn."""
+    return float(run.q_rows[token.q.row][token.id]) if token.q else 1.0
 
 
-def dropping(below: float) -> Method:
-    """Return a method with a known error: it drops drawn tokens of low probability."""
-
-    async def decode(run: ToyRun) -> None:
-        while not run.done:
-            draft = await run.drafter.propose(run.x, Ask(2, below))
-            last = draft.tokens[-1]
-            sure = last.q is not None and run.q_rows[last.q.row][last.id] >= below
-            run.commit(await run.target.verify(run.x, draft if sure else draft[: len(draft) - 1]))
-
-    return decode
+async def dropping(run: ToyRun) -> None:
+    """Drop a last drawn token of low probability; to stop after it is no error."""
+    while not run.done:
+        draft = await run.drafter.propose(run.x, Ask(2, 0.3))
+        sure = q_of(run, draft.tokens[-1]) >= 0.3
+        run.commit(await run.target.verify(run.x, draft if sure else draft[: len(draft) - 1]))
 
 
-def test_dropping_an_improbable_drawn_token_is_an_error_and_stopping_after_it_is_not():
-    p, q = Table(41), Table(42)
-    assert distance(joint(dropping(0.3), p, q, ONE, 2), target_joint(p, ONE, 2)) > BIASED
-    sure = method("assisted", start=2, confidence=0.3)
-    assert distance(joint(sure, p, q, ONE, 2), target_joint(p, ONE, 2)) < EXACT
+async def counting_discarded(run: ToyRun) -> None:
+    """Let a length count discarded tokens, which are drawn again with the same numbers."""
+    n = 3
+    while not run.done:
+        draft = await run.drafter.propose(run.x, Ask(n, 0.3))
+        run.commit(await run.target.verify(run.x, draft))
+        n = 3 * (len(draft) == 3)  # of a draft that may have been rejected before its end
 
 
-def test_a_length_that_counts_discarded_tokens_is_an_error():
-    """The discarded positions are drawn again with the same random numbers."""
+async def dropping_children(run: ToyRun) -> None:
+    while not run.done:
+        draft = await run.drafter.grow(run.x, Wide(3, 1))
+        kept = tuple(t for t in draft.tokens if q_of(run, t) > 0.2)
+        run.commit(await run.target.verify(run.x, Draft(kept)))
 
-    async def decode(run: ToyRun) -> None:
-        n = 3
-        while not run.done:
-            draft = await run.drafter.propose(run.x, Ask(n, 0.3))
-            run.commit(await run.target.verify(run.x, draft))
-            n = 3 * (len(draft) == 3)  # of a draft that may have been rejected before its end
 
-    p, q = Table(1, 3), Table(2, 3)
-    assert distance(joint(decode, p, q, ONE), target_joint(p, ONE)) > BIASED
+async def exact_q_of_fuzzy_drafts(run: ToyRun) -> None:
+    while not run.done:
+        draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
+        context = [*run.x.tokens.tolist(), *draft.ids[:1]]
+        exact = run.keep(process_logits(run.drafter.logits(context)[None], run.sampling)[0])
+        tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]
+        run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
+
+
+async def undamped_q(run: ToyRun) -> None:
+    """Run SSD with Saguaro, and test with the q before the damping."""
+    keep = run.keep
+    run.keep = lambda q: keep(torch.where(q >= q.max(), q / 0.2, q))  # type: ignore[method-assign]
+    await method("ssd", gamma=1, forks=1, saguaro=0.2)(run)
+
+
+async def branch_cut_by_own_q(run: ToyRun) -> None:
+    """Run SpecBranch; drop a drawn token of low q, so that siblings are drawn anew."""
+    trunk, fork = Draft.empty(), Branches(4, 2, 0.0)
+    while not run.done:
+        scores = run.target.score(run.x, trunk)
+        branches = await run.drafter.grow(run.x + trunk, fork)
+        verdict = await scores.judge(_forked(trunk, branches), bonus=False)
+        sibling = verdict.nodes[len(trunk) :]
+        rest = _below(branches, sibling[0] - len(trunk)) if sibling else Draft.empty()
+        trunk = rest[: next((i for i, t in enumerate(rest.tokens) if q_of(run, t) < 0.3), len(rest))]
+        run.commit(verdict)
 
 
 class AdjacentShare(Enumerated):
@@ -123,25 +142,31 @@ def test_a_vocabulary_of_three_tokens_shows_the_errors_of_chains(draws):
 
 def test_a_number_shared_by_adjacent_tests_of_pearl_does_not_bias_the_first_token():
     p, q = Table(41), Table(42, banned=2)
-    texts = joint(method("pearl", gamma=2), p, q, ONE, 3, AdjacentShare)
+    texts, first = (
+        joint(method("pearl", gamma=2), p, q, ONE, 3, AdjacentShare),
+        defaultdict[tuple, float](float),
+    )
+    for text, probability in texts.items():
+        first[text[:1]] += probability
     assert distance(texts, target_joint(p, ONE)) > BIASED
-    assert distance(first_token(texts), target_joint(p, ONE, 1)) < EXACT
+    assert distance(first, target_joint(p, ONE, 1)) < EXACT
 
 
-def test_dropping_children_of_low_probability_biases_the_distribution():
-    async def decode(run: ToyRun) -> None:
-        while not run.done:
-            draft = await run.drafter.grow(run.x, Wide(3, 1))
-            kept = tuple(t for t in draft.tokens if run.q_rows[t.q.row][t.id] > 0.2)
-            run.commit(await run.target.verify(run.x, Draft(kept)))
+WRONG = {
+    "dropping": (dropping, Table(41), Table(42), 2),
+    "counting discarded tokens": (counting_discarded, Table(1, 3), Table(2, 3), 3),
+    "dropping children": (dropping_children, Table(41), Table(42), 1),
+    "the ratio rule on most probable children": (top_tree(2, as_sampled=True), Table(52), Table(53), 1),
+    "EasySpec, the exact q": (exact_q_of_fuzzy_drafts, Table(21, 3), Blurred(22, 3), 3),
+    "SSD, the undamped q": (undamped_q, Table(31, 3), Table(32, 3), 3),
+    "SpecBranch, cut by q": (branch_cut_by_own_q, Table(101, 3), Table(102, 3, sharpness=0.5), 3),
+}
 
-    p, q = Table(41), Table(42)
-    assert distance(joint(decode, p, q, ONE, 1), target_joint(p, ONE, 1)) > BIASED
 
-
-def test_the_ratio_rule_on_most_probable_children_biases_the_distribution():
-    p, q = Table(52), Table(53)
-    assert distance(joint(top_tree(2, as_sampled=True), p, q, ONE, 1), target_joint(p, ONE, 1)) > BIASED
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_method_is_found(name):
+    decode, p, q, tokens = WRONG[name]
+    assert distance(joint(decode, p, q, ONE, tokens), target_joint(p, ONE, tokens)) > BIASED
 
 
 def test_the_enumeration_visits_every_part_of_an_interval_once():

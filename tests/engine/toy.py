@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import exp
 
 import numpy as np
@@ -20,7 +21,8 @@ from specscope.engine.drafting.tree import TreeShape, line, root
 from specscope.engine.heads.drafting import Columns
 from specscope.engine.run.run import Race
 from specscope.engine.sampling.accept import judge
-from specscope.engine.sampling.draws import Draws
+from specscope.engine.sampling.draws import Draws, Key
+from specscope.engine.sampling.rows import TargetRows
 from specscope.engine.types import (
     NO_TREE,
     Damping,
@@ -33,7 +35,7 @@ from specscope.engine.types import (
     Typical,
     Verdict,
 )
-from tests.engine.toy_draws import propose_token
+from tests.engine.toy_draws import q_of
 
 Logits = Callable[[Sequence[int]], torch.Tensor]
 """Context, all tokens so far -> logits, (V,) float64."""
@@ -73,7 +75,7 @@ class Table:
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def __call__(self, context: Sequence[int]) -> torch.Tensor:
-        key = tuple(int(t) for t in context[-self._order :])
+        key = tuple(context[-self._order :])
         if key not in self._known:
             rng = np.random.default_rng([self._seed, *key])
             row = rng.normal(size=self._size) * self._sharpness
@@ -133,8 +135,6 @@ class Scores:
     run: ToyRun
     prefix: Prefix
     draft: Draft
-    rows: torch.Tensor
-
     target: ToyTarget
 
     def __await__(self) -> Generator[None, None, Scores]:
@@ -154,8 +154,9 @@ class Scores:
         assert draft.ids[: len(self.draft) - skip] == self.draft.ids[skip : skip + len(draft)], (
             "another draft"
         )
+        tree = tuple(self.draft.ids), tuple(self.draft.parents)
         judgement = judge(
-            self.rows[skip:],
+            read_rows(self.target.logits, tuple(self.prefix.tokens.tolist()), tree, skip, self.run.sampling),
             draft,
             lambda token: self.run.q_rows[token.q.row] if token.q else None,
             position=len(self.prefix) + skip,
@@ -277,19 +278,15 @@ class ToyDrafter:
         return begun + self.chain(prefix + begun, rest, sampled, damping[len(begun) :])
 
     def chain(self, prefix: Prefix, ask: Ask, sampled: bool, damping: Sequence[Damping]) -> Draft:
-        tokens, context = list[DraftToken](), prefix.tokens.tolist()
+        tokens, context = list[DraftToken](), tuple(prefix.tokens.tolist())
+        sampling, drawn = self.run.sampling, sampled and not self.run.sampling.greedy
         for i in range(ask.tokens):
-            token, q = propose_token(
-                self.logits(context),
-                position=len(context),
-                sampling=self.run.sampling,
-                draws=self.run.draws,
-                sampled=sampled,
-                damping=damping[i] if damping else None,
-            )
-            probability = float((self.logits(context).softmax(-1) if q is None else q)[token])
-            tokens.append(DraftToken(token, i - 1, None if q is None else self.run.keep(q), probability))
-            context.append(token)
+            damped = damping[i] if drawn and damping else None
+            q = drafter_row(self.logits, context, sampling if drawn else Sampling(1.0), damped)
+            token = self.run.draws.choose(Key(len(context), "draft"), q) if drawn else int(q.argmax())
+            probability = float(q[token])
+            tokens.append(DraftToken(token, i - 1, self.run.keep(q) if drawn else None, probability))
+            context = (*context, token)
             if probability < ask.stop_below:
                 break
         return Draft(tuple(tokens))
@@ -303,17 +300,18 @@ class ToyDrafter:
         sampled: bool = True,
         damping: Sequence[Damping] = (),
     ) -> ToyFan:
-        """Draft all branches before the verification, without their last `cut` tokens."""
-        branches = dict[tuple[int, int], Draft]()
+        """Start all branches. The one that is taken is drafted then, without its last `cut` tokens.
+
+        A draw is a function of its key, so it does not matter when it is made.
+        """
+        starts = dict[tuple[int, int], Prefix]()
         for place, count in enumerate((*forks[: len(trunk)], forks[-1])):
             before = prefix + trunk[:place]
             best = self.logits(before.tokens.tolist()).argsort(descending=True, stable=True).tolist()
             others = [token for token in best if [token] != [*trunk[place : place + 1].ids]]
-            for token in others[:count]:
-                start = before + (token,)  # noqa: RUF005 - a Prefix, not a tuple
-                branch = self.chain(start, ask, sampled, damping)
-                branches[place, token] = branch[: max(0, ask.tokens - self.cut)]
-        return ToyFan(self.run, branches)
+            starts |= {(place, token): before + (token,) for token in others[:count]}  # noqa: RUF005 - a Prefix
+        kept = slice(max(0, ask.tokens - self.cut))
+        return ToyFan(self.run, starts, lambda start: self.chain(start, ask, sampled, damping)[kept])
 
     async def draft_each(
         self, prefixes: Sequence[Prefix], shape: TreeShape, chain: bool = False
@@ -395,14 +393,15 @@ class ToyDrafter:
 @dataclass
 class ToyFan:
     run: ToyRun
-    branches: dict[tuple[int, int], Draft]
+    starts: dict[tuple[int, int], Prefix]
     """By outcome: accepted tokens, and the target's own token."""
+    branch: Callable[[Prefix], Draft]
 
     async def take(self, verdict: Verdict) -> Draft | None:
         assert verdict.own is not None
-        branch = self.branches.get((len(verdict.accepted), verdict.own))
-        self.run.hits.append(branch is not None)
-        return branch
+        start = self.starts.get((len(verdict.accepted), verdict.own))
+        self.run.hits.append(start is not None)
+        return start and self.branch(start)
 
 
 @dataclass
@@ -419,7 +418,7 @@ class ToyTarget:
         assert prefix.tokens.tolist() == self.run.x.tokens.tolist(), (
             "scores another prefix than the committed one"
         )
-        return Scores(self.run, prefix, draft, rows_of(self.logits, prefix, draft), self)
+        return Scores(self.run, prefix, draft, self)
 
     async def verify(
         self, prefix: Prefix, draft: Draft, window: Tree | None = None, typical: Typical | None = None
@@ -444,6 +443,26 @@ def rows_of(logits: Logits, prefix: Prefix, draft: Draft, window: Tree = NO_TREE
             contexts.append((*contexts[parent + 1], token))
             rows.append(logits(contexts[-1]))
     return torch.stack(rows)
+
+
+# The executions of an enumeration ask again and again for the same rows.
+
+
+@lru_cache(1 << 14)
+def read_rows(
+    logits: Logits, context: tuple[int, ...], tree: Tree, skip: int, sampling: Sampling
+) -> TargetRows:
+    """Return the target's rows from number `skip` on, as the acceptance rules read them."""
+    draft = Draft(tuple(DraftToken(*node) for node in zip(*tree, strict=True)))
+    prefix = Prefix(0, np.asarray(context, dtype=np.int64))
+    return TargetRows(rows_of(logits, prefix, draft)[skip:], sampling)
+
+
+@lru_cache(1 << 14)
+def drafter_row(
+    logits: Logits, context: tuple[int, ...], sampling: Sampling, damping: Damping | None
+) -> torch.Tensor:
+    return q_of(logits(context), sampling, damping)
 
 
 Method = Callable[[ToyRun], Coroutine[None, None, None]]

@@ -13,6 +13,16 @@ from specscope.engine.sampling.draws import Draws, Key, argmax, process_logits
 from specscope.engine.types import Damping, Sampling
 
 
+def q_of(logits_row: torch.Tensor, sampling: Sampling, damping: Damping | None = None) -> torch.Tensor:
+    """Return the distribution that a drafter draws from, (V,)."""
+    q = process_logits(logits_row[None], sampling)[0]
+    if damping is None:
+        return q
+    weights = q.clone()
+    weights[q.argsort(descending=True)[: damping.tokens]] *= damping.factor
+    return weights / weights.sum()
+
+
 def propose_token(
     logits_row: torch.Tensor,
     *,
@@ -25,11 +35,7 @@ def propose_token(
     """Draft one token: from q (rule 1), which is returned, or the argmax (rule 2)."""
     if not sampled or sampling.greedy:
         return argmax(logits_row[None])[0], None
-    q = process_logits(logits_row[None], sampling)[0]
-    if damping is not None:
-        weights = q.clone()
-        weights[q.argsort(descending=True)[: damping.tokens]] *= damping.factor
-        q = weights / weights.sum()
+    q = q_of(logits_row, sampling, damping)
     return draws.choose(Key(position, "draft"), q), q
 
 

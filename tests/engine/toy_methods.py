@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Coroutine
-from pathlib import Path
 
 from specscope.engine.layout import Pipelined
 from specscope.engine.methods import find
@@ -11,126 +11,119 @@ from specscope.engine.sampling.draws import Key, process_logits
 from specscope.engine.types import Draft, DraftToken
 from tests.engine.toy import Method, ToyRun
 
-SMALL, TWO = (str(Path(__file__).parent / "trees" / f"{name}.toml") for name in ("small", "two"))
-METHODS = {
-    "autoregressive": ("autoregressive", {}),
-    "speculative-1": ("speculative", {"gamma": 1}),
-    "speculative-2": ("speculative", {"gamma": 2}),
-    "speculative-3": ("speculative", {"gamma": 3}),
-    "speculative-greedy-1": ("speculative", {"gamma": 1, "drafts": "greedy"}),
-    "speculative-greedy-3": ("speculative", {"gamma": 3, "drafts": "greedy"}),
-    "speculative-2-threshold": ("speculative", {"gamma": 2, "schedule": "threshold", "confidence": 0.4}),
-    "speculative-3-threshold-greedy": (
-        "speculative",
-        {"gamma": 3, "schedule": "threshold", "confidence": 0.4, "drafts": "greedy"},
-    ),
-    "speculative-2-average": ("speculative", {"gamma": 2, "schedule": "average"}),
-    "speculative-2-average-sure": ("speculative", {"gamma": 2, "schedule": "average", "confidence": 0.5}),
-    "speculative-2-average-greedy": ("speculative", {"gamma": 2, "schedule": "average", "drafts": "greedy"}),
-    "pearl-1": ("pearl", {"gamma": 1}),
-    "pearl-2": ("pearl", {"gamma": 2}),
-    "pearl-3": ("pearl", {"gamma": 3}),
-    "pearl-2-no-pre": ("pearl", {"gamma": 2, "pre_verify": False}),
-    "pearl-2-no-post": ("pearl", {"gamma": 2, "post_verify": False}),
-    "pearl-2-guesses": ("pearl", {"gamma": 2, "guesses": 2}),
-    "pearl-3-pipeline": ("pearl", {"gamma": 3, "placement": "pipeline", "stages": 2}),
-    "pearl-2-threshold": ("pearl", {"gamma": 2, "schedule": "threshold", "confidence": 0.4}),
-    "pearl-2-average": ("pearl", {"gamma": 2, "schedule": "average"}),
-    "pearl-2-average-sure": ("pearl", {"gamma": 2, "schedule": "average", "confidence": 0.4}),
-    "pearl-2-average-neither": (
-        "pearl",
-        {"gamma": 2, "schedule": "average", "pre_verify": False, "post_verify": False},
-    ),
-    "pearl-3-threshold-no-pre": (
-        "pearl",
-        {"gamma": 3, "schedule": "threshold", "confidence": 0.4, "pre_verify": False},
-    ),
-    "pearl-2-threshold-guesses": (
-        "pearl",
-        {"gamma": 2, "schedule": "threshold", "confidence": 0.4, "guesses": 1},
-    ),
-    "pearl-3-threshold-pipeline": (
-        "pearl",
-        {"gamma": 3, "schedule": "threshold", "confidence": 0.4, "placement": "pipeline", "stages": 2},
-    ),
-    "pearl-3-guesses": ("pearl", {"gamma": 3, "guesses": 1}),
-    "dsi": ("dsi", {"lookahead": 2, "sp": 1}),
-    "dsi-sampled": ("dsi", {"lookahead": 2, "sp": 1, "drafts": "sampled"}),
-    "dsi-rejection": ("dsi", {"lookahead": 1, "sp": 1, "acceptance": "rejection"}),
-    "ssd-1": ("ssd", {"gamma": 1, "forks": 1}),
-    "ssd-2": ("ssd", {"gamma": 2, "forks": 2}),
-    "ssd-2-none": ("ssd", {"gamma": 2, "forks": 1, "backup": "none"}),
-    "ssd-2-saguaro": ("ssd", {"gamma": 2, "forks": 1, "saguaro": 0.2}),
-    "ssd-1-saguaro-none": ("ssd", {"gamma": 1, "fanout": "[2,1]", "saguaro": 0.5, "backup": "none"}),
-    "ssd-2-geometric": ("ssd", {"gamma": 2, "forks": 1, "fanout": "geometric", "saguaro": 0.6}),
-    "ssd-2-greedy": ("ssd", {"gamma": 2, "fanout": "[1,2,1]", "backup": "none", "drafts": "greedy"}),
-    "ssd-2-threshold": ("ssd", {"gamma": 2, "forks": 1, "schedule": "threshold", "confidence": 0.4}),
-    "ssd-2-threshold-none": (
-        "ssd",
-        {"gamma": 2, "fanout": "[1,2,1]", "schedule": "threshold", "confidence": 0.4, "backup": "none"},
-    ),
-    "ssd-2-threshold-saguaro": (
-        "ssd",
-        {"gamma": 2, "forks": 1, "schedule": "threshold", "confidence": 0.4, "saguaro": 0.5},
-    ),
-    "ssd-2-average": ("ssd", {"gamma": 2, "forks": 1, "schedule": "average"}),
-    "ssd-2-average-sure": (
-        "ssd",
-        {"gamma": 2, "forks": 1, "schedule": "average", "confidence": 0.4, "saguaro": 0.5, "backup": "none"},
-    ),
-    "ssd-2-average-greedy": ("ssd", {"gamma": 2, "forks": 1, "schedule": "average", "drafts": "greedy"}),
-    "llma": ("llma", {"match": 1, "copy": 3}),
-    "llma-reference": ("llma", {"match": 1, "copy": 2, "reference": "0123012"}),
-    "prompt-lookup-first": ("prompt_lookup", {"ngram": 2, "copy": 3}),
-    "prompt-lookup-latest": ("prompt_lookup", {"ngram": 1, "copy": 2, "which": "latest"}),
-    "suffix": ("suffix", {"depth": 6, "copy": 3, "factor": 2.0}),
-    "suffix-own": ("suffix", {"depth": 3, "copy": 2, "offset": 1.0, "least": 0.4, "finished": 0}),
-    "hybrid-1": ("hybrid", {"depth": 4, "copy": 3, "gamma": 1}),
-    "hybrid-3": ("hybrid", {"depth": 6, "factor": 2.0, "gamma": 3}),
-    "hybrid-2-seconds": ("hybrid", {"depth": 4, "gamma": 2, "weigh": "seconds", "c": 1.5}),
-    "hybrid-2": ("hybrid", {"depth": 4, "offset": 1.0, "gamma": 2}),
-    "assisted-1": ("assisted", {"start": 1, "confidence": 0.0}),
-    "assisted-3-sure": ("assisted", {"start": 3, "confidence": 0.5}),
-    "assisted-3-constant": ("assisted", {"schedule": "constant", "start": 3, "confidence": 0.4}),
-    "assisted-2-greedy": ("assisted", {"start": 2, "confidence": 0.4, "drafts": "greedy"}),
-    "lookahead-2": ("lookahead", {"level": 2, "window": 4, "guesses": 4}),
-    "lookahead-3": ("lookahead", {"level": 3, "window": 3, "guesses": 2}),
-    "ouroboros": ("ouroboros", {"gamma": 1, "level": 2, "window": 3, "guesses": 3, "phrases": 2}),
-    "ouroboros-reference": ("ouroboros", {"gamma": 2, "level": 2, "window": 2, "reference": "0123012"}),
-    "ouroboros-2": ("ouroboros", {"gamma": 2, "level": 3, "window": 2, "guesses": 2, "phrases": 3}),
-    "tree-1x3": ("tree", {"width": 1, "depth": 3}),
-    "tree-2x1": ("tree", {"width": 2, "depth": 1}),
-    "tree-2x2": ("tree", {"width": 2, "depth": 2}),
-    "tree-2x3": ("tree", {"width": 2, "depth": 3}),
-    "tree-3x1": ("tree", {"width": 3, "depth": 1}),
-    "tree-greedy-2x2": ("tree", {"width": 2, "depth": 2, "drafts": "greedy"}),
-    "tree-greedy-3x3": ("tree", {"width": 3, "depth": 3, "drafts": "greedy"}),
-    "ems-llma": ("ems", {"match": 1, "copy": 3}),
-    "ems-speculative": ("ems", {"base": "speculative", "gamma": 2}),
-    "ems-tree-2x2": ("ems", {"base": "speculative", "gamma": 2, "width": 2}),
-    "ems-tree-3x2": ("ems", {"base": "speculative", "gamma": 2, "width": 3}),
-    "easyspec-3": ("easyspec", {"gamma": 3}),
-    "easyspec-3-no-calibration": ("easyspec", {"gamma": 3, "calibrate": False}),
-    "easyspec-2x2": ("easyspec", {"gamma": 2, "width": 2}),
-    "easyspec-greedy-3x3": ("easyspec", {"gamma": 3, "width": 3, "drafts": "greedy"}),
-    "eagle": ("eagle", {"tree": TWO}),
-    "eagle-greedy": ("eagle", {"tree": SMALL, "drafts": "greedy"}),
-    "eagle2": ("eagle2", {"top": 2, "depth": 3, "total": 6}),
-    "hydra": ("hydra", {"tree": SMALL, "heads": 4}),
-    "medusa": ("medusa", {"tree": SMALL, "heads": 4}),
-    "parallelspec_medusa": ("parallelspec_medusa", {"tree": SMALL, "masks": 2}),
-    "parallelspec_medusa-mask": ("parallelspec_medusa", {"tree": SMALL, "masks": 2, "first": "mask"}),
-    "parallelspec_eagle": ("parallelspec_eagle", {"tree": TWO, "masks": 2}),
-    "parallelspec_eagle-greedy": ("parallelspec_eagle", {"tree": SMALL, "masks": 2, "drafts": "greedy"}),
-    "specbranch": ("specbranch", {"gamma": 2, "length": 2, "threshold": 0.5}),
-    "specbranch-3": ("specbranch", {"gamma": 1, "length": 2, "threshold": 0.6, "branches": 6}),
-    "specbranch-chain": ("specbranch", {"gamma": 2, "length": 2, "threshold": 0.4, "branches": 1}),
-    "specbranch-greedy": (
-        "specbranch",
-        {"gamma": 2, "length": 2, "threshold": 0.6, "branches": 6, "drafts": "greedy"},
-    ),
-    "pearl-2-neither": ("pearl", {"gamma": 2, "pre_verify": False, "post_verify": False}),
-}
+SMALL = "[[0],[1],[0,0],[0,1],[1,0],[0,1,0]]"
+"""A tree for vocabularies of four tokens: children of every number, three levels."""
+TWO = "[[0],[1],[0,0],[1,0]]"
+"""Two chains of two: in a parallel drafter's tree the second tokens of both come from one row."""
+METHODS = f"""
+4 autoregressive
+4 speculative gamma=1
+4 speculative gamma=2
+3 speculative gamma=3
+4 speculative gamma=1 drafts=greedy
+4 speculative gamma=3 drafts=greedy
+4 speculative gamma=2 schedule=threshold confidence=0.4
+4 speculative gamma=3 schedule=threshold confidence=0.4 drafts=greedy
+4 speculative gamma=2 schedule=average
+4 speculative gamma=2 schedule=average confidence=0.5
+4 speculative gamma=2 schedule=average drafts=greedy
+4 pearl gamma=1
+4 pearl gamma=2
+3 pearl gamma=3
+3 pearl gamma=2 pre_verify=False
+4 pearl gamma=2 post_verify=False
+4 pearl gamma=2 guesses=2
+3 pearl gamma=3 placement=pipeline stages=2
+4 pearl gamma=2 schedule=threshold confidence=0.4
+4 pearl gamma=2 schedule=average
+4 pearl gamma=2 schedule=average confidence=0.4
+4 pearl gamma=2 schedule=average pre_verify=False post_verify=False
+4 pearl gamma=3 schedule=threshold confidence=0.4 pre_verify=False
+4 pearl gamma=2 schedule=threshold confidence=0.4 guesses=1
+4 pearl gamma=3 schedule=threshold confidence=0.4 placement=pipeline stages=2
+3 pearl gamma=3 guesses=1
+4 dsi lookahead=2 sp=1
+3 dsi lookahead=2 sp=1 drafts=sampled
+3 dsi lookahead=1 sp=1 acceptance=rejection
+4 ssd gamma=1 forks=1
+3 ssd gamma=2 forks=2
+4 ssd gamma=2 forks=1 backup=none
+4 ssd gamma=2 forks=1 saguaro=0.2
+4 ssd gamma=1 fanout=[2,1] saguaro=0.5 backup=none
+3 ssd gamma=2 forks=1 fanout=geometric saguaro=0.6
+4 ssd gamma=2 fanout=[1,2,1] backup=none drafts=greedy
+3 ssd gamma=2 forks=1 schedule=threshold confidence=0.4
+4 ssd gamma=2 fanout=[1,2,1] schedule=threshold confidence=0.4 backup=none
+3 ssd gamma=2 forks=1 schedule=threshold confidence=0.4 saguaro=0.5
+3 ssd gamma=2 forks=1 schedule=average
+4 ssd gamma=2 forks=1 schedule=average confidence=0.4 saguaro=0.5 backup=none
+4 ssd gamma=2 forks=1 schedule=average drafts=greedy
+4 llma match=1 copy=3
+4 llma match=1 copy=2 reference=0123012
+4 prompt_lookup ngram=2 copy=3
+4 prompt_lookup ngram=1 copy=2 which=latest
+4 suffix depth=6 copy=3 factor=2.0
+4 suffix depth=3 copy=2 offset=1.0 least=0.4 finished=0
+4 hybrid depth=4 copy=3 gamma=1
+4 hybrid depth=6 factor=2.0 gamma=3
+4 hybrid depth=4 gamma=2 weigh=seconds c=1.5
+4 hybrid depth=4 offset=1.0 gamma=2
+4 assisted start=1 confidence=0.0
+4 assisted start=3 confidence=0.5
+4 assisted schedule=constant start=3 confidence=0.4
+4 assisted start=2 confidence=0.4 drafts=greedy
+4 lookahead level=2 window=4 guesses=4
+4 lookahead level=3 window=3 guesses=2
+4 ouroboros gamma=1 level=2 window=3 guesses=3 phrases=2
+4 ouroboros gamma=2 level=2 window=2 reference=0123012
+4 ouroboros gamma=2 level=3 window=2 guesses=2 phrases=3
+3 tree width=1 depth=3
+4 tree width=2 depth=1
+3 tree width=2 depth=2
+3 tree width=2 depth=3
+4 tree width=3 depth=1
+4 tree width=2 depth=2 drafts=greedy
+4 tree width=3 depth=3 drafts=greedy
+4 ems match=1 copy=3
+4 ems base=speculative gamma=2
+3 ems base=speculative gamma=2 width=2
+3 ems base=speculative gamma=2 width=3
+3 easyspec gamma=3
+3 easyspec gamma=3 calibrate=False
+3 easyspec gamma=2 width=2
+4 easyspec gamma=3 width=3 drafts=greedy
+3 eagle tree={TWO}
+4 eagle tree={SMALL} drafts=greedy
+4 eagle2 top=2 depth=3 total=6
+4 hydra tree={SMALL} heads=4
+4 medusa tree={SMALL} heads=4
+4 parallelspec_medusa tree={SMALL} masks=2
+4 parallelspec_medusa tree={SMALL} masks=2 first=mask
+3 parallelspec_eagle tree={TWO} masks=2
+4 parallelspec_eagle tree={SMALL} masks=2 drafts=greedy
+4 specbranch gamma=2 length=2 threshold=0.5
+3 specbranch gamma=1 length=2 threshold=0.6 branches=6
+4 specbranch gamma=2 length=2 threshold=0.4 branches=1
+4 specbranch gamma=2 length=2 threshold=0.6 branches=6 drafts=greedy
+4 pearl gamma=2 pre_verify=False post_verify=False
+""".strip().splitlines()
+"""The tokens of the vocabulary, a method, and its settings.
+
+Configs with many outcomes have three tokens. Smaller chains of the same methods have four, trees
+with more siblings are in `WORLDS` of `test_joint.py`.
+"""
+
+
+def settings_of(words: str) -> tuple[str, dict[str, object]]:
+    """Return a method and its settings, from words like `pearl gamma=2`."""
+    key, *settings = shlex.split(words)
+    return key, dict(setting.split("=", 1) for setting in settings)
+
+
+def configured(words: str) -> Method:
+    """Return the real method with the settings in `words`."""
+    key, settings = settings_of(words)
+    return method(key, **settings)
 
 
 def method(key: str, **config: object) -> Method:

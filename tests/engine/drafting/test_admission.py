@@ -1,4 +1,4 @@
-"""Draft lengths under load: examples by hand, a plain reference, and exact joint distributions."""
+"""Draft lengths under load: examples by hand, and a plain reference."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ from specscope.engine.drafting.admission import (
     offered,
     speed,
 )
-from specscope.engine.drafting.schedule import Ask
 from specscope.engine.run.lengths import RoundLengths
 from specscope.engine.run.policies import LENGTHS, SURVIVAL
-from specscope.engine.types import Draft, DraftToken, Sampling, Verdict
-from tests.engine.toy import Blurred, Method, Table, ToyRun
-from tests.engine.toy_joint import distance, joint, target_joint
-from tests.engine.toy_methods import method
+from specscope.engine.types import Draft, DraftToken, Verdict
 
 FLAT = ((1, 1.0), (4, 1.0), (8, 5.0))
 """Up to 4 rows take 1 s; each further row takes 1 s more."""
@@ -179,58 +175,3 @@ def test_no_choice_is_slower_than_plain_decoding(rows, curve, drafting, others) 
         assert found.speed >= plain * (1 - 1e-9)
         assert found.speed == pytest.approx(speed(known, found.places, costs))
         assert ((found.places >= 0) & (found.places <= 3)).all()
-
-
-# Exact distributions.
-
-
-def limited(decode: Method, policy: str, costs: Costs, seen: set[int]) -> Method:
-    """Return a method whose drafts are as long as a policy says; `seen` gets the lengths."""
-
-    async def served(run: ToyRun) -> None:
-        lengths, propose, commit = RoundLengths(policy, costs), run.drafter.propose, run.commit
-
-        async def limit(prefix, ask: Ask, **more) -> Draft:
-            allowed = lengths.choose({0: min(ask.tokens, run.remaining)}, 0)[0]
-            seen.add(allowed)
-            return await propose(prefix, ask._replace(tokens=allowed), **more)
-
-        def learn(verdict: Verdict, *more) -> None:
-            lengths.learn([verdict])
-            commit(verdict, *more)
-
-        run.drafter.propose, run.commit = limit, learn
-        await decode(run)
-
-    return served
-
-
-STEEP = Costs(((1, 1.0), (2, 1.25), (3, 1.6), (4, 2.2)), ((1, 0.05), (4, 0.05)))
-
-
-@pytest.mark.parametrize("policy", LENGTHS)
-@pytest.mark.parametrize(
-    ("p", "q"),
-    [(Table(1, 3), Blurred(2, 3, banned=1)), (Table(6, 3, banned=1), Table(7, 3, banned=1))],
-    ids=["blurred", "banned"],
-)
-def test_lengths_that_follow_earlier_rounds_keep_the_targets_distribution(policy: str, p, q) -> None:
-    seen = set[int]()
-    decode = limited(method("speculative", gamma=3), policy, STEEP, seen)
-    texts = joint(decode, p, q, Sampling(1.0), tokens=4)
-    assert distance(texts, target_joint(p, Sampling(1.0), tokens=4)) < 1e-9
-    assert len(seen) > 1, "the lengths change with the outcomes"
-
-
-def test_a_length_that_follows_the_drafted_tokens_does_not() -> None:
-    """The test can fail: a place that is dropped because of its own token is biased."""
-
-    async def decode(run: ToyRun) -> None:
-        while not run.done:
-            draft = await run.drafter.propose(run.x, 1)
-            kept = draft if draft.ids == (0,) else Draft.empty()
-            run.commit(await run.target.verify(run.x, kept))
-
-    p, q = Table(1, 3), Table(2, 3)
-    texts = joint(decode, p, q, Sampling(1.0), tokens=2)
-    assert distance(texts, target_joint(p, Sampling(1.0), tokens=2)) > 1e-3

@@ -37,32 +37,20 @@ def naive(text: list[int], documents: list[list[int]], match: int, copy: int, lo
 texts = st.lists(st.integers(0, 3), max_size=30)
 
 
-@given(texts, st.lists(texts, max_size=3), st.integers(1, 4), st.integers(1, 9), st.data())
-def test_a_copy_equals_the_result_of_a_plain_search(text, documents, match, copy, data):
-    copier = Copier([array(d) for d in documents], match, copy)
+@given(
+    texts,
+    st.lists(texts, max_size=3),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(1, 9),
+    st.data(),
+)
+def test_a_copy_equals_the_result_of_a_plain_search(text, documents, match, more, latest, copy, data):
+    options = {"longest": match + more, "latest": latest} if data.draw(st.booleans(), "options") else {}
+    copier = Copier([array(d) for d in documents], match, copy, **options)
     for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths of the calls")):
-        assert copier.find(array(text[:length])) == naive(text[:length], documents, match, copy)
-
-
-@given(texts, st.integers(1, 3), st.integers(0, 3), st.booleans(), st.integers(1, 9), st.data())
-def test_first_or_latest_and_the_longest_match_equal_a_plain_search(text, match, more, latest, copy, data):
-    options = {"longest": match + more, "latest": latest}
-    copier = Copier([], match, copy, **options)
-    for length in sorted(data.draw(st.sets(st.integers(0, len(text))), label="lengths of the calls")):
-        assert copier.find(array(text[:length])) == naive(text[:length], [], match, copy, **options)
-
-
-@given(texts, texts, st.integers(1, 3), st.integers(1, 9))
-def test_the_source_is_the_place_of_the_copy(text, document, match, copy):
-    ids, source = find(text, [document], match, copy)
-    if source is None:
-        assert ids == ()
-        return
-    where = text if source.document == -1 else document
-    assert match <= source.match <= match + LONGER
-    assert where[source.start - source.match : source.start] == text[len(text) - source.match :]
-    assert list(ids[: len(where) - source.start]) == where[source.start : source.start + copy]
-    assert 1 <= len(ids) <= copy
+        assert copier.find(array(text[:length])) == naive(text[:length], documents, match, copy, **options)
 
 
 LONG, FIRST = [1, 2, 3, 4, 5, 6], {"match": 1, "latest": False}

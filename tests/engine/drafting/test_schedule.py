@@ -1,4 +1,4 @@
-"""The lengths of drafts as a function of verdicts: properties, and exactness by enumeration."""
+"""The lengths of drafts as a function of verdicts; `test_joint.py` proves them exact."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.engine.drafting import schedule
 from specscope.engine.drafting.schedule import MOST, WINDOW, Ask, Average, Schedule, fixed, heuristic, ladder
-from specscope.engine.types import Draft, DraftToken, Prefix, Sampling, Verdict
-from tests.engine.toy import Table, ToyRun
-from tests.engine.toy_joint import distance, joint, target_joint
-from tests.engine.toy_methods import method
+from specscope.engine.types import Draft, DraftToken, Verdict
 
-EXACT = 1e-9
 gammas = st.integers(1, MOST)
 rules = st.sampled_from([lambda _: fixed, lambda _: heuristic, Average])
 
@@ -121,37 +116,3 @@ def test_a_verdict_without_a_draft_says_nothing():
 )
 def test_a_draft_has_the_reason_of_its_end(ask, probabilities, room, allowed, stop):
     assert ask.stop(drafted(*probabilities), room, allowed) == stop
-
-
-@pytest.mark.parametrize(
-    "config", [{}, {"pre_verify": False}, {"post_verify": False}, {"guesses": 1}], ids=str
-)
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_p=0.8), Sampling()], ids=str)
-def test_pearl_that_stops_drafting_has_the_targets_distribution(config, sampling, monkeypatch):
-    assert_exact_when_off(monkeypatch, sampling, "pearl", gamma=2, **config)
-
-
-@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.5, top_k=3), Sampling()], ids=str)
-def test_speculative_decoding_that_stops_drafting_has_the_targets_distribution(drafts, sampling, monkeypatch):
-    assert_exact_when_off(monkeypatch, sampling, "speculative", gamma=2, drafts=drafts, schedule="average")
-
-
-def assert_exact_when_off(monkeypatch, sampling, key, **config):
-    monkeypatch.setattr(schedule, "WINDOW", 1)  # off after the first verdict with a rejection
-    decode, off = method(key, off_below=1.0, **config), set[bool]()
-
-    async def watched(run: ToyRun) -> None:
-        propose = run.drafter.propose
-
-        async def watch(prefix: Prefix, ask: Ask, **options: object) -> Draft:
-            off.add(not ask.tokens)
-            return await propose(prefix, ask, **options)
-
-        run.drafter.propose = watch
-        await decode(run)
-
-    p, n = Table(41, 3), 12 if sampling.greedy else 4
-    texts = joint(watched, p, lambda context: p(context).roll(1), sampling, n)
-    assert distance(texts, target_joint(p, sampling, n)) < EXACT
-    assert off == {False, True}

@@ -104,17 +104,6 @@ def test_the_memory_holds_the_latest_texts_of_at_most_so_many_tokens(added, cont
     assert_equal(found, search({n: list(t) for n, t in memory.texts.items()}, depth, context, WIDE))
 
 
-def test_the_draft_names_a_true_occurrence_of_match_and_draft():
-    text = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 2, 3]
-    tree = SuffixTree(8)
-    tree.extend(0, text)
-    found = tree.draft(text, WIDE)
-    assert (found.tokens, found.match, found.occurrences) == ((4, 8), 2, 4)
-    assert found.score == pytest.approx(2 / 4 + 1 / 4)
-    assert text[found.start : found.start + 2] == [4, 8]
-    assert text[found.start - 2 : found.start] == text[-2:]
-
-
 def test_of_equal_scores_the_longer_match_wins():
     tree = SuffixTree(8)
     tree.extend(0, [5, 6, 7])

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specscope.engine.drafting.level import levels, next_level
+from specscope.engine.drafting.level import SPARE, _levels, levels, next_level, ranked
 from specscope.engine.drafting.static import tree
-from specscope.engine.drafting.tree import Dynamic, Node, Static, TreeShape, Wide, root
-from specscope.engine.errors import UsageError
+from specscope.engine.drafting.tree import Branches, Dynamic, Node, Static, TreeShape, Wide, root
+from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.sampling.draws import Draws, Key, pick
 from specscope.engine.types import Sampling
 
@@ -223,3 +223,99 @@ def test_a_changed_tree_file_is_read_again(tmp_path: Path):
     for paths in ([[0]], [[0], [1]]):
         path.write_text(f"paths = {paths}\n")
         assert [[*node] for node in tree(str(path)).paths] == paths
+
+
+# Branches: how many start at a place, and where each ends.
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize(
+    ("width", "row", "count"),
+    [
+        (4, [0.25, 0.25, 0.25, 0.25], 3),
+        (4, [0.5, 0.3, 0.2, 0.0], 2),
+        (4, [0.1, 0.76, 0.1, 0.04], 1),
+        (4, [0.0, 1.0, 0.0, 0.0], 1),
+        (1, [0.25, 0.25, 0.25, 0.25], 1),
+        (16, [0.5, 0.5, 0.0, 0.0], 2),
+    ],
+)
+def test_the_less_sure_the_drafter_the_more_siblings(width, row, count, sampled):
+    """max(1, floor(width (1 - q))), and at most the tokens of positive q."""
+    nodes = choose([row], [root(ONE, sampled)], Branches(width, 3, 0.5), sampled)
+    assert len({node.token for node in nodes}) == len(nodes) == count
+    assert all(row[node.token] > 0 for node in nodes)
+    if not sampled:
+        assert nodes[0].token == row.index(max(row))
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_branch_ends_before_an_unsure_place_but_has_a_child_after_its_sibling(sampled):
+    shape, unsure, sure = Branches(4, 5, 0.5), [0.25] * 4, [0.0, 0.4, 0.5, 0.1]
+    siblings = [Node(0, 0, 0.0, (0,)), Node(0, 1, 0.0, (1,))]
+    below = choose([unsure, sure], siblings, shape, sampled)
+    assert [node.parent for node in below] == [0, 1]
+    assert shape.onward(below) == [0, 1]
+    assert [node.parent for node in choose([unsure, sure], below, shape, sampled)] == [1]
+    assert choose([unsure, unsure], below, shape, sampled) == []
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_single_chain_may_be_empty(sampled):
+    shape = Branches(0, 5, 0.5)
+    assert choose([[0.25] * 4], [root(ONE, sampled)], shape, sampled) == []
+    first = choose([[0.0, 0.6, 0.4, 0.0]], [root(ONE, sampled)], shape, sampled)
+    assert len(first) == 1
+    assert choose([[0.25] * 4], first, shape, sampled) == []
+    assert (shape.parents, shape.children, Branches(3, 4, 0.5).parents) == (5, 1, 10)
+
+
+# The rows of a level: most probable tokens with ties, several trees at once.
+
+
+SHAPES = (Wide(7, 3), Dynamic(6, 3, 9), Static(((0,), (1,), (0, 0), (0, 1), (0, 2))), Branches(5, 3, 0.1))
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    st.integers(1, 9),
+)
+def test_lower_ids_are_first_among_equals_however_many_there_are(weights: list[int], count: int) -> None:
+    q = torch.tensor([weights], dtype=torch.float32)
+    expected = sorted(((i, float(w)) for i, w in enumerate(weights) if w), key=lambda one: (-one[1], one[0]))
+    assert ranked(q, count) == [tuple(expected[:count])]
+
+
+def test_ties_beyond_the_tokens_read_are_seen() -> None:
+    q = torch.full((2, 300), 1 / 300)
+    q[1, 250:] = 2 / 300
+    first, second = ranked(q, 3)
+    assert [token for token, _ in first] == [0, 1, 2]
+    assert [token for token, _ in second] == [250, 251, 252]
+    assert SPARE < 50
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=20)])
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: type(shape).__name__)
+def test_trees_stacked_as_on_a_gpu_have_the_levels_of_each_alone(shape, sampled, sampling) -> None:
+    generator = torch.Generator().manual_seed(2)
+    logits = [3 * torch.randn(rows, 40, generator=generator) for rows in (1, 4, 2)]
+    alone = levels(logits, shape, sampling, sampled=sampled)
+    stacked = _levels(torch.cat(logits), [1, 4, 2], shape, sampling, sampled)
+    for a, b in zip(alone, stacked, strict=True):
+        torch.testing.assert_close(a.q, b.q)
+        assert [[token for token, _ in top] for top in a.tops] == [
+            [token for token, _ in top] for top in b.tops
+        ]
+        assert len(a.tops) == len(a.q)
+        assert a.probability(0, 7) == pytest.approx(float(a.q[0, 7]))
+
+
+def test_children_is_the_largest_number_of_children_of_a_node() -> None:
+    assert [shape.children for shape in SHAPES] == [7, 6, 3, 5]
+
+
+def test_logits_that_are_not_numbers_are_an_error() -> None:
+    with pytest.raises(ModelError, match="the model's logits are not finite numbers"):
+        levels([torch.full((1, 9), torch.nan)], SHAPES[0], Sampling(), sampled=False)

@@ -70,29 +70,15 @@ class Tree:
         return tuple(token for token, _ in nodes), tuple(rows.index(parent) - 1 for _, parent in nodes)
 
 
-def level_rows(host: Host, prefix: Prefix, levels: int) -> list[torch.Tensor | None]:
-    """Return the logits of the host's head at each level of the tree, over all tokens.
-
-    None where the target has not forwarded the prefix.
-    """
-    return level_rows_of_each(host, (prefix,), levels)[0]
-
-
-def level_rows_of_each(
-    host: Host, prefixes: Sequence[Prefix], levels: int
-) -> list[list[torch.Tensor | None]]:
-    """Return the logits of `level_rows` after each prefix, drafted in the same forwards."""
+def level_rows(host: Host, prefix: Prefix, levels: int) -> list[torch.Tensor]:
+    """Return the logits of the host's head at each level of the tree, over all tokens."""
     head, forwards = host.forwards.heads["head"], PackedForwards(host.forwards, "head", [])
-    logits, trees = head.draft(forwards), [Tree(prefix, levels) for prefix in prefixes]
-    known = [tree for tree in trees if forwards.begin(tree.prefix)]
-    found: dict[int, list[torch.Tensor | None]] = {prefix.sequence: [] for prefix in prefixes}
-    for depth in range(len(FRONTIERS)):
-        for tree in known:
-            tree.depth = depth
-        if known:
-            for tree, rows in zip(known, logits(known), strict=True):
-                found[tree.prefix.sequence].append(spread(rows, head.columns))
-    return [found[prefix.sequence] or [None] * len(FRONTIERS) for prefix in prefixes]
+    logits, tree, found = head.draft(forwards), Tree(prefix, levels), list[torch.Tensor]()
+    assert forwards.begin(prefix), "the target has forwarded the prefix"
+    for tree.depth in range(len(FRONTIERS)):
+        (rows,) = logits([tree])
+        found.append(spread(rows, head.columns))
+    return found
 
 
 def spread(rows: torch.Tensor, columns: Columns) -> torch.Tensor:

@@ -83,19 +83,23 @@ def store(
     return folder
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+def normed(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def reference_layer(
-    t: Mapping[str, Tensor], layer: str, read: Tensor, x: Tensor, heads: int, kv: int
+    t: Mapping[str, Tensor],
+    layer: str,
+    read: Tensor,
+    x: Tensor,
+    heads: int,
+    kv: int,
+    theta: float = 5000.0,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Return a decoder layer's output, (n, D): rows one by one, in complex numbers.
-
-    `read` is what attention reads, and `x` the residual.
-    """
+    """Return a decoder layer's output, (n, D). `read` is what attention reads, `x` the residual."""
     n, size = len(x), len(t[f"{layer}.self_attn.k_proj.weight"]) // kv
-    turns = torch.outer(torch.arange(n).float(), 5000.0 ** (-torch.arange(size // 2) * 2 / size))
+    turns = torch.outer(torch.arange(n).to(x), theta ** (-torch.arange(size // 2).to(x) * 2 / size))
 
     def project(name: str) -> Tensor:
         bias = t.get(f"{layer}.self_attn.{name}_proj.bias", torch.zeros(1))
@@ -105,13 +109,13 @@ def reference_layer(
         a, b = project(name).view(n, heads, 2, size // 2).unbind(2)
         return torch.complex(a, b) * torch.polar(torch.ones_like(turns), turns)[:, None]
 
-    q, k, v = rotated("q", heads), rotated("k", kv), project("v").view(n, kv, size)
-    out, shared = torch.zeros(n, heads, size), heads // kv
-    for h in range(heads):
-        for i in range(n):
-            scores = (q[i, h] * k[: i + 1, h // shared].conj()).real.sum(-1) / size**0.5
-            out[i, h] = scores.softmax(0) @ v[: i + 1, h // shared]
+    shared = heads // kv
+    q, k = rotated("q", heads), rotated("k", kv).repeat_interleave(shared, 1)
+    v = project("v").view(n, kv, size).repeat_interleave(shared, 1)
+    scores = torch.einsum("ihd,jhd->hij", q, k.conj()).real / size**0.5
+    scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+    out = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
     x = x + out.flatten(1) @ t[f"{layer}.self_attn.o_proj.weight"].T
-    y = normed(x, t[f"{layer}.post_attention_layernorm.weight"])
+    y = normed(x, t[f"{layer}.post_attention_layernorm.weight"], eps)
     gate, up, down = (t[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T

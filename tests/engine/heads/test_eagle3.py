@@ -246,43 +246,19 @@ def unchanged(_: dict[str, Tensor]) -> None: ...
     ("change", "config", "message"),
     [
         (with_id(-1, V), {}, "d2t maps draft token 39 to 136; valid are 0 to 96$"),
-        (with_id(3, -4), {}, "d2t maps draft token 3 to -1; valid are 0 to 96$"),
-        (
-            lambda t: t["d2t"][1].fill_(t["d2t"][0] - 1),
-            {},
-            r"d2t maps 2 draft tokens to \d+; at most one may$",
-        ),
-        (
-            lambda t: t.update(t2d=t["t2d"].roll(1)),
-            {},
-            "t2d and d2t mark different tokens; the file is broken$",
-        ),
+        (lambda t: t.update(t2d=t["t2d"].roll(1)), {}, "t2d and d2t mark different tokens; the file is broken$"),
         (lambda t: t.update(t2d=t["t2d"].long()), {}, "t2d is of type I64; supported are BOOL$"),
         (lambda t: t.update(d2t=t["d2t"].float()), {}, "d2t is of type F32; supported are I64$"),
-        (lambda t: t.update(d2t=t["d2t"][:9]), {}, r"d2t has shape \[9\]; .* has \[40\]$"),
-        (without("d2t"), {}, "tensors missing in a head of kind eagle3: d2t$"),
         (without("lm_head.weight"), {}, "tensors missing in a head of kind eagle3: lm_head.weight"),
         (without("midlayer.hidden_norm.weight"), {}, "missing in a head of kind eagle3: layers.0.hid"),
         (adding("fc.bias", D), {}, "unknown to a head of kind eagle3: fc.bias$"),
         (adding("fc_norm.0.weight", D), {}, r"norms before fc \(fc_norm.0.weight\)"),
         (adding("input_norm.weight", 96), {}, r"before fc \(input_norm.weight\)"),
         (adding("mask_hidden", 1, 1, 96), {}, r"is a P-EAGLE head \(mask_hidden\)"),
-        (
-            unchanged,
-            {"architectures": ["DFlashDraftModel"]},
-            r"is a drafter of the kind DFlash \(DFlashDraft",
-        ),
-        (
-            unchanged,
-            {"speculators_model_type": "dflash"},
-            r"of the kind dflash \(dflash\), which cannot be run",
-        ),
+        (unchanged, {"architectures": ["DFlashDraftModel"]}, r"is a drafter of the kind DFlash \(DFlashDraft",),
+        (unchanged, {"speculators_model_type": "dflash"}, r"of the kind dflash \(dflash\), which cannot be run"),
         (unchanged, {"speculators_config": {"algorithm": "dspark"}}, "a drafter of the kind dspark"),
-        (
-            unchanged,
-            {"model_type": "qwen3_5_mtp"},
-            r"a drafter of the kind mtp \(qwen3_5_mtp\), which cannot",
-        ),
+        (unchanged, {"model_type": "qwen3_5_mtp"}, r"a drafter of the kind mtp \(qwen3_5_mtp\), which cannot"),
         (adding("layers.1.x", 1), {}, "layers.1.x: an EAGLE head has one decoder l"),
         (unchanged, {"norm_output": True}, "norm_output is true, which cannot be run yet"),
         (unchanged, {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true, which cannot"),
@@ -294,7 +270,7 @@ def unchanged(_: dict[str, Tensor]) -> None: ...
         (unchanged, {AUX: [1, 2]}, r"fc.weight has shape \[32, 96\]; .* it has \[32, 64\]$"),
         (unchanged, {"vocab_size": 90}, "its vocab_size is 90, that of .* is 97"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_file_is_refused_by_name_before_anything_is_loaded(
     change: Change, config: dict[str, Any], message: str, target, tmp_path
 ):
@@ -322,12 +298,3 @@ def test_a_target_of_few_layers_needs_its_layers_listed(tmp_path):
         trace = cluster.run("eagle", list(TEXT), limits=Limits(12))
         assert trace.token_ids() == cluster.run("autoregressive", list(TEXT), limits=Limits(12)).token_ids()
         assert any(r.drafted for r in trace.rounds)
-
-
-def test_a_method_of_another_kind_refuses_the_head(target, tmp_path):
-    head = store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
-    with specscope.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
-        with pytest.raises(
-            UsageError, match="is a head of kind eagle3; this method needs one of kind medusa"
-        ):
-            cluster.run("medusa", list(TEXT), limits=Limits(4))

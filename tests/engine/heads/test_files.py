@@ -1,8 +1,9 @@
-"""Heads in SpecScope's form are read as written; an error names a file that is no head."""
+"""Heads in both forms are read as written; an error names a file that is no head."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.config import HeadConfig, layer_shape
 from specscope.engine.heads.files import check_target, read_head, tokenizer_digest, write_head
 from specscope.engine.heads.kinds import KINDS
-from tests.engine.heads.forms import CONFIG, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
+from tests.engine.heads.forms import CONFIG, HEADS, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,46 +70,26 @@ FIRST, HEAD_LAYER = "layers.0", "prefix_embeding_layer.layers.0.mlp.up_proj.weig
     ("base", "change", "message"),
     [
         ("eagle", without("fc.weight"), "is no known drafting head: its tensors are fc.bias"),
-        (
-            "eagle",
-            without(f"{FIRST}.mlp.up_proj.weight"),
-            f"missing in .* eagle: {FIRST}.mlp.up_proj.weight$",
-        ),
+        ("eagle", without(f"{FIRST}.mlp.up_proj.weight"), f"missing in .* eagle: {FIRST}.mlp.up_proj.weight$"),
         ("eagle", adding(f"{FIRST}.self_attn.q_proj.bias", D), "missing in .*k_proj.bias, .*v_proj.bias$"),
-        (
-            "eagle",
-            adding(f"{FIRST}.self_attn.o_proj.bias", D),
-            "unknown to .* eagle: .*self_attn.o_proj.bias$",
-        ),
+        ("eagle", adding(f"{FIRST}.self_attn.o_proj.bias", D), "unknown to .* eagle: .*self_attn.o_proj.bias$"),
         ("eagle", adding("layers.1.mlp.up_proj.weight", D), "weight: an EAGLE head has one decoder layer"),
-        (
-            "eagle",
-            adding("fc.weight", D, D),
-            r"fc.weight has shape \[16, 16\]; in a head .* it has \[16, 32\]",
-        ),
+        ("eagle", adding("fc.weight", D, D), r"fc.weight has shape \[16, 16\]; in a head .* it has \[16, 32\]"),
         ("eagle", adding("fc.bias", D, dtype=torch.int8), "type I8, but there is no fc.bias.scale "),
         ("eagle", setting(hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported is silu"),
         ("eagle", setting(transformer_layer_config=None), "layer_config is None; it must be an object$"),
         ("eagle", setting(layer_types=1), "layer_types is 1; it must be a list$"),
         ("eagle", lambda _, config: config.clear(), "lacks hidden_size, intermediate_size, num_attention_he"),
-        (
-            "speculators",
-            adding("embedding_layernorm.weight", D),
-            "unknown to .*: embedding_layernorm.weight$",
-        ),
+        ("speculators", adding("embedding_layernorm.weight", D), "unknown to .*: embedding_layernorm.weight$"),
         ("medusa", without("1.0.linear.bias"), "tensors missing in a head of kind medusa: 1.0.linear.bias$"),
         ("medusa", adding("9.weight", 2), "tensors unknown to a head of kind medusa: 9.weight$"),
         ("medusa", adding("0.1.weight"), "0.1.weight is a single number; no tensor of a head is one$"),
         ("medusa", adding(f"{10**9}.0.linear.weight", D, D), "heads is 1000000001; .* at most 64$"),
         ("without LM heads", setting(vocab_size="many"), "vocab_size is 'many'; it must be a whole number"),
         ("hydra", without("hydra_mlp.0.1.linear.weight"), "lacks hydra_mlp.0.1.linear.weight"),
-        (
-            "hydra",
-            adding(HEAD_LAYER, 2),
-            r"is a Hydra\+\+ head \(prefix_embeding_layer\..*\), which cannot be",
-        ),
+        ("hydra", adding(HEAD_LAYER, 2), r"is a Hydra\+\+ head \(prefix_embeding_layer\..*\), which cannot be"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_published_file_is_refused_by_name(
     base: str, change: Change, message: str, tmp_path: Path
 ) -> None:
@@ -158,14 +139,11 @@ def test_a_directory_without_a_head_is_refused(tmp_path: Path) -> None:
         ({"target": 7}, r"target is 7; it must be the target's name"),
         ({"qkv_bias": "false"}, r"qkv_bias is 'false'; it must be true or false"),
         ({"kind": "medusa", "heads": 10**12}, r"heads is 1000000000000; it must be .* 1 and at most 64"),
-        (
-            {"shape": SHAPE | {"rms_norm_eps": float("nan")}},
-            r"shape: rms_norm_eps is nan; it must be a number",
-        ),
+        ({"shape": SHAPE | {"rms_norm_eps": float("nan")}}, r"shape: rms_norm_eps is nan; it must be a number"),
         ({"shape": SHAPE | {"max_position_embeddings": 0}}, r"shape: max_position_embeddings is 0; it must"),
         ({"masks": 4}, r"mask\.embedding has shape \[3, 16\]; .*has \[4, 16\]"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_config_of_specscopes_form_is_refused_by_name(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -237,3 +215,82 @@ def test_the_shape_of_a_layer_is_the_same_without_transformers(kind, monkeypatch
         plain = layer_shape(fields)
     monkeypatch.setattr("specscope.engine.heads.config.is_complete", lambda _: False)
     assert layer_shape(fields) == plain
+
+
+# Published heads are read: the config, and each tensor by its name in SpecScope.
+
+
+Shapes = dict[str, tuple[int, ...]]
+EMBEDDING: Shapes = {"embed_tokens.weight": (V, D)}
+WHOLE_MODEL: Shapes = {
+    "model.embed_tokens.weight": (V, D),
+    "lm_head.weight": (V, D),
+    "model.norm.weight": (D,),
+}
+MEDUSA = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "owner/target"}
+SPECULATORS = {
+    "speculators_model_type": "eagle",
+    "transformer_layer_config": CONFIG,
+    "speculators_config": {"algorithm": "eagle", "verifier": {"name_or_path": "owner/target"}},
+}
+QKV_BIASES: Shapes = {
+    f"layers.0.self_attn.{part}_proj.bias": (D if part == "q" else D // 2,) for part in "qkv"
+}
+
+
+def without_lm_heads() -> Shapes:
+    return {name: shape for name, shape in medusa_1().items() if "linear" in name}
+
+
+CASES: dict[str, tuple[Shapes, Shapes, dict[str, Any], dict[str, Any]]] = {
+    # form: tensors, those that are not read, config.json, fields of the config
+    "Medusa-1": (medusa_1(), {}, MEDUSA, {"heads": 3, "layers": 1, "vocab_size": V, "target": "owner/target"}),
+    "Medusa-2": (
+        {f"medusa_head.{name}": shape for name, shape in medusa_1().items()},
+        WHOLE_MODEL,
+        MEDUSA,
+        {"kind": "medusa", "heads": 3, "layers": 1, "vocab_size": V, "own_lm_head": True},
+    ),
+    "Medusa of two layers": (medusa_1(2, 2), {}, {}, {"kind": "medusa", "heads": 2, "layers": 2}),
+    "Medusa without LM heads": (without_lm_heads(), {}, {"vocab_size": V}, {"own_lm_head": False, "heads": 3, "vocab_size": V}),
+    **{
+        f"Hydra {numbers}": (
+            hydra(numbers),
+            {"input_embed_fn.weight": (V, D)},
+            {"hydra_num_heads": 3},
+            {"kind": "hydra", "heads": 3, "layers": len(numbers), "own_lm_head": True, "biased": True},
+        )
+        for numbers in ((1,), (0,), (1, 3))
+    },
+    "EAGLE": (eagle(bias=False), EMBEDDING, CONFIG, {"kind": "eagle", "biased": False, "target": ""}),
+    "EAGLE with biases": (eagle() | QKV_BIASES, {}, CONFIG, {"biased": True, "qkv_bias": True}),
+    "speculators": (
+        eagle("fusion_fc", "transformer", bias=False),
+        EMBEDDING | {"lm_head.weight": (V, D)},
+        SPECULATORS,
+        {"kind": "eagle", "biased": False, "qkv_bias": False, "target": "owner/target"},
+    ),
+}  # fmt: skip
+RENAMED = (
+    (r"^medusa_head\.", ""),
+    (r"^(hydra_mlp\.\d+)\.0\.", r"\1.1."),
+    (r"^fusion_fc\.", "fc."),
+    (r"^transformer\.", "layers.0."),
+)
+"""Published names of tensors, as in SpecScope."""
+
+
+@pytest.mark.parametrize("form", CASES)
+def test_a_published_form_is_read(form: str, tmp_path: Path) -> None:
+    shapes, unread, config, expected = CASES[form]
+    tensors = drawn(shapes)
+    head = read_head(store(tmp_path / "head", tensors | drawn(unread), config, "medusa_lm_head"))
+    assert {name: getattr(head.config, name) for name in expected} == expected
+    for pattern, ours in RENAMED:
+        tensors = {re.sub(pattern, ours, name): tensor for name, tensor in tensors.items()}
+    assert head.tensors.keys() == tensors.keys()
+    assert all(torch.equal(head.tensors[name], tensor) for name, tensor in tensors.items())
+    if head.config.kind == "eagle":
+        assert KINDS["eagle"].levels(head.config) == 0
+        assert head.config.shape["rope_parameters"]["rope_theta"] == 5000
+        assert head.config.shape["head_dim"] == D // HEADS

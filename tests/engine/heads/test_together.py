@@ -6,15 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from specscope.engine.drafting.tree import Static
+from specscope.engine.drafting.tree import Dynamic, Static, Wide
+from specscope.engine.errors import UsageError
 from specscope.engine.heads.kinds import KINDS
-from specscope.engine.types import Prefix
+from specscope.engine.model.clock import StreamClock
+from specscope.engine.model.fused import FusedDrafts
+from specscope.engine.types import Prefix, Sampling
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import Prefill, Propose, Stamp
-from tests.engine.heads.drafted_tree import level_rows, level_rows_of_each, new_host
+from tests.engine.heads.drafted_tree import new_host
 from tests.engine.heads.random_heads import make_head
+from tests.engine.model import tiny
+from tests.engine.model.test_clock import FakeStream
 
 PREFIXES = [Prefix(i, np.arange(3 + 7 * i, 3 + 7 * i + n)) for i, n in enumerate((9, 1, 4, 13))]
 """The target has forwarded nothing of the prompt of one token: no head can draft after it."""
@@ -28,21 +32,6 @@ def cached_host(target: Path, head: Path) -> Host:
     prompts = tuple(Prefix(p.sequence, p.tokens[: p.sequence + 1]) for p in PREFIXES)
     host.handle(Prefill("head", prompts))  # different numbers of rows are left to catch up
     return host
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_logits_are_those_of_each_prefix_alone(kind: str, target: Path, tmp_path: Path) -> None:
-    head = make_head(tmp_path / "head", kind, target)
-    together = level_rows_of_each(cached_host(target, head), PREFIXES, LEVELS)
-    assert together[1] == [None] * LEVELS
-    for i in DRAFTING:
-        alone = level_rows(cached_host(target, head), PREFIXES[i], LEVELS)
-        for a, b in zip(together[i], alone, strict=True):
-            assert a is not None
-            assert b is not None
-            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-    first = [rows[0] for i in DRAFTING if (rows := together[i][0]) is not None]
-    assert not first[0].allclose(first[1], atol=0.1), "the prefixes have different logits"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,3 +67,98 @@ def _drafted(host: Host, shape: Static, numbers: list[int], levels: list[int]) -
         for tree in reply.value
     )
     return rounded, list(reply.stamps)
+
+
+# With static forwards, a head's tree is drafted at once; it equals the tree of a loop.
+
+
+TREE = Static(((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (0, 0, 1), (2, 0, 0)))
+CHAIN = Static(((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)))
+DYNAMIC = [Dynamic(top, 4, 200) for top in (2, 3, 6)]
+"""All nodes are kept, the improbable ones of the last level, too."""
+WAYS = {
+    "greedy": Sampling(),
+    "warm": Sampling(1.0, seed=3),
+    "top-k": Sampling(1.3, top_k=2, seed=4),
+    "top-p": Sampling(1.1, top_p=0.3, seed=5),
+}
+ROWS = 12
+"""Q buffer rows per prefix."""
+
+
+class Drafter:
+    """A worker with a target and a head, after the prefill of four sequences."""
+
+    def __init__(self, target: Path, head: Path, sampling: Sampling, *, static: bool, capacity: int = 64):
+        self.host = new_host(target, head, PREFIXES, sampling, static=static, capacity=capacity)
+        self.q = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
+        self.host.q_buffers = {"worker": self.q}
+
+    def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
+        rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))
+        return self.host.handle(
+            Propose("head", tuple(PREFIXES[: len(levels)]), shape, tuple(levels), sampled, rows)
+        )
+
+
+@pytest.fixture
+def grown(monkeypatch):
+    """Return the list that counts trees drafted at once."""
+    calls, draft = [], FusedDrafts.draft
+    monkeypatch.setattr(FusedDrafts, "draft", lambda *args, **kw: calls.append(1) or draft(*args, **kw))
+    return calls
+
+
+def assert_equal(ours, theirs):
+    for tree, expected in zip(ours.value, theirs.value, strict=True):
+        assert [node[:4] for node in tree] == [node[:4] for node in expected]
+        assert [node.forward for node in tree] == [node.forward for node in expected]
+        for node, other in zip(tree, expected, strict=True):
+            assert node.probability == pytest.approx(other.probability, rel=1e-4)
+            assert dict(node.top) == pytest.approx(dict(other.top), rel=1e-3, abs=1e-6)
+    facts = [[(s.kind, s.rows, s.context, s.batch, s.work) for s in r.stamps] for r in (ours, theirs)]
+    assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown):
+    head, sampling = make_head(tmp_path / "head", kind, target), WAYS[way]
+    static, eager = (Drafter(target, head, sampling, static=s) for s in (True, False))
+    shapes = [TREE, CHAIN, *DYNAMIC, TREE] if sampling.greedy else [TREE, CHAIN, TREE]
+    for shape in shapes:  # the last time in buffers that have held other rows
+        assert_equal(*(d.grow(shape, sampled=not sampling.greedy) for d in (static, eager)))
+        assert static.q == pytest.approx(eager.q, abs=1e-6)
+    assert len(grown) == len(shapes)
+
+
+def test_in_trees_at_once_each_sequence_has_its_own_number_of_levels(target, tmp_path, grown):
+    head = make_head(tmp_path / "head", "eagle", target)
+    static, eager = (Drafter(target, head, Sampling(), static=s) for s in (True, False))
+    for levels in ((1, 3, 0, 4), (2, 0, 2, 1)):
+        assert_equal(*(d.grow(TREE, levels) for d in (static, eager)))
+    assert len(grown) == 2
+
+
+def test_a_job_waits_for_its_device_once(target, tmp_path):
+    drafter = Drafter(target, make_head(tmp_path / "head", "eagle", target), Sampling(), static=True)
+    stream = FakeStream()
+    drafter.host.forwards.clock = StreamClock(stream.event)
+    before = stream.waits
+    stamps = drafter.grow(TREE).stamps
+    assert stream.waits == before + 1
+    times = [time for stamp in stamps for time in (stamp.start, stamp.end)]
+    assert min(times) > 0
+    assert times == sorted(times)
+
+
+def test_other_drafts_are_a_loop(target, tmp_path, grown):
+    head = make_head(tmp_path / "head", "eagle", target)
+    static, eager = (Drafter(target, head, Sampling(), static=s) for s in (True, False))
+    for shape, levels in ((Wide(2, 3), (3, 3)), (TREE, (1, 1)), (TREE, (0, 0))):
+        assert_equal(*(d.grow(shape, levels) for d in (static, eager)))
+    with pytest.raises(UsageError, match="its capacity is 14"):
+        Drafter(target, head, Sampling(), static=True, capacity=14).grow(CHAIN)
+    parallel = make_head(tmp_path / "parallel", "parallelspec_eagle", target)
+    Drafter(target, parallel, Sampling(), static=True).grow(Static(((0,), (0, 0))), (2,))
+    assert not grown

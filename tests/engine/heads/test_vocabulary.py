@@ -123,13 +123,9 @@ def store(folder: Path, ids: list[int] | None, **changes: object) -> Path:
         ([3, 2], {"draft_vocab": 4}, r"d2t has shape \[2\]; in a head of kind medusa .* it has \[4\]$"),
         ([3, 2], {"draft_vocab": 0}, "tensors unknown to a head of kind medusa: d2t$"),
         (None, {"draft_vocab": 4}, "tensors missing in a head of kind medusa: d2t$"),
-        (
-            [3, 2],
-            {"kind": "hydra", "own_lm_head": True},
-            "draft_vocab is 2; it must be 0 for a Hydra head with an LM head of its own$",
-        ),
+        ([3, 2], {"kind": "hydra", "own_lm_head": True}, "draft_vocab is 2; it must be 0 for a Hydra head with an LM head of its own$"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_vocabulary_is_refused_by_name(ids, changes, message, tmp_path):
     with pytest.raises(ModelError, match=message) as error:
         check_head(store(tmp_path / "head", ids, **changes))

@@ -1,15 +1,19 @@
-"""Tiny pairs with a tokenizer on disk: any family, with a right, a wrong or another drafter."""
+"""Tiny pairs on disk, with a right, a wrong or another drafter; scripted models of known rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.model.language import Output
+from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.trace import Trace
 from tests.engine.model import tiny
 
@@ -69,3 +73,24 @@ def timeless(trace: Trace) -> tuple[list[object], list[tuple[object, ...]]]:
     facts = [replace(row, time=0) if hasattr(row, "time") else row for row in rows]
     spans = [(s.id, s.kind, s.model, s.step, s.sequence, s.rows, s.context, s.cells) for s in trace.spans]
     return facts, sorted(spans)
+
+
+class Known(Scripted):
+    """A scripted model with known rows.
+
+    Args:
+        name: `target` or `drafter`.
+        row: The tokens so far -> logits of some tokens; those of the others are -10,000.
+    """
+
+    def __init__(self, name: str, row: Callable[[np.ndarray], dict[int, float]]) -> None:
+        super().__init__(name, lambda _, __: 0, 1024)
+        self._row = row
+
+    def forward(self, cache, rows, want, *more, **options) -> Output:
+        inside = cache.append(rows)
+        logits = torch.full((len(want), self.vocab_size), -1e4)
+        for line, row in enumerate(want):
+            for token, logit in self._row(cache.tokens_to(int(rows.slots[row]), int(inside[row]))).items():
+                logits[line, token] = logit
+        return Output(logits, {})

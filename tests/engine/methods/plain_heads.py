@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from specscope.engine.sampling.draws import Draws, Key
 from specscope.engine.types import Sampling
+from tests.engine.heads.forms import normed, reference_layer
 from tests.engine.toy import warp_plainly
 
 Rows = Callable[[list[int]], Tensor]
@@ -182,13 +182,7 @@ class Plain:
         return lambda path: row(len(path))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        if name not in self._t:
-            return x
-        return (
-            self._t[name]
-            * x
-            / (x.pow(2).mean(-1, keepdim=True) + self._config["shape"]["rms_norm_eps"]).sqrt()
-        )
+        return normed(x, self._t[name], self._config["shape"]["rms_norm_eps"]) if name in self._t else x
 
     def _layer(self, inputs: list[Tensor]) -> Tensor:
         """Return the output of one Llama layer over a chain, (n, D)."""
@@ -197,32 +191,10 @@ class Plain:
 
     def _block_of(self, x: Tensor, h: Tensor) -> Tensor:
         """Return the layer's output for the residual input x and the attention input h, (n, D)."""
-        shape, none = self._config["shape"], torch.zeros(1)
-        n, size, t = len(x), shape["head_dim"], self._t
-        heads, groups = shape["num_attention_heads"], shape["num_key_value_heads"]
-        q, k, v = (
-            (h @ t[f"{at}.weight"].T + t.get(f"{at}.bias", none)).view(n, -1, size)
-            for at in (f"layers.0.self_attn.{p}_proj" for p in "qkv")
-        )
-        q, k = self._turn(q), self._turn(k)
-        k, v = (a.repeat_interleave(heads // groups, 1) for a in (k, v))
-        scores = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(size)
-        scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-        read = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(n, -1)
-        x = x + read @ t["layers.0.self_attn.o_proj.weight"].T
-        h = self._norm(x, "layers.0.post_attention_layernorm.weight")
-        gate, up = (h @ t[f"layers.0.mlp.{p}_proj.weight"].T for p in ("gate", "up"))
-        return x + (torch.nn.functional.silu(gate) * up) @ t["layers.0.mlp.down_proj.weight"].T
-
-    def _turn(self, a: Tensor) -> Tensor:
-        size = a.shape[-1]
-        theta = self._config["shape"]["rope_parameters"]["rope_theta"]
-        angles = torch.outer(
-            torch.arange(len(a)).double(), theta ** (-torch.arange(0, size, 2).double() / size)
-        )
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        one, two = a.chunk(2, -1)
-        return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+        shape = self._config["shape"]
+        heads, kv = shape["num_attention_heads"], shape["num_key_value_heads"]
+        theta, eps = shape["rope_parameters"]["rope_theta"], shape["rms_norm_eps"]
+        return reference_layer(self._t, "layers.0", h, x, heads, kv, theta, eps)
 
 
 def static_tree(

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specscope.engine.errors import UsageError
 from specscope.engine.methods.dsi import servers
 from specscope.engine.trace.trace import Trace
 from tests.engine.worker.harness import Flat, TestCluster, scripted_cluster
@@ -162,13 +161,6 @@ def test_whenever_the_verified_prefix_grows_work_covers_the_next_position(right,
 )
 def test_servers_needed(lookahead, c, needed):
     assert servers(lookahead, c) == needed
-
-
-def test_more_servers_than_the_cluster_has_are_refused():
-    with open_cluster([True], T // 4) as cluster:
-        object.__setattr__(cluster.placement.pool, "devices", 3)
-        with pytest.raises(UsageError, match=r"sp is 4; .* room for 1 to 2 target server\(s\)"):
-            run(cluster, "dsi", 4, lookahead=1, sp=4)
 
 
 def test_a_drafter_that_is_always_right_never_waits_for_a_verdict():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,11 +16,11 @@ from specscope.engine.cluster.local_devices import LocalDevices
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.session import Cluster
-from specscope.engine.errors import UsageError, WorkerDied
-from specscope.engine.layout import Layout, Separate
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout
 from specscope.engine.methods.dsi import servers
 from specscope.engine.run.serving import Load
-from specscope.engine.trace.events import Device, Span
+from specscope.engine.trace.events import Device
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
@@ -187,22 +186,6 @@ def test_the_text_is_the_targets_on_threads_and_in_virtual_time(trio, sampling):
             texts.append(trace.token_ids())
             assert second_drafter_counts(trace)
     assert texts[0] == texts[1]
-
-
-def test_a_killed_drafter_ends_the_run_with_an_error_that_names_it(trio):
-    with three_devices(trio, "local-process") as cluster:
-        cluster.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(4))
-        worker = cluster.placement.workers_for(Layout(Separate(drafters=2))).by_model["drafter"][1]
-        seen = []
-
-        def listen(event: object) -> None:
-            seen.append(event)
-            if sum(isinstance(e, Span) for e in seen) == 8 and isinstance(event, Span):
-                os.kill(worker.pid, signal.SIGKILL)
-
-        with pytest.raises(WorkerDied, match=rf"process {worker.pid}\) was killed by SIGKILL"):
-            cluster.run("dsi", [5, 6], config={"drafters": 2}, limits=Limits(60), listener=listen)
-        assert seen[-1].status == "failed"
 
 
 def test_bernoulli_drafters_err_independently():

@@ -1,103 +1,221 @@
-"""EasySpec as a method: rounds against a reference, settings, real models, virtual times."""
+"""EasySpec: fuzzy drafts, calibration, layers shared by devices; rounds in virtual time."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import specscope
+from specscope.engine.checkpoints.loader import load
 from specscope.engine.drafting.tree import Wide
 from specscope.engine.errors import UsageError
-from specscope.engine.methods import find
-from specscope.engine.sampling.draws import Draws, process_logits
-from specscope.engine.types import Draft, Limits
+from specscope.engine.layout import Packing
+from specscope.engine.model.clock import StreamClock
+from specscope.engine.types import Limits, Prefix, Sampling
+from specscope.engine.worker.exchange import exchange_memory
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Begin, Join, Load, Prefill, Propose
 from specscope.traces.metrics import measure
-from tests.engine.methods.lossless import assert_same, generate
-from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
-from tests.engine.reference import Reference, Round
-from tests.engine.test_joint_errors import BIASED, EXACT, ONE
-from tests.engine.test_reference import SAMPLINGS, rounds_of
-from tests.engine.toy import PROMPT, Blurred, Table, ToyRun
-from tests.engine.toy_joint import distance, joint, target_joint
-from tests.engine.worker.harness import Flat, scripted_cluster
+from tests.engine.model.test_clock import FakeStream
+from tests.engine.worker.harness import Flat, chains, scripted_cluster
 
 LAYERS = 9
+TEXT = [5, 9, 40, 3, 77, 12, 60, 31, 8, 2, 64, 20]
+WARM = Sampling(1.2, seed=4)
 
 
-# The method, against tables and slow references.
-
-
-def reference(exact: Reference, fuzzy: Reference, x: list[int], gamma: int, calibrate: bool, end: int):
-    """Return the rounds of a decoder without a cache: first draft exact, later ones fuzzy."""
-    rounds = []
-    while len(x) < end:
-        drafts: list[int] = []
-        sources = [exact if calibrate and i == 0 else fuzzy for i in range(min(gamma, end - len(x)))]
-        for source in sources:
-            drafts.append(source.draft(x + drafts))
-        out: list[int] = []
-        while len(out) < len(drafts) and out == drafts[: len(out)]:
-            out.append(sources[len(out)].check(x + out, drafts[len(out)]))
-        accepted = sum(a == b for a, b in zip(out, drafts, strict=False))
-        if accepted == len(drafts):
-            out.append(exact.own(x + out))
-        x = x + out
-        rounds.append(Round(accepted, tuple(out)))
-    return rounds
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("calibrate", [True, False])
-def test_every_round_equals_the_references(calibrate, sampling):
-    lengths = set()
-    for seed in range(4):
-        p, q = Table(seed, 6, sharpness=1.5), Blurred(seed, 6)
-        run = ToyRun(p, q, Draws(seed, 0), sampling, 40)
-        rounds = rounds_of("easyspec", {"gamma": 3, "calibrate": calibrate}, run)
-        sides = (Reference(p, table, sampling, Draws(seed, 0), True) for table in (q, q.fuzzy))
-        assert rounds == reference(*sides, list(PROMPT), 3, calibrate, len(PROMPT) + 40)
-        lengths |= {r.accepted for r in rounds}
-    assert len(lengths) > 1, "rejections and acceptances both occur"
-
-
-def test_judging_a_fuzzy_draft_by_the_exact_q_is_detected():
-    p, q = Table(21, 3), Blurred(22, 3)
-
-    async def wrong(run: ToyRun) -> None:
-        while not run.done:
-            draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
-            context = [*run.x.tokens.tolist(), *draft.ids[:1]]
-            exact = run.keep(process_logits(q(context)[None], run.sampling)[0])
-            tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]
-            run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
-
-    method = find("easyspec")
-    right = lambda run: method.decode(run, method.configure({"gamma": 2}))  # noqa: E731
-    assert distance(joint(wrong, p, q, ONE), target_joint(p, ONE)) > BIASED
-    assert distance(joint(right, p, q, ONE), target_joint(p, ONE)) < EXACT
-
-
-# Real models.
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("family", ["llama3-rope", "mistral-window"])
-def test_text_of_deep_models_equals_the_targets(tmp_path, family, devices):
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    """A random drafter of 9 layers: 0, 1-3, 4-7, 8."""
+    folder = tmp_path_factory.mktemp("easyspec")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tiny._SIZES, "num_hidden_layers", LAYERS)
-        pair, model = make_pair(tmp_path, family, "other")
-    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
-        for size, width, calibrate in ((4, 1, False), (5, 4, True)):
-            config = {"size": size, "width": width, "calibrate": calibrate, "devices": devices, "gamma": 4}
-            for prompt, new in (([5], 9), (list(range(20, 31)), 20)):
-                trace = cluster.run("easyspec", prompt, config=config, limits=Limits(new))
-                assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
-                assert trace.parts
+        model = tiny.reference("qwen3", seed=3)
+    tiny.save(model, folder)
+    return folder
 
 
-# Virtual time.
+class DrafterWorker:
+    """The host of one worker with a drafter of 9 layers."""
+
+    def __init__(self, path: Path, sampling: Sampling = WARM) -> None:
+        self.host = Host("mine")
+        self.q = np.zeros((64, tiny.VOCAB), dtype=np.float32)
+        self.host.q_buffers = {"mine": self.q}
+        dtype = torch.float32
+        self.host.handle(Load("drafter", lambda: load(str(path), device="cpu", dtype=dtype, name="drafter")))
+        self.begin(sampling)
+
+    def begin(self, sampling: Sampling = WARM, run: int = 1) -> None:
+        self.host.handle(Begin(sampling, 1, 64, tiny.VOCAB, Packing(), run))
+
+    def prefill(self, tokens) -> None:
+        self.host.handle(Prefill("drafter", (prefix(tokens),)))
+
+    def propose(self, tokens, n: int = 4):
+        return self.host.handle(
+            chains("drafter", (prefix(tokens),), (n,), sampled=True, rows=(tuple(range(n)),))
+        )
+
+    def grow(self, tokens, size: int = 4, width: int = 1, depth: int = 4, **more):
+        shape, rows = Wide(width, depth), tuple(range(40))
+        job = Propose("drafter", (prefix(tokens),), shape, (depth,), True, (rows,), fuzzy=size, **more)
+        reply = self.host.handle(job)
+        return reply._replace(value=reply.value[0])
+
+    @property
+    def cache(self):
+        return self.host.forwards.cache("drafter")
+
+    def kv(self, length: int) -> torch.Tensor:
+        return self.cache.tensor[:, 0, :, :length].clone()
+
+
+def prefix(tokens) -> Prefix:
+    return Prefix(0, np.asarray(tokens, dtype=np.int64))
+
+
+@pytest.fixture
+def drafter(path) -> DrafterWorker:
+    return DrafterWorker(path)
+
+
+@pytest.mark.parametrize("sampling", [WARM, Sampling()])
+def test_size_1_equals_ordinary_drafting_bit_for_bit(path, sampling):
+    fuzzy, plain = DrafterWorker(path, sampling), DrafterWorker(path, sampling)
+    tokens = list(TEXT)
+    for _ in range(4):
+        grown, proposed = fuzzy.grow(tokens, size=1), plain.propose(tokens)
+        ids = [node.id for node in grown.value]
+        assert ids == [token.id for token in proposed.value[0]]
+        assert [node.top for node in grown.value] == [token.top for token in proposed.value[0]]
+        assert [s[3:6] for s in grown.stamps] == [s[3:6] for s in proposed.stamps]
+        assert not any(stamp.parts for stamp in grown.stamps)
+        assert np.array_equal(fuzzy.q, plain.q)
+        assert fuzzy.q[:4].any() != sampling.greedy
+        tokens += [*ids[:2], 50]
+
+
+def test_the_first_drafted_token_is_exact_and_the_later_ones_are_fuzzy(drafter, path):
+    plain = DrafterWorker(path)
+    (exact,) = plain.propose(TEXT).value
+    fuzzy = drafter.grow(TEXT).value
+    assert (fuzzy[0].id, fuzzy[0].probability) == (exact[0].id, exact[0].probability)
+    assert np.array_equal(drafter.q[0], plain.q[0])
+    again = plain.propose([*TEXT, fuzzy[0].id], 1).value[0][0]
+    assert abs(fuzzy[1].probability - again.probability) > 1e-4 or fuzzy[1].id != again.id
+    assert not np.allclose(drafter.q[1], plain.q[0], atol=1e-4)
+
+
+def test_on_a_stream_the_parts_of_a_forward_are_read_with_one_wait(drafter):
+    """The host waits for no layer: the parts' times are marks, read when the results are."""
+    stream = FakeStream()
+    drafter.host.forwards.clock = StreamClock(stream.event)
+    aligned = stream.waits
+    stamps = drafter.grow(TEXT).stamps
+    assert stream.waits == aligned + 1
+    fuzzy = [stamp for stamp in stamps if stamp.parts]
+    assert fuzzy
+    for stamp in fuzzy:
+        times = [time for part in stamp.parts for time in (part.start, part.end)]
+        assert stamp.start < times[0]
+        assert times == sorted(times)
+        assert times[-1] < stamp.end
+
+
+def test_stamps_show_the_calibration_and_the_layers_of_each_group(drafter):
+    drafter.prefill(TEXT)
+    stamps = drafter.grow(TEXT).stamps
+    assert [(s.kind, s.rows, s.context) for s in stamps] == [
+        ("calibrate", 1, 11), ("draft", 1, 12), ("draft", 1, 13), ("draft", 1, 14)
+    ]  # fmt: skip
+    assert [[(p.kind, p.layer) for p in s.parts] for s in stamps] == [
+        [],
+        *[[("attention", i) for i in range(1, 8)]] * 3,
+    ]
+    assert all(s.start <= p.start <= p.end <= s.end for s in stamps for p in s.parts)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_fuzzy_rows_never_count_as_cached(drafter, width):
+    tokens = list(TEXT)
+    for accepted in (0, 1, 2, 3):
+        drafter.prefill(tokens)
+        tree = drafter.grow(tokens, width=width).value
+        branch = [tree[0].id]
+        while len(branch) < 4:  # the path of first children
+            at = next(i for i, node in enumerate(tree) if node.level == len(branch) - 1)
+            branch.append(next(node.id for node in tree if node.parent == at))
+        drafts = prefix(tokens + branch).tokens
+        assert len(drafter.cache.match(0, drafts, len(drafts))) == len(tokens)
+        tokens += [*branch[:accepted], 30 + accepted]
+        calibrate = drafter.grow(tokens, width=width, depth=1).stamps[0]
+        assert (calibrate.kind, calibrate.rows) == ("calibrate", accepted + 1)
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_after_calibration_kv_rows_equal_the_ordinary_drafters(drafter, path, size):
+    tokens = list(TEXT)
+    for accepted in (3, 0, 2):
+        tree = drafter.grow(tokens, size=size).value
+        tokens += [*(node.id for node in tree[:accepted]), 33]
+    drafter.grow(tokens, size=size)
+    ordinary = DrafterWorker(path)
+    ordinary.prefill(tokens)
+    ordinary.propose(tokens, 1)
+    torch.testing.assert_close(drafter.kv(len(tokens)), ordinary.kv(len(tokens)), atol=1e-4, rtol=1e-4)
+
+
+def test_without_calibration_fuzzy_rows_are_kept_and_used(drafter, path):
+    drafter.prefill(TEXT)
+    first = drafter.grow(TEXT, calibrate=False)
+    assert {s.kind for s in first.stamps} == {"draft"}
+    assert all(s.parts for s in first.stamps)
+    tokens = [*TEXT, *(node.id for node in first.value[:3]), 33]
+    second = drafter.grow(tokens, calibrate=False)
+    assert [(s.rows, s.context) for s in second.stamps[:1]] == [(1, len(tokens) - 1)]
+    ordinary = DrafterWorker(path)
+    ordinary.propose(tokens, 1)
+    assert not torch.allclose(drafter.kv(len(tokens)), ordinary.kv(len(tokens)), atol=1e-3)
+    calibrated = DrafterWorker(path)
+    calibrated.prefill(TEXT)
+    calibrated.grow(TEXT)
+    calibrated.grow(tokens)
+    assert not np.allclose(calibrated.q[:4], drafter.q[:4], atol=1e-4)
+
+
+@pytest.mark.parametrize("ways", [2, 5])
+@pytest.mark.parametrize("more", [{}, {"width": 4, "depth": 3}, {"calibrate": False}, {"size": 2}], ids=str)
+def test_devices_that_share_layers_draft_the_same_as_one_device(path, ways, more):
+    def work(worker: DrafterWorker, group: str) -> list[object]:
+        tokens, replies = list(TEXT), list[object]()
+        worker.prefill(tokens)
+        for accepted in (2, 0, 3):
+            reply = worker.grow(tokens, **more, group=group)
+            replies.append([reply.value, [(s.kind, s.rows, s.context) for s in reply.stamps]])
+            tokens += [*(node.id for node in reply.value[:accepted]), 33]
+        return replies
+
+    alone = DrafterWorker(path)
+    expected = work(alone, "")
+    members, memory = [DrafterWorker(path) for _ in range(ways)], exchange_memory(ways)
+    for rank, member in enumerate(members):
+        member.host.handle(Join("group", memory.path, rank, ways))
+        member.begin(run=7)
+    memory.close()
+    with ThreadPoolExecutor(ways) as pool:
+        replies = list(pool.map(lambda worker: work(worker, "group"), members))
+    assert replies == [expected] * ways
+    assert np.array_equal(members[0].q, alone.q)
+    assert not any(member.q.any() for member in members[1:]), "only the leader writes q"
+
+
+# EasySpec in virtual time: rounds, devices, calibration, the formula of its profile.
 
 
 def next_token(path) -> int:

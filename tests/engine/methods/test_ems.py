@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import specscope
+from specscope.engine.checkpoints.pair import Pair
+from specscope.engine.cluster.placement import Placement
 from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout
+from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
 from specscope.traces.view.caches import packings
-from tests.engine.methods.pairs import make_pair
-from tests.engine.worker.harness import Flat, scripted_cluster
+from specscope.traces.view.tokens import trees
+from tests.engine.methods.pairs import make_pair, timeless
+from tests.engine.methods.test_tree import PerRow, ranked, second_is_right
+from tests.engine.worker.harness import Flat, Racks, TestCluster, scripted_cluster
 
-BASES = ("llma", "speculative")
 TREES = {"base": "speculative", "width": 3, "gamma": 4}
+BASES = {
+    "llma": ("llma", {}, {"base": "llma"}),
+    "speculative": ("speculative", {"gamma": 4}, {"base": "speculative"}),
+    "trees": ("tree", {"width": 3, "depth": 4}, TREES),
+}
+"""A method, its settings, and those of `ems` on its base."""
 VARIANTS = {
     "vanilla": {"unpad_inputs": False, "unpad_kv": False},
     "inputs": {"unpad_inputs": True, "unpad_kv": False},
@@ -33,15 +45,27 @@ PROMPTS = (
     "Tell me a joke.",
 )
 SAMPLINGS = (Sampling(), Sampling(0.9, top_k=60, top_p=0.95, seed=11))
+NARROW = Sampling(0.9, top_k=4, top_p=0.7, seed=5)
+"""Often allows fewer tokens than a level's width: the trees of a round differ in size."""
 
 
-def alone(cluster, sampling: Sampling, limits: Limits, **config) -> list[Trace]:
-    """Run each prompt alone; sequence i of a batch has the draws of the seed that is i higher."""
-    warp = (sampling.temperature, sampling.top_k, sampling.top_p)
+def alone(cluster, base: str, prompts, sampling: Sampling, new: int) -> list[Trace]:
+    """Run the base method for each prompt, with the draws of its sequence in a batch."""
+    method, config, _ = BASES[base]
+    seeds = [replace(sampling, seed=sampling.seed + i) for i in range(len(prompts))]
     return [
-        cluster.run("ems", p, config=config, sampling=Sampling(*warp, seed=sampling.seed + i), limits=limits)
-        for i, p in enumerate(PROMPTS)
+        cluster.run(method, p, config=config, sampling=s, limits=Limits(new))
+        for p, s in zip(prompts, seeds, strict=True)
     ]
+
+
+def story(trace: Trace, sequence: int = 0) -> tuple:
+    """Return the decisions of a sequence, its rounds, its text and the reason of its end."""
+    decisions = [d for d in trace.decisions if d.sequence == sequence]
+    nodes = [(d.position, d.node, d.parent, d.token, d.rule, d.outcome) for d in decisions]
+    rounds = [(r.drafted, r.accepted, r.emitted) for r in trace.rounds if r.sequence == sequence]
+    texts = trace.token_ids(sequence), trace.footer.texts[sequence], trace.footer.reasons[sequence]
+    return nodes, rounds, *texts
 
 
 def test_plain_batches_draft_nothing_and_write_the_text_of_plain_decoding(cluster):
@@ -63,42 +87,36 @@ def verifies(trace: Trace):
 @pytest.mark.parametrize(
     ("cluster", "base", "sampling"),
     [
-        *itertools.product(["local-thread"], BASES, SAMPLINGS),
-        *(("virtual", *both) for both in zip(BASES, SAMPLINGS, strict=True)),
+        *(("local-thread", *case) for case in itertools.product(BASES, SAMPLINGS)),
+        *(("virtual", *case) for case in zip(BASES, (*SAMPLINGS, NARROW), strict=True)),
+        ("local-thread", "trees", NARROW),
         ("local-process", "trees", SAMPLINGS[1]),
     ],
-    ids=lambda x: f"T={x.temperature}" if isinstance(x, Sampling) else x,
+    ids=lambda x: f"T={x.temperature}-{x.top_k}" if isinstance(x, Sampling) else x,
     indirect=["cluster"],
     scope="module",
 )
-def test_a_sequence_has_the_same_text_as_alone(cluster, base, sampling):
-    """Trees on threads and in virtual time are in `test_ems_trees.py`."""
-    settings = TREES if base == "trees" else {"base": base}
-    singles = alone(cluster, sampling, Limits(10), **settings)
+def test_a_sequence_has_the_drafts_and_the_text_of_the_base_method_alone(cluster, base, sampling):
+    singles = [story(trace) for trace in alone(cluster, base, PROMPTS, sampling, 10)]
+    assert base == "llma" or any(accepted for _, rounds, *_ in singles for _, accepted, _ in rounds)
     cases = [(3, True, "both"), (24, False, "vanilla")]
-    if cluster.placement.runtime == "local-thread" and sampling == SAMPLINGS[base == "speculative"]:
+    if cluster.placement.runtime == "local-thread" and sampling in (SAMPLINGS[base == "speculative"], NARROW):
         cases += [(2, True, "vanilla"), (4, False, "inputs"), (3, True, "kv"), (1, True, "vanilla")]
     for batch, dynamic, variant in cases:
         fed = {"dynamic": dynamic, "feed_finished": not dynamic}
-        config = {**settings, "batch": batch, **fed, **VARIANTS[variant]}
+        config = {**BASES[base][2], "batch": batch, **fed, **VARIANTS[variant]}
         trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(10))
         assert trace.status == "done"
         for i, single in enumerate(singles):
-            assert trace.token_ids(i) == single.token_ids(), (batch, dynamic, variant, i)
-            assert trace.footer.texts[i] == single.text
-            assert trace.footer.reasons[i] == single.footer.reasons[0]
+            assert story(trace, i) == single, (batch, dynamic, variant, i)
 
 
-@pytest.mark.parametrize("cluster", ["local-thread"], indirect=True, scope="module")
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: f"T={s.temperature}")
-def test_one_prompt_has_the_rounds_of_the_base_method(cluster, base, sampling):
-    config = {"gamma": 4} if base == "speculative" else {}
-    plain = cluster.run(base, PROMPTS[2], config=config, sampling=sampling, limits=Limits(16))
-    trace = cluster.run("ems", PROMPTS[2], config={"base": base}, sampling=sampling, limits=Limits(16))
-    assert trace.token_ids() == plain.token_ids()
-    mine, theirs = ([(r.step, r.drafted, r.accepted, r.emitted) for r in t.rounds] for t in (trace, plain))
-    assert mine == theirs
+def test_one_prompt_has_the_events_of_the_base_method(threads, base):
+    for sampling in SAMPLINGS:
+        (plain,) = alone(threads, base, PROMPTS[2:3], sampling, 16)
+        trace = threads.run("ems", PROMPTS[2], config=BASES[base][2], sampling=sampling, limits=Limits(16))
+        assert timeless(trace) == timeless(plain)
 
 
 @pytest.fixture(scope="module")
@@ -235,15 +253,111 @@ def test_virtual_time_counts_the_padding():
         ),
         ("ems", {}, ("a", "b", ""), "prompt 2 of 3 (counted from 0): the prompt is empty"),
         ("ems", {}, (), "ems was given no prompt; give it at least one"),
-        (
-            "speculative",
-            {},
-            ("a", "b"),
-            "speculative decodes one prompt in a run, not 2; give one, or choose a method for batches",
-        ),
+        ("speculative", {}, ("a", "b"), "speculative decodes one prompt in a run, not 2; give one, or choose a method for batches"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_refused_at_once(tiny, method, config, prompts, message):
     with pytest.raises(UsageError) as caught:
         tiny.run(method, *prompts, config=config, limits=Limits(4))
     assert str(caught.value).startswith(message)
+
+
+# EMS-SD with a token tree per sequence (limitation 4): trees and texts equal `tree`'s.
+
+
+def ranked_cluster() -> TestCluster:
+    """The target's token, 100 + the position, is always the drafter's second choice."""
+    models = {
+        "target": ranked("target", lambda path: [100 + len(path)]),
+        "drafter": ranked("drafter", second_is_right),
+    }
+    place = Placement("virtual", Racks(models, PerRow()), Layout(), VirtualLoop, "flat", 4)
+    return TestCluster(Pair.find("bundled"), place)
+
+
+def test_a_level_of_all_trees_is_one_forward_and_all_trees_are_verified_in_one():
+    """Levels have 2, 4 and 4 nodes after 1, 2 and 4 rows, as with `tree`; fewer near the end."""
+    config = {"base": "speculative", "width": 4, "gamma": 3, "batch": 2}
+    with ranked_cluster() as cluster:
+        prompts = [1, 2, 3], [1, 2, 3, 4, 5]
+        trace = cluster.run("ems", *prompts, config=config, limits=cluster.limits(8))
+    assert [(r.step, r.sequence, r.drafted, r.accepted, r.emitted) for r in trace.rounds] == [
+        (step, sequence, *row)
+        for step, row in ((1, (10, 2, 3)), (2, (10, 2, 3)), (3, (6, 2, 2)))
+        for sequence in (0, 1)
+    ]
+    drafts = [(s.rows, s.context) for s in trace.spans if s.kind == "draft"]
+    cached = [(2 + 4, 3 + 5, 5 + 7), (5 + 7, 6 + 8, 8 + 10), (8 + 10, 9 + 11)]
+    rows = (2 * 1, 2 * 2, 2 * 4)
+    assert drafts == [(n, c) for round_ in cached for n, c in zip(rows, round_, strict=False)]
+    assert [(s.rows, s.context) for s in verifies(trace)] == [(22, 6), (22, 12), (14, 18)]
+    shown = [(t["step"], t["sequence"], t["drafted"], max(t["nodes"]["level"])) for t in trees(trace)]
+    assert shown == [(r.step, r.sequence, r.drafted, 2 if r.drafted == 10 else 1) for r in trace.rounds]
+
+
+def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
+    """Return the nodes of each level, by (step, sequence)."""
+    counters: dict[tuple[int, int], Counter[int]] = {}
+    for d in trace.decisions:
+        if d.node >= 0:
+            counters.setdefault((d.step, d.sequence), Counter())[d.position] += 1
+    return {key: [count for _, count in sorted(counts.items())] for key, counts in counters.items()}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_both_models_compute_exactly_the_cells_of_the_packing(threads, base):
+    settings, sampling = BASES[base][2], NARROW if base == "trees" else Sampling()
+    cells = dict[str, int]()
+    for variant, packing in VARIANTS.items():
+        config = {**settings, **packing}
+        trace = threads.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(16))
+        check_cells(trace, variant, sizes=5 if base == "trees" else 1)
+        cells[variant] = sum(s.cells for s in verifies(trace))
+        assert variant != "vanilla" or cells[variant] == measure(trace).attention_cells
+    assert cells["both"] < min(cells["inputs"], cells["kv"])
+    assert base == "speculative" or max(cells["inputs"], cells["kv"]) < cells["vanilla"]
+
+
+def check_cells(trace: Trace, variant: str, sizes: int) -> None:
+    """Check rows and cells of each forward; at least so many sizes of drafts are verified."""
+    pads_kv, pads_inputs = variant in ("vanilla", "inputs"), variant in ("vanilla", "kv")
+    padding, verified = [0] * len(PROMPTS), set[int]()
+    drafts = {step: [s for s in trace.spans if (s.kind, s.step) == ("draft", step)] for step in range(1, 17)}
+    grown = levels(trace)
+    for span, (step, counts) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
+        present = [r.sequence for r in trace.rounds if r.step == step]
+        rows, cached = [n for n, _ in counts], [n for _, n in counts]
+        verified |= set(rows)
+
+        def cost(rows, cached, present):
+            if pads_kv:
+                cached = [max(n + padding[s] for n, s in zip(cached, present, strict=True))] * len(rows)
+            if pads_inputs:
+                rows = [max(rows)] * len(rows)
+            cells = sum(r * (c + r) for r, c in zip(rows, cached, strict=True))
+            return sum(rows), sum(cached), cells
+
+        assert (span.rows, span.context, span.cells) == cost(rows, cached, present)
+        trees_of = {s: (n + 1, grown.get((step, s), [])) for s, n in zip(present, cached, strict=True)}
+        for level, draft in enumerate(drafts[step][1:], 1):
+            growing = [s for s in present if len(trees_of[s][1]) > level]
+            new = [trees_of[s][1][level - 1] for s in growing]
+            before = [trees_of[s][0] + sum(trees_of[s][1][: level - 1]) for s in growing]
+            assert (draft.rows, draft.context, draft.cells) == cost(new, before, growing)
+        brought = {r.sequence: r.emitted for r in trace.rounds if r.step == step}
+        stay = {r.sequence for r in trace.rounds if r.step == step + 1}
+        for sequence in stay:
+            padding[sequence] += max(brought[s] for s in stay) - brought[sequence]
+    assert len(verified) >= sizes, "drafts of different sizes were verified together"
+
+
+def test_24_sequences_with_the_largest_trees_have_enough_rows_of_q(tmp_path):
+    pair, _ = make_pair(tmp_path, "qwen3", "other")
+    config = {"base": "speculative", "batch": 24, "width": 4, "gamma": 16}
+    sampling, prompts = Sampling(1.0, seed=3), [[3 + i, 7] for i in range(24)]
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
+        trace = cluster.run("ems", *prompts, config=config, sampling=sampling, limits=Limits(20))
+        last = cluster.run("tree", prompts[23], config={"width": 4, "depth": 16},
+                           sampling=replace(sampling, seed=26), limits=Limits(20))  # fmt: skip
+    assert max(r.drafted for r in trace.rounds) > 60
+    assert story(trace, 23) == story(last)

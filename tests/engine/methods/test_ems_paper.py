@@ -1,8 +1,7 @@
-"""EMS-SD's example (Table 1, Figure 2: two samples, two steps) with every packing; appendix B."""
+"""EMS-SD's example (Table 1, Figure 2: two samples, two steps) with every packing."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,6 +11,8 @@ import pytest
 from specscope.engine.layout import Layout, Packing, Separate
 from specscope.engine.methods import METHODS
 from specscope.engine.methods.ems import Batch
+from specscope.engine.trace.events import Commit, Header, Round
+from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Draft, DraftToken
 from specscope.traces.metrics import measure
 from specscope.traces.padding import batches, shortfalls
@@ -98,14 +99,6 @@ def test_the_examples_ratios(example):
     assert m.least_acceptance_length == pytest.approx((4 + 2 + 1) / 3)
 
 
-def test_the_padding_ratio_is_the_mean_of_the_samples_and_leaves_ended_ones_out():
-    """The second sample ends with the second step: nobody pads it to the 8 tokens of the first."""
-    trace = _trace([[2, 8], [8, 1], [4]])
-    m = measure(trace)
-    assert m.padding_ratio == pytest.approx((6 / (2 + 8 + 4) + 0 / (8 + 1)) / 2)
-    assert m.padding_share == pytest.approx(6 / (6 + 14 + 9))
-
-
 def test_the_least_acceptance_length_is_a_batchs_and_the_mean_over_the_batches():
     """Samples 0 and 1, then 2 and 3: the slowest have 2 and 4 tokens per verification."""
     trace = _trace([[2, 6], [2, 6], [], []])
@@ -117,23 +110,7 @@ def test_the_least_acceptance_length_is_a_batchs_and_the_mean_over_the_batches()
     assert measure(trace).least_acceptance_length == pytest.approx((2 + 4) / 2)
 
 
-def test_appendix_b_wastes_30_percent_at_accuracy_0_9():
-    """Accepted lengths are geometric, at most 8; a large batch nearly always has one of 8."""
-    draws = random.Random(1)
-
-    def accepted() -> int:
-        return next((n for n in range(1, 8) if draws.random() >= 0.9), 8)
-
-    trace = _trace([[accepted() for _ in range(24)] for _ in range(600)])
-    assert measure(trace).padding_share == pytest.approx(0.29, abs=0.005)
-    expected = (1 - 0.9**8) / 0.1
-    assert measure(trace).padding_ratio == pytest.approx((8 - expected) / expected, abs=0.01)
-    assert measure(trace).acceptance_length == pytest.approx(expected, abs=0.05)
-
-
 def _trace(lengths: list[list[int]]):
-    from specscope.engine.trace.events import Commit, Header, Round
-    from specscope.engine.trace.trace import Trace
 
     n = max(len(counts) for counts in lengths)
     ids = ((1,),) * n

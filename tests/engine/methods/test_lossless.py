@@ -1,23 +1,25 @@
 """Every method is lossless: at temperature 0 its text equals the target's own.
 
-The reference is transformers' `generate` in float32. Above temperature 0 see
-`test_lossless_bundled.py`, for sampled drafts `tests/engine/test_joint*.py`.
+The reference is transformers' `generate` in float32. Above it, drafts that are a function of the
+prefix give the text of `autoregressive`; for sampled drafts see `tests/engine/test_joint*.py`.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from specscope.engine.types import Limits
+from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.lossless import (
     FAMILIES,
+    ONE_EACH,
     OTHER,
     RIGHT,
     WRONG,
     assert_same,
     generate,
     on,
-    tiny_clusters,
+    opened_clusters,
+    rule_2,
 )
 
 LONG = list(range(20, 31))
@@ -26,26 +28,44 @@ SHORT = {OTHER: (([5], 9), ([3, 9], 1), ([7, 8, 9], 2)), RIGHT: (([7, 8, 9], 2),
 """Short prompts and their numbers of tokens; a right draft is cut after two."""
 LENGTHS = {OTHER: 20, RIGHT: 33, WRONG: 12}
 """Tokens after it; 33 are a draft of 32 and the target's own."""
+WARM = Sampling(temperature=0.9, top_k=60, top_p=0.95, seed=11)
 
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory):
-    with tiny_clusters(tmp_path_factory.mktemp("pairs")) as opened:
+    with opened_clusters(tmp_path_factory.mktemp("pairs")) as opened:
         yield opened
 
 
 @on(*((family, "other") for family in FAMILIES), RIGHT, WRONG)
-def test_text_of_tiny_models_of_every_family(clusters, pair, method, config):
+def test_the_text_is_the_targets_with_models_of_every_family(clusters, pair, method, config):
     cluster, model = clusters(pair)
-    for prompt, new in (*SHORT.get(pair, ()), (LONG, LENGTHS.get(pair, 18))):
+    short = SHORT.get(pair, ()) if (method, config) in ONE_EACH else ()
+    for prompt, new in (*short, (LONG, LENGTHS.get(pair, 18))):
         trace = cluster.run(method, prompt, config=config, limits=Limits(new))
-        assert_same(model, prompt, trace.token_ids(), generate(model, prompt, new))
+        expected = generate(model, prompt, new, list(cluster.pair.eos) or None)
+        assert_same(model, prompt, trace.token_ids(), expected)
+        assert trace.header.lossless, "also with typical acceptance"
         fuzzy = {part.span for part in trace.parts}
         tested = [d for d in trace.decisions if d.node >= 0 and d.outcome != "discarded" and d.top_q]
         tested = [d for d in tested if d.draft_span not in fuzzy]
         best = {d.outcome for d in tested if d.token == d.top_q[0][0]}
         if pair in (RIGHT, WRONG) and tested:
             assert best == {"accepted" if pair == RIGHT else "rejected"}
+
+
+@pytest.fixture(scope="module")
+def warm_text(clusters):
+    return clusters(OTHER)[0].run("autoregressive", LONG, sampling=WARM, limits=Limits(20)).token_ids()
+
+
+@rule_2()
+def test_rule_2_gives_the_text_of_autoregressive_above_temperature_0(clusters, warm_text, method, config):
+    cluster, _ = clusters(OTHER)
+    trace = cluster.run(method, LONG, config=config, sampling=WARM, limits=Limits(20))
+    assert trace.header.lossless
+    assert {d.rule for d in trace.decisions} <= {"match", "target", ""}
+    assert trace.token_ids() == warm_text
 
 
 # A text that ends inside a draft, at EOS or a stop string.
@@ -72,8 +92,7 @@ STOPPED = [50, 51, 52]
 @pytest.fixture(scope="module")
 def unlimited(clusters):
     """Return the target's text of the prompt without stop strings."""
-    cluster, _ = clusters(OTHER)
-    return cluster.run("autoregressive", STOPPED, limits=Limits(12)).text
+    return clusters(OTHER)[0].run("autoregressive", STOPPED, limits=Limits(12)).text
 
 
 @on(OTHER, RIGHT, WRONG)

@@ -27,13 +27,7 @@ def _ids(text: str, words: dict[str, int]) -> list[int]:
 @pytest.mark.parametrize(
     ("gamma", "script", "text", "emits", "modes"),
     [
-        (
-            5,
-            TABLE_9,
-            TEXT_9,
-            [1, 1, 2, 1, 4, 1, 5, 3],
-            ["pre-verify"] * 2 + ["post-verify", "pre-verify"] * 2 + ["post-verify"] * 2,
-        ),
+        (5, TABLE_9, TEXT_9, [1, 1, 2, 1, 4, 1, 5, 3], ["pre-verify"] * 2 + ["post-verify", "pre-verify"] * 2 + ["post-verify"] * 2),
         (
             3,
             {
@@ -48,7 +42,7 @@ def _ids(text: str, words: dict[str, int]) -> list[int]:
         ),
     ],
     ids=["table 9", "figure 3"],
-)
+)  # fmt: skip
 def test_prefix_and_mode_of_every_step(gamma, script, text, emits, modes):
     words: dict[str, int] = {}
     prompt = [1, 2, 3]

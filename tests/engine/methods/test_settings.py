@@ -43,29 +43,17 @@ def test_values_out_of_range_are_refused(method: str, setting: Setting) -> None:
 @pytest.mark.parametrize(
     ("method", "config", "message"),
     [
-        (
-            "tree",
-            {"width": 13, "depth": 5},
-            "13 times depth 5 is 65 nodes; .* at this width depth is at most 4",
-        ),
+        ("tree", {"width": 13, "depth": 5}, "13 times depth 5 is 65 nodes; .* at this width depth is at most 4"),
         ("easyspec", {"width": 8, "gamma": 9}, "width 8 times gamma 9 is 72 nodes; .* gamma is at most 8"),
         ("eagle2", {"top": 16, "depth": 8}, "with this top depth is at most 6"),
-        (
-            "llma",
-            {"reference": "x" * 100_001},
-            "has 100,001 characters; it must have at most 100,000; shorten",
-        ),
+        ("llma", {"reference": "x" * 100_001}, "has 100,001 characters; it must have at most 100,000; shorten"),
         ("llma", {"reference": "PK\0\1"}, r"^character 2 of reference, '\\x00', is not text; remove it$"),
-        (
-            "llma",
-            {"reference": "a\ud800"},
-            r"^character 1 of reference, '\\ud800', is not valid Unicode; rem",
-        ),
+        ("llma", {"reference": "a\ud800"}, r"^character 1 of reference, '\\ud800', is not valid Unicode; rem"),
         ("medusa", {"oak": 1}, "medusa has no field 'oak'; its fields are tree, heads"),
         ("medusa", {"epsilon": "1.5"}, "epsilon is 1.5; it must be at least 0 and at most 1"),
         ("medusa", {"delta": "much"}, "delta is 'much'; it must be a number of at least 0 and at most 1"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_together_are_refused(method, config, message):
     with pytest.raises(UsageError, match=message):
         find(method).configure(config)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from math import log
 
+import numpy as np
 import pytest
-import torch
 
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout
 from specscope.engine.methods import find
-from specscope.engine.model.language import Output
 from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.trace import Trace
+from tests.engine.methods.pairs import Known
 from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
 
 PROMPT = [1, 2, 3]
@@ -31,17 +31,9 @@ UNSURE: dict[Text, dict[int, float]] = {
 SETTINGS = {"gamma": 4, "length": 4, "threshold": 0.5, "branches": 4}
 
 
-class Rows(Scripted):
-    """A scripted drafter with known probabilities; after a wrong token it is sure of token 7."""
-
-    def forward(self, cache, rows, want, *more, **options) -> Output:
-        inside = cache.append(rows)
-        logits = torch.full((len(want), self.vocab_size), -1e4)
-        for line, row in enumerate(want):
-            path = cache.tokens_to(int(rows.slots[row]), int(inside[row]))
-            for token, probability in row_of(tuple(path[len(PROMPT) :].tolist())).items():
-                logits[line, token] = log(probability)
-        return Output(logits, {})
+def drafted(path: np.ndarray) -> dict[int, float]:
+    """Return the drafter's logits; after a wrong token it is sure of token 7."""
+    return {token: log(p) for token, p in row_of(tuple(path[len(PROMPT) :].tolist())).items()}
 
 
 def row_of(out: Text) -> dict[int, float]:
@@ -58,7 +50,7 @@ def _rest(row: dict[int, float]) -> dict[int, float]:
 
 def decode(tokens: int = 16, latency: Flat | None = None, **settings: object) -> Trace:
     target = Scripted("target", lambda path, _: TRUTH[min(len(path) - len(PROMPT), len(TRUTH) - 1)], 1024)
-    models = {"target": target, "drafter": Rows("drafter", lambda _, __: 0, 1024)}
+    models = {"target": target, "drafter": Known("drafter", drafted)}
     latency = latency or Flat()
     pool = Racks(models, latency)
     place = Placement("virtual", pool, Layout(), VirtualLoop, "flat", latency.c)

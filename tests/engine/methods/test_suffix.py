@@ -6,7 +6,6 @@ import pytest
 
 from specscope import Load
 from specscope.engine.drafting.suffix import Finished
-from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Copied, Document, Forecast
 from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.test_baselines import (
@@ -124,8 +123,7 @@ def test_only_methods_with_suffix_trees_leave_their_texts(threads):
     assert memory.texts == {}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("method", ["suffix", "hybrid"])
+@pytest.mark.parametrize(("method", "sampling"), [("suffix", Sampling()), ("hybrid", WARM)], ids=str)
 def test_under_load_a_sequence_drafts_from_those_that_finished_before(threads, method, sampling):
     """The third request waits for one of two slots."""
     options = {"limits": Limits(60), "sampling": sampling, "load": Load((0.0, 0.0, 0.0), batch=2)}
@@ -145,25 +143,6 @@ def test_under_load_a_text_that_was_finished_before_is_copied_in_few_rounds(thre
     assert {f.tree for f in trace.forecasts if f.sequence == 0} == {"", "own"}
     first, second = (sum(r.sequence == i for r in trace.rounds) for i in (0, 1))
     assert second < first / 2
-
-
-def test_copies_name_true_occurrences(threads):
-    memory = Finished()
-    for prompt in ("Tell me a story about a fox.", "Tell me a story about a dog.", STORY):
-        trace = threads.run("suffix", prompt, limits=Limits(60), finished=memory, config={"offset": 2.0})
-        text = [*trace.header.prompt_ids[0], *trace.token_ids()]
-        position = {d.step: d.position for d in trace.decisions if d.node == 0}
-        drafts = {
-            c.step: [d.token for d in trace.decisions if d.step == c.step and d.node >= 0]
-            for c in trace.copies
-        }
-        for c in trace.copies:
-            source = text if c.document < 0 else trace.documents[c.document].tokens
-            end = position[c.step]
-            assert list(source[c.start : c.start + c.length]) == drafts[c.step]
-            assert list(source[c.start - c.match : c.start]) == text[end - c.match : end]
-            assert c.document >= 0 or c.start + c.length <= end
-    assert {c.document < 0 for c in trace.copies} == {True, False}
 
 
 # The hybrid.
@@ -201,13 +180,3 @@ def test_c_is_that_of_the_cluster():
     trace = run("hybrid", [9, 10], 4, weigh="seconds")
     assert trace.header.config["c"] == TARGET_US / DRAFTER_US
     assert run("hybrid", [9, 10], 4).header.config["c"] == 0.0
-
-
-def test_refusals(threads):
-    for config, words in (
-        ({"depth": 1}, "depth is 1"),
-        ({"least": 1.5}, "least is 1.5"),
-        ({"finished": -1}, "finished is -1"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            threads.run("suffix", STORY, config=config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Generator
 from dataclasses import replace
@@ -20,9 +19,8 @@ from specscope.engine.errors import UsageError
 from specscope.engine.layout import LayerParallel, Layout
 from specscope.engine.run.policies import BY_BATCH, FIXED, LENGTHS, MINEDRAFT, POLICIES, SURVIVAL, with_policy
 from specscope.engine.simulate.profile import Profile
-from specscope.engine.trace.events import Event, Span
 from specscope.engine.trace.trace import Trace
-from specscope.engine.types import Limits, Sampling
+from specscope.engine.types import Limits
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import make_pair
 from tests.engine.run.test_serving import LIMITS, PROMPTS, SAMPLINGS
@@ -115,17 +113,6 @@ def steps_of(trace: Trace) -> dict[int, dict[str, tuple[int, int]]]:
 MANY = Load((0.0,) * 8, batch=4, chunk=256)
 
 
-def test_a_step_takes_as_long_as_the_slower_of_drafter_and_target(cluster: specscope.Cluster) -> None:
-    trace = served(cluster, "speculative", MINEDRAFT, MANY, config={"gamma": 3}, limits=Limits(24))
-    steps, both = steps_of(trace), 0
-    for step, after in pairwise(sorted(steps)):
-        times = steps[step].values()
-        assert len({start for start, _ in times}) == 1, "both begin at once"
-        assert min(start for start, _ in steps[after].values()) == max(end for _, end in times)
-        both += len(times) == 2
-    assert both > 8
-
-
 @pytest.mark.parametrize("gamma", [2, 8])
 def test_max_of_v_and_d_exactly(cluster: specscope.Cluster, gamma: int) -> None:
     """With gamma 2 the target is slower, with gamma 8 the drafter."""
@@ -208,20 +195,6 @@ def test_an_empty_batch_leaves_ordinary_turns(cluster: specscope.Cluster) -> Non
 def served_token(cluster: specscope.Cluster, prompt: tuple[int, ...]) -> int:
     """Return a token that this prompt's text reaches before those of others."""
     return cluster.run("autoregressive", prompt, limits=Limits(5)).token_ids()[-1]
-
-
-def test_a_cancelled_run_keeps_what_is_finished(cluster: specscope.Cluster) -> None:
-    cancel = threading.Event()
-
-    def listen(event: Event) -> None:
-        if isinstance(event, Span) and event.step == 6 and event.kind == "draft":
-            cancel.set()
-
-    load = Load((0.0,) * 5, batch=2, policy=MINEDRAFT)
-    trace = cluster.run("speculative", *PROMPTS, load=load, limits=Limits(30), listener=listen, cancel=cancel)
-    assert trace.status == "cancelled"
-    assert trace.commits
-    assert served(cluster, "speculative", MINEDRAFT).status == "done"
 
 
 def test_slots_are_those_of_both_batches(cluster: specscope.Cluster) -> None:
@@ -327,10 +300,3 @@ def test_minedraft_is_refused_on_one_local_device(
 def test_an_unknown_policy() -> None:
     with pytest.raises(UsageError, match="there is no policy 'fast'; choose one of fixed, by-batch"):
         Load((0.0,), policy="fast")
-
-
-def test_the_draws_of_lengths_keep_the_sampled_run_whole(cluster: specscope.Cluster) -> None:
-    warm = Sampling(temperature=0.9, seed=4)
-    for policy in LENGTHS:
-        trace = served(cluster, "speculative", policy, config={"gamma": 3}, sampling=warm)
-        assert [len(text) for text in texts(trace)] == [10] * 5

@@ -1,4 +1,4 @@
-"""Random numbers by key, logits processors, and drafting one token."""
+"""Random numbers by key, logits processors, drafting one token, damping, the largest numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ import pytest
 import torch
 
 from specscope.engine.errors import ModelError
-from specscope.engine.sampling.draws import Draws, Key, facts, pick, process_logits
-from specscope.engine.types import Sampling
+from specscope.engine.sampling.draws import (
+    LONG,
+    SPREAD,
+    Draws,
+    Key,
+    damped,
+    facts,
+    largest,
+    pick,
+    process_logits,
+)
+from specscope.engine.types import Damping, Sampling
 from tests.engine.toy import Table, rows, warp_plainly
 from tests.engine.toy_draws import Fixed
 
@@ -174,3 +184,56 @@ def test_facts_are_warped_only_for_sampled_drafts():
     assert probabilities == pytest.approx((0.5, 0.6))
     assert tops == (((0, pytest.approx(0.5)),), ((2, pytest.approx(0.6)),))
     assert facts(logits, [0, 2], GREEDY, True)[0] == pytest.approx((0.5, 0.6))
+
+
+# Saguaro sampling: the most probable tokens of q are damped.
+
+Q = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.25, 0.25, 0.5, 0.0]])
+
+
+def test_the_most_probable_tokens_lose_by_the_factor_and_all_are_normalised():
+    found = damped(Q, Damping(0.5, 2))
+    weights = torch.tensor([[0.1, 0.2, 0.15, 0.2], [0.125, 0.125, 0.25, 0.0]])
+    assert torch.allclose(found, weights / weights.sum(-1, keepdim=True))
+    assert found.sum(-1).tolist() == pytest.approx([1, 1])
+
+
+def test_tokens_that_tie_with_the_last_damped_one_are_damped_too():
+    (row,) = damped(torch.tensor([[0.4, 0.2, 0.2, 0.2]]), Damping(0.25, 2)).tolist()
+    assert row == pytest.approx([0.4, 0.2, 0.2, 0.2])
+    (row,) = damped(torch.tensor([[0.3, 0.3, 0.2, 0.2]]), Damping(0.5, 1)).tolist()
+    assert row == pytest.approx([0.15 / 0.7, 0.15 / 0.7, 0.2 / 0.7, 0.2 / 0.7])
+
+
+@pytest.mark.parametrize("damping", [Damping(1.0, 2), Damping(0.1, 4), Damping(0.1, 9)], ids=str)
+def test_a_factor_of_1_and_the_damping_of_all_tokens_change_nothing(damping):
+    assert damped(Q, damping).tolist() == [pytest.approx(row) for row in Q.tolist()]
+
+
+def test_no_token_of_probability_0_gets_any():
+    q = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
+    assert ((damped(q, Damping(0.3, 2)) > 0) == (q > 0)).all()
+
+
+# The largest numbers of long rows.
+
+
+@pytest.mark.parametrize("width", [1, 100, LONG, LONG + SPREAD, LONG + 1, 49152])
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("k", [1, 5, 16, 64])
+def test_the_largest_numbers_of_long_rows_are_those_of_topk(width: int, count: int, k: int) -> None:
+    rows, k = torch.randn(count, width), min(k, width)
+    values, columns = largest(rows, k)
+    assert torch.equal(values, rows.topk(k).values)
+    assert torch.equal(rows.gather(1, columns), values)
+    assert all(len(set(row)) == k for row in columns.tolist()), "no column twice"
+
+
+def test_equal_numbers_are_listed_once_each_and_what_is_no_number_is_first() -> None:
+    rows = torch.zeros(2, LONG)
+    _, columns = largest(rows, 7)
+    assert all(len(set(row)) == 7 for row in columns.tolist())
+    rows[1, 3000] = torch.nan
+    values, columns = largest(rows, 2)
+    assert values[1, 0].isnan()
+    assert int(columns[1, 0]) == 3000

@@ -224,10 +224,8 @@ Q = torch.tensor([2.0, 1, 1, 4]).double() / 8
 DRAFTS = {
     "match": [(1.0, (1,))],
     "ratio": [(Q[x].item(), (x,)) for x in range(4)],
-    "ratio, siblings": [
-        ((Q[x] * Q[y] / (1 - Q[x])).item(), (x, y)) for x in range(4) for y in range(4) if x != y
-    ],
-}
+    "ratio, siblings": [((Q[x] * Q[y] / (1 - Q[x])).item(), (x, y)) for x in range(4) for y in range(4) if x != y],
+}  # fmt: skip
 """Chance and tokens of each draft."""
 CELLS = {
     "match": {"target": 8},

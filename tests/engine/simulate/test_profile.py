@@ -215,12 +215,7 @@ THREE, EIGHT = "pearl-3xA100", "8xA100"
         (THREE, 'target = "deepseek-33b"', 'target = "gpt"', "deepseek-1.3-33.target is 'gpt'; choose one"),
         (THREE, "[step]", "[step", "cannot be read: .*line"),
         (EIGHT, "gpus = 8", "gpus = 1", "target is llama-3-70b, on 2 GPUs; there are 1"),
-        (
-            EIGHT,
-            "target_speed = 13.00",
-            "target_speed = 130",
-            "130 tokens/s; this hardware allows at most 29",
-        ),
+        (EIGHT, "target_speed = 13.00", "target_speed = 130", "130 tokens/s; this hardware allows at most 29"),
         (
             EIGHT,
             "drafter_speed = 36.50",
@@ -233,7 +228,7 @@ THREE, EIGHT = "pearl-3xA100", "8xA100"
         (EIGHT, 'split = "tensor"', 'split = "rows"', "split is 'rows'; choose one of layers, tensor"),
         (EIGHT, "collective_us = 93", "collective_us = -1", "hardware.collective_us is -1"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_file_is_named_with_its_key(profile: str, old: str, new: str, message: str, tmp_path: Path):
     text = (FOLDER / f"{profile}.toml").read_text(encoding="utf-8")
     assert old in text
