@@ -265,6 +265,7 @@ def test_colours_stand_out_from_the_card(theme):
     text = ("ink", "muted", "rejected", "bad", "good", "warn")
     for name in text:
         assert contrast(colours[name], colours["card"]) >= 4.5, name
+    assert min(contrast(colours[name], colours["lit"]) for name in ("ink", "rejected")) >= 4.5
     kinds = (
         "verify",
         "prefill",
