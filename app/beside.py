@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specscope.engine.trace.trace import Trace
     from specscope.traces.store import Store
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]  # of the checkout, not of the package
 FOLDER = ROOT / "assets" / "examples" / "beside"
 MOST_BYTES = 200_000
 """Largest size of all files of the example."""
