@@ -100,8 +100,9 @@ def _frozen(value: Any) -> Any:
 def whole_part(line: bytes) -> bytes:
     """Return a line of a recording without a row that a killed process did not finish.
 
-    Several processes append to one file: the next row stands behind such a part, or on the next
-    line. A row begins with `ROW`, which no text holds since its quotes are escaped, and ends in }.
+    Several processes append to one file. After a killed process the next row follows on the same
+    line, or on the next. A row begins with `ROW` and ends in }. No text of a row contains `ROW`,
+    because quotes in texts are escaped.
     """
     row = line.strip()
     if not row.endswith(b"}"):

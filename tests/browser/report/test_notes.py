@@ -1,4 +1,4 @@
-"""What a report says of a run: a better drafter, health, a lossy rule, what is not recorded."""
+"""Notes in a report: advice of another drafter, health, lossy rules, unrecorded facts."""
 
 from dataclasses import replace
 

@@ -314,7 +314,7 @@ def test_a_process_that_is_no_child_is_another_program(path):
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_process_that_joined_is_no_other_program(path, detached):
-    """A child's time is known to the parent; another one tells its own, and it is counted once."""
+    """The parent knows a child's time. A detached process records its own, which counts once."""
     trace, own, machine = recorded(path, lambda: work_of(JOINED, path, detached=detached))
     told = [row for row in trace.occupancy if row.device == MEMBER]
     assert bool(told) == detached
