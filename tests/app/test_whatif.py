@@ -143,7 +143,7 @@ def test_drafts_that_another_engines_run_did_not_test_are_named(capsys, imported
 
 
 def test_a_recorded_loop_answers_from_its_own_times(capsys, db, tmp_path):
-    """Each value has the figures of a single what-if; a plain run gives the time of a further row."""
+    """Each value has the figures of a single what-if. A plain run times a further row."""
     runs = [loop(tmp_path / "mine.jsonl"), plain(tmp_path / "plain.jsonl")]
     with Store(Path(db[1])) as store:
         store.insert(*runs)
