@@ -48,8 +48,7 @@ SHARING = {
 
 THOROUGH = (
     # documents that are executed: other tests run the same commands and calls
-    *("tests/docs/test_readme.py", "tests/docs/test_notebook.py", "tests/docs/test_tutorial.py"),
-    "tests/docs/test_commands.py::test_a_page",
+    *("tests/docs/test_notebook.py", "tests/docs/test_commands.py::test_a_page"),
     *(
         f"tests/docs/test_parallel.py::test_{name}"
         for name in ("the_published_clusters_table", "ssds_cliff", "the_cliff")
@@ -77,12 +76,12 @@ THOROUGH = (
     # clusters of several nodes and devices, and servers that hang
     *("tests/engine/runtimes/test_ray.py", "tests/engine/runtimes/test_shards.py"),
     *(
-        "tests/security/test_foreign_folder.py::TestTheWheel",
+        "tests/security/test_folders.py::TestTheWheel",
         "tests/security/test_hub.py",
         "tests/security/test_page_files.py",
         "tests/security/test_requests.py",
     ),
-    "tests/security/test_numbers.py",  # every number of a foreign file, with every value
+    "tests/security/test_stored.py::test_a_number",  # every number of a foreign file, with every value
     *("tests/engine/checkpoints/test_catalog.py", "tests/engine/cluster/test_splitting.py"),
     *("tests/engine/cluster/test_forms.py", "tests/engine/run/test_policies.py::test_measured"),
     # looks in both themes and all widths; tabs whose results are also checked without a browser

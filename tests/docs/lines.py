@@ -15,9 +15,10 @@ from tests.traces.samples import sample_trace
 PAGES = {
     path.relative_to(ROOT).as_posix(): lines
     for path in DOCUMENTS
-    if path.is_relative_to(ROOT / "docs") and (lines := command_lines(path.read_text(encoding="utf-8")))
+    if path.name == "README.md" or path.is_relative_to(ROOT / "docs")
+    if (lines := command_lines(path.read_text(encoding="utf-8")))
 }
-"""Page -> its lines, each as the arguments of `specscope`."""
+"""Page, or README.md -> its lines, each as the arguments of `specscope`."""
 
 NOWHERE = {
     r"^bench --cuda": "needs a GPU; tests/engine/gpu",

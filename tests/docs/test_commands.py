@@ -1,4 +1,4 @@
-"""Every command of docs/ runs with and without SmolLM2, and gives what the text says.
+"""Every command of README.md and docs/ runs with and without SmolLM2, and gives what the text says.
 
 `tests/engine/real/test_documents.py` runs those of the real model. Here a stand-in has its name.
 """
@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import specscope
 from specscope.app.cli import COMMANDS
 from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.errors import ModelError
+from specscope.engine.trace.trace import Trace
+from specscope.traces.metrics import measure
+from specscope.traces.store import Store
 from tests.app.commands import call
 from tests.docs.lines import NOWHERE, PAGES, furnish, named, reason, shortened
 from tests.docs.test_docs import ROOT
@@ -97,14 +101,35 @@ def line_of(start: str) -> list[str]:
     return next(line for line in PAGES["docs/tutorial.md"] if " ".join(line).startswith(start))
 
 
+def faster(run: Trace, plain: Trace) -> str:
+    speeds = [measure(trace).tokens_per_second for trace in (run, plain)]
+    return f"{speeds[0] / speeds[1]:.2f}×"
+
+
 def test_the_tutorials_comparison_and_what_if_give_its_figures(place, capsys):
     """The figures of the page's steps are those of the command lines below them."""
     found = speedups(capsys, line_of(STORY))
     table = dict(re.findall(r"\| (Speculative decoding|PEARL), gamma \d \| ([\d.]+)×", TUTORIAL))
     assert table == {"Speculative decoding": found["speculative"], "PEARL": found["pearl"]}
-    code, out, _ = call(capsys, "runs", "--json")
-    newest = next(run["run_id"] for run in json.loads(out)["runs"] if run["method"] == "pearl")
-    code, out, err = call(capsys, *(newest if word == "RUN" else word for word in line_of("whatif RUN")))
+    with Store(place / "traces.db", readonly=True) as store:
+        runs = {run.header.method: store.load(run.header.run_id) for run in store.runs()[0]}
+    plain, words = runs["autoregressive"], " ".join(TUTORIAL.split())
+    assert len({run.text for run in runs.values()}) == 1
+    assert f"the same {measure(plain).tokens}\n" in TUTORIAL
+    for name, key in (("Speculative decoding, gamma 5", "speculative"), ("PEARL, gamma 3", "pearl")):
+        waits = measure(runs[key]).waiting
+        shares = " | ".join(f"{100 * waits[side]:.0f} %" for side in ("both", "draft", "target"))
+        assert f"| {name} | {faster(runs[key], plain)} | {shares} |" in TUTORIAL
+    rejected = next(d for d in runs["speculative"].decisions if d.outcome == "rejected")
+    assert f"p = {rejected.p:.3f} and q = {rejected.q:.3f}" in words
+    (prompt,) = plain.header.prompts
+    assert prompt in TUTORIAL
+    with specscope.open(runtime="virtual", profile=plain.header.profile) as cluster:
+        short = cluster.run("speculative", prompt, config={"gamma": 3})
+    waits = f"{100 * measure(short).waiting['draft']:.0f} %"
+    assert f"again: {faster(short, plain)}. The target now waits for {waits}" in words
+    whatif = [runs["pearl"].header.run_id if word == "RUN" else word for word in line_of("whatif RUN")]
+    code, out, err = call(capsys, *whatif)
     assert code == 0, err
     assert f"{re.search(r'Replay[*]: ([0-9.]+)×', TUTORIAL)[1]}×" in out
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -46,6 +48,32 @@ def page(client: TestClient) -> Page:
     while not isinstance(app, FastAPI):
         app = app.app
     return next(route.app.blocks for route in app.routes if hasattr(getattr(route, "app", None), "blocks"))
+
+
+def inputs_of(page: Page, handler: str) -> int:
+    return len(next(each for each in page.fns.values() if each.name == handler).inputs)
+
+
+def asked(
+    client: TestClient,
+    page: Page,
+    handler: int | str,
+    data: list[Any],
+    event: Any = None,
+    *,
+    session: str = "one",
+    read: bool = True,
+) -> str:
+    """Call a handler by number or name as the page does; return the stream of its answers."""
+    if isinstance(handler, str):
+        handler = next(number for number, each in page.fns.items() if each.name == handler)
+    body = {"fn_index": handler, "session_hash": session, "data": data, "event_data": event}
+    content = json.dumps(body)  # in ASCII, as a page sends half of a character
+    head = {"Content-Type": "application/json"}
+    joined = client.post("/gradio_api/queue/join", content=content, headers=head)
+    if joined.status_code != 200 or not read:
+        return joined.text
+    return client.get("/gradio_api/queue/data", params={"session_hash": session}).text
 
 
 @pytest.fixture

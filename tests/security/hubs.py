@@ -56,9 +56,8 @@ class Hub:
     @property
     def sent(self) -> list[str]:
         """Names of the requested files."""
-        return [
-            path.rsplit("/", 1)[1] for path in self.requests if path.startswith("GET") and "/resolve/" in path
-        ]
+        resolved = (path for path in self.requests if path.startswith("GET") and "/resolve/" in path)
+        return [path.rsplit("/", 1)[1] for path in resolved]
 
 
 @contextlib.contextmanager
@@ -106,13 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None or hub.status != 200:
             self._send(hub.status if hub.status != 200 else 404, hub.headers, b"")
             return
-        etag = hashlib.sha256(content).hexdigest()
-        self._send(
-            200,
-            {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, **hub.headers},
-            content if body else None,
-            len(content),
-        )
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT, **hub.headers}
+        self._send(200, headers, content if body else None, len(content))
 
     def _list(self) -> None:
         hub = self.hub
@@ -122,12 +116,9 @@ class _Handler(BaseHTTPRequestHandler):
         listed = hub.listed
         if listed is None:
             listed = [{"rfilename": name, "size": len(content)} for name, content in hub.files.items()]
-        rows = {"id": MODEL, "sha": COMMIT, "siblings": listed}
-        self._send(
-            hub.status,
-            hub.headers if hub.status != 200 else {},
-            json.dumps(rows).encode() if hub.answer is None else hub.answer,
-        )
+        rows = json.dumps({"id": MODEL, "sha": COMMIT, "siblings": listed}).encode()
+        answer = rows if hub.answer is None else hub.answer
+        self._send(hub.status, hub.headers if hub.status != 200 else {}, answer)
 
     def _send(
         self, status: int, headers: dict[str, str], content: bytes | None, length: int | None = None

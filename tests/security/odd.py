@@ -62,13 +62,19 @@ def spoiled(document: Any, values: tuple[Any, ...] = ODD) -> st.SearchStrategy[A
 
 
 def returns_or_refuses(call: Callable[[], object]) -> None:
-    """Check that a call returns, or raises a SpecScopeError with one short line."""
+    """Check that a call returns, or refuses in one line, and takes little memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refusal(call)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _GROWTH
+
+
+def refusal(call: Callable[[], object], kind: type[SpecScopeError] = SpecScopeError) -> str:
+    """Return the error of a call, checked to be one line; empty if it returns."""
     try:
         call()
-    except SpecScopeError as error:
-        one_line(str(error))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _GROWTH
+    except kind as error:
+        return one_line(str(error))
+    return ""
 
 
 def refused(call: Callable[[], object], kind: type[SpecScopeError] = SpecScopeError) -> str:

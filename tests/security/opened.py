@@ -6,9 +6,8 @@ import io
 import json
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
@@ -24,6 +23,7 @@ from specscope.traces.health import health
 from specscope.traces.metrics import measure
 from specscope.traces.view.part import part_document
 from specscope.traces.whatif.replay import Change, what_if
+from tests.security.odd import refusal
 
 SECONDS = 60
 """Of all views of a small file, on a busy machine: a loop over values takes years."""
@@ -72,10 +72,10 @@ class Opener:
         json.dumps(runs_table(runs, total, 0, 50))
         for address in self._addresses(run_id):
             answer = self._client.get(address)
-            # 404 is a refusal, such as a timeline of a run without times
-            assert answer.status_code in (200, 404), (address, answer.text[:300])
-            assert answer.status_code == 200 or "\n" not in answer.json()["error"], address
-            assert "fault of SpecScope" not in answer.text, (address, _fault(answer.text))
+            if answer.status_code != 200:  # a refusal, such as a timeline of a run without times
+                assert answer.status_code == 404, (address, answer.text[:300])
+                assert "\n" not in answer.json()["error"], address
+            assert "fault of SpecScope" not in answer.text, (address, answer.text[-2000:])
         size = store.extent(run_id)
         if size is not None and size.spans:
             part_document([(store.opening(run_id, size, 20), size)])
@@ -86,32 +86,16 @@ class Opener:
         measure(trace).to_dict()
         for form in FORMATS:
             for table in TABLES if form == "csv" else ("tokens",):
-                why = refusal(lambda form=form, table=table: write(trace, form, table, io.StringIO()))
-                assert "\n" not in why
+                refusal(lambda form=form, table=table: write(trace, form, table, io.StringIO()), UsageError)
         assert self._analysis.show([trace, trace])
         if replay:
             for method in ("", "pearl", "llma"):
                 change = Change("pearl-4xA100", method=method)
-                assert "\n" not in refusal(lambda change=change: what_if(trace, change))
+                refusal(lambda change=change: what_if(trace, change), UsageError)
 
     def _addresses(self, run_id: str) -> Iterator[str]:
-        yield f"/specscope/model?runs={run_id}"
-        yield f"/specscope/model?runs={run_id}&whole=true"
-        yield f"/specscope/report.html?runs={run_id}"
-        yield f"/specscope/report.html?runs={run_id}&redact_prompt=true"
-        for form in EXPORTS:
-            yield f"/specscope/export/{run_id}/{form}"
-
-
-def refusal(attempt: Callable[[], Any]) -> str:
-    """Return the UsageError of an attempt; empty if it succeeds."""
-    try:
-        attempt()
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-def _fault(text: str) -> str:
-    at = text.index("fault of SpecScope")
-    return text[at - 40 : at + 120]
+        for way in ("", "&whole=true"):
+            yield f"/specscope/model?runs={run_id}{way}"
+        for way in ("", "&redact_prompt=true"):
+            yield f"/specscope/report.html?runs={run_id}{way}"
+        yield from (f"/specscope/export/{run_id}/{form}" for form in EXPORTS)

@@ -1,8 +1,12 @@
-"""Attacks on the command line: bad values, bad bytes, closed and full outputs, random arguments."""
+"""Attacks on the command line: bad values, bytes, outputs; signals to the server."""
 
 from __future__ import annotations
 
+import http.client
 import os
+import shlex
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,50 +37,42 @@ def _no_models(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
 
 
-def process(*argv, env=None, **streams):
-    """Run `specscope` in a new process; arguments may be bytes."""
-    return subprocess.run(
-        [sys.executable, "-m", "specscope.app.main", *argv],
-        cwd=ROOT,
-        env=dict(os.environ) | {"PYTHONPATH": str(ROOT)} | (env or {}),
-        timeout=240,
-        check=False,
-        **streams,
-    )
+def process(*argv, code="", env=None, **streams):
+    """Run `specscope`, or other code, in a new process; arguments may be bytes."""
+    program = ["-c", code] if code else ["-m", "specscope.app.main", *argv]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+    return subprocess.run([sys.executable, *program], cwd=ROOT, env=env, timeout=240, check=False, **streams)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--set", "gamma=abc"], "gamma is 'abc'; it must be a whole number of at least 1 and at most 32"),
-        (["--set", "gamma=99"], "gamma is 99"),
-        (["--set", "depth=1"], "no field 'depth'"),
-        (["--set", "gamma"], "--set 'gamma' is not FIELD=VALUE"),
-        (["--method", "none"], "there is no method 'none'"),
-        (["--temperature", "nan"], "temperature is nan"),
-        (["--temperature", "1e999"], "temperature is inf"),
-        (["--top-p", "2"], "top_p is 2"),
-        (["--top-k", "-1"], "top_k is -1"),
-        (["--seed", "-1"], "seed is -1; it must be at least 0 and at most 9223372036854775807"),
-        (["--seed", str(2**63)], "seed is 9223372036854775808; it must"),
-        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
-        (["--limit", "0"], "--limit is 0; it must be at least 1"),
-        (["--stop", ""], "stop text 1 of 1 is empty"),
-        (["--head", "somewhere"], "uses no drafting head"),
-        (["--prompt", ""], "the prompt is empty"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_wrong_setting_is_refused_before_models_open(argv, message):
-    assert command(*RUN, *argv).failed(2, message)
+WRONG = """
+--set gamma=abc | gamma is 'abc'; it must be a whole number of at least 1 and at most 32
+--set gamma=99 | gamma is 99
+--set depth=1 | no field 'depth'
+--set gamma | --set 'gamma' is not FIELD=VALUE
+--method none | there is no method 'none'
+--temperature nan | temperature is nan
+--temperature 1e999 | temperature is inf
+--top-p 2 | top_p is 2
+--top-k -1 | top_k is -1
+--seed -1 | seed is -1; it must be at least 0 and at most 9223372036854775807
+--seed 9223372036854775808 | seed is 9223372036854775808; it must
+--max-new-tokens 0 | max_new_tokens is 0
+--limit 0 | --limit is 0; it must be at least 1
+--stop '' | stop text 1 of 1 is empty
+--head somewhere | uses no drafting head
+--prompt '' | the prompt is empty
+"""
 
 
-def test_a_wrong_setting_of_a_compared_method_is_refused_before_models_open():
+@pytest.mark.parametrize("line", WRONG.strip().splitlines())
+def test_a_wrong_setting_is_refused_before_models_open(line):
+    words, message = line.split(" | ")
+    assert command(*RUN, *shlex.split(words)).failed(2, message)
+
+
+def test_a_wrong_setting_of_a_comparison_or_of_the_last_prompt_is_refused_before_models_open(tmp_path):
     done = command("compare", "--methods", "pearl", "--prompt", "x", "--set", "pearl.gamma=abc")
     assert done.failed(2, "gamma is 'abc'")
-
-
-def test_a_seed_that_leaves_the_range_with_the_last_prompt_is_refused(tmp_path):
     file = tmp_path / "two.jsonl"
     file.write_text('{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
     argv = ["run", "--method", "pearl", "--prompt-file", str(file), "--seed", str(2**63 - 1)]
@@ -85,28 +81,17 @@ def test_a_seed_that_leaves_the_range_with_the_last_prompt_is_refused(tmp_path):
 
 def test_arguments_are_checked_before_libraries_are_imported():
     code = "import specscope.app.command, sys; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gradio')))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=240)
-    assert done.returncode == 0
+    assert process(code=code).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--seed", DIGITS],
-        ["--top-k", DIGITS],
-        ["--temperature", DIGITS],
-        ["--set", f"gamma={DIGITS}"],
-        ["--set", DIGITS],
-        ["--set", f"{DIGITS}=1"],
-        ["--method", DIGITS],
-        ["--max-new-tokens", f"-{DIGITS}"],
-        ["--limit", DIGITS],
-        ["--no-such-option", DIGITS],
-    ],
-    ids=lambda argv: argv[0] + argv[1][:9],
-)
-def test_a_value_of_5000_digits_is_shortened_in_the_error(argv):
-    done = command(*RUN, *argv)
+LONG = """
+--seed N,--top-k N,--temperature N,--set N,--method N,--limit N,--no-such-option N,--set gamma=N,--set N=1,--max-new-tokens -N
+"""
+
+
+@pytest.mark.parametrize("words", LONG.strip().split(","))
+def test_a_value_of_5000_digits_is_shortened_in_the_error(words):
+    done = command(*RUN, *words.replace("N", DIGITS).split())
     assert (done.code, is_one_line(done.err)) == (2, True), done.err[:200]
     assert len(done.err) < 500
 
@@ -128,22 +113,14 @@ def test_shown_values_are_one_short_line():
         assert "\n" not in shown(value)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        [*RUN, "--stop", b"\xff"],
-        [*RUN, "--prompt", b"a\xffb"],
-        [*RUN, "--method", b"\xff"],
-        [*RUN, "--pair", b"\xff"],
-        [*RUN, "--target", b"\xff"],
-        [*RUN, "--set", b"gamma=\xff"],
-        ["--host", b"\xff"],
-        ["--auth", b"me:\xff"],
-        ["export", b"\xff"],
-        [b"\xff"],
-    ],
-    ids=lambda argv: repr(argv[-2:]),
-)
+NO_TEXT = [
+    *([*RUN, option, b"\xff"] for option in ("--stop", "--method", "--pair", "--target")),
+    *([*RUN, "--prompt", b"a\xffb"], [*RUN, "--set", b"gamma=\xff"]),
+    *(["--host", b"\xff"], ["--auth", b"me:\xff"], ["export", b"\xff"], [b"\xff"]),
+]
+
+
+@pytest.mark.parametrize("argv", NO_TEXT, ids=lambda argv: repr(argv[-2:]))
 def test_bytes_that_are_not_utf8_are_refused_in_any_argument(argv):
     done = command(*map(os.fsdecode, argv))
     assert done.code == 2
@@ -173,35 +150,30 @@ def stored(tmp_path_factory):
     return path
 
 
+EXPORT = ("export", "sample-speculative", "--db")
+
+
 def test_output_is_utf8_on_an_ascii_terminal(stored):
-    argv = ["export", "sample-speculative", "--db", str(stored)]
-    done = process(*argv, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, capture_output=True)
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = process(*EXPORT, str(stored), env=ascii_only, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert "猫" in done.stdout.decode("utf-8")
 
 
-def test_a_full_standard_output_is_a_one_line_error(stored):
+def test_a_full_standard_output_is_a_one_line_error_also_of_the_server(stored, tmp_path):
+    play = ("play", "--pair", "bundled", "--port", "0", "--db")
     with open("/dev/full", "wb") as full:
-        done = process(
-            "export", "sample-speculative", "--db", str(stored), stdout=full, stderr=subprocess.PIPE
-        )
-    assert (done.returncode, is_one_line(done.stderr.decode())) == (1, True)
-    assert b"No space left" in done.stderr
+        for words in (EXPORT, play):
+            done = process(*words, str(stored), stdout=full, stderr=subprocess.PIPE)
+            assert (done.returncode, done.stderr) == (1, b"specscope: No space left on device\n")
 
 
 def test_a_closed_pipe_ends_the_command_silently(stored):
     read, write = os.pipe()
     os.close(read)
-    done = process("export", "sample-speculative", "--db", str(stored), stdout=write, stderr=subprocess.PIPE)
+    done = process(*EXPORT, str(stored), stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, b"")
-
-
-def test_a_full_standard_output_ends_the_server_with_one_line(tmp_path):
-    with open("/dev/full", "wb") as full:
-        argv = ["play", "--pair", "bundled", "--port", "0", "--db", str(tmp_path / "a.db")]
-        done = process(*argv, stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (1, b"specscope: No space left on device\n")
 
 
 def test_ctrl_c_during_the_imports_is_one_line():
@@ -219,9 +191,7 @@ from specscope.app.main import main
 assert "specscope.app.cli" not in sys.modules
 main(["methods"])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, timeout=240
-    )
+    done = process(code=code, capture_output=True)
     assert (done.returncode, done.stderr) == (130, b"specscope: stopped\n")
 
 
@@ -242,9 +212,8 @@ def test_a_deleted_working_folder_is_refused(monkeypatch, tmp_path):
 
 
 def test_an_error_shows_no_control_characters():
-    assert command("plan", "--target", "a\x1b[31mb\x9b").failed(
-        1, r"a\x1b[31mb\x9b: there is no such directory"
-    )
+    refusal = r"a\x1b[31mb\x9b: there is no such directory"
+    assert command("plan", "--target", "a\x1b[31mb\x9b").failed(1, refusal)
 
 
 def test_an_internal_error_is_one_line_and_its_traceback_optional(monkeypatch):
@@ -257,53 +226,29 @@ def test_an_internal_error_is_one_line_and_its_traceback_optional(monkeypatch):
     assert "Traceback" in command(*RUN).err
 
 
-# Random arguments for the real parser and the real commands, with fake models.
-
-
-WORDS = ("play", "run", "compare", "methods", "report", "export", "import", "bench", "calibrate", "nap")
-VALID = (
-    ("run", "--method", "pearl", "--prompt", "x"),
-    ("run", "--method", "autoregressive", "--prompt-file", "prompts.jsonl"),
-    ("compare", "--methods", "pearl", "--prompt-file", "prompts.jsonl"),
-    ("export", "sample-speculative"),
-    ("report", "sample-speculative"),
-)
-OPTIONS = (
-    "--method",
-    "--methods",
-    "--set",
-    "--prompt",
-    "--prompt-file",
-    "--limit",
-    "--system",
-    "--head",
-    "--no",
-)
-SAMPLING = ("--max-new-tokens", "--temperature", "--top-k", "--top-p", "--seed", "--stop")
-PLACE = ("--runtime", "--profile", "--db", "--json", "--host", "--port", "--auth", "--unsafe", "--cuda")
-FILES = ("--format", "--table", "-o", "--output", "--compared", "--redact-prompt", "--quick", "--drafters")
-FLAGS = OPTIONS + SAMPLING + PLACE + FILES
+WORDS = "play run compare methods report export import bench calibrate nap"
+STARTS = """
+run --method pearl --prompt x
+run --method autoregressive --prompt-file prompts.jsonl
+compare --methods pearl --prompt-file prompts.jsonl
+export sample-speculative
+report sample-speculative
+"""
+FLAGS = """
+--method --methods --set --prompt --prompt-file --limit --system --head --no --max-new-tokens --temperature --top-k
+--top-p --seed --stop --runtime --profile --db --json --host --port --auth --unsafe --cuda --format --table -o --output
+--compared --redact-prompt --quick --drafters
+"""
+NAMES = "pearl all pearl,dsi gamma=3 pearl.gamma=3 gamma=x sample-speculative csv"
+PATHS = "prompts.jsonl folder own.db /dev/zero /dev/null missing/x.html out.toml /proc/self/mem"
 ODD = ("", "-1", "0", "3", "1e999", "nan", "9" * 5000, "x" * 5000, "\udcff", "a\nb", "%s{}", "--", "~nouser")
-NAMES = ("pearl", "all", "pearl,dsi", "gamma=3", "pearl.gamma=3", "gamma=x", "sample-speculative", "csv")
-PATHS = (
-    "prompts.jsonl",
-    "folder",
-    "own.db",
-    "/dev/zero",
-    "/dev/null",
-    "missing/x.html",
-    "out.toml",
-    "/proc/self/mem",
-)
 
 
 def test_any_arguments_give_an_exit_code_and_at_most_one_line_of_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
     use_models(monkeypatch, Models())
-    monkeypatch.setattr(
-        "specscope.app.busy.busy_since", lambda _: ""
-    )  # a busy machine is a line on stderr, too
+    monkeypatch.setattr("specscope.app.busy.busy_since", lambda _: "")  # a busy machine is a line, too
     for module in (play, train):
         monkeypatch.setattr(module, "run", lambda _: 0)
     for module in (bench, calibrate):
@@ -313,11 +258,11 @@ def test_any_arguments_give_an_exit_code_and_at_most_one_line_of_error(tmp_path,
     with Store(tmp_path / "own.db") as store:
         store.insert(sample_trace())
     texts = st.text(max_size=8).map(lambda text: text.replace("\0", ""))
-    values = st.sampled_from(ODD + NAMES + PATHS) | texts
-    options = (
-        st.tuples(st.sampled_from(FLAGS), values) | st.tuples(values) | st.tuples(st.sampled_from(FLAGS))
-    )
-    starts = st.sampled_from(VALID) | st.tuples(st.sampled_from(WORDS)) | st.just(())
+    values = st.sampled_from((*ODD, *NAMES.split(), *PATHS.split())) | texts
+    flags = st.sampled_from(FLAGS.split())
+    options = st.tuples(flags, values) | st.tuples(values) | st.tuples(flags)
+    words = [*map(str.split, STARTS.strip().splitlines()), *([word] for word in WORDS.split())]
+    starts = st.sampled_from([*words, []])
 
     @settings(max_examples=40, deadline=None, derandomize=True)
     @given(starts, st.lists(options, max_size=4))
@@ -328,3 +273,99 @@ def test_any_arguments_give_an_exit_code_and_at_most_one_line_of_error(tmp_path,
         assert not done.err or is_one_line(done.err), done.err
 
     attack()
+
+
+# Signals to the server.
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from specscope.app import main, server
+from specscope.app.runs import RunRequest
+from tests.app.fakes import FakeCluster, FakeOpen
+
+class Reported(FakeCluster):
+    waits = 0
+
+    def _wait(self, cancel):
+        self.waits += 1
+        if self.waits == 3:  # two words are decoded
+            print("decoding", flush=True)
+        return super()._wait(cancel)
+
+    def close(self):
+        super().close()
+        print("cluster closed", flush=True)
+
+def service(database, **more):
+    real = Service(database, FakeOpen(Reported(words=("word",) * 100_000, delay=0.01)), **more)
+    start, real.start = real.start, lambda request: (start(request), start(RunRequest(method="pearl", prompt="Hi")))
+    return real
+
+Service, server.Service = server.Service, service
+sys.exit(main.main(["play", "--pair", "bundled", "--port", "0", "--db", sys.argv[1]]))
+"""
+
+
+def started(code, *argv):
+    """Start a program whose output and errors are read."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", code, *argv], cwd=ROOT, **streams)
+
+
+def test_sigterm_ends_the_workers_stores_the_run_and_exits_with_143(tmp_path):
+    database = tmp_path / "traces.db"
+    program = started(SERVER, str(database))
+    try:
+        lines = sorted(program.stdout.readline() for _ in range(2))
+        assert lines[1] == "decoding\n", lines
+        page = http.client.HTTPConnection("127.0.0.1", int(lines[0].rpartition(":")[2]), timeout=60)
+        page.request("GET", "/gradio_api/heartbeat/open-page")
+        assert page.getresponse().status == 200  # a stream without an end
+        program.send_signal(signal.SIGTERM)
+        output, errors = program.communicate(timeout=120)
+    finally:
+        program.kill()
+        program.wait()
+    assert (program.returncode, errors) == (128 + signal.SIGTERM, "specscope: stopped\n")
+    assert "cluster closed" in output
+    with Store(database) as store:
+        (run,), _ = store.runs()
+        trace = store.load(run.header.run_id)
+    assert trace.status == "cancelled"
+    assert trace.text.startswith("word")
+
+
+STUCK = """
+import asyncio, sys, time
+from types import SimpleNamespace
+from specscope.app import main, server
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        print("computing", flush=True)
+        await asyncio.to_thread(time.sleep, 600)  # no cancellation ends a thread
+
+server.PAGE_S = server.CLOSE_S = 0.2
+server.build_app = lambda *_, **__: app
+server.Service = lambda *_, **__: SimpleNamespace(start=lambda _: None, close=lambda: time.sleep(600))
+sys.argv = ["specscope", "play", "--pair", "bundled", "--port", "0"]
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_server_whose_page_and_runs_do_not_end(number):
+    program = started(STUCK)
+    try:
+        port = int(program.stdout.readline().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as call:
+            call.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert program.stdout.readline() == "computing\n"
+            program.send_signal(number)
+            _, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    assert (program.returncode, errors) == (128 + number, "specscope: stopped\n")

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,14 +34,14 @@ RUN = ["run", "--method", "autoregressive", "--prompt", "Hi", "--target", MODEL,
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give every test an empty cache."""
     folder = tmp_path / "home" / "hub"
-    for name in [
+    for name in (
         "HF_TOKEN",
         "HF_HUB_OFFLINE",
         "TRANSFORMERS_OFFLINE",
         "http_proxy",
         "HTTP_PROXY",
         "ALL_PROXY",
-    ]:
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(folder.parent))
     monkeypatch.setenv("HF_HUB_CACHE", str(folder))
@@ -78,19 +79,34 @@ def reason(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> str:
     return message
 
 
+def when_reached(hub: Hub, act: Callable[[], object]) -> None:
+    """Do something in another thread when a request hangs."""
+    threading.Thread(target=lambda: hub.reached.wait(60) and act()).start()
+
+
 def incomplete(cache: Path) -> list[str]:
     return [path.name for path in cache.rglob("*.incomplete")]
 
 
-# -- no reply, or an incomplete one ---------------------------------------------------------------
+STALLS = {
+    "no list": ("ANSWER", 1, {"hang": "/api/"}, "the hub ({url}) did not answer in 1 s; check the network, or give a directory"),
+    "a list byte by byte": ("ANSWER", 1, {"drip": "/api/"}, "the hub ({url}) did not answer in 1 s"),
+    "no file": ("STALL", 1, {"hang": WEIGHTS}, "made no progress for 1 s, at "),
+    "a file byte by byte": ("STALL", 1, {"drip": WEIGHTS}, "made no progress for 1 s, at "),
+    "a connection that always breaks": ("STALL", 4, {"cut": 100_000}, "made no progress for 4 s"),
+}  # fmt: skip
+"""The limit, its seconds, the hub's misbehaviour, and the refusal."""
 
 
-@pytest.mark.parametrize("how", ["hang", "drip"])
-def test_the_list_has_a_time_limit(hub: Hub, how: str, monkeypatch) -> None:
-    monkeypatch.setattr(hub_module, "ANSWER", 1.0)
-    setattr(hub, how, "/api/")
-    message = refused()
-    assert f"the hub ({hub.url}) did not answer in 1 s; check the network, or give a directory" in message
+@pytest.mark.parametrize("name", STALLS)
+def test_a_stalled_answer_ends_the_download(hub: Hub, name: str, cache: Path, monkeypatch) -> None:
+    limit, seconds, misbehaviour, message = STALLS[name]
+    monkeypatch.setattr(hub_module, limit, float(seconds))
+    vars(hub).update(misbehaviour)
+    assert message.replace("{url}", hub.url) in refused()
+    assert incomplete(cache) == []
+    with pytest.raises(ModelError, match="no longer in the cache|is not a directory"):
+        resolve_local(MODEL)
 
 
 def test_a_refused_connection_is_reported(hub: Hub, monkeypatch) -> None:
@@ -100,29 +116,9 @@ def test_a_refused_connection_is_reported(hub: Hub, monkeypatch) -> None:
     assert re.search(r"127\.0\.0\.1.*ConnectError: .*refused; check the network", refused())
 
 
-@pytest.mark.parametrize("how", ["hang", "drip"])
-def test_a_stalled_file_ends_the_download(hub: Hub, how: str, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(hub_module, "STALL", 1.0)
-    setattr(hub, how, "model.safetensors")
-    assert "made no progress for 1 s, at " in refused()
-    assert incomplete(cache) == []
-    with pytest.raises(ModelError, match="no longer in the cache"):
-        resolve_local(MODEL)
-
-
-def test_a_connection_that_always_breaks_ends_the_download(hub: Hub, cache: Path, monkeypatch) -> None:
-    monkeypatch.setattr(hub_module, "STALL", 4.0)
-    hub.cut = 100_000
-    assert "made no progress for 4 s" in refused()
-    assert incomplete(cache) == []
-
-
 def test_a_download_continues_after_a_broken_connection(hub: Hub) -> None:
     hub.cut, hub.cuts = 100_000, 1
     assert (resolve(MODEL) / WEIGHTS).read_bytes() == FILES[WEIGHTS]
-
-
-# -- a correct hub --------------------------------------------------------------------------------
 
 
 def test_only_needed_files_are_downloaded_and_only_once(hub: Hub, cache: Path) -> None:
@@ -160,23 +156,37 @@ def test_an_invalid_hub_id_sends_no_request(hub: Hub, model: str) -> None:
     assert hub.requests == []
 
 
-# -- refusals and false replies -------------------------------------------------------------------
+INVALID = b'{"id": "someone/tiny", "sha": "%s", "siblings": %s}'
+AGAIN = "; check the network, or give a directory"
+REFUSALS = {
+    "no repository": ({"status": 404, "headers": {"X-Error-Code": "RepoNotFound"}}, "or only for a login; check the name, or set HF_TOKEN"),
+    "no login": ({"status": 401}, "has no such model, or only for a login; check the name, or set HF_TOKEN"),
+    "an agreement": ({"status": 403, "headers": {"X-Error-Code": "GatedRepo"}}, "asks for an agreement first; accept it there, then set HF_TOKEN"),
+    "a failure": ({"status": 500, "headers": {"X-Error-Message": "\x1b[2J\x07boo"}}, "answered 500" + AGAIN),
+    "a redirect to a file": ({"location": "file:///etc/passwd"}, AGAIN),
+    "a redirect to itself": ({"location": "{url}/api/models/someone/tiny"}, AGAIN),
+    "no JSON": ({"answer": b"<html>\x1b[2J not JSON"}, ""),
+    "deep JSON": ({"answer": b"[" * 100_000}, ""),
+    "a path as commit": ({"answer": INVALID % (b"../../../../tmp", b"[]")}, ""),
+    "wrong types": ({"answer": INVALID % (COMMIT.encode(), b'[{"rfilename": 5}, 7]')}, ""),
+    "pickles": ({"files": {"config.json": b"{}", "pytorch_model.bin": b"x", "tokenizer.json": b"{}"}}, "has no safetensors, only pytorch_model.bin, which can run code and is not read"),
+    "a petabyte": ({"listed": [{"rfilename": name, "size": 10**15 if name == WEIGHTS else 5} for name in FILES]}, "it has 1000000.0 GB, the disk of"),
+}  # fmt: skip
+"""The hub's misbehaviour, and a part of the refusal."""
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "message"),
-    [
-        (404, {"X-Error-Code": "RepoNotFound"}, "or only for a login; check the name, or set HF_TOKEN"),
-        (401, {}, "has no such model, or only for a login; check the name, or set HF_TOKEN"),
-        (403, {"X-Error-Code": "GatedRepo"}, "asks for an agreement first; accept it there, then set HF_TOKEN"),
-        (500, {"X-Error-Message": "\x1b[2J\x07boo"}, "answered 500; check the network, or give a directory"),
-    ],
-)  # fmt: skip
-def test_an_error_status_gives_a_cause_and_a_remedy(
-    hub: Hub, status: int, headers: dict[str, str], message: str, monkeypatch
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_false_answer_is_refused_with_a_cause_before_a_download(
+    hub: Hub, name: str, cache: Path, monkeypatch
 ) -> None:
-    hub.status, hub.headers = status, headers
-    assert message in reason(hub, monkeypatch)
+    misbehaviour, message = REFUSALS[name]
+    vars(hub).update(misbehaviour)
+    hub.location = hub.location.replace("{url}", hub.url)
+    why = reason(hub, monkeypatch)
+    assert message in why
+    assert why.endswith(AGAIN) or not message.endswith(AGAIN)
+    assert hub.sent == []
+    assert not cache.exists()
 
 
 def test_a_redirect_to_another_host_gets_no_token(hub: Hub, monkeypatch) -> None:
@@ -189,48 +199,23 @@ def test_a_redirect_to_another_host_gets_no_token(hub: Hub, monkeypatch) -> None
     assert set(hub.tokens) == {"Bearer hf_secret"}
 
 
-@pytest.mark.parametrize("place", ["file:///etc/passwd", "{url}/api/models/someone/tiny"])
-def test_a_redirect_to_a_file_or_to_itself_is_refused(hub: Hub, place: str, monkeypatch) -> None:
-    hub.location = place.format(url=hub.url)
-    assert reason(hub, monkeypatch).endswith("; check the network, or give a directory")
+OUTSIDE = ("../../x.json", "/etc/x.json", "a/../../x.json", "..\\x.json", "", "x\0.json")
+LISTS = [
+    *(([(name, 1), *((file, 1) for file in FILES)], "which is no name in a repository") for name in OUTSIDE),
+    *(
+        (
+            [(file, size if file == "config.json" else 1) for file in FILES],
+            r"the hub says that config.json has .* bytes",
+        )
+        for size in (-1, None, True, 1.5, "9")
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"<html>\x1b[2J not JSON",
-        b"[" * 100_000,
-        b'{"id": "someone/tiny", "sha": "../../../../tmp", "siblings": []}',
-        b'{"id": "someone/tiny", "sha": "%s", "siblings": [{"rfilename": 5}, 7]}' % COMMIT.encode(),
-    ],
-    ids=["no JSON", "deep JSON", "a path as commit", "wrong types"],
-)
-def test_an_invalid_list_is_refused(hub: Hub, answer: bytes, cache: Path, monkeypatch) -> None:
-    hub.answer = answer
-    reason(hub, monkeypatch)
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize(
-    "name", ["../../x.json", "/etc/x.json", "a/../../x.json", "..\\x.json", "", "x\0.json"]
-)
-def test_a_file_name_outside_the_repository_is_refused(name: str) -> None:
-    with pytest.raises(ModelError, match="which is no name in a repository"):
-        needed([(name, 1), *((name, 1) for name in FILES)])
-
-
-@pytest.mark.parametrize("size", [-1, None, True, 1.5, "9"])
-def test_an_invalid_size_is_refused(size: object) -> None:
-    with pytest.raises(ModelError, match=r"the hub says that config.json has .* bytes"):
-        needed([(name, size if name == "config.json" else 1) for name in FILES])
-
-
-def test_a_repository_of_pickles_is_refused_before_a_download(hub: Hub, monkeypatch) -> None:
-    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x", "tokenizer.json": b"{}"}
-    assert "has no safetensors, only pytorch_model.bin, which can run code and is not read" in reason(
-        hub, monkeypatch
-    )
-    assert hub.sent == []
+@pytest.mark.parametrize(("listed", "message"), LISTS)
+def test_a_file_name_outside_the_repository_or_an_invalid_size_is_refused(listed: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        needed(listed)
 
 
 def test_an_index_selects_the_shards(hub: Hub) -> None:
@@ -238,58 +223,37 @@ def test_an_index_selects_the_shards(hub: Hub) -> None:
     assert list(needed([(name, 1) for name in names])) == [*names[2:], "config.json"]
 
 
-def test_a_model_of_a_petabyte_is_refused_before_a_download(hub: Hub, cache: Path, monkeypatch) -> None:
-    hub.listed = [{"rfilename": name, "size": 10**15 if name == WEIGHTS else 5} for name in FILES]
-    assert "it has 1000000.0 GB, the disk of" in reason(hub, monkeypatch)
-    assert hub.sent == []
-    assert not cache.exists()
-
-
 def test_a_file_longer_than_listed_is_refused(hub: Hub, cache: Path, monkeypatch) -> None:
     hub.listed = [{"rfilename": name, "size": 70_000} for name in FILES]
-    assert "the hub sends more of model.safetensors than the 70000 bytes that it listed" in reason(
-        hub, monkeypatch
-    )
+    message = "the hub sends more of model.safetensors than the 70000 bytes that it listed"
+    assert message in reason(hub, monkeypatch)
     assert incomplete(cache) == []
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"ETag": '"../../../../escaped"'},
-        {"ETag": '"/{outside}/escaped"'},
-        {"X-Repo-Commit": "../../../../escaped"},
-    ],
-    ids=["a path as ETag", "an absolute ETag", "a path as commit"],
-)
-def test_headers_cannot_place_files_outside_the_cache(
-    hub: Hub, headers: dict[str, str], tmp_path: Path
-) -> None:
-    hub.headers = {name: value.format(outside=str(tmp_path).strip("/")) for name, value in headers.items()}
+ESCAPES = {
+    "a path as ETag": {"ETag": '"../../../../escaped"'},
+    "an absolute ETag": {"ETag": '"/{outside}/escaped"'},
+    "a path as commit": {"X-Repo-Commit": "../../../../escaped"},
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_headers_cannot_place_files_outside_the_cache(hub: Hub, name: str, tmp_path: Path) -> None:
+    hub.headers = {key: text.format(outside=str(tmp_path).strip("/")) for key, text in ESCAPES[name].items()}
     refused()
-    written = [path for path in tmp_path.rglob("*") if "escaped" in path.name and path.is_file()]
-    assert written == []
+    assert not [path for path in tmp_path.rglob("*") if "escaped" in path.name and path.is_file()]
 
 
 def test_a_cache_that_cannot_be_written_is_reported(hub: Hub, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
-    assert re.fullmatch(
-        r"Not a directory: .*/file.*; set HF_HOME to another folder", reason(hub, monkeypatch)
-    )
-
-
-# -- stopping -------------------------------------------------------------------------------------
+    why = reason(hub, monkeypatch)
+    assert re.fullmatch(r"Not a directory: .*/file.*; set HF_HOME to another folder", why)
 
 
 def test_a_stopped_download_leaves_no_incomplete_model(hub: Hub, cache: Path) -> None:
     hub.hang, cancel = WEIGHTS, threading.Event()
-
-    def stop() -> None:
-        hub.reached.wait(60)
-        cancel.set()
-
-    threading.Thread(target=stop).start()
+    when_reached(hub, cancel.set)
     with pytest.raises(RunCancelled):
         resolve(MODEL, cancel=cancel)
     assert hub.reached.is_set()
@@ -323,12 +287,7 @@ def test_the_command_line_reports_the_download_and_its_error(hub: Hub, capsys, t
 def test_interrupting_the_command_line_stops_the_download(hub: Hub, capsys, tmp_path: Path) -> None:
     hub.hang = "/api/"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def interrupt() -> None:
-        hub.reached.wait(60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    when_reached(hub, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT))
     try:
         assert main([*RUN, str(tmp_path / "x.db")]) == 130
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import json
 import os
 import tempfile
@@ -13,18 +12,17 @@ from typing import Any
 
 import gradio as gr
 import pytest
-from fastapi.testclient import TestClient
 from gradio import processing_utils
 from gradio.context import LocalContext
 from gradio.utils import get_upload_folder
 
 from specscope.app import routes
-from specscope.app.page import Page, check_plain
+from specscope.app.page import check_plain
 from specscope.engine.trace.jsonl import write_jsonl
+from tests.security.conftest import asked
 
 SECRET = "secret-of-the-machine"
 FILE_DATA = {"_type": "gradio.FileData"}
-_sessions = itertools.count()
 
 
 @pytest.fixture
@@ -54,12 +52,6 @@ def shapes(target: str) -> list[Any]:
     ]
 
 
-def handlers(page: Page) -> list[Any]:
-    functions = list(page.fns.values())
-    assert len(functions) > 20
-    return functions
-
-
 @pytest.fixture
 def copied(monkeypatch) -> list[str]:
     """Return the paths that Gradio copies; the list must stay empty."""
@@ -76,7 +68,8 @@ def copied(monkeypatch) -> list[str]:
 
 def test_every_handler_refuses_every_file_in_every_input(page, targets, copied) -> None:
     async def attack() -> None:
-        for handler in handlers(page):
+        assert len(page.fns) > 20
+        for handler in page.fns.values():
             for place in range(len(handler.inputs)):
                 for value in (shape for target in targets for shape in shapes(target)):
                     inputs: list[Any] = [None] * len(handler.inputs)
@@ -94,30 +87,18 @@ def test_a_handler_that_returns_a_file_is_refused(page, outside, copied) -> None
     async def attack() -> None:
         LocalContext.blocks.set(page)
         for target in (str(outside), "pyproject.toml", str(Path(tempfile.gettempdir()) / "x"), "/etc/passwd"):
-            value = {"path": target, "meta": FILE_DATA}
+            value, block = {"path": target, "meta": FILE_DATA}, next(iter(page.blocks.values()))
             with pytest.raises(processing_utils.InvalidPathError):
-                await processing_utils.async_move_files_to_cache(
-                    value, next(iter(page.blocks.values())), postprocess=True
-                )
+                await processing_utils.async_move_files_to_cache(value, block, postprocess=True)
 
     asyncio.run(attack())
     assert copied == []
 
 
-def call(client: TestClient, handler: int, data: list[Any], event: Any = None) -> str:
-    """Call a handler as the page does; return the server's answer."""
-    session = f"attack{next(_sessions)}"
-    body = {"fn_index": handler, "session_hash": session, "data": data, "event_data": event}
-    joined = client.post("/gradio_api/queue/join", json=body)
-    if joined.status_code != 200:
-        return joined.text
-    return client.get("/gradio_api/queue/data", params={"session_hash": session}).text
-
-
 def test_a_queue_call_with_a_file_reveals_nothing_of_it(client, page, outside, copied, capfd) -> None:
     for number, handler in page.fns.items():
         if handler.inputs:
-            answer = call(client, number, shapes(str(outside))[:1] * len(handler.inputs))
+            answer = asked(client, page, number, shapes(str(outside))[:1] * len(handler.inputs))
             assert '"success":false' in answer, handler.name
             assert "this page takes no files" in answer, handler.name
             assert SECRET not in answer
@@ -131,7 +112,7 @@ def test_a_file_in_the_data_of_an_event_is_only_text(client, page, outside, copi
     for number, handler in page.fns.items():
         if handler.fn is not None and handler.name not in ("ask", "regenerate"):
             event = dict.fromkeys(("run", "error", "offset", "listed", "ticked"), file)
-            answer = call(client, number, [None] * len(handler.inputs), event)
+            answer = asked(client, page, number, [None] * len(handler.inputs), event)
             assert "process_completed" in answer, handler.name
             assert SECRET not in answer
             if handler.name == "download":
@@ -143,7 +124,7 @@ def test_a_file_in_the_data_of_an_event_is_only_text(client, page, outside, copi
 def test_an_endless_device_does_not_block_a_handler(client, page) -> None:
     for number, handler in page.fns.items():
         if len(handler.inputs) == 1:
-            assert "takes no files" in call(client, number, shapes("/dev/zero")[:1])
+            assert "takes no files" in asked(client, page, number, shapes("/dev/zero")[:1])
     assert client.get("/config").status_code == 200
 
 
@@ -154,7 +135,7 @@ def test_a_cluster_that_is_not_in_the_list_is_refused(client, page, tmp_path) ->
     (number,) = [
         n for n, fn in page.fns.items() if fn.targets and fn.inputs and fn.inputs[0].elem_id == "profile"
     ]
-    answer = call(client, number, [str(secret)])
+    answer = asked(client, page, number, [str(secret)])
     assert '"success":false' in answer
     assert SECRET not in answer
 
@@ -166,6 +147,18 @@ def test_deeply_nested_values_are_refused() -> None:
     with pytest.raises(gr.Error, match="nested too deeply"):
         check_plain(deep)
     check_plain({"past": [["a", "b", "c"]], "answers": [["x", "y"]]})
+
+
+POSTS = """
+upload run/turn_page api/turn_page call/turn_page call/v2/turn_page component_server cancel reset process_recording
+vibe-edit vibe-code undo-vibe-edit stream/x stream/x/close run-history/connect
+"""
+READS = """
+/gradio_api/info /gradio_api/openapi.json /gradio_api/deep_link?session_hash=x /gradio_api/queue/status
+/gradio_api/upload_progress?upload_id=x /gradio_api/user /gradio_api/token /gradio_api/app_id /gradio_api/dev/reload
+/gradio_api/runs /gradio_api/vibe-code /gradio_api/custom_component/x/client/y/z.js /gradio_api/call/x/y
+/gradio_api/stream/a/b/1/playlist.m3u8 /gradio_api/Upload /monitoring /monitoring/summary /logout /login /pwa_icon
+"""
 
 
 def test_no_address_serves_or_takes_files_runs_handlers_directly_or_fetches_from_elsewhere(
@@ -183,26 +176,9 @@ def test_no_address_serves_or_takes_files_runs_handlers_directly_or_fetches_from
     finally:
         cached.unlink()
         cached.parent.rmdir()
-    posts = (
-        "upload run/turn_page api/turn_page call/turn_page call/v2/turn_page component_server cancel reset"
-    )
-    posts += (
-        " process_recording vibe-edit vibe-code undo-vibe-edit stream/x stream/x/close run-history/connect"
-    )
-    for name in posts.split():
+    for name in POSTS.split():
         assert client.post(f"/gradio_api/{name}", json={"data": []}).status_code == 404, name
-    reads = "info openapi.json deep_link?session_hash=x queue/status upload_progress?upload_id=x user token app_id"
-    reads += " dev/reload runs vibe-code custom_component/x/client/y/z.js call/x/y stream/a/b/1/playlist.m3u8"
-    for name in reads.split():
-        assert client.get(f"/gradio_api/{name}").status_code == 404, name
-    for path in [
-        "/monitoring",
-        "/monitoring/summary",
-        "/logout",
-        "/login",
-        "/pwa_icon",
-        "/gradio_api/Upload",
-    ]:
+    for path in READS.split():
         assert client.get(path).status_code == 404, path
 
 
@@ -212,9 +188,6 @@ def test_paths_out_of_the_served_folders_are_refused(client) -> None:
             answer = client.get(f"{top}/{climb}etc/passwd")
             assert answer.status_code in (403, 404), answer.url
             assert "root:" not in answer.text
-
-
-# The import of a trace.
 
 
 def test_an_import_reads_the_body_and_no_path(client, outside) -> None:
@@ -260,7 +233,7 @@ def test_a_second_import_at_once_is_refused(client, monkeypatch) -> None:
 
 
 def test_the_buttons_of_the_list_of_models_take_no_input(page) -> None:
-    acting = [f for f in handlers(page) if getattr(f.fn, "__qualname__", "").startswith("Shelf.")]
+    acting = [f for f in page.fns.values() if getattr(f.fn, "__qualname__", "").startswith("Shelf.")]
     names = {handler.fn.__name__ for handler in acting}
     assert names >= {"download", "stop", "delete", "follow"}
     assert [handler.inputs for handler in acting] == [[]] * len(acting)

@@ -11,18 +11,10 @@ from typing import Any
 
 import pytest
 
-from specscope.app.cli import common
 from specscope.app.cli.inputs import read_prompts
-from specscope.app.main import main
 from specscope.app.tabs.requests import FormError, make_requests
-from specscope.engine.bounds import (
-    LONGEST_STOP,
-    MOST_CHARACTERS,
-    MOST_MESSAGES,
-    MOST_PROMPTS,
-    MOST_STOPS,
-    PER_TOKEN,
-)
+from specscope.engine import bounds
+from specscope.engine.bounds import MOST_CHARACTERS, PER_TOKEN
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.prompts import encode, ids_of
 from specscope.engine.errors import UsageError
@@ -49,8 +41,7 @@ class Untouched:
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} of the tokenizer was used")
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise AssertionError("the tokenizer was called")
+    __call__ = None
 
 
 GUARDED = replace(PAIR, tokenizer=Untouched())
@@ -81,9 +72,9 @@ def said(*texts: str) -> list[dict[str, str]]:
     ("prompts", "message"),
     [
         ([said("s" * 20_000, "u" * 20_000)], f"the prompt has {20_000 + 20_000} characters"),
-        ([said(*["Hi"] * 10_000)], f"the chat has 10000 messages; it may have {MOST_MESSAGES}: begin a new one"),
+        ([said(*["Hi"] * 10_000)], f"the chat has 10000 messages; it may have {bounds.MOST_MESSAGES}: begin a new one"),
         ([[5] * HUGE], f"the prompt has {HUGE} tokens; the context of bundled is "),
-        (["Hi"] * 10_000, f"10000 prompts were given; a run takes at most {MOST_PROMPTS}"),
+        (["Hi"] * 10_000, f"10000 prompts were given; a run takes at most {bounds.MOST_PROMPTS}"),
         (["x" * 30_000] * 200, "the prompts have 6000000 characters; a run takes at most 4000000 in all"),
     ],
     ids=["characters", "messages", "tokens", "prompts", "characters of prompts"],
@@ -105,11 +96,13 @@ def test_a_huge_context_has_a_limit_of_characters() -> None:
         ids_of(wide, "x" * HUGE)
 
 
-@pytest.mark.parametrize("stops", [("x" * HUGE,), ("x",) * (MOST_STOPS + 1), ("x" * (LONGEST_STOP + 1),)])
+@pytest.mark.parametrize(
+    "stops", [("x" * HUGE,), ("x",) * (bounds.MOST_STOPS + 1), ("x" * (bounds.LONGEST_STOP + 1),)]
+)
 def test_too_long_or_too_many_stop_strings_are_refused(stops: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=r"stop strings? .*(it may have|takes at most)"):
         Limits(stop=stops)
-    Limits(stop=("x" * LONGEST_STOP,) * MOST_STOPS)
+    Limits(stop=("x" * bounds.LONGEST_STOP,) * bounds.MOST_STOPS)
 
 
 def test_a_reference_text_of_4_mb_is_refused() -> None:
@@ -118,56 +111,35 @@ def test_a_reference_text_of_4_mb_is_refused() -> None:
     assert len(str(error.value)) < 400
 
 
-def test_the_page_refuses_a_prompt_of_4_mb() -> None:
-    with pytest.raises(
-        FormError, match=f"the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}"
-    ) as error:
-        make_requests(
-            {"methods": '{"chosen": [{"method": "pearl"}]}'}, [{"role": "user", "content": "x" * HUGE}], "g"
-        )
-    assert error.value.where == "prompt"
+FORMS = {
+    "long": ("prompt", '{"chosen": [{"method": "pearl"}]}', "x" * HUGE, f"has {HUGE} characters; it may have {MOST_CHARACTERS}"),
+    **{
+        name: ("ems-prompts", json.dumps({"chosen": [{"method": "ems", "prompts": typed}]}), "Hi", "further prompts have .* there may be 999 with 1000000")
+        for name, typed in (("long further", "x" * HUGE), ("many further", "x\n\n" * 10_000))
+    },
+    "nested without end": (None, "[" * 1_000_000, "Hi", "cannot be read"),
+}  # fmt: skip
+"""The refused field, the choice of methods, the prompt, and the refusal."""
 
 
-@pytest.mark.parametrize("typed", ["x" * HUGE, "x\n\n" * 10_000], ids=["long", "many"])
-def test_the_page_refuses_too_many_further_prompts(typed: str) -> None:
-    values = {"methods": json.dumps({"chosen": [{"method": "ems", "prompts": typed}]})}
-    with pytest.raises(FormError, match=r"further prompts have .* there may be 999 with 1000000") as error:
-        make_requests(values, [{"role": "user", "content": "Hi"}], "g")
-    assert error.value.where == "ems-prompts"
+@pytest.mark.parametrize("name", FORMS)
+def test_the_page_refuses_too_much(name: str) -> None:
+    field, methods, prompt, message = FORMS[name]
+    with pytest.raises(FormError, match=message) as error:
+        make_requests({"methods": methods}, [{"role": "user", "content": prompt}], "g")
+    assert field in (None, error.value.where)
 
 
-def test_the_command_line_refuses_a_file_of_4_mb_before_models_load(
-    tmp_path: Path, capsys, monkeypatch
-) -> None:
-    monkeypatch.setattr(common, "open_cluster", lambda args: pytest.fail("models load"))
-    file = tmp_path / "prompt.txt"
-    file.write_text("[" * HUGE)
+def test_the_command_line_refuses_a_file_of_4_mb_before_models_load(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("[" * HUGE)
     words = ["run", "--method", "autoregressive", "--db", str(tmp_path / "x.db")]
-    assert main([*words, "--prompt-file", str(file)]) == 2
-    expected = f"specscope: the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}: shorten it\n"
-    assert capsys.readouterr().err == expected
-
-
-def test_the_page_refuses_a_choice_of_methods_that_is_nested_without_end() -> None:
-    with pytest.raises(FormError, match="cannot be read"):
-        make_requests({"methods": "[" * 1_000_000}, [{"role": "user", "content": "Hi"}], "g")
-
-
-# Invalid prompt files, and output files on a full disk.
+    done = command(*words, "--prompt-file", str(tmp_path / "prompt.txt"))
+    assert done.failed(2, f"the prompt has {HUGE} characters; it may have {MOST_CHARACTERS}: shorten it")
 
 
 @pytest.fixture(autouse=True)
 def _no_models(monkeypatch):
-    """Fail if a command opens models: it must refuse a bad file first."""
-
-    def refuse(*_, **__):
-        raise AssertionError("models were opened")
-
-    use_models(monkeypatch, refuse)
-
-
-def run(path, db):
-    return command("run", "--method", "pearl", "--prompt-file", str(path), "--db", str(db / "traces.db"))
+    use_models(monkeypatch, lambda *_, **__: pytest.fail("models were opened"))
 
 
 @pytest.mark.parametrize("words", [("import",), ("run", "--method", "pearl", "--prompt-file")])
@@ -201,7 +173,8 @@ def test_only_a_regular_file_is_read(tmp_path, words, name):
 def test_the_error_names_the_bad_line(tmp_path, content, message):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
-    assert run(path, tmp_path).failed(2, message)
+    db = ("--db", str(tmp_path / "traces.db"))
+    assert command("run", "--method", "pearl", "--prompt-file", str(path), *db).failed(2, message)
 
 
 def test_lines_end_only_with_a_line_feed(tmp_path):
@@ -220,42 +193,34 @@ def db(tmp_path):
     return ("--db", str(tmp_path / "traces.db"))
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """Return a function that makes every later write fail, as on a full disk."""
-
+@pytest.mark.parametrize("word", ["report", "export"])
+def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path, db, monkeypatch, word):
     def fsync(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    return lambda: monkeypatch.setattr(os, "fsync", fsync)
-
-
-@pytest.mark.parametrize("words", [["report", "sample-speculative"], ["export", "sample-speculative"]])
-def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path, db, full, words):
     path = tmp_path / "out.html"
     path.write_text("before", encoding="utf-8")
-    full()
-    done = command(*words, "-o", str(path), *db)
+    monkeypatch.setattr(os, "fsync", fsync)
+    done = command(word, "sample-speculative", "-o", str(path), *db)
     assert done.failed(1, f"No space left on device: {path}")
     assert path.read_text(encoding="utf-8") == "before"
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_full_device_gives_one_line(db):
-    assert command("report", "sample-speculative", "-o", "/dev/full", *db).failed(
-        1, "No space left on device"
-    )
+    done = command("report", "sample-speculative", "-o", "/dev/full", *db)
+    assert done.failed(1, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (".", "is a folder; name a file"),
-        ("", "is a folder"),
-        ("no/where.html", "does not exist; make it first"),
-    ],
-)
+OUTPUTS = {
+    ".": "is a folder; name a file",
+    "": "is a folder",
+    "no/where.html": "does not exist; make it first",
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("word", ["report", "export"])
-def test_an_impossible_output_is_refused_before_the_work(tmp_path, monkeypatch, word, output, message):
+def test_an_impossible_output_is_refused_before_the_work(tmp_path, monkeypatch, word, output):
     monkeypatch.chdir(tmp_path)
-    assert command(word, "none", "-o", output, "--db", "none.db").failed(2, message)
+    assert command(word, "none", "-o", output, "--db", "none.db").failed(2, OUTPUTS[output])

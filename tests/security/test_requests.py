@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 import uvicorn
@@ -20,28 +18,21 @@ from starlette.responses import PlainTextResponse
 from specscope.app import limits
 from specscope.app.guard import HEADERS, Boundary
 from specscope.app.limits import MAX_BODY, BoundedConnection, SmallBodies
-from specscope.app.page import CHANGED, MALFORMED, MAX_SESSIONS, Page
+from specscope.app.page import CHANGED, MALFORMED, MAX_SESSIONS
 from specscope.app.routes import _download
 from specscope.app.server import bind, protect
 from specscope.engine.errors import UsageError
-
-OWN = "http://127.0.0.1:7860"
-_numbers = itertools.count()
+from tests.security.conftest import HOST, asked, inputs_of
 
 
 def guarded(headers) -> bool:
     return {name: headers.get(name) for name in HEADERS} == HEADERS
 
 
-# Other sites.
+EVIL = "evil.example localhost:9999 127.0.0.1:9999 127.0.0.1 [ [::1 127.0.0.1:7860@evil.example 127.0.0.1:7860.evil.example"
 
 
-EVIL = "evil.example localhost:9999 127.0.0.1:9999 127.0.0.1 [ [::1 127.0.0.1:7860@evil.example"
-
-
-@pytest.mark.parametrize(
-    "origin", ["null", "", *(f"http://{name}" for name in (*EVIL.split(), "127.0.0.1:7860.evil.example"))]
-)
+@pytest.mark.parametrize("origin", ["null", "", *(f"http://{name}" for name in EVIL.split())])
 def test_another_site_or_port_neither_reads_nor_writes(client, origin) -> None:
     for call in ("GET /config", "GET /", "OPTIONS /config", "GET /specscope/model"):
         method, path = call.split()
@@ -55,7 +46,7 @@ def test_another_site_or_port_neither_reads_nor_writes(client, origin) -> None:
 
 
 def test_the_servers_page_reads_and_writes(client) -> None:
-    own = {"Origin": OWN, "Sec-Fetch-Site": "same-origin"}
+    own = {"Origin": HOST, "Sec-Fetch-Site": "same-origin"}
     assert client.get("/config", headers=own).status_code == 200
     assert client.post("/specscope/import", content=b"x", headers=own).status_code == 422
 
@@ -71,9 +62,10 @@ def test_a_script_picture_or_frame_of_another_site_is_refused_and_a_link_is_foll
     assert client.post("/specscope/import", headers=link).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "[", "[::1", "", "a:b:c", "127.0.0.1:x"]
-)
+HOSTS = ("", "evil.example", "127.0.0.1.evil.example", "[", "[::1", "a:b:c", "127.0.0.1:x")
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_another_name_of_the_server_is_refused(client, host) -> None:
     answer = client.get("/config", headers={"Host": host})
     assert answer.status_code == 400
@@ -95,9 +87,6 @@ def test_an_invalid_host_is_bad_usage(host) -> None:
         bind(host, 0)
 
 
-# Malformed requests.
-
-
 def test_a_failure_anywhere_is_answered_in_one_line_with_headers(capfd) -> None:
     async def broken(scope, receive, send) -> None:
         raise RuntimeError("a secret\nof \x1b[31mthe server")
@@ -117,23 +106,15 @@ def test_a_failure_anywhere_is_answered_in_one_line_with_headers(capfd) -> None:
     assert "\x1b" not in written
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b"\xff",
-        b'"x"',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"1" * 10_000,
-        b'{"fn_index":"x","session_hash":[],"data":{}}',
-        b'{"fn_index":21,"session_hash":"b","data":[1]}',
-        b'{"fn_index":21,"session_hash":"\\ud800","data":["\\ud800",null],"trigger_id":1e99}',
-    ],
+CALLS = (
+    *(b"", b"{", b"null", b"[]", b"\xff", b'"x"', b"[" * 100_000, b'{"a":' * 100_000, b"1" * 10_000),
+    b'{"fn_index":"x","session_hash":[],"data":{}}',
+    b'{"fn_index":21,"session_hash":"b","data":[1]}',
+    b'{"fn_index":21,"session_hash":"\\ud800","data":["\\ud800",null],"trigger_id":1e99}',
 )
+
+
+@pytest.mark.parametrize("body", CALLS)
 def test_a_malformed_queue_call_is_answered_without_a_traceback(client, capfd, body) -> None:
     answer = client.post("/gradio_api/queue/join", content=body, headers={"Content-Type": "application/json"})
     if answer.status_code == 200:
@@ -185,54 +166,41 @@ def test_a_path_longer_than_a_files_name_is_unknown(client, capfd, folder, name)
     assert capfd.readouterr() == ("", "")
 
 
-def answered(client: TestClient, page: Page, handler: str, data: list, event: object = None) -> str:
-    """Call a handler of the page by its name, and return the stream of its answers."""
-    number = next(number for number, each in page.fns.items() if each.name == handler)
-    body = {"fn_index": number, "session_hash": "odd", "data": data, "event_data": event}
-    content = json.dumps(body)  # in ASCII, as a page sends half of a character
-    head = {"Content-Type": "application/json"}
-    assert client.post("/gradio_api/queue/join", content=content, headers=head).status_code == 200
-    return client.get("/gradio_api/queue/data", params={"session_hash": "odd"}).text
-
-
-def inputs_of(page: Page, handler: str) -> int:
-    return len(next(each for each in page.fns.values() if each.name == handler).inputs)
-
-
 HALF = "a text holds half of a character, perhaps of an emoji; remove it"
+HALVES = ("\ud83d", "a \udc00 b", {"\ud800": 1}, [["\udfff"]])
+EVENT = ("run", "error", "offset", "listed", "ticked")
+ODD_CALLS = [
+    *(
+        (name, half, None)
+        for name in ("ask", "find", "refresh", "show_replay", "run", "forget")
+        for half in HALVES
+    ),
+    *((name, None, dict.fromkeys(EVENT, "\ud83d")) for name in ("open_one", "pick", "stop", "delete")),
+]
+"""Handler, its inputs, and the data of its event."""
 
 
-@pytest.mark.parametrize("half", ["\ud83d", "a \udc00 b", {"\ud800": 1}, [["\udfff"]]], ids=ascii)
-@pytest.mark.parametrize("handler", ["ask", "find", "refresh", "show_replay", "run", "forget"])
-def test_half_of_a_character_is_refused_in_one_line(client, page, capfd, handler, half) -> None:
-    answer = answered(client, page, handler, [half] * inputs_of(page, handler))
+@pytest.mark.parametrize(("handler", "value", "event"), ODD_CALLS, ids=ascii)
+def test_half_of_a_character_is_refused_in_one_line(client, page, capfd, handler, value, event) -> None:
+    answer = asked(client, page, handler, [value] * inputs_of(page, handler), event)
     assert (answer.count("process_completed"), HALF in answer) == (1, True)
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("handler", ["open_one", "pick", "stop", "delete"])
-def test_half_of_a_character_in_an_event_is_refused_in_one_line(client, page, capfd, handler) -> None:
-    event = dict.fromkeys(("run", "error", "offset", "listed", "ticked"), "\ud83d")
-    assert HALF in answered(client, page, handler, [None] * inputs_of(page, handler), event)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("state", ["x", 3, [1]], ids=str)
 @pytest.mark.parametrize("handler", ["find", "pick", "turn_page", "draw"])
-def test_a_state_of_another_form_is_refused_and_none_is_an_empty_one(
-    client, page, capfd, handler, state
-) -> None:
+def test_a_state_of_another_form_is_refused_and_none_is_an_empty_one(client, page, capfd, handler, state):
     event = {"offset": 0, "listed": [], "ticked": []}
     size = inputs_of(page, handler)
     states = [{}] * size if handler == "draw" else ["", state][-size:]
-    assert MALFORMED in answered(client, page, handler, states, event)
+    assert MALFORMED in asked(client, page, handler, states, event)
     if handler != "draw":
-        assert '"success":true' in answered(client, page, handler, ["", None][-size:], event)
+        assert '"success":true' in asked(client, page, handler, ["", None][-size:], event)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_choice_whose_list_has_changed_is_refused_with_the_reason(client, page, capfd) -> None:
-    assert CHANGED in answered(client, page, "offer_values", ["a method of another list", ""])
+    assert CHANGED in asked(client, page, "offer_values", ["a method of another list", ""])
     assert capfd.readouterr() == ("", "")
 
 
@@ -242,9 +210,6 @@ def test_a_stored_run_with_a_japanese_name_is_downloaded() -> None:
         'attachment; filename="specscope-_____-1.json"; '
         "filename*=UTF-8''specscope-%E5%AE%9F%E8%A1%8C___-1.json"
     )
-
-
-# Large and slow bodies.
 
 
 def test_a_body_over_the_limit_is_refused_whether_its_size_is_declared_or_not(client) -> None:
@@ -326,11 +291,8 @@ def listening(monkeypatch: pytest.MonkeyPatch, buffer: int = 0, **bounds: float)
     listener = bind("127.0.0.1", 0)
     if buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-    bounded = SmallBodies(app, unlimited="")
-    config = uvicorn.Config(
-        bounded, http=BoundedConnection, log_level="critical", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
+    more = {"http": BoundedConnection, "log_level": "critical", "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn.Config(SmallBodies(app, unlimited=""), **more))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -350,116 +312,77 @@ POST = b"POST /size HTTP/1.1\r\nHost: x\r\n"
 CLOSING = POST + b"Connection: close\r\nContent-Length: 3\r\n\r\n"
 
 
-def rest(peer: socket.socket) -> bytes:
-    return b"".join(iter(lambda: peer.recv(4096), b""))
-
-
-def ended(peer: socket.socket) -> bool:
-    """Wait until the server closes a connection; return False if it does not."""
-    peer.settimeout(30)
-    try:
-        while peer.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
-    return True
+def rest(peer: socket.socket, pause: float = 0, part: int = 4096) -> bytes:
+    """Read until the server closes the connection, with a pause after each part."""
+    read = list[bytes]()
+    with suppress(ConnectionError):
+        while some := peer.recv(part):
+            read.append(some)
+            time.sleep(pause)
+    return b"".join(read)
 
 
 def test_half_open_requests_are_closed_and_others_are_answered(monkeypatch) -> None:
-    with listening(monkeypatch, HEAD_SECONDS=3) as port:
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    with listening(monkeypatch, HEAD_SECONDS=3) as port, ExitStack() as stack:
+        silent = [stack.enter_context(peer_of(port)) for _ in range(100)]
         for number, peer in enumerate(silent):
             peer.sendall((b"", POST[:13], POST + b"X-")[number % 3])
-        with peer_of(port) as other:
-            other.sendall(CLOSING + b"abc")
-            assert rest(other).endswith(b"\r\n\r\n3")
-        assert all(map(ended, silent))
+        other = stack.enter_context(peer_of(port))
+        other.sendall(CLOSING + b"abc")
+        assert rest(other).endswith(b"\r\n\r\n3")
         for peer in silent:
-            peer.close()
+            rest(peer)  # TimeoutError if it stays open
 
 
 def test_a_head_sent_byte_by_byte_is_closed_at_its_deadline(monkeypatch) -> None:
     with listening(monkeypatch, HEAD_SECONDS=0.3) as port, peer_of(port) as peer:
-        begun, alive = time.monotonic(), True
-        while alive and time.monotonic() - begun < 60:
-            try:
+        begun = time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() - begun < 60:
                 peer.sendall(b"X")
-            except ConnectionError:
-                alive = False
-            time.sleep(0.02)
-        assert not alive
+                time.sleep(0.02)
+        assert time.monotonic() - begun < 60
 
 
-def test_a_second_request_on_a_connection_has_a_deadline(monkeypatch) -> None:
-    with listening(monkeypatch, HEAD_SECONDS=2) as port, peer_of(port) as peer:
+def test_a_second_request_on_a_connection_has_a_deadline_and_a_body_may_take_longer(monkeypatch) -> None:
+    with listening(monkeypatch, HEAD_SECONDS=2) as port, peer_of(port) as peer, peer_of(port) as slow:
+        slow.sendall(CLOSING + b"a")
         peer.sendall(POST + b"Content-Length: 3\r\n\r\nabc")
         assert peer.recv(4096).startswith(b"HTTP/1.1 200")
         peer.sendall(b"POST /size")
-        assert ended(peer)
-
-
-def test_a_request_may_take_longer_than_its_head(monkeypatch) -> None:
-    with listening(monkeypatch, HEAD_SECONDS=2) as port, peer_of(port) as peer:
-        peer.sendall(CLOSING + b"a")
-        time.sleep(2.5)
-        peer.sendall(b"bc")
-        assert rest(peer).endswith(b"3")
+        rest(peer)
+        time.sleep(0.5)
+        slow.sendall(b"bc")
+        assert rest(slow).endswith(b"3")
 
 
 def test_connections_over_the_limit_are_closed_at_once(monkeypatch) -> None:
-    with listening(monkeypatch, CONNECTIONS=8) as port:
-        peers = [peer_of(port) for _ in range(12)]
-        assert all(map(ended, peers[8:]))
-        for peer in peers:
-            peer.close()
+    with listening(monkeypatch, CONNECTIONS=8) as port, ExitStack() as stack:
+        for peer in [stack.enter_context(peer_of(port)) for _ in range(12)][8:]:
+            rest(peer)
 
 
-# State of a session.
+def refreshed(client, page, session: str, *, read: bool = True) -> str:
+    return asked(client, page, "refresh", ["", None], session=session, read=read)
 
 
-def call(client: TestClient, page: Page, session: str, *, read: bool) -> str:
-    names = {handler.name: number for number, handler in page.fns.items()}
-    body = {"fn_index": names["refresh"], "session_hash": session, "data": ["", None]}
-    assert client.post("/gradio_api/queue/join", json=body).status_code == 200
-    return client.get("/gradio_api/queue/data", params={"session_hash": session}).text if read else ""
-
-
-def test_a_session_stores_no_copy_of_the_page(client, page) -> None:
-    call(client, page, "kept", read=True)
-    assert page.state_holder.session_data["kept"].config_values == {}
-
-
-def test_sessions_beyond_a_number_are_dropped(client, page, monkeypatch) -> None:
+def test_sessions_beyond_a_number_are_dropped_and_none_stores_a_copy_of_the_page(client, page, monkeypatch):
     holder = page.state_holder
     assert holder.capacity == MAX_SESSIONS
-    call(client, page, "first", read=True)
+    refreshed(client, page, "first")
+    assert holder.session_data["first"].config_values == {}
     monkeypatch.setattr(holder, "capacity", len(holder.session_data))
     for number in range(holder.capacity):
-        call(client, page, f"later{number}", read=True)
+        refreshed(client, page, f"later{number}")
     assert len(holder.session_data) == holder.capacity
     assert "first" not in holder.session_data
 
 
 def test_a_session_with_unread_answers_gets_no_more(client, page, monkeypatch) -> None:
     monkeypatch.setattr("specscope.app.page.MAX_UNREAD", 3)
-    for _ in range(6):
-        call(client, page, "silent", read=False)
-    answers = client.get("/gradio_api/queue/data", params={"session_hash": "silent"}).text
-    assert "too many answers are unread" in answers
-
-
-def received(peer: socket.socket, pause: float) -> int:
-    """Read an answer in parts, with a pause after each; return its bytes."""
-    total = 0
-    try:
-        while part := peer.recv(2**20):
-            total += len(part)
-            time.sleep(pause)
-    except ConnectionError:
-        pass
-    return total
+    for _ in range(5):
+        refreshed(client, page, "silent", read=False)
+    assert "too many answers are unread" in refreshed(client, page, "silent")
 
 
 @pytest.mark.parametrize(("size", "buffer"), [(LARGE, 0), (SMALL, 4096)])
@@ -471,22 +394,19 @@ def test_an_answer_that_nobody_takes_is_dropped(monkeypatch, size, buffer) -> No
         peer.connect(("127.0.0.1", port))
         peer.sendall(GET % size)
         time.sleep(4)
-        assert received(peer, 0) < size
+        assert len(rest(peer)) < size
 
 
 def test_an_answer_that_is_taken_slowly_is_complete(monkeypatch) -> None:
     with listening(monkeypatch, SEND_SECONDS=2) as port, peer_of(port) as peer:
         peer.sendall(GET % LARGE)
-        assert received(peer, 0.1) > LARGE
+        assert len(rest(peer, 0.1, 2**20)) > LARGE
 
 
 def test_answers_that_nobody_takes_have_a_limit_over_all_connections(monkeypatch) -> None:
-    with listening(monkeypatch, MOST_UNREAD=3 * LARGE) as port:
-        peers = [peer_of(port) for _ in range(8)]
+    with listening(monkeypatch, MOST_UNREAD=3 * LARGE) as port, ExitStack() as stack:
+        peers = [stack.enter_context(peer_of(port)) for _ in range(8)]
         for peer in peers:
             peer.sendall(GET % LARGE)
         time.sleep(3)
-        complete = [received(peer, 0) > LARGE for peer in peers]
-        assert 1 <= sum(complete) <= 3
-        for peer in peers:
-            peer.close()
+        assert 1 <= sum(len(rest(peer)) > LARGE for peer in peers) <= 3

@@ -1,16 +1,20 @@
-"""Files that were stored and could not be opened, or kept a server busy."""
+"""Files that were stored and could not be opened, or kept a server busy; every number replaced."""
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import specscope
 from specscope.app.notebook.shown import figures_table
 from specscope.app.routes import MAX_UPLOAD
 from specscope.app.service import Service
@@ -18,8 +22,9 @@ from specscope.engine.errors import UsageError
 from specscope.engine.runtimes.virtual import VirtualTime
 from specscope.engine.trace.events import SCHEMA, Decision, Device, Footer, Forked, Span
 from specscope.engine.trace.jsonl import to_json
-from specscope.engine.trace.ranges import MOST_TIME
+from specscope.engine.trace.ranges import MOST_TIME, MOST_TOKENS
 from specscope.engine.trace.trace import Trace
+from specscope.engine.types import Limits, Sampling
 from specscope.traces.export.perfetto import to_perfetto
 from specscope.traces.imports import reading
 from specscope.traces.imports.reading import read_traces
@@ -30,8 +35,10 @@ from specscope.traces.waiting import lanes
 from specscope.traces.whatif.replay import Change, what_if
 from specscope.traces.whatif.rules import processed
 from tests.app.fakes import FakeOpen
+from tests.security.odd import changed, refusal
 from tests.security.opened import Opener, bounded
 from tests.traces.samples import sample_trace
+from tests.traces.test_imported import FILES, NAMES
 
 MS = 1_000_000
 
@@ -42,6 +49,14 @@ def imported(trace: Trace, folder: Path, **fields: object) -> Trace:
     rows[0] |= fields
     (folder / "file.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return read_traces(folder / "file.jsonl").traces[0]
+
+
+def stored(opener: Opener, trace: Trace, folder: Path, **fields: object) -> Trace:
+    """Import and store a trace, and open it in every way."""
+    read = imported(trace, folder, **fields)
+    opener.service.store.insert(read)
+    opener.open(read.header.run_id, replay=False)
+    return read
 
 
 @pytest.fixture(scope="module")
@@ -56,47 +71,67 @@ def opener(opening):
     """Return what opens the runs of a database, which is empty before and after each test."""
     yield opening
     store = opening.service.store
-    store.delete([run.header.run_id for run in store.runs(limit=100)[0]])
-    assert store.runs()[1] == 0
+    while runs := store.runs(limit=100)[0]:
+        assert store.delete([run.header.run_id for run in runs]) == len(runs)
 
 
 def test_a_notebooks_table_has_texts_and_no_markup():
     table = figures_table(["<b>", "x"], [["<i>", '"&']])
-    assert "&lt;b&gt;" in table
-    assert "&lt;i&gt;" in table
-    assert "<b>" not in table
-    assert "<i>" not in table
-    assert "&quot;&amp;" in table
+    assert all(shown in table for shown in ("&lt;b&gt;", "&lt;i&gt;", "&quot;&amp;"))
+    assert not any(tag in table for tag in ("<b>", "<i>"))
 
 
-@pytest.mark.parametrize(
-    "run_id", ["", "a,b", "a~b", "a;b", "a b", "a/b", "..", "-x", "a\nb", "a?b", "%2c", "x" * 101, "é\u2028"]
-)
-def test_an_id_that_cannot_be_opened_is_refused(tmp_path, run_id):
-    with pytest.raises(UsageError, match=r"run_id of a header is .*; expected 1 to 100 letters") as caught:
-        imported(sample_trace("pearl"), tmp_path, run_id=run_id)
+BAD_IDS = ("", "a,b", "a~b", "a;b", "a b", "a/b", "..", "-x", "a\nb", "a?b", "%2c", "x" * 101, "é\u2028")
+FACTS = {
+    "environment.open": ({"open": 5}, {"open": ["gamma"]}),
+    "environment.head": ({"head": ["x"]},),
+    "environment.load.batch": ({"load": {"batch": 2**40}},),
+    "environment.planned.speedup": ({"planned": {"speedup": "nan"}},),
+    "environment.clocks": ({"clocks": {"gpu0\n": {"offset_ns": 2**62}}},),
+    "environment.recorded.start_ns": ({"recorded": {"start_ns": "now"}},),
+    "environment.whatif": ({"whatif": []},),
+    "at most 50000 plain values": ({"settings": [0] * 50_001},),
+}
+SHARED = json.loads(to_json(sample_trace("shared").header))["devices"][0]
+REFUSED = [
+    *(({"run_id": name}, "; expected 1 to 100 letters") for name in BAD_IDS),
+    *(({"environment": value}, place) for place, values in FACTS.items() for value in values),
+    *(({"devices": [{**SHARED, "name": name}]}, "a device has the name") for name in ("", "others")),
+    *(({"schema": schema}, "please update") for schema in (SCHEMA + 1, 2**40)),
+    *(({"schema": schema}, "schema of a header is") for schema in (0, -1, 1.0, "6", None, True, [6], {})),
+]
+"""Other fields of a header, and the refusal."""
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED)
+def test_a_header_of_another_form_is_refused_in_one_line(tmp_path, fields, message):
+    kind = "shared" if "devices" in fields else "pearl"
+    with pytest.raises(UsageError) as caught:
+        imported(sample_trace(kind), tmp_path, **fields)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_run_whose_id_cannot_be_opened_is_not_stored(tmp_path):
     trace = sample_trace("pearl")
-    trace.header = replace(trace.header, run_id=run_id)
-    with Store(tmp_path / "traces.db") as store, pytest.raises(UsageError, match="cannot be stored"):
-        store.insert(trace)
+    with Store(tmp_path / "traces.db") as store:
+        for run_id in BAD_IDS:
+            trace.header = replace(trace.header, run_id=run_id)
+            with pytest.raises(UsageError, match="cannot be stored"):
+                store.insert(trace)
 
 
 @pytest.mark.parametrize("run_id", ["a.b-c_d", "déjà", "猫", "__proto__", "0"])
 def test_other_ids_are_opened(tmp_path, opener, run_id):
-    opener.service.store.insert(imported(sample_trace("pearl"), tmp_path, run_id=run_id))
-    opener.open(run_id, replay=False)
+    stored(opener, sample_trace("pearl"), tmp_path, run_id=run_id)
 
 
-@pytest.mark.parametrize(
-    ("pair", "profile"),
-    [("mine", "8xA100"), ("mine", "own"), ("", "own.toml"), ("constructor", "pearl-4xA100")],
-)
-def test_a_run_of_an_own_profile_is_opened_whatever_its_name(tmp_path, opener, pair, profile):
+@pytest.mark.parametrize("names", ["mine 8xA100", "mine own", " own.toml", "constructor pearl-4xA100"])
+def test_a_run_of_an_own_profile_is_opened_whatever_its_name(tmp_path, opener, names):
+    pair, profile = names.split(" ")
     environment = {"pair": "p", "profile_pair": pair}
-    trace = imported(sample_trace("pearl"), tmp_path, profile=profile, environment=environment)
-    opener.service.store.insert(trace)
-    opener.open(trace.header.run_id, replay=False)
+    trace = stored(opener, sample_trace("pearl"), tmp_path, profile=profile, environment=environment)
     with pytest.raises(UsageError, match=r"name a cluster|has no pair"):
         what_if(trace, Change())
 
@@ -130,45 +165,13 @@ def test_a_what_if_of_a_tiny_temperature_is_made(tmp_path):
     assert what_if(trace, change).replay.commits
 
 
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({"open": 5}, "environment.open"),
-        ({"open": ["gamma"]}, "environment.open"),
-        ({"head": ["x"]}, "environment.head"),
-        ({"load": {"batch": 2**40}}, "environment.load.batch"),
-        ({"planned": {"speedup": "nan"}}, "environment.planned.speedup"),
-        ({"clocks": {"gpu0\n": {"offset_ns": 2**62}}}, "environment.clocks"),
-        ({"recorded": {"start_ns": "now"}}, "environment.recorded.start_ns"),
-        ({"whatif": []}, "environment.whatif"),
-        ({"settings": [0] * 50_001}, "at most 50000 plain values"),
-    ],
-)
-def test_facts_of_another_form_are_refused(tmp_path, environment, place):
-    with pytest.raises(UsageError) as caught:
-        imported(sample_trace("pearl"), tmp_path, environment=environment)
-    assert place in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize("devices", ["", "others"])
-def test_a_device_has_a_name_of_its_own(tmp_path, devices):
-    trace = sample_trace("shared")
-    header = json.loads(to_json(trace.header))["devices"]
-    with pytest.raises(UsageError, match="a device has the name"):
-        imported(trace, tmp_path, devices=[{**header[0], "name": devices}])
-
-
 def test_a_run_without_devices_or_with_the_latest_times_is_opened(tmp_path, opener):
     bare = replace(sample_trace("pearl"), spans=[], occupancy=[], decisions=[])
-    opener.service.store.insert(imported(bare, tmp_path, devices=[], run_id="bare"))
+    stored(opener, bare, tmp_path, devices=[], run_id="bare")
     late = sample_trace("pearl")
     late.spans[-1] = replace(late.spans[-1], end=MOST_TIME)
     late.commits[-1] = replace(late.commits[-1], time=MOST_TIME)
-    opener.service.store.insert(imported(late, tmp_path, run_id="late"))
-    for run_id in ("bare", "late"):
-        opener.open(run_id, replay=False)
+    stored(opener, late, tmp_path, run_id="late")
 
 
 def test_a_virtual_run_ends_before_times_that_cannot_be_stored():
@@ -269,8 +272,90 @@ def test_files_of_all_earlier_schemas_are_opened(tmp_path, opener, schema):
     assert measure(read) == measure(trace) or schema < 2
 
 
-@pytest.mark.parametrize("schema", [SCHEMA + 1, 2**40, 0, -1, 1.0, "6", None, True, [6], {}])
-def test_a_schema_of_the_future_or_of_another_type_is_refused(tmp_path, schema):
-    message = "please update" if type(schema) is int and schema > SCHEMA else "schema of a header is"
-    with pytest.raises(UsageError, match=message):
-        imported(sample_trace("pearl"), tmp_path, schema=schema)
+VALUES = (
+    *(2**40, 2**62, 2**70, 2**53 - 1, MOST_TOKENS, MOST_TIME, 1000, 0, -1),
+    *(1.5, 1e-30, float("nan"), float("inf"), "x", [1], None),
+)
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("pearl", "ssd", "hybrid", "lookahead", "llma", "assisted")},
+    "sampled": ("speculative", {"sampling": Sampling(0.8, seed=3)}),
+    "fuzzy": ("easyspec", {}),
+    "load": ("speculative", {"load": specscope.Load((0.0, 0.1), 2)}),
+}
+"""Method and settings of virtual runs that together have every kind of row."""
+Place = tuple[str | int, ...]
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, list[Any]]:
+    """Return the JSON values of a file of each form by name: one per line."""
+    rows: dict[str, list[Any]] = {}
+    with specscope.open(runtime="virtual", profile="pearl-4xA100") as cluster:
+        for name, (method, settings) in RUNS.items():
+            prompts = ("One two three one two", "Hello") if "load" in settings else ("One two three one two",)
+            trace = cluster.run(method, *prompts, limits=Limits(6), **settings)
+            rows[name] = [json.loads(to_json(event)) for event in trace.events()]
+    for name in NAMES:
+        text = (FILES / name).read_text()
+        rows[name] = [*map(json.loads, text.splitlines())] if name.endswith("l") else [json.loads(text)]
+        trace = read_traces(FILES / name).traces[0]
+        rows[f"{name} as a trace"] = [json.loads(to_json(event)) for event in trace.events()]
+    return rows
+
+
+def places(rows: list[Any]) -> dict[str, tuple[int, Place]]:
+    """Return name -> (row, path) of each number; of those in lists and equal rows, two."""
+    found: dict[str, tuple[int, Place]] = {}
+    for number, row in enumerate(rows):
+        for path in _numbers(row):
+            kind = row.get("event", "") if isinstance(row, dict) else ""
+            name = f"{kind}.{'.'.join('#' if isinstance(key, int) else key for key in path)}"
+            found.setdefault(f"first {name}", (number, path))
+            found[f"last {name}"] = (number, path)
+    return found
+
+
+def _numbers(value: Any, path: Place = ()) -> Iterator[Place]:
+    parts: Any = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, part in parts:
+        yield from _numbers(part, (*path, key))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+FORMS = [*RUNS, *NAMES, *(f"{name} as a trace" for name in NAMES)]
+
+
+_fresh = itertools.count()
+
+
+def is_own(form: str) -> bool:
+    return form in RUNS or form.endswith("as a trace")
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_number_of_a_file_is_refused_or_the_run_opens(files, opener, tmp_path, form, value):
+    file, own = tmp_path / "file.jsonl", is_own(form)
+    found = places(files[form])
+    assert len(found) > 5
+    if own:  # each field is tried in the first trace that has it
+        earlier = [places(files[name]) for name in FORMS[: FORMS.index(form)] if is_own(name)]
+        found = {name: place for name, place in found.items() if not any(name in one for one in earlier)}
+    opened = 0
+    for name, (number, path) in found.items():
+        rows = list(files[form])
+        rows[number] = changed(rows[number], path, value)
+        if own:
+            rows[0] = {**rows[0], "run_id": f"run-{next(_fresh)}"}
+        file.write_text("\n".join(map(json.dumps, rows)))
+        with bounded(f"{form}: {name} is {value}"):
+            traces = list[Trace]()
+            why = refusal(lambda traces=traces: traces.extend(read_traces(file).traces), UsageError)
+            assert len(why) < 600
+            if traces:
+                opener.service.store.insert_missing(*traces[:1])
+                opener.open(traces[0].header.run_id, replay=opened % 10 == 0)
+                opened += 1
