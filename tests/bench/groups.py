@@ -12,14 +12,13 @@ import argparse
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import specscope
 from specscope.app.bench import speed
 from specscope.app.bench.figures import FULL, QUICK, Figure, Note, Plan
-from specscope.app.bench.speed import Generate, Race
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.drafting.static import tree
 from specscope.engine.errors import UsageError
@@ -28,10 +27,8 @@ from specscope.engine.heads.files import check_head
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.methods import BASELINE
 from specscope.engine.plot import Line, Panel, draw
-from specscope.engine.trace.trace import Trace
 from specscope.traces.metrics import measure as metrics
 from tests.bench import script
-from tests.bench.placements import decoding_speed
 
 if TYPE_CHECKING:
     from specscope import Cluster
@@ -55,40 +52,50 @@ def find(folder: Path, pair: Pair) -> dict[Path, HeadConfig]:
     return dict(sorted(heads.items(), key=lambda row: row[1].masks))
 
 
-class Runs:
-    """One head with one shape of drafts: its cluster and its traces."""
+class Runs(NamedTuple):
+    """One head with one shape of drafts."""
 
-    def __init__(self, shape: str, config: HeadConfig, folder: Path, cluster: Cluster) -> None:
+    shape: str
+    config: HeadConfig
+    nodes: int
+    contestant: script.Contestant
+
+    @classmethod
+    def of(cls, shape: str, config: HeadConfig, folder: Path, cluster: Cluster) -> Runs:
         nodes = SHAPES[shape](KINDS[config.kind].levels(config))
-        self.shape, self.config, self.cluster, self.nodes = shape, config, cluster, len(nodes)
-        self.tree = folder / f"{shape}-{len(nodes)}.toml"
-        self.tree.write_text(f"paths = {json.dumps([[*node] for node in nodes])}\n", encoding="utf-8")
-        self.name = f"{shape} K = {config.masks}"
-        self.traces: list[Trace] = []
-
-    def decode(self, plan: Plan) -> Generate:
-        return speed.decode(self.cluster, plan, self.config.kind, self.traces, tree=str(self.tree))
+        file = folder / f"{shape}-{len(nodes)}.toml"
+        file.write_text(f"paths = {json.dumps([[*node] for node in nodes])}\n", encoding="utf-8")
+        return cls(
+            shape, config, len(nodes), script.Contestant(cluster, config.kind, {"tree": str(file)}, [])
+        )
 
     def tokens(self) -> float:
-        rows = [metrics(trace) for trace in self.traces]
+        rows = [metrics(trace) for trace in self.contestant.traces]
         return sum(m.tokens for m in rows) / sum(m.target_forwards for m in rows)
 
 
 def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) -> dict[str, Figure]:
     """Decode the bench's prompts greedily with all heads of a folder; return the speed-ups."""
     pair = Pair.find()
-    heads = find(folder, pair)
-    prompts = [pair.encode(question) for question in plan.questions()]
+    note("heads")
     with contextlib.ExitStack() as stack:
         trees = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs = [
-            Runs(shape, config, trees, cluster)
-            for config, cluster in _open(stack, pair, heads, profile)
-            for shape in SHAPES
-        ]
-        ratios = (_virtual if profile else _measured)(runs, prompts, plan, note)
+        if not profile:
+            stack.enter_context(speed.one_core())
+        runs = dict[str, Runs]()
+        for path, config in find(folder, pair).items():
+            runtime = "virtual" if profile else "local-thread"
+            cluster = specscope.open(pair, runtime=runtime, profile=profile, device="cpu", head=path)
+            stack.enter_context(cluster)
+            for shape in SHAPES:
+                runs[f"{shape} K = {config.masks}"] = Runs.of(shape, config, trees, cluster)
+        first = next(iter(runs.values())).contestant.cluster
+        contestants = {BASELINE: script.Contestant(first, BASELINE, {}, [])}
+        contestants |= {name: run.contestant for name, run in runs.items()}
+        found = script.race(contestants, BASELINE, plan, note, virtual=bool(profile))
     figures = dict[str, Figure]()
-    for run, (values, same) in zip(runs, ratios, strict=True):
+    for name, run in runs.items():
+        ratios, same, _ = found[name]
         detail = {
             "masks": run.config.masks,
             "shape": run.shape,
@@ -97,48 +104,8 @@ def measure(folder: Path, plan: Plan, note: Note, profile: str | None = None) ->
             "same_tokens": same,
         }
         unit = f"of {BASELINE}; {run.tokens():.2f} tokens per forward, {run.nodes} nodes"
-        figures[run.name] = Figure(values, unit if same else "other tokens: not comparable", same, detail)
+        figures[name] = Figure(ratios, unit if same else "other tokens: not comparable", same, detail)
     return figures
-
-
-def _open(
-    stack: contextlib.ExitStack, pair: Pair, heads: Mapping[Path, HeadConfig], profile: str | None
-) -> Iterator[tuple[HeadConfig, Cluster]]:
-    if not profile:
-        stack.enter_context(speed.one_core())
-    for path, config in heads.items():
-        runtime = "virtual" if profile else "local-thread"
-        cluster = specscope.open(pair, runtime=runtime, profile=profile, device="cpu", head=path)
-        yield config, stack.enter_context(cluster)
-
-
-def _measured(
-    runs: Sequence[Runs], prompts: Sequence[Sequence[int]], plan: Plan, note: Note
-) -> list[tuple[tuple[float, ...], bool]]:
-    note("heads")
-    contestants = {BASELINE: speed.decode(runs[0].cluster, plan, BASELINE)}
-    contestants |= {run.name: run.decode(plan) for run in runs}
-    race = Race(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
-    return [(race.ratio(run.name, BASELINE), race.same(run.name, BASELINE)) for run in runs]
-
-
-def _virtual(
-    runs: Sequence[Runs], prompts: Sequence[Sequence[int]], plan: Plan, note: Note
-) -> list[tuple[tuple[float, ...], bool]]:
-    baseline, found = list[Trace](), list[tuple[tuple[float, ...], bool]]()
-    decode = speed.decode(runs[0].cluster, plan, BASELINE, baseline)
-    for ids in prompts:
-        decode(ids)
-    for run in runs:
-        note(run.name)
-        decode = run.decode(plan)
-        for ids in prompts:
-            decode(ids)
-        pairs = list(zip(run.traces, baseline, strict=True))
-        ratios = tuple(decoding_speed(a) / decoding_speed(b) for a, b in pairs)
-        found.append((ratios, all(a.token_ids() == b.token_ids() for a, b in pairs)))
-        note("")
-    return found
 
 
 def chart(figures: Mapping[str, Figure], clock: str) -> str:

@@ -7,19 +7,12 @@ in virtual time on the pairs of a profile. `specscope papers` has the published 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import specscope
-from specscope.app.bench import speed
 from specscope.app.bench.figures import FULL, QUICK, Figure, Note, Plan
-from specscope.app.bench.speed import Race
-from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import Profile
-from specscope.engine.trace.trace import Trace
-from specscope.engine.types import Limits
-from specscope.traces.metrics import measure as metrics
 from tests.bench import script
 
 if TYPE_CHECKING:
@@ -38,21 +31,22 @@ def places(cluster: Cluster) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def measured(plan: Plan, note: Note) -> dict[str, Figure]:
-    pair = Pair.find()
-    note("placements")
-    with specscope.open(pair, runtime="local-process", device="cpu") as workers:
-        traces: dict[str, list[Trace]] = {name: [] for name in places(workers)}
-        contestants = {
-            name: speed.decode(workers, plan, "pearl", traces[name], **config)
-            for name, config in places(workers).items()
-        }
-        prompts = [pair.encode(question) for question in plan.questions()]
-        race = Race(contestants, prompts).run(plan.rounds, plan.seconds, lambda: note(""))
-    return {
-        name: _figure(race.ratio(name, ALONE), race.speed(name), traces[name], race.same(name, ALONE))
-        for name in contestants
+def figures_of(cluster: Cluster, plan: Plan, note: Note, *, virtual: bool) -> dict[str, Figure]:
+    contestants = {
+        name: script.Contestant(cluster, "pearl", config, []) for name, config in places(cluster).items()
     }
+    figures = dict[str, Figure]()
+    for name, found in script.race(contestants, ALONE, plan, note, virtual=virtual).items():
+        header = contestants[name].traces[0].header
+        detail = {
+            "same_tokens": found.same,
+            "tokens_per_second": round(found.speed, 2),
+            "gamma": header.config["gamma"],
+            "devices": [device.name for device in header.devices],
+        }
+        unit = f"of {ALONE}" if found.same else "other tokens: not comparable"
+        figures[name] = Figure(found.ratios, unit, found.same, detail)
+    return figures
 
 
 def virtual(profile: str, plan: Plan, note: Note) -> tuple[dict[str, Figure], dict[str, str]]:
@@ -65,7 +59,7 @@ def virtual(profile: str, plan: Plan, note: Note) -> tuple[dict[str, Figure], di
         note(key)
         try:
             with specscope.open("bundled", runtime="virtual", profile=profile, profile_pair=key) as cluster:
-                rows = _virtual(cluster, plan)
+                rows = figures_of(cluster, plan, note, virtual=True)
         except UsageError as error:
             left_out[key] = str(error)
         else:
@@ -73,47 +67,13 @@ def virtual(profile: str, plan: Plan, note: Note) -> tuple[dict[str, Figure], di
     return figures, left_out
 
 
-def _virtual(cluster: Cluster, plan: Plan) -> dict[str, Figure]:
-    limits = Limits(plan.new_tokens)
-    traces = {
-        name: [cluster.run("pearl", text, config=config, limits=limits) for text in plan.questions()]
-        for name, config in places(cluster).items()
-    }
-    alone = traces[ALONE]
-    return {
-        name: _figure(
-            tuple(decoding_speed(a) / decoding_speed(b) for a, b in zip(runs, alone, strict=True)),
-            decoding_speed(*runs),
-            runs,
-            all(a.token_ids() == b.token_ids() for a, b in zip(runs, alone, strict=True)),
-        )
-        for name, runs in traces.items()
-    }
-
-
-def _figure(
-    ratios: tuple[float, ...], tokens_per_second: float, traces: Sequence[Trace], same: bool
-) -> Figure:
-    header = traces[0].header
-    detail = {
-        "same_tokens": same,
-        "tokens_per_second": round(tokens_per_second, 2),
-        "gamma": header.config["gamma"],
-        "devices": [device.name for device in header.devices],
-    }
-    return Figure(ratios, f"of {ALONE}" if same else "other tokens: not comparable", same, detail)
-
-
-def decoding_speed(*traces: Trace) -> float:
-    rows = [metrics(trace) for trace in traces]
-    return sum(m.tokens for m in rows) / sum(m.decode_seconds or 0.0 for m in rows)
-
-
 def measure(args: argparse.Namespace, note: Note) -> tuple[dict[str, Figure], dict[str, Any]]:
     """Return the figures; with a profile, also the pairs left out."""
     plan = QUICK if args.quick else FULL
     if not args.profile:
-        return measured(plan, note), {}
+        note("placements")
+        with specscope.open("bundled", runtime="local-process", device="cpu") as workers:
+            return figures_of(workers, plan, note, virtual=False), {}
     figures, left_out = virtual(args.profile, plan, note)
     return figures, {"device": f"virtual · {args.profile}", "left_out": left_out}
 

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -29,9 +28,8 @@ from specscope.engine.types import Limits
 from specscope.traces.advice import LENGTHS, Kind, kind_of, predicted
 from specscope.traces.metrics import measure
 from specscope.traces.rates import rates_of
+from tests.bench import script
 
-PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "categories.jsonl"
-CATEGORIES = ("chat", "story", "code")
 NEW_TOKENS = 64
 PASSES = 2
 WIDEST = 32
@@ -41,14 +39,9 @@ TREES = {"width": 2}
 """Settings of a method whose drafts are trees: then the length is the depth."""
 
 
-def prompts() -> list[str]:
-    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
-    return [next(row["text"] for row in rows if row["category"] == name) for name in CATEGORIES]
-
-
 def decode(cluster: Cluster, method: str, config: dict[str, Any]) -> list[Trace]:
     limits = Limits(NEW_TOKENS)
-    return [cluster.run(method, prompt, config=config, limits=limits) for prompt in prompts()]
+    return [cluster.run(method, prompt, config=config, limits=limits) for prompt in script.prompts()]
 
 
 def speed(runs: Sequence[Trace]) -> float:

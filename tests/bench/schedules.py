@@ -9,9 +9,7 @@ are certain, so they have no threshold.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,8 @@ from specscope.engine.simulate.oracle import Scripted, Source, agrees, another, 
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
+from tests.bench import script
 
-PROMPTS = Path(__file__).parents[2] / "assets" / "prompts" / "categories.jsonl"
-CATEGORIES = ("chat", "story", "code")
 FIXED = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 AVERAGE: dict[str, dict[str, Any]] = {
     f"average {gamma}": {"schedule": "average", "gamma": gamma} for gamma in (3, 5, 8)
@@ -36,11 +33,6 @@ THRESHOLD: dict[str, dict[str, Any]] = {
     for sure in (0.2, 0.4, 0.6)
 }
 PHASE, EASY, HARD = 128, 0.95, 0.4
-
-
-def prompts() -> list[str]:
-    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
-    return [next(row["text"] for row in rows if row["category"] == name) for name in CATEGORIES]
 
 
 def phases(vocabulary: int, avoid: Sequence[int]) -> Source:
@@ -83,7 +75,7 @@ def table(
     def decode(method: str, **config: Any) -> list[Trace]:
         return [
             cluster.run(method, prompt, config=config, sampling=sampling, limits=limits)
-            for prompt in prompts()
+            for prompt in script.prompts()
         ]
 
     plain = decode(BASELINE)

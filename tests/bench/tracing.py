@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
 import subprocess
@@ -126,15 +127,13 @@ def _overhead(runs: Mapping[str, Sequence[Traced]], cost: Sequence[float]) -> di
     event = statistics.median(cost)
     shares = {m: tuple(t.events * event / t.seconds for t in repeats) for m, repeats in runs.items()}
     writer = {m: tuple(t.writer_seconds / t.seconds for t in repeats) for m, repeats in runs.items()}
-    per_token = {
-        m: statistics.median(t.events / len(t.trace.commits) for t in repeats) for m, repeats in runs.items()
-    }
+    counts = {m: [t.events / len(t.trace.commits) for t in repeats] for m, repeats in runs.items()}
     return {
         "tracing_overhead": _costliest(
             shares,
             "share of the time per token",
             event_microseconds=Figure(tuple(1e6 * c for c in cost), "us").to_dict(),
-            events_per_token={m: round(n, 2) for m, n in per_token.items()},
+            events_per_token={m: round(statistics.median(n), 2) for m, n in counts.items()},
         ),
         "tracing_writer_cpu": _costliest(writer, "share of one core"),
     }
@@ -188,10 +187,8 @@ def _resident(pid: int) -> int:
         return 0
     total = 0
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
     return total
 
 

@@ -144,26 +144,6 @@ def doubt() -> Iterator[str]:
     yield f"{', '.join(known[:-1])} and {known[-1]} % of its errors at a = 0.4, 0.8 and 0.98"
 
 
-CLAIMS = {
-    name: [*found()]
-    for name, found in (
-        ("two devices", on_two_devices),
-        ("more devices", on_more_devices),
-        ("per device", per_device),
-        ("forms", form_beside_run),
-        ("misses", misses),
-        ("split target", split_target),
-        ("doubt", doubt),
-    )
-}
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_the_page_says_what_the_map_and_the_forms_say(name: str):
-    missing = [claim for claim in CLAIMS[name] if claim not in TEXT]
-    assert not missing, "\n".join(missing)
-
-
 def test_the_stored_map_has_the_usual_plan_with_five_seeds():
     usual = default()
     assert PLAN.seeds == 5
@@ -201,21 +181,33 @@ def table(start: str) -> list[list[str]]:
     return [[cell.strip(" *") for cell in row.strip("|").split("|")] for i, row in enumerate(rows) if i != 1]
 
 
-def test_the_sentences_under_the_recorded_text_are_those_of_its_table():
+def recorded_text() -> Iterator[str]:
     head, *rows = table("| c | acceptance | SSD, 2 devices | PEARL")
     ssd, pearl = head.index("SSD, 2 devices"), head.index("PEARL, 2")
     numbers = [[float(cell) for cell in row] for row in rows]
     first = sum(row[ssd] >= max(row[2:]) for row in numbers)
-    assert f"SSD is first in {first} of {len(rows)} cells" in TEXT
+    yield f"SSD is first in {first} of {len(rows)} cells"
     branch = sum(row[head.index("SpecBranch, 2")] > row[pearl] for row in numbers)
-    assert f"SpecBranch is faster than PEARL in {branch}" in TEXT
-    assert f"{span([row[ssd] / row[pearl] - 1 for row in numbers])} faster than PEARL" in TEXT
+    yield f"SpecBranch is faster than PEARL in {branch}"
+    yield f"{span([row[ssd] / row[pearl] - 1 for row in numbers])} faster than PEARL"
+
+
+def published_cluster() -> dict[str, dict[str, str]]:
+    """Return the cells of the published cluster's table, by row and column."""
+    head, *rows = table("| acceptance | SSD | DSI")
+    return {cells[0]: dict(zip(head, cells, strict=True)) for cells in rows}
+
+
+def per_device_on_the_published_cluster() -> Iterator[str]:
+    """Target on two devices: three for SSD, two for speculative decoding."""
+    for rate in ("0.7", "0.95"):
+        row = published_cluster()[f"{rate}, run"]
+        yield f"at {rate} ({float(row['speculative']) / 2:.2f} to SSD's {float(row['SSD']) / 3:.2f})"
 
 
 def test_the_published_clusters_closed_forms():
     c, longer = 87.57 / (1e3 / 36.5), 87.57 / (1e3 / 13)
     assert f"c = 87.6 / 27.4 = {c:.1f} and are divided by {longer:.2f}" in TEXT
-    head, *rows = table("| acceptance | SSD | DSI")
     for rate in (0.7, 0.95):
         forms = {
             "SSD": best(lambda g: ssd_speedup(rate, g, c)),  # noqa: B023
@@ -225,11 +217,10 @@ def test_the_published_clusters_closed_forms():
             "EasySpec": best(lambda g: layer_parallel_speedup(rate, g, 1 / c, 14.82 / 87.57)),  # noqa: B023
             "speculative": best(lambda g: speculative_speedup(rate, g, c)),  # noqa: B023
         }
-        row = next(
-            dict(zip(head, cells, strict=True)) for cells in rows if cells[0] == f"{rate}, closed form"
-        )
-        for title, value in forms.items():
-            assert row[title] == f"{value / longer:.2f}", (rate, title)
+        row = published_cluster()[f"{rate}, closed form"]
+        assert {title: row[title] for title in forms} == {
+            title: f"{value / longer:.2f}" for title, value in forms.items()
+        }
 
 
 def best_branches(rate: float, c: float) -> float:
@@ -239,15 +230,6 @@ def best_branches(rate: float, c: float) -> float:
         for length in range(1, 5)
         for threshold in (rate, 0.0)
     )
-
-
-def test_speeds_per_device_on_the_published_cluster():
-    """Target on two devices: three for SSD, two for speculative decoding."""
-    head, *rows = table("| acceptance | SSD | DSI")
-    found = {cells[0]: dict(zip(head[1:], map(float, cells[1:]), strict=True)) for cells in rows}
-    for rate in ("0.7", "0.95"):
-        row = found[f"{rate}, run"]
-        assert f"at {rate} ({row['speculative'] / 2:.2f} to SSD's {row['SSD'] / 3:.2f})" in TEXT
 
 
 def compared(profile: str, key: str, config: dict, rate: float, doubt: float = 0.0) -> list[float]:
@@ -268,8 +250,7 @@ SETTINGS = re.compile(r"(\w+)\.(\w+)=([\d.]+)")
 def test_the_published_clusters_table_is_what_runs_give(rate: float):
     """With the settings of the command above it."""
     (command,) = re.findall(rf"^specscope compare .*bernoulli:{rate}:doubt=0.5.*$", PAGE, re.MULTILINE)
-    head, *rows = table("| acceptance | SSD | DSI")
-    row = next(dict(zip(head[1:], cells[1:], strict=True)) for cells in rows if cells[0] == f"{rate}, run")
+    row = published_cluster()[f"{rate}, run"]
     configs: dict[str, dict] = {key: {} for key in ("speculative", *PARALLEL)}
     for key, field, value in SETTINGS.findall(command):
         configs[key][field] = float(value) if "." in value else int(value)
@@ -290,48 +271,69 @@ def test_ssds_cliff_is_what_runs_give():
 # The papers' sentences.
 
 
-def test_ssds_inferred_rates_are_shown():
+def inferred_rates() -> Iterator[str]:
     speeds = parallel.PAPER.numbers["SSD, speeds"]
-    rates = dict(zip(speeds["columns"], map(parallel.rate_of_sd, speeds["SD"]), strict=True))
-    words = [f"{rate:.3f} for {data}" for data, rate in rates.items()]
-    for said in (TEXT, PAPERS):
-        assert all(word in said for word in words)
-        assert f"{parallel.rate_of_reproduction():.3f}" in said
-    rows = {row.row: row for row in parallel.PAPER.items["SSD, speeds"]() if row.predicted}
-    for data, rate in rates.items():
-        assert f"here {rate:.3f}, " in rows[f"SSD, {data}, tokens/s"].assumption
+    yield from (
+        f"{parallel.rate_of_sd(speed):.3f} for {data}"
+        for data, speed in zip(speeds["columns"], speeds["SD"], strict=True)
+    )
+    yield f"{parallel.rate_of_reproduction():.3f}"
+    yield "nothing below 4 is printed"
 
 
-def test_nothing_below_4_is_said_to_be_printed():
+def below_4() -> Iterator[str]:
     assert min(int(gamma) for gamma in parallel.PAPER.numbers["SSD, reproduction"]["columns"]) == 4
     rate, ms = parallel.rate_of_reproduction(), 11.45
     faster = parallel.ssd_speed(rate, 3, ms) / parallel.ssd_speed(rate, 4, ms) - 1
-    assert f"γ = 3 is {100 * faster:.1f} % faster than 4; nothing below 4 is printed" in PAPERS
-    assert "nothing below 4 is printed" in TEXT
+    yield f"γ = 3 is {100 * faster:.1f} % faster than 4; nothing below 4 is printed"
 
 
-def test_the_cliff_has_several_seeds_and_their_spread():
+def the_cliffs_seeds() -> Iterator[str]:
     rows = {row.row[6]: row for row in parallel.PAPER.items["SSD, virtual cluster"]()}
     assert parallel.PAPER.numbers["SSD, virtual cluster"]["seeds"] == 8
-    said = f"5 to 4 within {abs(rows['5'].difference):.1%} and that of 7 to 4 {rows['7'].difference:.0%} too high"
-    assert said.replace("%", " %") in PAPERS
-    assert f"{rows['7'].ours:.3f}" in PAPERS
+    near, high = 100 * abs(rows["5"].difference), 100 * rows["7"].difference
+    yield f"5 to 4 within {near:.1f} % and that of 7 to 4 {high:.0f} % too high"
+    yield f"{rows['7'].ours:.3f}"
     for gamma in "57":
-        low, high = re.search(r"a single one is ([\d.]+) to ([\d.]*\d)", rows[gamma].assumption).groups()
-        assert f"{low} to {high}" in PAPERS
-    assert f"γ = 3 is {100 * (1 - rows['3'].ours):.1f} % slower than 4" in PAPERS
+        found = re.search(r"a single one is ([\d.]+ to [\d.]*\d)", rows[gamma].assumption)
+        assert found
+        yield found[1]
+    yield f"γ = 3 is {100 * (1 - rows['3'].ours):.1f} % slower than 4"
 
 
-def test_spec_benchs_numbers_are_dated_and_counted():
+def spec_bench() -> Iterator[str]:
     assert "2025-04-22" in outside.PAPER.title
-    assert "Leaderboard of 2025-04-22" in PAPERS
+    yield "Leaderboard of 2025-04-22"
     misses = list[float]()
     for item in ("Spec-Bench, A100", "Spec-Bench, RTX 3090"):
         rows = [row for row in outside.PAPER.items[item]() if row.predicted]
         costs = [row for row in rows if "profile" not in row.row]
-        assert f"({sum(row.hit for row in costs)} of {len(costs)}" in PAPERS
+        yield f"({sum(row.hit for row in costs)} of {len(costs)}"
         misses += [row.difference for row in rows if "profile" in row.row and not row.hit]
-    assert f"are {span(misses)} too fast" in PAPERS
+    yield f"are {span(misses)} too fast"
+
+
+MAP = (on_two_devices, on_more_devices, per_device, form_beside_run, misses, split_target, doubt)
+RUNS = (recorded_text, per_device_on_the_published_cluster, inferred_rates)
+CLAIMS = [
+    *(("parallel", claims) for claims in (*MAP, *RUNS)),
+    *(("papers", claims) for claims in (inferred_rates, below_4, the_cliffs_seeds, spec_bench)),
+]
+
+
+@pytest.mark.parametrize(("page", "claims"), CLAIMS, ids=lambda part: getattr(part, "__name__", part))
+def test_the_page_says_what_the_map_the_forms_and_the_papers_say(page, claims):
+    text = TEXT if page == "parallel" else PAPERS
+    missing = [claim for claim in claims() if claim not in text]
+    assert not missing, "\n".join(missing)
+
+
+def test_ssds_rows_name_the_inferred_rate():
+    speeds = parallel.PAPER.numbers["SSD, speeds"]
+    rows = {row.row: row for row in parallel.PAPER.items["SSD, speeds"]() if row.predicted}
+    for data, speed in zip(speeds["columns"], speeds["SD"], strict=True):
+        rate = f"here {parallel.rate_of_sd(speed):.3f}, "
+        assert rate in rows[f"SSD, {data}, tokens/s"].assumption
 
 
 def test_methods_with_schedules_are_named():
@@ -342,12 +344,8 @@ def test_methods_with_schedules_are_named():
 
 
 def test_a_map_with_means_only_is_given_back():
-    facts = {
-        "plan": {
-            **{k: getattr(PLAN, k) for k in PLAN.__slots__},
-            "methods": [e._asdict() for e in PLAN.methods],
-        }
-    }
+    plan = {name: getattr(PLAN, name) for name in PLAN.__slots__}
+    plan["methods"] = [entrant._asdict() for entrant in PLAN.methods]
     one = RESULTS[0].facts() | {"speedups": []}
-    _, (found,) = given_back({**facts, "results": [one]})
+    _, (found,) = given_back({"plan": plan, "results": [one]})
     assert (found.speedup, found.speedups) == (one["speedup"], ())

@@ -292,7 +292,8 @@ NO_TREES = ("/dev/zero", "", "..", "../profiles/8xA100", "x\ny" * 1000, "a\x00.t
 
 @pytest.mark.parametrize("name", NO_TREES)
 def test_an_unknown_name_of_a_tree_is_refused(name):
-    refused(lambda: tree(name), UsageError)
+    with pytest.raises(UsageError):
+        tree(name)
 
 
 def test_the_deepest_tree_is_read(written):

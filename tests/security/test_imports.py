@@ -242,10 +242,11 @@ def less_memory(most: int, message: str):
     assert peak < most
 
 
-def test_a_gzip_bomb_is_refused_while_it_is_unpacked(tmp_path, monkeypatch):
+@pytest.mark.parametrize("start", [b"[", (LINES[0] + "\n").encode()], ids=["another engine's", "own"])
+def test_a_gzip_bomb_is_refused_while_it_is_unpacked(tmp_path, monkeypatch, start):
     monkeypatch.setattr(reading, "MAX_BYTES", 2**20)
     file = tmp_path / "bomb"
-    file.write_bytes(gzip.compress(b"[" + b"0," * 2**24 + b"0]"))
+    file.write_bytes(gzip.compress(start + b"0," * 2**24 + b"0]"))
     with less_memory(8 * 2**20, "unpacked it has more than 1048576 bytes"):
         read_traces(file, 2**20)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 
 import pytest
@@ -25,9 +26,7 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+clock = pytest.fixture(Clock)
 
 
 @pytest.fixture
@@ -67,11 +66,24 @@ def test_no_wait_is_longer_than_sixteen_seconds(app, clock) -> None:
     assert attacker.get("/", auth=RIGHT).status_code == 200
 
 
-def test_guesses_from_one_address_do_not_delay_others(app) -> None:
-    attacker = browser(app)
-    for _ in range(50):
-        attacker.get("/", auth=WRONG)
-    assert browser(app, "10.0.0.2").get("/", auth=RIGHT).status_code == 200
+IPV6 = [f"2001:db8::{number:x}" for number in range(FREE_GUESSES)]
+NETWORK = ["10.0.0.1", "10.0.0.2", "::ffff:10.0.0.3"] * FREE_GUESSES
+ADDRESSES = {
+    "another address does not wait": (["10.0.0.1"] * 50, "10.0.0.2", 401),
+    "an IPv6 network shares its guesses": (IPV6, "2001:db8::ffff", 429),
+    "another IPv6 network does not wait": (IPV6, "2001:db8:0:1::1", 401),
+    "an address in IPv6 form is the same": (NETWORK, "10.0.0.3", 429),
+    "addresses of a network are counted apart": (NETWORK, "10.0.0.4", 401),
+}
+"""Addresses of wrong guesses, and what another guess from an address is answered."""
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_guesses_are_counted_by_address(app, name) -> None:
+    guesses, address, code = ADDRESSES[name]
+    for guess in guesses:
+        browser(app, guess).get("/", auth=WRONG)
+    assert browser(app, address).get("/", auth=WRONG).status_code == code
 
 
 def test_a_browser_that_logged_in_never_waits_for_guesses_from_its_address(app) -> None:
@@ -109,13 +121,6 @@ def test_a_login_and_a_long_pause_reset_the_count(app, clock) -> None:
     assert user.get("/", auth=RIGHT).status_code == 200
 
 
-def test_the_addresses_of_one_ipv6_network_share_their_guesses(app) -> None:
-    for number in range(FREE_GUESSES):
-        browser(app, f"2001:db8::{number:x}").get("/", auth=WRONG)
-    assert browser(app, "2001:db8::ffff").get("/", auth=WRONG).status_code == 429
-    assert browser(app, "2001:db8:0:1::1").get("/", auth=RIGHT).status_code == 200
-
-
 def test_guesses_from_many_addresses_use_bounded_memory(app, monkeypatch) -> None:
     monkeypatch.setattr(guard, "MAX_ADDRESSES", 10)
     for number in range(30):
@@ -123,19 +128,21 @@ def test_guesses_from_many_addresses_use_bounded_memory(app, monkeypatch) -> Non
     assert len(app._guesses._counts) == 10
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"Basic \xff\xfe",
-        b"Basic %%%",
-        b"Basic",
+HEADERS = (
+    *(
         b"",
+        b"Basic",
+        b"Basic %%%",
+        b"Basic \xff\xfe",
         b"Bearer x",
         "Basic é".encode(),
         b"Basic " + b"A" * 60_000,
-        b"Basic " + base64.b64encode(b"\xff\x00:\xff"),
-    ],
+    ),
+    b"Basic " + base64.b64encode(b"\xff\x00:\xff"),
 )
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
 def test_a_malformed_authorization_header_is_a_wrong_login(app, header) -> None:
     answer = browser(app).get("/", headers={"Authorization": header})
     assert answer.status_code == 401
@@ -151,15 +158,9 @@ def test_the_password_is_read_from_the_environment(monkeypatch) -> None:
     monkeypatch.delenv("SPECSCOPE_AUTH")
     play.run(build_parser().parse_args(["play"]))
     assert logins == ["ada:from-the-environment", "ada:typed", None]
-    assert "SPECSCOPE_AUTH" in play_help()
-
-
-def play_help() -> str:
-    import argparse
-
     parser = argparse.ArgumentParser()
     play.add_arguments(parser)
-    return parser.format_help()
+    assert "SPECSCOPE_AUTH" in parser.format_help()
 
 
 @pytest.mark.parametrize("auth", ["", "ada", "ada:", ":x", "ada:\udcff"])
@@ -172,11 +173,3 @@ def test_all_addresses_of_this_machine_share_one_count(app):
     addresses = ["127.0.0.1", "127.0.0.2", "127.9.8.7", "::1", "::ffff:127.0.0.3", "127.0.0.4"]
     codes = [browser(app, address).get("/", auth=WRONG).status_code for address in addresses]
     assert codes == [401] * FREE_GUESSES + [429]
-
-
-def test_addresses_of_a_network_are_counted_apart(app):
-    for address in ("10.0.0.1", "10.0.0.2", "::ffff:10.0.0.3"):
-        for _ in range(FREE_GUESSES):
-            assert browser(app, address).get("/", auth=WRONG).status_code == 401
-    assert browser(app, "10.0.0.3").get("/", auth=WRONG).status_code == 429
-    assert browser(app, "10.0.0.4").get("/", auth=WRONG).status_code == 401

@@ -366,7 +366,7 @@ def refreshed(client, page, session: str, *, read: bool = True) -> str:
     return asked(client, page, "refresh", ["", None], session=session, read=read)
 
 
-def test_sessions_beyond_a_number_are_dropped_and_none_stores_a_copy_of_the_page(client, page, monkeypatch):
+def test_sessions_beyond_a_number_are_dropped(client, page, monkeypatch):
     holder = page.state_holder
     assert holder.capacity == MAX_SESSIONS
     refreshed(client, page, "first")

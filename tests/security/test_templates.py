@@ -17,7 +17,7 @@ from specscope.engine.checkpoints import catalog, templates
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.checkpoints.templates import Renderer
 from specscope.engine.errors import ModelError, UsageError
-from tests.security.odd import one_line
+from tests.security.odd import refused
 
 HI = [{"role": "user", "content": "Hi"}]
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -95,16 +95,13 @@ def test_a_hostile_template_is_refused(attack, renderer):
     template, message = ATTACKS[attack]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(templates, "SECONDS", 0.2)
-        with pytest.raises(ModelError) as error:
-            renderer.render(template, HI, NAMES)
-    assert re.search(message, one_line(str(error.value)))
+        assert re.search(message, refused(lambda: renderer.render(template, HI, NAMES), ModelError))
     assert renderer.render("{{ bos_token }} goes on", HI, NAMES) == "<s> goes on"
 
 
 def test_a_long_refusal_of_many_lines_becomes_one_short_line(renderer):
-    with pytest.raises(UsageError) as error:
-        renderer.render("{{ raise_exception('no\n\x1b[31m' * 100000) }}", HI, NAMES)
-    assert one_line(str(error.value)).startswith("no ")
+    template = "{{ raise_exception('no\n\x1b[31m' * 100000) }}"
+    assert refused(lambda: renderer.render(template, HI, NAMES), UsageError).startswith("no ")
 
 
 @pytest.mark.parametrize("template", PUBLISHED)
@@ -120,10 +117,8 @@ def test_the_bundled_template_gives_transformers_text():
     pair = Pair.find("bundled")
     for chat in CHATS:
         want = pair.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        assert (
-            templates.RENDERER.render(pair.tokenizer.chat_template, chat, NAMES | {"bos_token": "<|bos|>"})
-            == want
-        )
+        names = NAMES | {"bos_token": "<|bos|>"}
+        assert templates.RENDERER.render(pair.tokenizer.chat_template, chat, names) == want
 
 
 def test_a_long_chat_does_not_exceed_the_limit(renderer):
@@ -131,25 +126,22 @@ def test_a_long_chat_does_not_exceed_the_limit(renderer):
     assert len(renderer.render("{{ messages[0].content }}", chat, {})) == 500_000
 
 
-def test_opening_a_model_refuses_a_template_beyond_its_limits(target):
-    for template, message in (
-        ("{{ 'a' * 10**10 }}", "too much memory"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-    ):
+TEMPLATES = {
+    "{{ 'a' * 10**10 }}": "its chat template fails: .*too much memory",
+    "{{ 1 / 0 }}": "its chat template fails: .*ZeroDivisionError",
+    **dict.fromkeys(("5", "[1]", '{"a": "b"}', '[{"name": "x"}]'), ""),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_opening_a_model_refuses_a_template_beyond_its_limits_or_of_another_type(target, template):
+    if template.startswith("{{"):
         (target / "chat_template.jinja").write_text(template)
-        with pytest.raises(ModelError, match=f"its chat template fails: .*{message}") as error:
-            Pair.of(target)
-        one_line(str(error.value))
-
-
-@pytest.mark.parametrize("template", ["5", "[1]", '{"a": "b"}', '[{"name": "x"}]'])
-def test_opening_a_model_refuses_a_template_of_another_type(target, template):
-    (target / "chat_template.jinja").unlink()
-    config = (target / "tokenizer_config.json").read_text().replace("{", f'{{"chat_template": {template},', 1)
-    (target / "tokenizer_config.json").write_text(config)
-    with pytest.raises(ModelError) as error:
-        Pair.of(target)
-    one_line(str(error.value))
+    else:
+        (target / "chat_template.jinja").unlink()
+        config = target / "tokenizer_config.json"
+        config.write_text(config.read_text().replace("{", f'{{"chat_template": {template},', 1))
+    assert re.search(TEMPLATES[template], refused(lambda: Pair.of(target), ModelError))
 
 
 def test_a_template_that_fails_for_a_prompt_refuses_that_prompt(target):
@@ -161,20 +153,13 @@ def test_a_template_that_fails_for_a_prompt_refuses_that_prompt(target):
 
 
 def test_a_template_may_contain_a_placeholder_of_a_message(target):
-    (target / "chat_template.jinja").write_text(
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}\ue0007\ue001\ue000"
-        + "9" * 5000
-        + "\ue001"
-    )
+    loop = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (target / "chat_template.jinja").write_text(f"{loop}\ue0007\ue001\ue000{'9' * 5000}\ue001")
     assert Pair.of(target).encode("<|eos|>")
 
 
-@pytest.fixture
-def quick(monkeypatch):
+def test_a_stopped_process_is_replaced_and_no_template_is_blamed(renderer, monkeypatch):
     monkeypatch.setattr(hangs, "EVERY_S", 0.05)
-
-
-def test_a_stopped_process_is_replaced_and_no_template_is_blamed(renderer, quick):
     assert renderer.render("one", HI, {}) == "one"
     first = renderer._process
     os.kill(first.pid, signal.SIGSTOP)
