@@ -48,7 +48,7 @@ SHARING = {
 
 THOROUGH = (
     # documents that are executed: other tests run the same commands and calls
-    *("tests/docs/test_notebook.py", "tests/docs/test_commands.py::test_a_page"),
+    *(f"tests/docs/test_commands.py::test_{name}" for name in ("a_page", "the_stored_notebook")),
     *(
         f"tests/docs/test_parallel.py::test_{name}"
         for name in ("the_published_clusters_table", "ssds_cliff", "the_cliff")

@@ -12,8 +12,11 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+from html import escape
 from pathlib import Path
+from typing import Any
 
+import nbformat
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
@@ -21,21 +24,57 @@ from specscope.app.pairs import TOY
 from tests.browser.conftest import launched
 from tests.browser.playground.conftest import PATIENCE, playing
 from tests.browser.playground.steps import answer, choose, viewer, wait_for
-from tests.docs.notebook_page import notebook_page
+from tests.docs.notebook import FILE
 from tests.engine.runtimes.ray_nodes import two_nodes
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 TOKENS = 32
 """New tokens on the Ray cluster."""
 CLUSTER = "3 × A100 80GB"
-SAMPLE, PROMPT = (
-    "A lighthouse keeper",
-    "Tell me a story about a lighthouse keeper who is afraid of the dark.",
-)
+SAMPLE = "A lighthouse keeper"
+PROMPT = "Tell me a story about a lighthouse keeper who is afraid of the dark."
 """The example that the tutorial runs: its button and its prompt."""
 COLOURS = 256
 WIDE, NARROW, HEIGHT, MARGIN = 1400, 1100, 1600, 10
 """Of the window for the README and for other documents, and the space around a part (pixels)."""
+
+
+STYLE = """
+  :root { color-scheme: light dark; }
+  body { margin: 0; padding: 16px; font: 14px system-ui, sans-serif; background: light-dark(#fff, #111);
+    color: light-dark(#212121, #e0e0e0); }
+  .cell { display: grid; grid-template-columns: 64px 1fr; gap: 6px 8px; margin-bottom: 14px; }
+  .prompt { font: 12px ui-monospace, monospace; text-align: right; padding-top: 8px; color: light-dark(#307fc1, #64b5f6); }
+  pre { margin: 0; padding: 7px 10px; font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; }
+  .source { background: light-dark(#f5f5f5, #212121); border: 1px solid light-dark(#e0e0e0, #424242); }
+  h1, h2, p { margin: 4px 0; }
+  .output { min-width: 0; overflow: auto; }
+  table { border-collapse: collapse; font-size: 12px; }
+  tbody tr:nth-child(odd) { background: light-dark(#f5f5f5, #1c1c1c); }
+  th, td { padding: 4px 8px; text-align: right; }
+"""
+"""The colours and the sizes of JupyterLab's two themes."""
+
+
+def notebook_page() -> str:
+    """Return the notebook as HTML: the cells, and each output in its richest form."""
+    cells = "".join(_cell(cell) for cell in nbformat.read(FILE, 4).cells)
+    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Notebook</title><style>{STYLE}</style>{cells}</html>'
+
+
+def _cell(cell: Any) -> str:
+    if cell.cell_type != "code":
+        title, _, words = cell.source.partition("\n\n")
+        level = len(title) - len(title.lstrip("#"))
+        text = f"<h{level}>{escape(title.lstrip('# '))}</h{level}><p>{escape(words)}</p>"
+        return f'<div class="cell"><span></span><div>{text}</div></div>'
+    outputs = "".join(f'<span></span><div class="output">{_output(one.data)}</div>' for one in cell.outputs)
+    prompt = f'<span class="prompt">[{cell.execution_count}]:</span>'
+    return f'<div class="cell">{prompt}<pre class="source">{escape(cell.source)}</pre>{outputs}</div>'
+
+
+def _output(data: Any) -> str:
+    return data["text/html"] if "text/html" in data else f"<pre>{escape(data['text/plain'])}</pre>"
 
 
 def save(name: str, page: Page, *parts: Locator) -> None:
@@ -43,10 +82,9 @@ def save(name: str, page: Page, *parts: Locator) -> None:
     page.evaluate("scrollTo(0, 0)")
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
     boxes = [box for part in parts if (box := part.bounding_box())]
-    left, top = (min(box[side] for box in boxes) - MARGIN for side in ("x", "y"))
+    left, top = (max(0, min(box[side] for box in boxes) - MARGIN) for side in ("x", "y"))
     right = max(box["x"] + box["width"] for box in boxes) + MARGIN
     bottom = max(box["y"] + box["height"] for box in boxes) + MARGIN
-    left, top = max(0, left), max(0, top)
     clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
     file = IMAGES / f"{name}.png"
     page.screenshot(path=file, clip=clip, full_page=True)
@@ -87,14 +125,8 @@ def cluster(page: Page) -> None:
         choose(page, method, on=False)
     answer(page, PROMPT, TOKENS)
     live = page.locator("#live-viewer")
-    save(
-        "cluster",
-        page,
-        page.locator("#folded"),
-        page.locator("#turn"),
-        live.locator(".ss-panes"),
-        live.locator(".ss-gantt"),
-    )
+    parts = (live.locator(".ss-panes"), live.locator(".ss-gantt"))
+    save("cluster", page, page.locator("#folded"), page.locator("#turn"), *parts)
 
 
 def run_tutorial(page: Page) -> None:
@@ -224,13 +256,7 @@ def notebook(browser: Browser) -> None:
 
 PICTURES = (panes, timeline, tokens, whatif, diff, lab, load)
 """The pictures of the tutorial's runs, in the order in which they are taken."""
-NAMES = (
-    notebook.__name__,
-    playground.__name__,
-    beside.__name__,
-    cluster.__name__,
-    *(picture.__name__ for picture in PICTURES),
-)
+NAMES = tuple(picture.__name__ for picture in (notebook, playground, beside, cluster, *PICTURES))
 
 
 def take(names: list[str], browser: Browser, url: str) -> None:

@@ -1,7 +1,4 @@
-"""Every command of README.md and docs/ runs with and without SmolLM2, and gives what the text says.
-
-`tests/engine/real/test_documents.py` runs those of the real model. Here a stand-in has its name.
-"""
+"""Every command of README.md and docs/ runs with and without SmolLM2; the notebook's cells run."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 import specscope
@@ -21,6 +19,7 @@ from specscope.traces.metrics import measure
 from specscope.traces.store import Store
 from tests.app.commands import call
 from tests.docs.lines import NOWHERE, PAGES, furnish, named, reason, shortened
+from tests.docs.notebook import FILE, executed, notebook
 from tests.docs.test_docs import ROOT
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -147,3 +146,26 @@ def test_the_tutorials_race_of_parallel_methods_gives_its_figures(place, capsys)
     assert len(said) == 6
     assert said == {key: found[key] for key in said}
     assert next(iter(said)) == max(said, key=lambda key: float(said[key]))
+
+
+MOST_BYTES = 700_000
+
+
+def kinds(cells) -> list[list[str]]:
+    """Return the kinds of output of each code cell, such as text/html."""
+    code = (cell for cell in cells if cell.cell_type == "code")
+    return [sorted(kind for output in cell.outputs for kind in output.data) for cell in code]
+
+
+@pytest.mark.slow
+def test_the_stored_notebook_has_the_cells_and_the_kinds_of_outputs_of_one_that_is_executed_now():
+    stored, now = nbformat.read(FILE, 4), executed(notebook())
+    assert [cell.source for cell in stored.cells] == [cell.source for cell in now.cells]
+    assert kinds(stored.cells) == kinds(now.cells)
+    assert sum("text/html" in found for found in kinds(now.cells)) >= 7
+
+
+def test_the_stored_notebook_is_small_and_names_no_folder_of_a_machine():
+    text = FILE.read_text(encoding="utf-8")
+    assert len(text) < MOST_BYTES
+    assert not [place for place in (str(FILE.parents[1]), str(Path.home()), "/tmp/") if place in text]

@@ -11,7 +11,7 @@ import sqlite3
 import tomllib
 from dataclasses import fields
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -69,15 +69,10 @@ def first_cells(text: str) -> list[str]:
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
-def ignored_names() -> list[str]:
-    """Return the patterns of .gitignore, without their slashes."""
-    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
-    return [line.strip("/") for line in lines]
-
-
 def project_files() -> list[Path]:
     """Return the project's files, without those that git ignores."""
-    ignored = [*ignored_names(), ".git"]
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    ignored = [".git", *(line.strip("/") for line in lines)]
 
     def walk(folder: Path) -> list[Path]:
         kept = [p for p in folder.iterdir() if not any(fnmatch(p.name, pattern) for pattern in ignored)]
@@ -126,18 +121,16 @@ def test_every_setting_is_in_its_methods_page(key):
     assert rows or "**Settings.** None." in text
 
 
+QUESTIONS = (
+    *("Source", "What it does", "Settings", "Rule"),
+    *("Left out or decided", "What its trace shows", "How it is proved"),
+)
+
+
 @pytest.mark.parametrize("key", METHODS)
 def test_every_page_answers_the_same_questions(key):
     text = PAGES[key]
-    for title in (
-        "Source",
-        "What it does",
-        "Settings",
-        "Rule",
-        "Left out or decided",
-        "What its trace shows",
-        "How it is proved",
-    ):
+    for title in QUESTIONS:
         assert f"**{title}.**" in text, title
     assert f"`engine/methods/{key}.py`" in text
     assert re.search(r"^    while not done:", text, re.MULTILINE), "the loop in pseudo-code"
@@ -218,42 +211,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         pytest.fail(f"specscope {shlex.join(arguments)}: {errors.getvalue()}")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
-def test_every_command_in_a_document_parses(document):
-    for arguments in command_lines(document.read_text(encoding="utf-8")):
-        assert parse(arguments).command is COMMANDS[arguments[0]].run
-
-
 def test_the_readme_shows_every_command():
     assert {arguments[0] for arguments in command_lines(README)} == set(COMMANDS)
-
-
-def test_commands_in_running_text_exist():
-    """`specscope command --option`: the command and the options exist."""
-    for document in DOCUMENTS:
-        for text in re.findall(r"`specscope ([^`]+)`", document.read_text(encoding="utf-8")):
-            word, *rest = shlex.split(text)
-            assert word in COMMANDS, (document.name, text)
-            known = argparse.ArgumentParser()
-            COMMANDS[word].add_arguments(known)
-            for group in known._actions:  # a command such as train has commands of its own
-                known = (
-                    (group.choices or {}).get(rest[0], known)
-                    if rest and group.nargs == argparse.PARSER
-                    else known
-                )
-            for option in (o for o in rest if o.startswith("-")):
-                assert option in known._option_string_actions, (document.name, text)
-
-
-def test_make_targets_in_the_documents_exist():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for document in DOCUMENTS:
-        for target in re.findall(r"(?:`|^)make ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
-            assert target in targets, (document.name, target)
-
-
-# The README's Python session.
 
 
 def test_the_readmes_session_runs(capsys, monkeypatch):
@@ -281,8 +240,11 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
-def test_links_and_pictures_exist_in_the_project(document):
+def test_links_commands_files_and_make_targets_of_a_document_exist(document):
     text = document.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
     for link in (link for link in links if not link.startswith("https://")):
@@ -291,16 +253,23 @@ def test_links_and_pictures_exist_in_the_project(document):
         assert target.is_relative_to(ROOT), link
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), link
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
-def test_files_in_running_text_exist(document):
-    text = document.read_text(encoding="utf-8")
+    for arguments in command_lines(text):
+        assert parse(arguments).command is COMMANDS[arguments[0]].run
+    for command in re.findall(r"`specscope ([^`]+)`", text):
+        word, *rest = shlex.split(command)
+        known = argparse.ArgumentParser()
+        COMMANDS[word].add_arguments(known)
+        for group in known._actions:  # a command such as train has commands of its own
+            if rest and group.nargs == argparse.PARSER:
+                known = (group.choices or {}).get(rest[0], known)
+        assert {option for option in rest if option.startswith("-")} <= set(known._option_string_actions)
     top = "|".join(re.escape(p.name) for p in top_folders())
     for path in re.findall(rf"`((?:{top})/[^`\s<>]*)`", text):
-        assert list(ROOT.glob(path.rstrip("/"))), (document.name, path)
+        assert list(ROOT.glob(path.rstrip("/"))), path
+    assert set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)) <= TARGETS
 
 
+@cache
 def top_folders() -> list[Path]:
     """Return the project's top folders."""
     return sorted({ROOT / f.relative_to(ROOT).parts[0] for f in project_files() if f.parent != ROOT})

@@ -1,16 +1,18 @@
-"""Signals to commands: message, exit code, stored run or checkpoint, and the end of workers."""
+"""Signals to commands; programs that write to one database; `make` without a package index."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import shlex
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +85,26 @@ def program() -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def begun(program: subprocess.Popen[str], words: list[str], errors: Path) -> psutil.Process:
-    """Start a command."""
+@contextlib.contextmanager
+def begun(program: subprocess.Popen[str], words: list[str], errors: Path) -> Iterator[psutil.Process]:
+    """Start a command; kill it at the end of the block."""
     assert program.stdin is not None
     assert program.stdout is not None
     program.stdin.write(json.dumps([words, str(errors)]) + "\n")
     program.stdin.flush()
-    return psutil.Process(int(program.stdout.readline()))
+    process = psutil.Process(int(program.stdout.readline()))
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def until(ready: Callable[[], object], process: psutil.Process) -> None:
+    """Wait for something while a command runs."""
+    while not ready():
+        assert process.status() != psutil.STATUS_ZOMBIE, "it ended by itself"
+        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -99,16 +114,10 @@ def command(program, tmp_path) -> Iterator[Command]:
     prompts.write_text('{"prompt": "Tell me a story about a lighthouse."}\n' * 2000)
     words = ["run", "--method", "autoregressive", "--target", str(PAIRS / "bundled" / "target")]
     words += ["--prompt-file", str(prompts), "--db", str(database), "--device", "cpu"]
-    process = begun(program, words, errors)
-    try:
-        while not spans_of(database):
-            assert process.status() != psutil.STATUS_ZOMBIE, "it ended by itself"
-            time.sleep(0.1)
+    with begun(program, words, errors) as process:
+        until(lambda: spans_of(database), process)
         (worker,) = worker_processes(process.pid)
         yield Command(process, worker, database, program, errors)
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def spans_of(database: Path) -> int:
@@ -119,10 +128,25 @@ def spans_of(database: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_sigterm_and_sighup_cancel_the_run(command, number, code):
-    command.process.send_signal(number)
-    assert command.ends() == (code, STOPPED, ["cancelled"])
+SIGNALS = {
+    "SIGTERM": (False, [signal.SIGTERM], (143, STOPPED, ["cancelled"])),
+    "SIGHUP": (False, [signal.SIGHUP], (129, STOPPED, ["cancelled"])),
+    "Ctrl-C while the worker is stopped": (True, [signal.SIGINT], (130, STOPPED, ["cancelled"])),
+    "a second Ctrl-C": (True, [signal.SIGINT, signal.SIGINT], (130, STOPPED, ["cancelled"])),
+    "SIGKILL while the worker is stopped": (True, [signal.SIGKILL], (-signal.SIGKILL, "", ["incomplete"])),
+}
+"""Whether the worker is stopped, signals; the exit code, stderr and the stored run."""
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_ends_the_command_and_its_worker_and_leaves_a_readable_run(command, name):
+    stopped, numbers, expected = SIGNALS[name]
+    if stopped:
+        command.worker.suspend()
+    for number in numbers:
+        time.sleep(0.5 * (len(numbers) > 1))  # the run waits for the worker, or has ended
+        command.process.send_signal(number)
+    assert command.ends() == expected
 
 
 def test_a_signal_that_is_ignored_stays_so():
@@ -137,33 +161,12 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_first_interrupt_cancels_the_run_although_the_worker_is_stopped(command):
-    command.worker.suspend()
-    command.process.send_signal(signal.SIGINT)
-    assert command.ends() == (130, STOPPED, ["cancelled"])
-
-
-def test_a_second_interrupt_ends_the_command_like_the_first(command):
-    command.worker.suspend()
-    time.sleep(1)  # now the run waits for the worker
-    command.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)  # the run waits for the worker, or has ended: the result is the same
-    command.process.send_signal(signal.SIGINT)
-    assert command.ends() == (130, STOPPED, ["cancelled"])
-
-
-def test_sigkill_ends_a_stopped_worker_too_and_leaves_a_readable_run(command):
-    command.worker.suspend()
-    command.process.kill()
-    assert command.ends() == (-signal.SIGKILL, "", ["incomplete"])
-
-
-PROMPT = ["--pair", "bundled", "--device", "cpu", "--prompt", "Tell me a story."]
-LONG: dict[str, list[str]] = {
-    "sweep": ["--method", "speculative", "--over", "gamma=1:32", *PROMPT, "--max-new-tokens", "400"],
-    "load": ["--methods", "speculative", "--rate", "1", "--requests", "200", "--max-new-tokens", "400", *PROMPT,  ],
-    "whatif": ["sample-speculative", "--profile", "pearl-4xA100", "--over", "gamma=1:32"],
-}  # fmt: skip
+PROMPT = "--pair bundled --device cpu --prompt 'Tell me a story.' --max-new-tokens 400"
+LONG = {
+    "sweep": f"--method speculative --over gamma=1:32 {PROMPT}",
+    "load": f"--methods speculative --rate 1 --requests 200 {PROMPT}",
+    "whatif": "sample-speculative --profile pearl-4xA100 --over gamma=1:32",
+}
 """Commands that would take minutes."""
 
 
@@ -172,27 +175,23 @@ def test_ctrl_c_ends_a_long_command_with_one_line_and_leaves_no_process(program,
     database, errors = tmp_path / "traces.db", tmp_path / "errors"
     with Store(database) as store:
         store.insert(sample_trace("speculative", tokens=1500, acceptance=0.6))
-    process = begun(program, [name, *LONG[name], "--db", str(database)], errors)
-    try:
-        busy_for(process, 2)
+    with begun(program, [name, *shlex.split(LONG[name]), "--db", str(database)], errors) as process:
+        until(lambda: seconds_of(process) > 2, process)
         children = process.children(recursive=True)
         process.send_signal(signal.SIGINT)
         _, alive = psutil.wait_procs([process, *children], timeout=LIMIT_S)
         assert alive == []
         assert (int(program.stdout.readline()), errors.read_text()) == (130, STOPPED)
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
-def busy_for(process: psutil.Process, seconds: float) -> None:
-    """Wait until a command and its workers have computed for some time."""
-    spent = 0.0
-    while spent < seconds:
-        assert process.status() != psutil.STATUS_ZOMBIE, "it ended by itself"
-        time.sleep(0.1)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            spent = sum(sum(p.cpu_times()[:2]) for p in (process, *process.children(recursive=True)))
+def seconds_of(process: psutil.Process) -> float:
+    """Return how long a command and its workers have computed."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return sum(sum(p.cpu_times()[:2]) for p in (process, *process.children(recursive=True)))
+    return 0
+
+
+TRAIN = "--target 2x32x2x64 --drafter 1x16x1x32 --vocabulary 320 --sequence 64 --context 128 --steps 100000"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -200,40 +199,99 @@ def test_a_signal_ends_a_training_which_goes_on_with_resume(program, tmp_path, n
     out, errors = tmp_path / "pair", tmp_path / "errors"
     write_source(tmp_path / "data", "stories", stories())
     words = ["train", "pair", "--data", str(tmp_path / "data"), "--out", str(out), "--device", "cpu"]
-    words += [
-        "--target",
-        "2x32x2x64",
-        "--drafter",
-        "1x16x1x32",
-        "--vocabulary",
-        "320",
-        "--sequence",
-        "64",
-        "--context",
-        "128",
-    ]
-    process = begun(program, [*words, "--steps", "100000"], errors)
-    try:
-        while not (out / "loss.jsonl").exists() or not read_log(out / "loss.jsonl")[3:]:
-            assert process.status() != psutil.STATUS_ZOMBIE, errors.read_text()
-            time.sleep(0.1)
+    words += TRAIN.split()
+    log = out / "loss.jsonl"
+    with begun(program, words, errors) as process:
+        until(lambda: log.exists() and read_log(log)[3:], process)
         process.send_signal(number)
         process.wait(LIMIT_S)
         assert int(program.stdout.readline()) == code
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    last = errors.read_text().splitlines()[-1]
-    assert re.fullmatch(
-        r"specscope: stopped at step \d+ of 100000 of the target; .* add --resume to go on", last
-    )
-    assert "Traceback" not in errors.read_text()
-    done = len(read_log(out / "loss.jsonl"))
-    resumed = begun(program, [*words, "--steps", "100000", "--resume"], errors)
-    try:
-        while len(read_log(out / "loss.jsonl")) <= done:
-            assert resumed.status() != psutil.STATUS_ZOMBIE, errors.read_text()
-            time.sleep(0.1)
-    finally:
-        resumed.kill()
+    said = errors.read_text()
+    line = r"specscope: stopped at step \d+ of 100000 of the target; .* add --resume to go on"
+    assert re.fullmatch(line, said.splitlines()[-1])
+    assert "Traceback" not in said
+    done = len(read_log(log))
+    with begun(program, [*words, "--resume"], errors) as resumed:
+        until(lambda: len(read_log(log)) > done, resumed)
     assert int(program.stdout.readline()) == -signal.SIGKILL
+
+
+ROOT = Path(__file__).parents[2]
+RUNS, SPANS, IMPORTS = 3, 2000, 20
+RECORD = """
+import sys
+from dataclasses import replace
+from tests.traces.samples import sample_events
+from tests.traces.test_recorder import span
+from specscope.traces.store import Store
+
+database, name, spans = sys.argv[1], sys.argv[2], int(sys.argv[3])
+header, *_, footer = sample_events()
+input()
+with Store(database) as store, store.record(replace(header, run_id=name)) as recording:
+    for number in range(spans):
+        recording.add(span(number))
+    recording.add(footer)
+"""
+IMPORT = """
+import sys
+from dataclasses import replace
+from tests.traces.samples import sample_trace
+from specscope.traces.store import Store
+
+database, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+trace = sample_trace()
+header = trace.header
+input()
+for number in range(count):
+    trace.header = replace(header, run_id=f"{name}{number}")
+    with Store(database) as store:
+        store.insert(trace)
+        if number % 2:
+            assert store.delete([f"{name}{number}"]) == 1
+"""
+
+
+def test_programs_that_record_import_and_delete_together_lose_nothing(tmp_path):
+    database = tmp_path / "traces.db"
+    words = [(RECORD, f"recorded{i}", SPANS) for i in range(RUNS)] + [(IMPORT, "imported", IMPORTS)]
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(database), name, str(count)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for code, name, count in words
+    ]
+    for program in programs:  # the file is new for all of them
+        assert program.stdin is not None
+        program.stdin.write("\n")
+        program.stdin.flush()
+    errors = [program.communicate(timeout=240)[1] for program in programs]
+    assert (errors, [program.returncode for program in programs]) == ([""] * 4, [0] * 4)
+    with Store(database, readonly=True) as store:
+        runs, total = store.runs(limit=100)
+        assert total == RUNS + IMPORTS // 2
+        assert {run.status for run in runs} == {"done"}
+        for i in range(RUNS):
+            assert [span.id for span in store.load(f"recorded{i}").spans] == [*range(SPANS)]
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+PIP = '#!/bin/sh\necho "pip: $PIP_RETRIES $*"\nexit 1\n'
+
+
+def test_a_set_up_without_a_package_index_tries_once_more_and_says_what_to_do(tmp_path):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(PIP)
+    python.chmod(0o755)
+    for goal in (".app", ".dev"):
+        words = ["make", "-C", str(ROOT), f"VENV={tmp_path}", str(tmp_path / goal)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2
+        assert "pip: 1 -m pip install" in done.stdout
+        assert "specscope: pip cannot install the packages; check the network" in done.stderr
+        assert not (tmp_path / goal).exists()

@@ -26,14 +26,17 @@ RUN = ("run", "--method", "pearl", "--prompt", "x")
 DIGITS = "9" * 5000
 
 
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
 @pytest.fixture(autouse=True)
 def _no_models(monkeypatch, tmp_path):
     """Fail if models are opened: errors must be raised before that."""
-
-    def refuse(*_, **__):
-        raise AssertionError("models were opened")
-
-    use_models(monkeypatch, refuse)
+    use_models(monkeypatch, raising(AssertionError("models were opened")))
     monkeypatch.setenv("SPECSCOPE_DB", str(tmp_path / "own.db"))
 
 
@@ -96,12 +99,29 @@ def test_a_value_of_5000_digits_is_shortened_in_the_error(words):
     assert len(done.err) < 500
 
 
-def test_an_error_of_many_lines_is_shortened_to_one(monkeypatch):
-    def refuse(*_, **__):
-        raise UsageError("x" * 10**6 + "\n" + "y z\n" * 10**5)
+FAILURES = {
+    "many lines": (UsageError("x" * 10**6 + "\n" + "y z\n" * 10**5), 2, "xxx… y z y z"),
+    "a library": (
+        ImportError("libtorch_cpu.so: failed to map"),
+        1,
+        "failed to map",
+        "raise its limit (ulimit -v)",
+    ),
+}
 
-    use_models(monkeypatch, refuse)
-    assert command(*RUN).failed(2, "xxx… y z y z")
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_to_open_models_is_one_line(monkeypatch, name):
+    error, *expected = FAILURES[name]
+    use_models(monkeypatch, raising(error))
+    assert command(*RUN).failed(*expected)
+
+
+def test_an_internal_error_is_one_line_and_its_traceback_optional(monkeypatch):
+    use_models(monkeypatch, raising(ZeroDivisionError("a bug")))
+    assert command(*RUN) == (1, "", "specscope: internal error: ZeroDivisionError: a bug; please report it\n")
+    monkeypatch.setenv("SPECSCOPE_DEBUG", "1")
+    assert "Traceback" in command(*RUN).err
 
 
 def test_shown_values_are_one_short_line():
@@ -195,35 +215,16 @@ main(["methods"])
     assert (done.returncode, done.stderr) == (130, b"specscope: stopped\n")
 
 
-def test_a_library_that_cannot_be_loaded_is_a_one_line_error_with_the_remedy(monkeypatch):
-    def broken(*_, **__):
-        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
-
-    use_models(monkeypatch, broken)
-    assert command(*RUN).failed(1, "(libtorch_cpu.so: failed to map", "raise its limit (ulimit -v)")
-
-
 def test_a_deleted_working_folder_is_refused(monkeypatch, tmp_path):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
     assert command("methods").failed(2, "the working folder cannot be used")
 
 
 def test_an_error_shows_no_control_characters():
     refusal = r"a\x1b[31mb\x9b: there is no such directory"
     assert command("plan", "--target", "a\x1b[31mb\x9b").failed(1, refusal)
-
-
-def test_an_internal_error_is_one_line_and_its_traceback_optional(monkeypatch):
-    def broken(*_, **__):
-        raise ZeroDivisionError("a bug")
-
-    use_models(monkeypatch, broken)
-    assert command(*RUN) == (1, "", "specscope: internal error: ZeroDivisionError: a bug; please report it\n")
-    monkeypatch.setenv("SPECSCOPE_DEBUG", "1")
-    assert "Traceback" in command(*RUN).err
 
 
 WORDS = "play run compare methods report export import bench calibrate nap"

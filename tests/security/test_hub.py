@@ -105,7 +105,7 @@ def test_a_stalled_answer_ends_the_download(hub: Hub, name: str, cache: Path, mo
     vars(hub).update(misbehaviour)
     assert message.replace("{url}", hub.url) in refused()
     assert incomplete(cache) == []
-    with pytest.raises(ModelError, match="no longer in the cache|is not a directory"):
+    with pytest.raises(ModelError, match=r"no longer in the cache|is not a directory"):
         resolve_local(MODEL)
 
 

@@ -26,7 +26,9 @@ class Clock:
         return self.now
 
 
-clock = pytest.fixture(Clock)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
