@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,10 +104,8 @@ def tensors(**changes):
     """Return a function that replaces tensors of a model; None removes one."""
 
     def spoil(folder):
-        whole = {
-            name: t.clone() for name, t in (load_file(folder / WEIGHTS) | changes).items() if t is not None
-        }
-        save_file(whole, folder / WEIGHTS)
+        whole = load_file(folder / WEIGHTS) | changes
+        save_file({name: t.clone() for name, t in whole.items() if t is not None}, folder / WEIGHTS)
 
     return spoil
 
@@ -126,39 +126,29 @@ PARTIAL = {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}
         ({"head_dim": 7}, "head_dim is 7; it must be even"),
         ({"head_dim": None, "num_attention_heads": 64, "num_key_value_heads": 1}, ANY),
         ({"hidden_size": 10**12}, "hidden_size is 1000000000000; it must be a whole number, at least 1"),
-        ({"hidden_size": 10**400}, "hidden_size is 1000000"),
-        ({"hidden_size": 32.0}, "hidden_size is 32.0; it must be a whole number"),
-        ({"hidden_size": "wide"}, ANY),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must be a whole number"),
-        ({"num_hidden_layers": True}, "num_hidden_layers is True; it must be a whole number"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; it must be a whole number, at least 1"),
         ({"num_attention_heads": 5}, ANY),
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be a whole number, at least 1"),
         ({"num_key_value_heads": 3}, ANY),
         ({"intermediate_size": -1}, "intermediate_size is -1; it must be a whole number, at least 1"),
         ({"vocab_size": 10**12}, "vocab_size is 1000000000000; it must be a whole number, at least 1"),
-        ({"vocab_size": None}, "vocab_size is None; it must be a whole number"),
         ({"max_position_embeddings": -5}, "max_position_embeddings is -5; it must be a whole number"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; it must be a number, at least 0"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; it must be a number"),
-        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'; it must be a number"),
         ({"sliding_window": -1}, "sliding_window is -1; it must be a whole number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
         ({"attention_bias": 1}, "attention_bias is 1; it must be true or false"),
         ({"eos_token_id": "2"}, "eos_token_id is '2'; it must be a token id"),
-        ({"eos_token_id": [2, None]}, "eos_token_id is [2, None]; it must be a token id"),
         ({"eos_token_id": list(range(97)) * 1000}, "or a list of at most 64"),
         ({"bos_token_id": {"a": 1}}, "bos_token_id is {'a': 1}; it must be a whole number"),
         ({"layer_types": ["chunked"] * 3}, "layer_types.0 is 'chunked'; supported are full_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; num_hidden_layers is 3"),
         ({"model_type": "mistral"}, "model_type is 'mistral'; it must be 'llama' for LlamaForCausalLM"),
-        ({"model_type": "no-such-type"}, ANY),
         ({"hidden_act": "s\ni\nl\nu"}, r"hidden_act 's\ni\nl\nu' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized weights are not supported"),
-        (rope(factor="x"), "rope_parameters.factor is 'x'; it must be a number, at least 1"),
         (rope(factor=0), "rope_parameters.factor is 0; it must be a number, at least 1"),
-        (rope(rope_theta=-1.0), "rope_parameters.rope_theta is -1.0; it must be a number"),
         (rope(rope_theta=1), "rope_parameters.rope_theta is 1; it must be a number"),
         (rope(beta_fast=[]), "rope_parameters.beta_fast is []; it must be a number"),
         (rope(original_max_position_embeddings=0), "original_max_position_embeddings is 0; it must be"),
@@ -181,24 +171,21 @@ def test_a_config_field_of_wrong_type_or_out_of_range_is_refused(model, change, 
     assert str(model / CONFIG) in error
 
 
-def test_sizes_are_checked_before_torch_or_transformers_use_them(model, monkeypatch):
+def test_sizes_are_checked_before_torch_or_transformers_use_them_and_beside_the_tensors(model, monkeypatch):
     def never(*_args, **_options):
-        raise AssertionError("the size was used")
+        pytest.fail("the size was used")
 
-    edit(model / CONFIG, num_hidden_layers=10**9, rope_theta=5)
+    monkeypatch.setattr(checkpoint.Checkpoint, "take", never)
+    edit(model / CONFIG, vocab_size=1 << 22, hidden_size=1 << 17)
+    assert "has shape [97, 32]; config.json asks for [4194304, 131072]" in refused(lambda: load(model))
     monkeypatch.setattr(transformers.AutoConfig, "for_model", never)
     monkeypatch.setattr("specscope.engine.checkpoints.loader.Checkpoint", never)
+    edit(model / CONFIG, num_hidden_layers=10**9, rope_theta=5)
     assert "num_hidden_layers" in refused(lambda: load(model))
 
 
-def test_sizes_that_differ_from_the_tensors_are_refused_before_a_tensor_is_read(model, monkeypatch):
-    monkeypatch.setattr(checkpoint.Checkpoint, "take", lambda *_: pytest.fail("a tensor was read"))
-    edit(model / CONFIG, vocab_size=1 << 22, hidden_size=1 << 17)
-    assert "has shape [97, 32]; config.json asks for [4194304, 131072]" in refused(lambda: load(model))
-
-
 def test_weights_larger_than_the_memory_are_refused(model, monkeypatch):
-    monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1000})())
+    monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: SimpleNamespace(total=1000))
     assert "the weights take 0.0 GB in memory; this machine has 0.0 GB" in refused(lambda: load(model))
 
 
@@ -349,27 +336,31 @@ def test_any_odd_value_of_a_config_loads_or_is_refused(models, family):
     check()
 
 
+@contextmanager
+def kept(path):
+    """Yield a file's bytes, and write them again at the end."""
+    content = path.read_bytes()
+    try:
+        yield content
+    finally:
+        path.write_bytes(content)
+
+
 @BOUNDED
 @given(data=st.data())
 def test_any_odd_value_of_a_pair_loads_or_is_refused(bundled, data):
     path = bundled / data.draw(st.sampled_from((CONFIG, "generation_config.json", "tokenizer_config.json")))
-    content = path.read_text()
-    try:
+    with kept(path) as content:
         path.write_text(json.dumps(data.draw(spoiled(json.loads(content)))))
         returns_or_refuses(lambda: Pair.of(bundled).encode("Hi"))
-    finally:
-        path.write_text(content)
 
 
 @BOUNDED
 @given(at=st.integers(0, 40_000), junk=st.binary(min_size=1, max_size=9))
 def test_any_changed_bytes_of_a_safetensors_file_load_or_are_refused(models, at, junk):
     path = models[0] / "qwen3" / WEIGHTS
-    content = path.read_bytes()
-    at %= len(content)
     path.with_name(CONFIG).write_text(json.dumps(models[1]["qwen3"]))
-    try:
+    with kept(path) as content:
+        at %= len(content)
         path.write_bytes(content[:at] + junk + content[at + len(junk) :])
         returns_or_refuses(lambda: load(path.parent))
-    finally:
-        path.write_bytes(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,12 @@ from specscope.engine.methods import METHODS
 from specscope.engine.types import Limits
 from specscope.traces.store import Store
 from tests.security.commands import command, use_models
+from tests.security.odd import refused
 from tests.traces.samples import sample_trace
 
 HUGE = 4_000_000
 PAIR = Pair.find()
-TEXTS = {
-    "words": "Once upon a time. ",
-    "brackets": "[",
-    "spaces": " ",
-    "emoji": "\U0001f600",
-    "control": "\x07",
-}
+TEXTS = ("Once upon a time. ", "[", " ", "\U0001f600", "\x07")
 
 
 class Untouched:
@@ -47,68 +43,62 @@ class Untouched:
 GUARDED = replace(PAIR, tokenizer=Untouched())
 
 
-def refused(*prompts: Any) -> str:
-    with pytest.raises(UsageError) as error:
-        encode(GUARDED, prompts, PAIR.vocab_size, 16)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
-
-
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_a_prompt_of_4_mb_is_refused_before_it_is_tokenized(text: str) -> None:
-    prompt = (text * HUGE)[:HUGE]
-    want = f"the prompt has {HUGE} characters; it may have {PER_TOKEN * PAIR.context} with a context of {PAIR.context} tokens: "
-    assert refused(prompt) == want + "shorten it"
-    with pytest.raises(UsageError, match="characters"):
-        ids_of(GUARDED, prompt)
+def encoded(*prompts: Any) -> object:
+    return encode(GUARDED, prompts, PAIR.vocab_size, 16)
 
 
 def said(*texts: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ([said("s" * 20_000, "u" * 20_000)], f"the prompt has {20_000 + 20_000} characters"),
-        ([said(*["Hi"] * 10_000)], f"the chat has 10000 messages; it may have {bounds.MOST_MESSAGES}: begin a new one"),
-        ([[5] * HUGE], f"the prompt has {HUGE} tokens; the context of bundled is "),
-        (["Hi"] * 10_000, f"10000 prompts were given; a run takes at most {bounds.MOST_PROMPTS}"),
-        (["x" * 30_000] * 200, "the prompts have 6000000 characters; a run takes at most 4000000 in all"),
-    ],
-    ids=["characters", "messages", "tokens", "prompts", "characters of prompts"],
-)  # fmt: skip
-def test_too_much_is_refused_before_it_is_tokenized(prompts: list[Any], message: str) -> None:
-    assert refused(*prompts).startswith(message)
+TOO_LONG = f"the prompt has {HUGE} characters; it may have {PER_TOKEN * PAIR.context} with a context of {PAIR.context} tokens: shorten it"
+STOPS = r"stop strings? .*(it may have|takes at most)"
+TOO_MUCH = {
+    **{
+        f"a prompt of {text!r}": (lambda text=text: encoded((text * HUGE)[:HUGE]), TOO_LONG) for text in TEXTS
+    },
+    "one text": (lambda: ids_of(GUARDED, "x" * HUGE), TOO_LONG),
+    "a huge context": (
+        lambda: ids_of(replace(GUARDED, context=10**9), "x" * HUGE),
+        f"it may have {MOST_CHARACTERS} with a context of",
+    ),
+    "characters of a chat": (
+        lambda: encoded(said("s" * 20_000, "u" * 20_000)),
+        "the prompt has 40000 characters",
+    ),
+    "messages": (
+        lambda: encoded(said(*["Hi"] * 10_000)),
+        f"the chat has 10000 messages; it may have {bounds.MOST_MESSAGES}: begin a new one",
+    ),
+    "tokens": (lambda: encoded([5] * HUGE), f"the prompt has {HUGE} tokens; the context of bundled is "),
+    "prompts": (
+        lambda: encoded(*["Hi"] * 10_000),
+        f"10000 prompts were given; a run takes at most {bounds.MOST_PROMPTS}",
+    ),
+    "characters of prompts": (
+        lambda: encoded(*["x" * 30_000] * 200),
+        "the prompts have 6000000 characters; a run takes at most 4000000 in all",
+    ),
+    "a stop string": (lambda: Limits(stop=("x" * HUGE,)), STOPS),
+    "a little too long a stop string": (lambda: Limits(stop=("x" * (bounds.LONGEST_STOP + 1),)), STOPS),
+    "stop strings": (lambda: Limits(stop=("x",) * (bounds.MOST_STOPS + 1)), STOPS),
+    "a reference": (lambda: METHODS["llma"].configure({"reference": "x" * HUGE}), "reference"),
+}
+"""A call with too much, and its refusal."""
 
 
-def test_the_limit_of_characters_admits_every_prompt_that_fits_the_context() -> None:
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_too_much_is_refused_in_one_line_before_it_is_tokenized(name: str) -> None:
+    call, message = TOO_MUCH[name]
+    assert re.search(message, refused(call, UsageError))
+
+
+def test_the_limits_admit_every_prompt_that_fits_the_context_and_the_longest_stop_strings() -> None:
     longest = max(len(PAIR.tokenizer.decode([token])) for token in range(PAIR.vocab_size))
     assert longest == PER_TOKEN
     text = " " * PER_TOKEN * (PAIR.context - 100) + "x"
     assert len(ids_of(PAIR, text)) < PAIR.context
-
-
-def test_a_huge_context_has_a_limit_of_characters() -> None:
-    wide = replace(GUARDED, context=10**9)
-    with pytest.raises(UsageError, match=f"it may have {MOST_CHARACTERS} with a context of"):
-        ids_of(wide, "x" * HUGE)
-
-
-@pytest.mark.parametrize(
-    "stops", [("x" * HUGE,), ("x",) * (bounds.MOST_STOPS + 1), ("x" * (bounds.LONGEST_STOP + 1),)]
-)
-def test_too_long_or_too_many_stop_strings_are_refused(stops: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match=r"stop strings? .*(it may have|takes at most)"):
-        Limits(stop=stops)
     Limits(stop=("x" * bounds.LONGEST_STOP,) * bounds.MOST_STOPS)
-
-
-def test_a_reference_text_of_4_mb_is_refused() -> None:
-    with pytest.raises(UsageError, match="reference") as error:
-        METHODS["llma"].configure({"reference": "x" * HUGE})
-    assert len(str(error.value)) < 400
 
 
 FORMS = {

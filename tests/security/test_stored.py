@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from specscope.traces.waiting import lanes
 from specscope.traces.whatif.replay import Change, what_if
 from specscope.traces.whatif.rules import processed
 from tests.app.fakes import FakeOpen
-from tests.security.odd import changed, refusal
+from tests.security.odd import changed, places, refusal
 from tests.security.opened import Opener, bounded
 from tests.traces.samples import sample_trace
 from tests.traces.test_imported import FILES, NAMES
@@ -270,7 +271,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "load": ("speculative", {"load": specscope.Load((0.0, 0.1), 2)}),
 }
 """Method and settings of virtual runs that together have every kind of row."""
-Place = tuple[str | int, ...]
 
 
 @pytest.fixture(scope="module")
@@ -290,31 +290,21 @@ def files() -> dict[str, list[Any]]:
     return rows
 
 
-def places(rows: list[Any]) -> dict[str, tuple[int, Place]]:
+def numbers_of(rows: list[Any]) -> dict[str, tuple[int, tuple[Any, ...]]]:
     """Return name -> (row, path) of each number; of those in lists and equal rows, two."""
-    found: dict[str, tuple[int, Place]] = {}
+    found: dict[str, tuple[int, tuple[Any, ...]]] = {}
     for number, row in enumerate(rows):
-        for path in _numbers(row):
-            kind = row.get("event", "") if isinstance(row, dict) else ""
-            name = f"{kind}.{'.'.join('#' if isinstance(key, int) else key for key in path)}"
-            found.setdefault(f"first {name}", (number, path))
-            found[f"last {name}"] = (number, path)
+        kind = row.get("event", "") if isinstance(row, dict) else ""
+        for path in places(row):
+            value = reduce(getitem, path, row)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                name = f"{kind}.{'.'.join('#' if isinstance(key, int) else key for key in path)}"
+                found.setdefault(f"first {name}", (number, path))
+                found[f"last {name}"] = (number, path)
     return found
 
 
-def _numbers(value: Any, path: Place = ()) -> Iterator[Place]:
-    parts: Any = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
-    for key, part in parts:
-        yield from _numbers(part, (*path, key))
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        yield path
-
-
 FORMS = [*RUNS, *NAMES, *(f"{name} as a trace" for name in NAMES)]
-
-
 _fresh = itertools.count()
 
 
@@ -326,10 +316,10 @@ def is_own(form: str) -> bool:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_number_of_a_file_is_refused_or_the_run_opens(files, opener, tmp_path, form, value):
     file, own = tmp_path / "file.jsonl", is_own(form)
-    found = places(files[form])
+    found = numbers_of(files[form])
     assert len(found) > 5
     if own:  # each field is tried in the first trace that has it
-        earlier = [places(files[name]) for name in FORMS[: FORMS.index(form)] if is_own(name)]
+        earlier = [numbers_of(files[name]) for name in FORMS[: FORMS.index(form)] if is_own(name)]
         found = {name: place for name, place in found.items() if not any(name in one for one in earlier)}
     opened = 0
     for name, (number, path) in found.items():
