@@ -356,17 +356,16 @@ sys.exit(main.main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_server_whose_page_and_runs_do_not_end(number):
+def test_ctrl_c_ends_a_server_whose_page_and_runs_do_not_end():
     program = started(STUCK)
     try:
         port = int(program.stdout.readline().rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=60) as call:
             call.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert program.stdout.readline() == "computing\n"
-            program.send_signal(number)
+            program.send_signal(signal.SIGINT)
             _, errors = program.communicate(timeout=60)
     finally:
         program.kill()
         program.wait()
-    assert (program.returncode, errors) == (128 + number, "specscope: stopped\n")
+    assert (program.returncode, errors) == (130, "specscope: stopped\n")

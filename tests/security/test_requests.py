@@ -125,26 +125,26 @@ def test_a_malformed_queue_call_is_answered_without_a_traceback(client, capfd, b
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize("number", [99999, -1])
-def test_a_call_of_an_unknown_handler_is_refused(client, capfd, number) -> None:
-    call = {"fn_index": number, "session_hash": "a", "data": []}
-    answer = client.post("/gradio_api/queue/join", json=call)
-    assert (answer.status_code, answer.text) == (404, "the page has no such handler")
-    assert guarded(answer.headers)
-    assert "".join(capfd.readouterr()) == ""
+def test_a_call_of_an_unknown_handler_is_refused(client, capfd) -> None:
+    for number in (99999, -1):
+        call = {"fn_index": number, "session_hash": "a", "data": []}
+        answer = client.post("/gradio_api/queue/join", json=call)
+        assert (answer.status_code, answer.text) == (404, "the page has no such handler")
+        assert guarded(answer.headers)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_stream_of_an_unknown_session_ends_without_an_error(client, capfd) -> None:
     answers = list[dict]()
+
+    async def send(message) -> None:
+        answers.append(message)
 
     async def ask() -> None:
         sent = [{"type": "http.request", "body": b""}]
 
         async def receive() -> dict:
             return sent.pop() if sent else await asyncio.Event().wait()  # it stays connected
-
-        async def send(message) -> None:
-            answers.append(message)
 
         path, headers = "/gradio_api/queue/data", [(b"host", b"127.0.0.1:7860")]
         scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "headers": headers}
@@ -222,43 +222,25 @@ def test_a_body_over_the_limit_is_refused_whether_its_size_is_declared_or_not(cl
     assert client.post("/gradio_api/queue/join", content=too_much).status_code == 413
 
 
-def test_a_body_without_an_end_is_read_up_to_the_limit() -> None:
-    received = []
+@pytest.mark.parametrize("pause", [0, 1])
+def test_a_body_that_takes_too_long_is_refused(monkeypatch, pause):
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.05 if pause else 60)
+    received, answers = list[bytes](), list[dict]()
 
-    async def endless() -> dict:
-        received.append(1)
-        return {"type": "http.request", "body": b"x" * 2**16, "more_body": True}
-
-    answers = asyncio.run(exchange(endless))
-    assert answers[0]["status"] == 413
-    assert len(received) == MAX_BODY // 2**16 + 1
-
-
-def test_a_body_that_takes_too_long_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
-
-    async def silent() -> dict:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    answers = asyncio.run(exchange(silent))
-    assert answers[0]["status"] == 408
-    assert (b"connection", b"close") in answers[0]["headers"]
-
-
-async def exchange(receive) -> list[dict]:
-    """Send a request with the body of `receive`; return the messages of the answer."""
-    answers: list[dict] = []
+    async def receive() -> dict:
+        await asyncio.sleep(pause)
+        received.append(b"x" * 2**16)
+        return {"type": "http.request", "body": received[-1], "more_body": True}
 
     async def send(message) -> None:
         answers.append(message)
 
-    async def app(scope, receive, send) -> None:
-        raise AssertionError("the request was handled")
-
     scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
-    await SmallBodies(app, unlimited="/import")(scope, receive, send)
-    return answers
+    never = PlainTextResponse("the request was handled")
+    asyncio.run(SmallBodies(never, unlimited="/import")(scope, receive, send))
+    assert answers[0]["status"] == (408 if pause else 413)
+    assert len(received) == (0 if pause else MAX_BODY // 2**16 + 1)
+    assert not pause or (b"connection", b"close") in answers[0]["headers"]
 
 
 # Connections, over a real socket.
