@@ -115,16 +115,14 @@ def measure(runs: int, clients: int, note: Note) -> dict[str, Figure]:
             memory = _mib(server)
         facts = _stored(database, per_press * (1 + presses))
     total = Figure((float(facts["expected"]),), "runs", detail={"clients": clients, **facts})
+    messages = {"messages": failed[:5]}
+    sizes = {"after_warm_up_mib": warm, "end_mib": memory}
     growth = memory / (warm or [memory])[0]
     return {
         "soak_runs": total,
-        "soak_errors": Figure((float(len(failed)),), "failed requests", detail={"messages": failed[:5]}),
+        "soak_errors": Figure((float(len(failed)),), "failed requests", detail=messages),
         "soak_lost": Figure((float(facts["lost"]),), "runs that are not stored as done with all their rows"),
-        "soak_memory_growth": Figure(
-            (growth,),
-            "memory at the end / after the warm-up",
-            detail={"after_warm_up_mib": warm, "end_mib": memory},
-        ),
+        "soak_memory_growth": Figure((growth,), "memory at the end / after the warm-up", detail=sizes),
         "server_start_s": Figure((started,), "seconds until the address is printed"),
     }
 

@@ -161,31 +161,22 @@ def repeated(base: Trace, spans: int) -> Trace:
     step, ids = max(r.step for r in base.rounds), max(s.id for s in base.spans) + 1
     trace = Trace(base.header, pieces=dict(base.pieces), spans=[s for s in base.spans if s.kind == "prefill"])
     for k in range(times):
-        later, steps, first = k * (end - start), k * step, k * ids
-        place = k * len(base.commits)
-        trace.spans += [
-            replace(s, id=s.id + first, start=s.start + later, end=s.end + later, step=s.step + steps)
-            for s in decoding
-        ]
-        trace.rounds += [
-            replace(r, step=r.step + steps, time=r.time + later, span=r.span + first) for r in base.rounds
-        ]
-        trace.commits += [
-            replace(c, step=c.step + steps, position=c.position + place, time=c.time + later)
-            for c in base.commits
-        ]
-        trace.decisions += [
-            replace(
-                d,
-                step=d.step + steps,
-                position=d.position + place,
-                draft_span=d.draft_span + first if d.draft_span >= 0 else -1,
-                verify_span=d.verify_span + first if d.verify_span >= 0 else -1,
-            )
-            for d in base.decisions
-        ]
+        later, steps, first, place = k * (end - start), k * step, k * ids, k * len(base.commits)
+        trace.spans += _shifted(decoding, id=first, start=later, end=later, step=steps)
+        trace.rounds += _shifted(base.rounds, step=steps, time=later, span=first)
+        trace.commits += _shifted(base.commits, step=steps, position=place, time=later)
+        judged = {"draft_span": first, "verify_span": first}
+        trace.decisions += _shifted(base.decisions, step=steps, position=place, **judged)
     trace.footer = trace.new_footer("done")
     return trace
+
+
+def _shifted(rows: Sequence[Any], **offsets: int) -> list[Any]:
+    """Return rows with offsets added to their fields; -1, no span, stays."""
+    return [
+        replace(row, **{name: at + by for name, by in offsets.items() if (at := getattr(row, name)) >= 0})
+        for row in rows
+    ]
 
 
 def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Figure]:
@@ -202,20 +193,16 @@ def _moved(page: Page, trace: Trace, name: int, repeats: int) -> dict[str, Figur
             times = page.evaluate(MOVE, [FRAMES, way])
             frames.setdefault(f"{way}_cpu_ms", []).append(clock.lap() / FRAMES)
             frames.setdefault(f"{way}_fps", []).append(1000 * len(times) / sum(times))
-    detail = {
-        "spans": len(trace.spans),
-        "tokens": len(trace.commits),
-        "document_mb": round(len(text) / 1e6, 2),
-    }
-    units = {"cpu_ms": "CPU ms/frame", "fps": "frames/s"}
-    return {
+    megabytes = round(len(text) / 1e6, 2)
+    detail = {"spans": len(trace.spans), "tokens": len(trace.commits), "document_mb": megabytes}
+    found = {
         f"viewer_open_ms_{name}": Figure(tuple(opened), "ms", detail=detail),
         f"viewer_open_cpu_ms_{name}": Figure(tuple(worked), "CPU ms"),
-        **{
-            f"viewer_{key}_{name}": Figure(tuple(values), units[key.split("_", 1)[1]])
-            for key, values in frames.items()
-        },
     }
+    for key, values in frames.items():
+        unit = "frames/s" if key.endswith("fps") else "CPU ms/frame"
+        found[f"viewer_{key}_{name}"] = Figure(tuple(values), unit)
+    return found
 
 
 class MainThread:
@@ -251,11 +238,10 @@ def _live(page: Page, base: Trace) -> dict[str, Figure]:
         frames.append(page.evaluate(GROW, deltas))
         spent.append(clock.lap())
     detail = {"runs": PANES, "tokens": len(whole.commits)}
+    worst = max(s / f for s, f in zip(spent, frames, strict=True))
     return {
         "viewer_live_cpu_ms": Figure((sum(spent) / sum(frames),), "CPU ms/frame", detail=detail),
-        "viewer_live_worst_cpu_ms": Figure(
-            (max(s / f for s, f in zip(spent, frames, strict=True)),), "CPU ms/frame"
-        ),
+        "viewer_live_worst_cpu_ms": Figure((worst,), "CPU ms/frame"),
         "viewer_live_fps": Figure((sum(frames) / (perf_counter() - started),), "frames/s", detail=detail),
     }
 

@@ -312,20 +312,26 @@ def is_own(form: str) -> bool:
     return form in RUNS or form.endswith("as a trace")
 
 
+@pytest.fixture(scope="module")
+def numbers(files) -> dict[str, dict[str, tuple[int, tuple[Any, ...]]]]:
+    """Return form -> the numbers to replace: each field of a trace in the first trace that has it."""
+    known, chosen = set[str](), {}
+    for form in FORMS:
+        found = numbers_of(files[form])
+        assert len(found) > 5
+        chosen[form] = {name: place for name, place in found.items() if name not in known or not is_own(form)}
+        known |= {*found} if is_own(form) else set()
+    return chosen
+
+
 @pytest.mark.parametrize("value", VALUES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_number_of_a_file_is_refused_or_the_run_opens(files, opener, tmp_path, form, value):
-    file, own = tmp_path / "file.jsonl", is_own(form)
-    found = numbers_of(files[form])
-    assert len(found) > 5
-    if own:  # each field is tried in the first trace that has it
-        earlier = [numbers_of(files[name]) for name in FORMS[: FORMS.index(form)] if is_own(name)]
-        found = {name: place for name, place in found.items() if not any(name in one for one in earlier)}
-    opened = 0
-    for name, (number, path) in found.items():
+def test_a_number_of_a_file_is_refused_or_the_run_opens(files, numbers, opener, tmp_path, form, value):
+    file, opened = tmp_path / "file.jsonl", 0
+    for name, (number, path) in numbers[form].items():
         rows = list(files[form])
         rows[number] = changed(rows[number], path, value)
-        if own:
+        if is_own(form):
             rows[0] = {**rows[0], "run_id": f"run-{next(_fresh)}"}
         file.write_text("\n".join(map(json.dumps, rows)))
         with bounded(f"{form}: {name} is {value}"):
