@@ -110,31 +110,32 @@ def form_beside_run() -> Iterator[str]:
     yield f"DSI is {percent(1 - fmean(one.speedup / one.form for one in dsi))} slower than its form in the mean"
 
 
-def best(form, at_most: int = 24) -> float:
-    return max(form(gamma) for gamma in range(1, at_most + 1))
+def best(form, rate: float, *costs: float) -> float:
+    return max(form(rate, gamma, *costs) for gamma in range(1, 25))
 
 
 def misses() -> Iterator[str]:
-    exponents, rows = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 2), dict[int, list[int]]()
-    plain = {(c, rate): best(lambda g: pearl_speedup(rate, g, c)) for c, rate in PLACES}  # noqa: B023
-    for forks in (3, 1):
-        rows[forks] = [
-            sum(best(lambda g: ssd_speedup(rate, g, c, forks, r)) <= plain[c, rate] for c, rate in PLACES)  # noqa: B023
+    exponents = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 2)
+    plain = {(c, rate): best(pearl_speedup, rate, c) for c, rate in PLACES}
+    rows = {
+        forks: [
+            sum(best(ssd_speedup, rate, c, forks, r) <= plain[c, rate] for c, rate in PLACES)
             for r in exponents
         ]
+        for forks in (3, 1)
+    }
     yield f"| exponent of misses | {' | '.join(f'{r:g}' for r in exponents)} |"
     for forks, counts in rows.items():
         yield f"| PEARL is faster, F = {forks} | {' | '.join(str(count or '–') for count in counts)} |"
-    at = [f"{best(lambda g: ssd_speedup(0.8, g, 12, 3, r)):.2f}" for r in (0.2, 0.4, 0.7, 1, 2)]  # noqa: B023
+    at = [f"{best(ssd_speedup, 0.8, 12, 3, r):.2f}" for r in (0.2, 0.4, 0.7, 1, 2)]
     yield f"its best speed-up is {', '.join(at[:-1])} or {at[-1]} for an exponent of 0.2, 0.4, 0.7, 1 or 2"
-    yield f"PEARL's is {best(lambda g: pearl_speedup(0.8, g, 12)):.2f}, DSI's {dsi_blocks_speedup(0.8, 2, 12):.2f}, speculative decoding's {best(lambda g: speculative_speedup(0.8, g, 12)):.2f}"
+    yield f"PEARL's is {best(pearl_speedup, 0.8, 12):.2f}, DSI's {dsi_blocks_speedup(0.8, 2, 12):.2f}, speculative decoding's {best(speculative_speedup, 0.8, 12):.2f}"
 
 
 def split_target() -> Iterator[str]:
     for s in (1.2, 1.5, 2):
         ahead = [
-            s * best(lambda g: speculative_speedup(rate, g, c / s)) >= best(lambda g: ssd_speedup(rate, g, c))  # noqa: B023
-            for c, rate in PLACES
+            s * best(speculative_speedup, rate, c / s) >= best(ssd_speedup, rate, c) for c, rate in PLACES
         ]
         yield f"{sum(ahead)} of {len(PLACES)} places if two devices make it {s:g} times as fast"
 
@@ -210,12 +211,12 @@ def test_the_published_clusters_closed_forms():
     assert f"c = 87.6 / 27.4 = {c:.1f} and are divided by {longer:.2f}" in TEXT
     for rate in (0.7, 0.95):
         forms = {
-            "SSD": best(lambda g: ssd_speedup(rate, g, c)),  # noqa: B023
+            "SSD": best(ssd_speedup, rate, c),
             "DSI": 1 / ((1 - rate) * ceil(c) / c + rate / c),
             "SpecBranch": best_branches(rate, c),
-            "PEARL": best(lambda g: pearl_speedup(rate, g, c)),  # noqa: B023
-            "EasySpec": best(lambda g: layer_parallel_speedup(rate, g, 1 / c, 14.82 / 87.57)),  # noqa: B023
-            "speculative": best(lambda g: speculative_speedup(rate, g, c)),  # noqa: B023
+            "PEARL": best(pearl_speedup, rate, c),
+            "EasySpec": best(layer_parallel_speedup, rate, 1 / c, 14.82 / 87.57),
+            "speculative": best(speculative_speedup, rate, c),
         }
         row = published_cluster()[f"{rate}, closed form"]
         assert {title: row[title] for title in forms} == {

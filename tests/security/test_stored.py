@@ -314,7 +314,7 @@ def is_own(form: str) -> bool:
 
 @pytest.fixture(scope="module")
 def numbers(files) -> dict[str, dict[str, tuple[int, tuple[Any, ...]]]]:
-    """Return form -> the numbers to replace: each field of a trace in the first trace that has it."""
+    """Return form -> numbers to replace: each field of a trace in the first one that has it."""
     known, chosen = set[str](), {}
     for form in FORMS:
         found = numbers_of(files[form])
