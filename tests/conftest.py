@@ -51,7 +51,7 @@ THOROUGH = (
     *(f"tests/docs/test_commands.py::test_{name}" for name in ("a_page", "the_stored_notebook")),
     *(
         f"tests/docs/test_parallel.py::test_{name}"
-        for name in ("the_published_clusters_table", "ssds_cliff", "the_cliff")
+        for name in ("the_published_clusters_table", "ssds_cliff", "the_page_says[papers-the_cliffs")
     ),
     # real models, published tables, recorded outputs, what bench and notebooks measure and show
     *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),

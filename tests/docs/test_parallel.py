@@ -323,7 +323,8 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize(("page", "claims"), CLAIMS, ids=lambda part: getattr(part, "__name__", part))
-def test_the_page_says_what_the_map_the_forms_and_the_papers_say(page, claims):
+def test_the_page_says(page, claims):
+    """What the map, the forms, the runs and the papers say."""
     text = TEXT if page == "parallel" else PAPERS
     missing = [claim for claim in claims() if claim not in text]
     assert not missing, "\n".join(missing)

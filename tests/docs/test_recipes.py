@@ -64,7 +64,7 @@ def test_the_methods_of_the_recipe_decode_and_are_found(tmp_path, monkeypatch, c
         add_module(methods, tmp_path, "recipe", text, monkeypatch)
         with specscope.open(runtime="virtual", profile="pearl-4xA100") as cluster:
             baseline, trace = (
-                cluster.run(method, "How can I sleep better at night?", limits=Limits(80))
+                cluster.run(method, "How can I sleep better at night?", limits=Limits(48))
                 for method in (methods.BASELINE, "recipe")
             )
         assert trace.text == baseline.text

@@ -180,11 +180,10 @@ def test_output_is_utf8_on_an_ascii_terminal(stored):
     assert "猫" in done.stdout.decode("utf-8")
 
 
-def test_a_full_standard_output_is_a_one_line_error_also_of_the_server(stored, tmp_path):
-    play = ("play", "--pair", "bundled", "--port", "0", "--db")
+def test_a_full_standard_output_is_a_one_line_error_also_of_the_server(stored):
     with open("/dev/full", "wb") as full:
-        for words in (EXPORT, play):
-            done = process(*words, str(stored), stdout=full, stderr=subprocess.PIPE)
+        for words, code in (((*EXPORT, str(stored)), ""), ((), STUCK)):
+            done = process(*words, code=code, stdout=full, stderr=subprocess.PIPE)
             assert (done.returncode, done.stderr) == (1, b"specscope: No space left on device\n")
 
 

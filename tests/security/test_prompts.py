@@ -70,7 +70,7 @@ TOO_MUCH = {
         lambda: encoded(said(*["Hi"] * 10_000)),
         f"the chat has 10000 messages; it may have {bounds.MOST_MESSAGES}: begin a new one",
     ),
-    "tokens": (lambda: encoded([5] * HUGE), f"the prompt has {HUGE} tokens; the context of bundled is "),
+    "tokens": (lambda: encoded([5] * 100_000), "the prompt has 100000 tokens; the context of bundled is "),
     "prompts": (
         lambda: encoded(*["Hi"] * 10_000),
         f"10000 prompts were given; a run takes at most {bounds.MOST_PROMPTS}",
