@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +23,7 @@ from specscope.engine.drafting.admission import (
 )
 from specscope.engine.run.lengths import RoundLengths
 from specscope.engine.run.policies import LENGTHS, SURVIVAL
-from specscope.engine.types import Draft, DraftToken, Verdict
+from specscope.engine.types import Draft, DraftToken
 
 FLAT = ((1, 1.0), (4, 1.0), (8, 5.0))
 """Up to 4 rows take 1 s; each further row takes 1 s more."""
@@ -33,59 +36,40 @@ def forecast(*survivals: list[float], nodes: list[float] | None = None, others: 
 
 # By hand.
 
-
-def test_places_are_admitted_in_falling_order_until_tokens_per_second_fall() -> None:
-    """Two requests, rows 2. 0.9 and 0.8 are free (3.7 tokens/s); 0.5 takes 1 s more: 4.2 / 2."""
-    known = forecast([0.9, 0.8], [0.5, 0.1])
-    found = by_survival(known, Costs(FLAT))
-    assert found.places.tolist() == [2, 0]
-    assert found.speed == pytest.approx(3.7)
-
-
-def test_the_first_fall_ends_it_although_a_later_place_would_pay() -> None:
-    """The third row takes 2 s, all further ones nothing: 2 falls to 2.9 / 3, all give 7.4 / 3."""
-    stairs = Costs(((1, 1.0), (2, 1.0), (3, 3.0), (8, 3.0)))
-    found = by_survival(forecast([0.9, 0.9, 0.9], [0.9, 0.9, 0.9]), stairs)
-    assert found.places.tolist() == [0, 0]
-    assert found.speed == 2.0
+STAIRS = Costs(((1, 1.0), (2, 1.0), (3, 3.0), (8, 3.0)))
+FREE = Costs(((1, 1.0), (64, 1.0)))
+ONE_DRAFT = Costs(((1, 1.0), (64, 1.0)), ((1, 0.25), (64, 0.25)))
+DEAR_DRAFTS = Costs(((1, 1.0), (8, 1.0)), ((1, 2.0), (8, 2.0)))
+TREE_DRAFTS = Costs(((1, 1.0), (64, 1.0)), ((1, 0.01), (2, 0.02)))
+TWO = forecast([0.9], [0.9])
 
 
-def test_a_forward_of_the_drafter_is_paid_once_for_all_requests() -> None:
-    """A place each: 4 + 4 x 0.5 tokens in 1.25 s are 4.8/s; one place of one request gives 3.6."""
-    costs = Costs(((1, 1.0), (64, 1.0)), ((1, 0.25), (64, 0.25)))
-    found = by_survival(forecast(*[[0.5, 0.05]] * 4), costs)
-    assert found.places.tolist() == [1, 1, 1, 1]
-    assert found.speed == pytest.approx(4.8)
-    assert speed(forecast(*[[0.5, 0.05]] * 4), np.array([1, 0, 0, 0]), costs) == pytest.approx(3.6)
-
-
-def test_speculation_is_off_where_plain_decoding_is_faster() -> None:
-    slow = Costs(((1, 1.0), (8, 1.0)), ((1, 2.0), (8, 2.0)))
-    known = forecast([0.9], [0.9])
-    assert by_survival(known, slow).places.tolist() == by_batch(known, slow).places.tolist() == [0, 0]
-    judged = Costs(((1, 1.0), (8, 1.0)), judging=1.0)
-    assert by_survival(known, judged).places.tolist() == [0, 0]
-    assert by_survival(known, Costs(((1, 1.0), (8, 1.0)))).places.tolist() == [1, 1]
-
-
-def test_by_batch_all_requests_have_one_length_as_far_as_they_can_draft_it() -> None:
-    flat = Costs(((1, 1.0), (64, 1.0)))
-    assert by_batch(forecast([0.9, 0.8, 0.1], [0.9, 0.0, 0.0]), flat).places.tolist() == [3, 1]
-    assert by_batch(forecast([0.5, 0.2, 0.1], [0.5, 0.2, 0.1]), Costs(FLAT)).places.tolist() == [1, 1]
-
-
-def test_rows_of_prompts_leave_less_room_for_drafts() -> None:
-    known = forecast([0.9, 0.8])
-    assert by_survival(known, Costs(FLAT)).places.tolist() == [2]
-    assert by_survival(known._replace(others=2), Costs(FLAT)).places.tolist() == [1]
-
-
-def test_a_level_of_a_tree_has_the_rows_of_its_nodes() -> None:
-    known = forecast([0.9, 0.8], nodes=[2.0, 4.0])
-    assert by_survival(known, Costs(FLAT)).places.tolist() == [1]
-    drafter = Costs(((1, 1.0), (64, 1.0)), ((1, 0.01), (2, 0.02)))
-    # level 1 is one row, level 2 the two nodes above: 2.7 tokens in 1 + 0.01 + 0.02 s
-    assert by_survival(known, drafter).speed == pytest.approx(2.7 / 1.03)
+@pytest.mark.parametrize(
+    ("rule", "known", "costs", "places", "speed"),
+    [
+        # two requests, rows 2: 0.9 and 0.8 are free (3.7 tokens/s); 0.5 takes 1 s more: 4.2 / 2
+        pytest.param(by_survival, forecast([0.9, 0.8], [0.5, 0.1]), Costs(FLAT), [2, 0], 3.7, id="falling order"),
+        # the third row takes 2 s, all further ones nothing: 2 falls to 2.9 / 3, all give 7.4 / 3
+        pytest.param(by_survival, forecast([0.9] * 3, [0.9] * 3), STAIRS, [0, 0], 2.0, id="the first fall ends it"),
+        # a place each: 4 + 4 x 0.5 tokens in 1.25 s
+        pytest.param(by_survival, forecast(*[[0.5, 0.05]] * 4), ONE_DRAFT, [1] * 4, 4.8, id="a draft is paid once"),
+        pytest.param(by_survival, TWO, DEAR_DRAFTS, [0, 0], 2.0, id="off, by survival"),
+        pytest.param(by_batch, TWO, DEAR_DRAFTS, [0, 0], 2.0, id="off, by batch"),
+        pytest.param(by_survival, TWO, Costs(FREE.target, judging=1.0), [0, 0], 2.0, id="judging costs"),
+        pytest.param(by_survival, TWO, FREE, [1, 1], 3.8, id="free"),
+        pytest.param(by_batch, forecast([0.9, 0.8, 0.1], [0.9, 0.0, 0.0]), FREE, [3, 1], 4.7, id="as far as drafted"),
+        pytest.param(by_batch, forecast(*[[0.5, 0.2, 0.1]] * 2), Costs(FLAT), [1, 1], 3.0, id="one length"),
+        pytest.param(by_survival, forecast([0.9, 0.8]), Costs(FLAT), [2], 2.7, id="room of four rows"),
+        pytest.param(by_survival, forecast([0.9, 0.8], others=2), Costs(FLAT), [1], 1.9, id="rows of prompts"),
+        pytest.param(by_survival, forecast([0.9, 0.8], nodes=[2.0, 4.0]), Costs(FLAT), [1], 1.9, id="rows of nodes"),
+        # level 1 is one row, level 2 the two nodes above: 2.7 tokens in 1 + 0.01 + 0.02 s
+        pytest.param(by_survival, forecast([0.9, 0.8], nodes=[2.0, 4.0]), TREE_DRAFTS, [2], 2.7 / 1.03, id="levels"),
+    ],
+)  # fmt: skip
+def test_places_are_admitted_as_long_as_tokens_per_second_rise(rule, known, costs, places, speed) -> None:
+    found = rule(known, costs)
+    assert found.places.tolist() == places
+    assert found.speed == pytest.approx(speed)
 
 
 def test_a_curve_goes_on_beyond_its_last_number() -> None:
@@ -105,25 +89,15 @@ def test_rates_of_few_observations_lie_between() -> None:
     assert own.survivals(1).tolist() == pytest.approx([PRIOR * first / (1 + PRIOR)])
 
 
+def _verdict(parents: Iterable[int], accepted: int = 0, sequence: int = 0) -> SimpleNamespace:
+    """Return a verdict's fields that the lengths learn from."""
+    draft = Draft(tuple(DraftToken(1, parent) for parent in parents))
+    return SimpleNamespace(draft=draft, accepted=(0,) * accepted, sequence=sequence)
+
+
 def test_nodes_are_counted_by_level() -> None:
-    tokens = tuple(DraftToken(5, parent) for parent in (-1, -1, 0, 1, 1, 3))
-    assert offered(_verdict(Draft(tokens), 0)) == [2, 3, 1]
-    assert offered(_verdict(Draft.empty(), 0)) == []
-
-
-class _Judged:
-    """A verdict's fields that the lengths learn from."""
-
-    def __init__(self, draft: Draft, accepted: int, sequence: int) -> None:
-        self.draft, self.accepted, self.sequence = draft, (0,) * accepted, sequence
-
-
-def _verdict(draft: Draft, accepted: int, sequence: int = 0) -> Verdict:
-    return _Judged(draft, accepted, sequence)  # pyright: ignore[reportReturnType]
-
-
-def _chain(length: int) -> Draft:
-    return Draft(tuple(DraftToken(1, parent) for parent in range(-1, length - 1)))
+    assert offered(_verdict((-1, -1, 0, 1, 1, 3))) == [2, 3, 1]
+    assert offered(_verdict(())) == []
 
 
 def test_by_survival_the_requests_differ_and_by_batch_they_do_not() -> None:
@@ -131,7 +105,7 @@ def test_by_survival_the_requests_differ_and_by_batch_they_do_not() -> None:
     for policy in LENGTHS:
         lengths = RoundLengths(policy, costs)
         for _ in range(40):
-            lengths.learn([_verdict(_chain(4), 4, 0), _verdict(_chain(4), 0, 1)])
+            lengths.learn([_verdict(range(-1, 3), 4, 0), _verdict(range(-1, 3), 0, 1)])
         found = lengths.choose({0: 4, 1: 4}, 0)
         assert (found[0] > found[1]) == (policy == SURVIVAL)
         assert lengths.choose({0: 0, 1: 0}, 0) == {0: 0, 1: 0}

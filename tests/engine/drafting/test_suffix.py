@@ -104,19 +104,6 @@ def test_the_memory_holds_the_latest_texts_of_at_most_so_many_tokens(added, cont
     assert_equal(found, search({n: list(t) for n, t in memory.texts.items()}, depth, context, WIDE))
 
 
-def test_of_equal_scores_the_longer_match_wins():
-    tree = SuffixTree(8)
-    tree.extend(0, [5, 6, 7])
-    assert tree.draft([5, 6], Budget(0.0, 1.0, 8, 0.1)).match == 2
-
-
-def test_the_budget_grows_with_the_match():
-    tree = SuffixTree(64)
-    tree.extend(0, list(range(60)))
-    lengths = [len(tree.draft(list(range(n)), Budget(2.0, 1.0, 9, 0.1)).tokens) for n in (1, 2, 3, 5)]
-    assert lengths == [3, 5, 7, 9]
-
-
 def test_a_repeated_text_needs_few_nodes():
     """2 nodes for each token at most, whatever the depth: labels have several tokens."""
     tree, text = SuffixTree(64), [i * 7 % 50 for i in range(400)]

@@ -68,18 +68,6 @@ def story(trace: Trace, sequence: int = 0) -> tuple:
     return nodes, rounds, *texts
 
 
-def test_plain_batches_draft_nothing_and_write_the_text_of_plain_decoding(cluster):
-    for sampling in SAMPLINGS:
-        config = {"base": "plain", "batch": 3}
-        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(10))
-        assert {(r.drafted, r.emitted) for r in trace.rounds} == {(0, 1)}
-        assert not any(s.kind == "draft" or s.model == "drafter" for s in trace.spans)
-        for i, prompt in enumerate(PROMPTS):
-            seeded = replace(sampling, seed=sampling.seed + i)
-            single = cluster.run("autoregressive", prompt, sampling=seeded, limits=Limits(10))
-            assert trace.token_ids(i) == single.token_ids()
-
-
 def verifies(trace: Trace):
     return [s for s in trace.spans if s.kind == "verify"]
 
@@ -133,12 +121,7 @@ TINY = ([5], [7, 8, 9], list(range(20, 38)), [3, 9])
 def tiny_singles(tiny):
     """Return several limits, each with the prompts' runs alone."""
     free = [tiny.run("autoregressive", p, limits=Limits(16)) for p in TINY]
-    ends = [
-        Limits(16),
-        Limits(1),
-        Limits(5, stop=(free[0].text[3:5],)),
-        Limits(16, stop=(free[2].text[5:7],)),
-    ]
+    ends = [Limits(1), Limits(5, stop=(free[0].text[3:5],)), Limits(16, stop=(free[2].text[5:7],))]
     ends += [Limits(16, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[1:6:2])]
     return [(limits, [tiny.run("autoregressive", p, limits=limits) for p in TINY]) for limits in ends]
 
@@ -174,12 +157,9 @@ def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
 
     prompts = [[8, 20, 21], [9, 30, 31], [8, 40, 41], [8, 50, 51]]
     with scripted_cluster(next_token, next_token, Flat(1000, 100)) as cluster:
-        limits = cluster.limits(200, eos=(1,))
-        config = {"base": "speculative", "batch": 2}
-        runs = {
-            dynamic: cluster.run("ems", *prompts, config={**config, "dynamic": dynamic}, limits=limits)
-            for dynamic in (False, True)
-        }
+        asked = {"limits": cluster.limits(200, eos=(1,))}
+        configs = [{"base": "speculative", "batch": 2, "dynamic": dynamic} for dynamic in (False, True)]
+        runs = {config["dynamic"]: cluster.run("ems", *prompts, config=config, **asked) for config in configs}
     assert runs[False].footer.texts == runs[True].footer.texts
     assert runs[False].footer.reasons == ("eos",) * 4
     for dynamic, trace in runs.items():
@@ -225,21 +205,6 @@ def test_finished_sequences_are_fed_on_request_and_change_no_text(tiny, tiny_sin
             assert [share["sequence"] for share in shares[span.id] if share["rows"]] == active
             fewest = min(fewest, len(active))
     assert fewest == 1  # some forwards had a row of a finished sequence
-
-
-def test_virtual_time_counts_the_padding():
-    """Bernoulli drafts have equal lengths until the end, so only the KV padding differs."""
-    opened = {"profile": "A100-OPT", "profile_pair": "opt-125m-6.7b", "tokens": "bernoulli:0.7"}
-    config = {"base": "speculative", "batch": len(PROMPTS)}
-    with specscope.open(runtime="virtual", **opened) as cluster:
-        traces = {
-            name: cluster.run("ems", *PROMPTS, config={**config, **variant}, limits=Limits(100))
-            for name, variant in VARIANTS.items()
-        }
-    assert len({t.footer.texts for t in traces.values()}) == 1
-    measured = {name: measure(trace) for name, trace in traces.items()}
-    assert measured["both"].seconds < measured["vanilla"].seconds
-    assert measured["both"].padding_ratio == measured["vanilla"].padding_ratio > 0.2
 
 
 @pytest.mark.parametrize(

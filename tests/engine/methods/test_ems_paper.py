@@ -44,54 +44,33 @@ async def decode(run, cfg) -> None:
         batch.commit(await batch.verify(drafts))
 
 
-@pytest.fixture(params=VARIANTS, ids=str)
-def example(request, monkeypatch):
-    """Return the example's trace; a third step shows the KV padding of the second one."""
-    method = replace(
-        METHODS["ems"],
-        decode=decode,
-        layout=lambda _: Layout(Separate(drafters=0), batch=2, packing=request.param),
-    )
-    monkeypatch.setitem(METHODS, "ems", method)
+@pytest.mark.parametrize("packing", VARIANTS, ids=str)
+def test_the_example_has_the_tokens_padding_cells_and_ratios_of_the_table(packing, monkeypatch):
+    """A third step shows the KV padding of the second one."""
+    layout = Layout(Separate(drafters=0), batch=2, packing=packing)
+    monkeypatch.setitem(METHODS, "ems", replace(METHODS["ems"], decode=decode, layout=lambda _: layout))
     with scripted_cluster(successor, successor) as cluster:
-        return request.param, cluster.run("ems", *PROMPTS, limits=cluster.limits(40))
-
-
-def test_the_example_accepts_the_tokens_of_the_table(example):
-    _, trace = example
+        trace = cluster.run("ems", *PROMPTS, limits=cluster.limits(40))
     by_step = [[r for r in trace.rounds if r.step == step] for step in (1, 2)]
     assert [tuple(r.drafted for r in rounds) for rounds in by_step] == PREDICTED
     assert [tuple(r.emitted for r in rounds) for rounds in by_step] == ACCEPTED
-    assert trace.token_ids(0) == list(range(12, 12 + 4 + 2 + 1))
-    assert trace.token_ids(1) == list(range(502, 502 + 1 + 6 + 1))
+    assert [trace.token_ids(i) for i in (0, 1)] == [[*range(12, 19)], [*range(502, 510)]]
 
-
-def test_the_example_has_the_padding_of_the_table(example):
-    packing, trace = example
     steps = {forward["step"]: forward["shares"] for forward in packings(trace)}
     inputs = [tuple(share["padded_rows"] - share["rows"] for share in steps[step]) for step in (1, 2)]
     assert inputs == ([(0, 0), (0, 0)] if packing.unpad_inputs else [(0, 3), (3, 0)])
     kv_padding = [[s["padded_cached"] - s["cached"] for s in steps[step]] for step in (1, 2, 3)]
     after = [tuple(b - a for a, b in zip(before, now, strict=True)) for before, now in pairwise(kv_padding)]
     assert after == ([(0, 0), (0, 0)] if packing.unpad_kv else [(0, 3), (4, 0)])
-    padding = shortfalls(trace)
-    assert padding == {1: {0: 0, 1: 3}, 2: {0: 4, 1: 0}, 3: {}}  # nothing is padded after the last step
+    assert shortfalls(trace) == {1: {0: 0, 1: 3}, 2: {0: 4, 1: 0}, 3: {}}  # no padding after the last step
 
-
-def test_rows_cached_rows_and_cells_of_each_forward(example):
-    packing, trace = example
     rows = [(6, 3), (3, 6), (1, 1)] if packing.unpad_inputs else [(6, 6), (6, 6), (1, 1)]
     cached = [(1, 1), (5, 2), (7, 8)] if packing.unpad_kv else [(1, 1), (5, 5), (11, 11)]
-    spans = [s for s in trace.spans if s.kind == "verify"]
-    assert [s.rows for s in spans] == [sum(n) for n in rows]
-    assert [s.context for s in spans] == [sum(n) for n in cached]
     cells = [sum(r * (c + r) for r, c in zip(*both, strict=True)) for both in zip(rows, cached, strict=True)]
-    assert [s.cells for s in spans] == cells
-    assert {s.sequence for s in spans} == {-1}
+    spans = [s for s in trace.spans if s.kind == "verify"]
+    expected = list(zip(map(sum, rows), map(sum, cached), cells, [-1] * 3, strict=True))
+    assert [(s.rows, s.context, s.cells, s.sequence) for s in spans] == expected
 
-
-def test_the_examples_ratios(example):
-    _, trace = example
     m = measure(trace)
     assert m.padding_ratio == pytest.approx((4 / (4 + 2 + 1) + 3 / (1 + 6 + 1)) / 2)
     assert m.padding_share == pytest.approx((3 + 4) / (3 + 4 + 7 + 8))
