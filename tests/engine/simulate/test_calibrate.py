@@ -65,8 +65,6 @@ def test_the_file_loads_with_the_measured_times(calibration, tmp_path: Path):
     assert latency.target.kv_bytes == 2 * 3 * 2 * 8 * 4
     assert latency.c == pytest.approx(latency.drafter.speed / latency.target.speed)
 
-
-def test_the_comments_have_the_smallest_and_the_largest_time(calibration):
     text = profile_text(calibration, "here")
     assert len(tomllib.loads(text)["models"]["target"]["measured"]) == 12
     us = calibration.forwards["target"][Cell(3, 16, 2)]

@@ -19,26 +19,26 @@ POINTS = [
 ]
 
 
-def test_at_its_points_a_grid_has_the_measured_times():
-    grid = Grid.of(POINTS)
-    assert all(grid(r, c, b) == us for r, c, b, us in POINTS)
+BENT = [[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 80]]
 
 
-def test_between_points_times_are_interpolated_linearly():
-    grid = Grid.of(POINTS)
-    assert grid(2, 0, 1) == 1100
-    assert grid(2.5, 30, 2) == pytest.approx(1000 + 150 + 30 + 50)
-    bent = Grid.of([[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 80]])
-    assert (bent(1.5, 0, 1), bent(3, 0, 1)) == (15, 50)
-
-
-def test_below_the_first_point_the_time_is_constant():
-    assert Grid.of([[2, 64, 1, 10], [4, 64, 1, 30]])(1, 0, 1) == 10
-
-
-def test_above_the_last_point_the_line_continues_unless_it_falls():
-    assert Grid.of([[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 60]])(10, 0, 1) == 180
-    assert Grid.of([[1, 0, 1, 10], [2, 0, 1, 9]])(50, 0, 1) == 9
+@pytest.mark.parametrize(
+    ("points", "at", "expected"),
+    [
+        *((POINTS, (rows, context, batch), us) for rows, context, batch, us in POINTS),
+        pytest.param(POINTS, (2, 0, 1), 1100, id="linear between points"),
+        pytest.param(POINTS, (2.5, 30, 2), 1000 + 150 + 30 + 50, id="in three dimensions"),
+        pytest.param(BENT, (1.5, 0, 1), 15, id="bent, first part"),
+        pytest.param(BENT, (3, 0, 1), 50, id="bent, second part"),
+        pytest.param([[2, 64, 1, 10], [4, 64, 1, 30]], (1, 0, 1), 10, id="constant below the first point"),
+        pytest.param(
+            [[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 60]], (10, 0, 1), 180, id="the last line goes on"
+        ),
+        pytest.param([[1, 0, 1, 10], [2, 0, 1, 9]], (50, 0, 1), 9, id="unless it falls"),
+    ],
+)
+def test_times_of_a_grid(points, at, expected):
+    assert Grid.of(points)(*at) == pytest.approx(expected)
 
 
 def test_one_row_is_the_median_over_the_contexts():
@@ -63,55 +63,25 @@ def test_points_that_are_no_grid_are_refused(points: list[list[float]], message:
         Grid.of(points)
 
 
-MEASURED = """
+MODEL = 'dim = 128, ffn = 256, kv_heads = 1, vocab = 100, dtype = "float32", source = "measured"'
+BIG = "measured = [[1, 0, 1, 2000], [5, 0, 1, 2400], [1, 0, 2, 2100.5], [5, 0, 2, 3000]]"
+SMALL = "measured = [[1, 0, 1, 500]]"
+MEASURED = f"""
 name = "here"
 title = "this machine"
 source = "measured on a test"
 default = "toy"
-[[devices]]
-name = "cpu:0"
-role = "drafter"
-label = "CPU core 0"
-gpus = 1
-[[devices]]
-name = "cpu:1"
-role = "target"
-label = "CPU core 1"
-gpus = 1
-[hardware]
-name = "test"
-link_gb_s = 1
-source = "measured"
-[step]
-communicate_ms = 0.5
-sample_ms = 0.25
-move_ms = 0.5
-source = "measured"
-[models.big]
-title = "big"
-layers = 2
-dim = 128
-ffn = 256
-kv_heads = 1
-vocab = 100
-dtype = "float32"
-source = "measured"
-measured = [[1, 0, 1, 2000], [5, 0, 1, 2400], [1, 0, 2, 2100.5], [5, 0, 2, 3000]]
-[models.small]
-title = "small"
-layers = 1
-dim = 128
-ffn = 256
-kv_heads = 1
-vocab = 100
-dtype = "float32"
-source = "measured"
-measured = [[1, 0, 1, 500]]
-[pairs.toy]
-title = "toy"
-drafter = "small"
-target = "big"
-source = "measured"
+devices = [
+    {{ name = "cpu:0", role = "drafter", label = "CPU core 0", gpus = 1 }},
+    {{ name = "cpu:1", role = "target", label = "CPU core 1", gpus = 1 }},
+]
+hardware = {{ name = "test", link_gb_s = 1, source = "measured" }}
+step = {{ communicate_ms = 0.5, sample_ms = 0.25, move_ms = 0.5, source = "measured" }}
+[models]
+big = {{ title = "big", layers = 2, {BIG}, {MODEL} }}
+small = {{ title = "small", layers = 1, {SMALL}, {MODEL} }}
+[pairs]
+toy = {{ title = "toy", drafter = "small", target = "big", source = "measured" }}
 """
 
 
@@ -141,16 +111,13 @@ def test_a_measured_profile_has_no_times_of_layers(tmp_path: Path):
         latency.parallel("target", 1, 0, 2)
 
 
-SMALL = "measured = [[1, 0, 1, 500]]"
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         (SMALL, "measured = [[1, 0, 500]]", r"models.small.measured: \[1, 0, 500\] is no"),
-        (SMALL, "", "drafter_speed is missing; the model small has no speed"),
+        (f"{SMALL}, ", "", "drafter_speed is missing; the model small has no speed"),
         (SMALL, "speed = 3", "does not say hardware.bandwidth_gb_s"),
-        (SMALL, "speed = 3\nmeasured = [[1, 0, 1, 500]]", "leave the speed out"),
+        (SMALL, f"speed = 3, {SMALL}", "leave the speed out"),
         (SMALL, "measured = []", "models.small.measured is empty"),
         (SMALL, "measured = [1]", "is no point"),
         ('default = "toy"', 'default = "toy"\ngpus = 2', "devices is missing, or gpus"),
