@@ -35,7 +35,9 @@ def cached_host(target: Path, head: Path) -> Host:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_level_is_one_forward_over_all_sequences(kind: str, target: Path, tmp_path: Path) -> None:
+def test_a_level_is_one_forward_over_all_sequences_each_with_its_own_number(
+    kind: str, target, tmp_path
+) -> None:
     head = make_head(tmp_path / "head", kind, target)
     shape = Static(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
     alone = [_drafted(cached_host(target, head), shape, [i], [LEVELS]) for i in DRAFTING]
@@ -45,23 +47,16 @@ def test_a_level_is_one_forward_over_all_sequences(kind: str, target: Path, tmp_
         (3, sum(s.rows for s in level), sum(s.context for s in level))
         for level in zip(*(one for _, one in alone), strict=True)
     ]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_sequence_has_its_own_number_of_levels(kind: str, target: Path, tmp_path: Path) -> None:
-    head = make_head(tmp_path / "head", kind, target)
-    shape = Static(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
+    first = _drafted(cached_host(target, head), shape, [0], [1])[0][0]
     trees, stamps = _drafted(cached_host(target, head), shape, [0, 1, 2, 3], [1, 3, 0, 3])
-    alone = {i: _drafted(cached_host(target, head), shape, [i], [n])[0][0] for i, n in ((0, 1), (3, 3))}
-    assert list(trees) == [alone[0], (), (), alone[3]]
+    assert list(trees) == [first, (), (), alone[2][0][0]]
     assert stamps[-1].batch == (1 if len(stamps) > 1 else 2), "the last level has one sequence"
 
 
 def _drafted(host: Host, shape: Static, numbers: list[int], levels: list[int]) -> tuple[tuple, list[Stamp]]:
     """Return the trees after some prefixes, and the stamps of the forwards."""
     prefixes = tuple(PREFIXES[i] for i in numbers)
-    job = Propose("head", prefixes, shape, tuple(levels), False, tuple(() for _ in prefixes))
-    reply = host.handle(job)
+    reply = host.handle(Propose("head", prefixes, shape, tuple(levels), False, ((),) * len(prefixes)))
     rounded = tuple(
         tuple((node.id, node.parent, node.level, round(node.probability, 4), node.forward) for node in tree)
         for tree in reply.value
@@ -96,9 +91,8 @@ class Drafter:
 
     def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
         rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))
-        return self.host.handle(
-            Propose("head", tuple(PREFIXES[: len(levels)]), shape, tuple(levels), sampled, rows)
-        )
+        prefixes = tuple(PREFIXES[: len(levels)])
+        return self.host.handle(Propose("head", prefixes, shape, tuple(levels), sampled, rows))
 
 
 @pytest.fixture
@@ -132,14 +126,6 @@ def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown
     assert len(grown) == len(shapes)
 
 
-def test_in_trees_at_once_each_sequence_has_its_own_number_of_levels(target, tmp_path, grown):
-    head = make_head(tmp_path / "head", "eagle", target)
-    static, eager = (Drafter(target, head, Sampling(), static=s) for s in (True, False))
-    for levels in ((1, 3, 0, 4), (2, 0, 2, 1)):
-        assert_equal(*(d.grow(TREE, levels) for d in (static, eager)))
-    assert len(grown) == 2
-
-
 def test_a_job_waits_for_its_device_once(target, tmp_path):
     drafter = Drafter(target, make_head(tmp_path / "head", "eagle", target), Sampling(), static=True)
     stream = FakeStream()
@@ -152,13 +138,16 @@ def test_a_job_waits_for_its_device_once(target, tmp_path):
     assert times == sorted(times)
 
 
-def test_other_drafts_are_a_loop(target, tmp_path, grown):
+def test_each_sequence_has_its_own_number_of_levels_and_other_drafts_are_a_loop(target, tmp_path, grown):
     head = make_head(tmp_path / "head", "eagle", target)
     static, eager = (Drafter(target, head, Sampling(), static=s) for s in (True, False))
+    for levels in ((1, 3, 0, 4), (2, 0, 2, 1)):
+        assert_equal(*(d.grow(TREE, levels) for d in (static, eager)))
+    assert len(grown) == 2, "at once"
     for shape, levels in ((Wide(2, 3), (3, 3)), (TREE, (1, 1)), (TREE, (0, 0))):
         assert_equal(*(d.grow(shape, levels) for d in (static, eager)))
     with pytest.raises(UsageError, match="its capacity is 14"):
         Drafter(target, head, Sampling(), static=True, capacity=14).grow(CHAIN)
     parallel = make_head(tmp_path / "parallel", "parallelspec_eagle", target)
     Drafter(target, parallel, Sampling(), static=True).grow(Static(((0,), (0, 0))), (2,))
-    assert not grown
+    assert len(grown) == 2
