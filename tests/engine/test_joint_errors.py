@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -81,48 +81,31 @@ async def branch_cut_by_own_q(run: ToyRun) -> None:
         run.commit(verdict)
 
 
-class AdjacentShare(Enumerated):
-    """One number for two adjacent acceptance tests, as in PEARL's public code."""
+def sharing(purpose: str, /, **shared: Any) -> type[Enumerated]:
+    """Return draws in which the keys of a purpose have another key's number."""
 
-    def number(self, key: Key) -> Key:
-        return key._replace(position=key.position - key.position % 2) if key.purpose == "accept" else key
+    class Sharing(Enumerated):
+        def number(self, key: Key) -> Key:
+            if key.purpose != purpose:
+                return key
+            return key._replace(**{name: f(key) if callable(f) else f for name, f in shared.items()})
 
-
-class ResidualShares(Enumerated):
-    """One number for an acceptance test and the draw after it."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(purpose="accept") if key.purpose == "residual" else key
+    return Sharing
 
 
-class SiblingsShare(Enumerated):
-    """One number for the tests of all siblings."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(node=0) if key.purpose == "accept" else key
-
-
-class SiblingsDrawnTogether(Enumerated):
-    """One number for drawing all nodes of a level."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(node=0) if key.purpose == "draft" else key
-
-
-class DraftDecides(Enumerated):
-    """One number for drafting a token and testing it."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(purpose="draft") if key.purpose == "accept" else key
-
-
+SIBLINGS = sharing("accept", node=0)
 ERRORS = {
-    "adjacent tests, speculative": (AdjacentShare, method("speculative", gamma=2), 3),
-    "accept and residual": (ResidualShares, method("speculative", gamma=1), 1),
-    "siblings": (SiblingsShare, sampled_tree(3), 1),
-    "siblings of the method": (SiblingsShare, method("tree", width=3, depth=1), 1),
-    "siblings drawn with one number": (SiblingsDrawnTogether, method("tree", width=3, depth=1), 1),
-    "draft and accept": (DraftDecides, method("speculative", gamma=1), 1),
+    # as in PEARL's public code
+    "adjacent tests": (
+        sharing("accept", position=lambda key: key.position // 2 * 2),
+        method("speculative", gamma=2),
+        3,
+    ),
+    "accept and residual": (sharing("residual", purpose="accept"), method("speculative", gamma=1), 1),
+    "siblings": (SIBLINGS, sampled_tree(3), 1),
+    "siblings of the method": (SIBLINGS, method("tree", width=3, depth=1), 1),
+    "siblings drawn with one number": (sharing("draft", node=0), method("tree", width=3, depth=1), 1),
+    "draft and accept": (sharing("accept", purpose="draft"), method("speculative", gamma=1), 1),
 }
 
 
@@ -132,24 +115,6 @@ def test_shared_random_numbers_bias_the_joint_distribution(name):
     p, q = Table(41), Table(42, banned=0 if tokens == 1 else 2)
     assert distance(joint(decode, p, q, ONE, tokens, draws), target_joint(p, ONE, tokens)) > BIASED
     assert distance(joint(decode, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
-
-
-@pytest.mark.parametrize("draws", [AdjacentShare, ResidualShares, DraftDecides])
-def test_a_vocabulary_of_three_tokens_shows_the_errors_of_chains(draws):
-    decode, (p, q) = method("speculative", gamma=2), (Table(1, 3), Table(2, 3, banned=1))
-    assert distance(joint(decode, p, q, ONE, 3, draws), target_joint(p, ONE, 3)) > BIASED
-
-
-def test_a_number_shared_by_adjacent_tests_of_pearl_does_not_bias_the_first_token():
-    p, q = Table(41), Table(42, banned=2)
-    texts, first = (
-        joint(method("pearl", gamma=2), p, q, ONE, 3, AdjacentShare),
-        defaultdict[tuple, float](float),
-    )
-    for text, probability in texts.items():
-        first[text[:1]] += probability
-    assert distance(texts, target_joint(p, ONE)) > BIASED
-    assert distance(first, target_joint(p, ONE, 1)) < EXACT
 
 
 WRONG = {

@@ -109,46 +109,6 @@ def test_counts_of_children(rejections, support, width, counts):
     assert children(rejections, support, width) == counts
 
 
-def test_a_static_tree_takes_the_most_probable_tokens_after_each_node():
-    first = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
-    assert [(n.token, n.ranks) for n in first] == [(1, (0,)), (3, (1,))]
-    assert SMALL.onward(first) == [0, 1]
-    second = choose([[0.7, 0.1, 0.1, 0.1], [0.25] * 4], first, SMALL)
-    assert [(n.parent, n.token, n.ranks) for n in second] == [(0, 0, (0, 0)), (0, 1, (0, 1)), (1, 0, (1, 0))]
-    assert [n.path for n in second] == pytest.approx([0.28, 0.04, 0.075])
-    assert SMALL.onward(second) == []
-    assert [tree("eagle").cut(n).parents for n in range(1, 6)] == [1, 5, 9, 10, 11]
-    assert len(tree("eagle").cut(2).paths) == 12
-
-
-def test_a_dynamic_tree_extends_and_keeps_the_most_probable_paths():
-    shape = Dynamic(2, 3, 4)
-    first = choose([[0.6, 0.3, 0.1]], [root(ONE, False)], shape)
-    assert shape.onward(first) == [0, 1]
-    second = choose([[0.5, 0.4, 0.1], [0.9, 0.1, 0.0]], first, shape)
-    assert [(n.parent, n.token) for n in second] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [n.path for n in second] == pytest.approx([0.3, 0.24, 0.27, 0.03])
-    assert shape.onward(second) == [0, 2]
-    values = [n.path for n in (*first, *second)]
-    assert shape.kept(values) == [0, 1, 2, 4]
-    assert Dynamic(2, 3, 3).kept([1.0, 0.5, 1.0, 0.5, 1.0]) == [0, 2, 4], "parents stay with their children"
-    assert Dynamic(2, 3, 2).kept([0.5, 0.5, 0.5]) == [0, 1]
-    with pytest.raises(ValueError, match="cannot be sampled"):
-        choose([[0.5, 0.5]], [root(ONE, True)], shape, sampled=True)
-
-
-@pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
-def test_parents_is_the_largest_number_of_q_rows(shape):
-    leaves, parents = [root(ONE, False)], 0
-    for _ in range(shape.depth):
-        parents += len(leaves)
-        nodes = choose([[0.05] * 20] * len(leaves), leaves, shape)
-        leaves = [nodes[i] for i in shape.onward(nodes)]
-        if not leaves:
-            break
-    assert parents <= shape.parents
-
-
 @pytest.mark.parametrize("text", ["paths = " + "[" * 20_000, f"paths = [[{'9' * 5000}]]", "paths", "\0"])
 def test_the_error_for_an_unreadable_tree_file_names_it(text: str, tmp_path: Path):
     path = tmp_path / "own.toml"
@@ -165,49 +125,24 @@ def test_a_changed_tree_file_is_read_again(tmp_path: Path):
         assert [[*node] for node in tree(str(path)).paths] == paths
 
 
-# Branches: how many start at a place, and where each ends.
+@pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
+def test_parents_is_the_largest_number_of_q_rows(shape):
+    leaves, parents = [root(ONE, False)], 0
+    for _ in range(shape.depth):
+        parents += len(leaves)
+        nodes = choose([[0.05] * 20] * len(leaves), leaves, shape)
+        leaves = [nodes[i] for i in shape.onward(nodes)]
+        if not leaves:
+            break
+    assert parents <= shape.parents
+    assert [tree("eagle").cut(n).parents for n in range(1, 6)] == [1, 5, 9, 10, 11]
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize(
-    ("width", "row", "count"),
-    [
-        (4, [0.25, 0.25, 0.25, 0.25], 3),
-        (4, [0.5, 0.3, 0.2, 0.0], 2),
-        (4, [0.1, 0.76, 0.1, 0.04], 1),
-        (4, [0.0, 1.0, 0.0, 0.0], 1),
-        (1, [0.25, 0.25, 0.25, 0.25], 1),
-        (16, [0.5, 0.5, 0.0, 0.0], 2),
-    ],
-)
-def test_the_less_sure_the_drafter_the_more_siblings(width, row, count, sampled):
-    """max(1, floor(width (1 - q))), and at most the tokens of positive q."""
-    nodes = choose([row], [root(ONE, sampled)], Branches(width, 3, 0.5), sampled)
-    assert len({node.token for node in nodes}) == len(nodes) == count
-    assert all(row[node.token] > 0 for node in nodes)
-    if not sampled:
-        assert nodes[0].token == row.index(max(row))
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_a_branch_ends_before_an_unsure_place_but_has_a_child_after_its_sibling(sampled):
-    shape, unsure, sure = Branches(4, 5, 0.5), [0.25] * 4, [0.0, 0.4, 0.5, 0.1]
-    siblings = [Node(0, 0, 0.0, (0,)), Node(0, 1, 0.0, (1,))]
-    below = choose([unsure, sure], siblings, shape, sampled)
-    assert [node.parent for node in below] == [0, 1]
-    assert shape.onward(below) == [0, 1]
-    assert [node.parent for node in choose([unsure, sure], below, shape, sampled)] == [1]
-    assert choose([unsure, unsure], below, shape, sampled) == []
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_a_single_chain_may_be_empty(sampled):
-    shape = Branches(0, 5, 0.5)
-    assert choose([[0.25] * 4], [root(ONE, sampled)], shape, sampled) == []
-    first = choose([[0.0, 0.6, 0.4, 0.0]], [root(ONE, sampled)], shape, sampled)
-    assert len(first) == 1
-    assert choose([[0.25] * 4], first, shape, sampled) == []
-    assert (shape.parents, shape.children, Branches(3, 4, 0.5).parents) == (5, 1, 10)
+def test_a_dynamic_tree_keeps_parents_with_their_children_and_cannot_be_sampled():
+    assert Dynamic(2, 3, 3).kept([1.0, 0.5, 1.0, 0.5, 1.0]) == [0, 2, 4]
+    assert Dynamic(2, 3, 2).kept([0.5, 0.5, 0.5]) == [0, 1]
+    with pytest.raises(ValueError, match="cannot be sampled"):
+        choose([[0.5, 0.5]], [root(ONE, True)], Dynamic(2, 3, 4), sampled=True)
 
 
 # The rows of a level: most probable tokens with ties, several trees at once.

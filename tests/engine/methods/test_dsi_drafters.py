@@ -22,7 +22,7 @@ from specscope.engine.trace.events import Device
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from tests.engine.methods.pairs import make_pair
-from tests.engine.methods.test_dsi import FORWARDS, PROMPT, T, drafter, run, speeds, target_token, times
+from tests.engine.methods.test_dsi import PROMPT, T, drafter, run, speeds, target_token, times
 from tests.engine.worker.harness import Flat, scripted_cluster
 
 D = T // 4
@@ -110,21 +110,6 @@ def test_a_line_survives_the_rejection_of_another_and_no_token_waits():
         (1, "gpu-drafter"): "rejected", (1, "gpu-drafter-1"): "accepted",
         (6, "gpu-drafter"): "accepted", (6, "gpu-drafter-1"): "rejected",
     }  # fmt: skip
-
-
-def test_the_common_prefix_of_lines_is_scored_once():
-    # The lines differ at 1: one forward starts at 0 and at D, two at 2 D; at T + D the
-    # wrong line's forwards are preempted.
-    first, second = [True, False, *[True] * 8], [True] * 10
-    trace = race([first, second], D, 10)
-    started = [(s.start // 1000 - T) for s in trace.spans if s.kind in FORWARDS]
-    assert [started.count(at) for at in (0, D, 2 * D, 3 * D, 4 * D)] == [1, 1, 2, 2, 2]
-    assert [started.count(at) for at in (6 * D, 7 * D)] == [1, 1], "both drafters are on one line again"
-    preempted = [s for s in trace.spans if s.outcome == "cancelled" and s.end // 1000 - T == T + D]
-    assert {s.model for s in preempted} == {"drafter", "target"}
-    assert sum(s.kind in FORWARDS for s in preempted) == 3, (
-        "the current verifier and the right line's servers go on"
-    )
 
 
 @pytest.fixture(scope="module")

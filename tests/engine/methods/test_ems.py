@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -141,15 +140,6 @@ def test_an_end_inside_a_draft_ends_only_its_sequence(tiny, tiny_singles, base, 
     assert reasons == {"eos", "stop", "length"}
 
 
-def own(trace: Trace) -> list[list[tuple[int, int]]]:
-    """Return (new rows, cached rows) of each sequence in each verification."""
-    lengths, steps = [len(ids) for ids in trace.header.prompt_ids], dict[int, list[tuple[int, int]]]()
-    for r in trace.rounds:
-        steps.setdefault(r.step, []).append((r.drafted + 1, lengths[r.sequence] - 1))
-        lengths[r.sequence] += r.emitted
-    return list(steps.values())
-
-
 def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
     def next_token(path: np.ndarray) -> int:
         """Return 100 rising tokens, or 10 if the prompt begins with 9, then 1."""
@@ -258,62 +248,6 @@ def test_a_level_of_all_trees_is_one_forward_and_all_trees_are_verified_in_one()
     assert [(s.rows, s.context) for s in verifies(trace)] == [(22, 6), (22, 12), (14, 18)]
     shown = [(t["step"], t["sequence"], t["drafted"], max(t["nodes"]["level"])) for t in trees(trace)]
     assert shown == [(r.step, r.sequence, r.drafted, 2 if r.drafted == 10 else 1) for r in trace.rounds]
-
-
-def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
-    """Return the nodes of each level, by (step, sequence)."""
-    counters: dict[tuple[int, int], Counter[int]] = {}
-    for d in trace.decisions:
-        if d.node >= 0:
-            counters.setdefault((d.step, d.sequence), Counter())[d.position] += 1
-    return {key: [count for _, count in sorted(counts.items())] for key, counts in counters.items()}
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_both_models_compute_exactly_the_cells_of_the_packing(threads, base):
-    settings, sampling = BASES[base][2], NARROW if base == "trees" else Sampling()
-    cells = dict[str, int]()
-    for variant, packing in VARIANTS.items():
-        config = {**settings, **packing}
-        trace = threads.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(16))
-        check_cells(trace, variant, sizes=5 if base == "trees" else 1)
-        cells[variant] = sum(s.cells for s in verifies(trace))
-        assert variant != "vanilla" or cells[variant] == measure(trace).attention_cells
-    assert cells["both"] < min(cells["inputs"], cells["kv"])
-    assert base == "speculative" or max(cells["inputs"], cells["kv"]) < cells["vanilla"]
-
-
-def check_cells(trace: Trace, variant: str, sizes: int) -> None:
-    """Check rows and cells of each forward; at least so many sizes of drafts are verified."""
-    pads_kv, pads_inputs = variant in ("vanilla", "inputs"), variant in ("vanilla", "kv")
-    padding, verified = [0] * len(PROMPTS), set[int]()
-    drafts = {step: [s for s in trace.spans if (s.kind, s.step) == ("draft", step)] for step in range(1, 17)}
-    grown = levels(trace)
-    for span, (step, counts) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
-        present = [r.sequence for r in trace.rounds if r.step == step]
-        rows, cached = [n for n, _ in counts], [n for _, n in counts]
-        verified |= set(rows)
-
-        def cost(rows, cached, present):
-            if pads_kv:
-                cached = [max(n + padding[s] for n, s in zip(cached, present, strict=True))] * len(rows)
-            if pads_inputs:
-                rows = [max(rows)] * len(rows)
-            cells = sum(r * (c + r) for r, c in zip(rows, cached, strict=True))
-            return sum(rows), sum(cached), cells
-
-        assert (span.rows, span.context, span.cells) == cost(rows, cached, present)
-        trees_of = {s: (n + 1, grown.get((step, s), [])) for s, n in zip(present, cached, strict=True)}
-        for level, draft in enumerate(drafts[step][1:], 1):
-            growing = [s for s in present if len(trees_of[s][1]) > level]
-            new = [trees_of[s][1][level - 1] for s in growing]
-            before = [trees_of[s][0] + sum(trees_of[s][1][: level - 1]) for s in growing]
-            assert (draft.rows, draft.context, draft.cells) == cost(new, before, growing)
-        brought = {r.sequence: r.emitted for r in trace.rounds if r.step == step}
-        stay = {r.sequence for r in trace.rounds if r.step == step + 1}
-        for sequence in stay:
-            padding[sequence] += max(brought[s] for s in stay) - brought[sequence]
-    assert len(verified) >= sizes, "drafts of different sizes were verified together"
 
 
 def test_24_sequences_with_the_largest_trees_have_enough_rows_of_q(tmp_path):

@@ -6,17 +6,11 @@ import numpy as np
 import pytest
 
 import specscope
-from specscope.engine.checkpoints.loader import load
-from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.pool import StageLimits
-from specscope.engine.errors import SpecScopeError, UsageError
-from specscope.engine.layout import Packing
-from specscope.engine.model.stage import to_bytes
-from specscope.engine.types import Limits, Prefix, Sampling
-from specscope.engine.worker.host import Host
-from specscope.engine.worker.jobs import Begin, Export, Import, Load, Prefill
+from specscope.engine.errors import UsageError
+from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
-from tests.engine.worker.harness import Flat, chains, scripted_cluster
+from tests.engine.worker.harness import Flat, scripted_cluster
 
 TABLE_9 = {
     "": "Great , I ’ m",
@@ -222,64 +216,6 @@ def test_a_pipeline_gives_the_trace_rows_of_separate_devices(config, drafter):
         return rounds, [(d.position, d.token, d.node, d.outcome) for d in trace.decisions], trace.token_ids()
 
     assert rows("pipeline") == rows("separate")
-
-
-# KV rows that are copied.
-
-
-class Devices:
-    """Three devices with the bundled drafter, after the same prefill."""
-
-    def __init__(self) -> None:
-        pair = Pair.find("bundled")
-        self.prefix = Prefix(0, np.array(pair.encode("Tell me a story about a fox."), dtype=np.int64))
-        self.hosts = [Host(name) for name in ("last", "first", "alone")]
-        for host in self.hosts:
-            host.handle(Load("drafter", lambda: load(str(pair.drafter_path), name="drafter")))
-            host.handle(Begin(Sampling(), 1, 256, 1024, Packing()))
-            host.handle(Prefill("drafter", (self.prefix,)))
-
-    def draft(self, host: Host, prefix: Prefix, n: int):
-        reply = host.handle(chains("drafter", (prefix,), (n,)))
-        return reply.value[0], [stamp.rows for stamp in reply.stamps]
-
-
-def test_copied_rows_are_all_that_the_other_device_needs():
-    devices = Devices()
-    last, first, alone = devices.hosts
-    head, _ = devices.draft(last, devices.prefix, 3)
-    longer = devices.prefix + [token.id for token in head]
-    start = len(devices.prefix) - 1
-    exported = last.handle(Export("drafter", (longer,), start))
-    assert [(s.kind, s.rows) for s in exported.stamps] == [("communicate", 3)]
-    cache = last.forwards.cache("drafter")
-    assert len(exported.value) == 3 * cache.tensor[:, 0, :, 0].nbytes
-    imported = first.handle(Import("drafter", (longer,), start, exported.value))
-    assert [(s.kind, s.rows, s.context) for s in imported.stamps] == [("communicate", 3, start)]
-    held = first.forwards.cache("drafter")
-    assert to_bytes(held.tensor[:, :, :, : len(longer) - 1]) == to_bytes(
-        cache.tensor[:, :, :, : len(longer) - 1]
-    )
-    assert devices.draft(last, longer, 1)[1] == [1], "exporting does not change the cache"
-    tail, rows = devices.draft(first, longer, 2)
-    assert rows == [1, 1], "one row for each draft"
-    own, rows = devices.draft(alone, longer, 2)
-    assert rows == [4, 1], "without the copy three more rows"
-    assert [token.id for token in tail] == [token.id for token in own]
-    for mine, theirs in zip(tail, own, strict=True):
-        assert mine.probability == pytest.approx(theirs.probability, abs=1e-5)
-
-
-def test_missing_rows_are_refused_on_both_sides():
-    devices = Devices()
-    last, first, _ = devices.hosts
-    longer = devices.prefix + (5, 6, 7)  # noqa: RUF005 - a Prefix, not a tuple
-    with pytest.raises(SpecScopeError, match=r"only \d+ of \d+ KV rows of the drafter are here"):
-        last.handle(Export("drafter", (longer,), len(devices.prefix)))
-    devices.draft(last, longer, 1)
-    data = last.handle(Export("drafter", (longer,), len(devices.prefix))).value
-    with pytest.raises(SpecScopeError, match="KV rows of the drafter are here"):
-        first.handle(Import("drafter", (longer,), len(devices.prefix), data))
 
 
 # Settings.
