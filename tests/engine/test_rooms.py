@@ -56,17 +56,22 @@ def modules() -> dict[str, Path]:
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
 
-def imports(file: Path, known: dict[str, Path]) -> set[str]:
-    """Return the modules among `known` that a file imports."""
+@cache
+def imported(file: Path) -> set[str]:
+    """Return the modules and names that a file imports, without `specscope.`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.removeprefix("specscope.") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            module = node.module.removeprefix("specscope.")
-            full = {f"{module}.{alias.name}" for alias in node.names}
-            names |= {name if name in known else module for name in full}
-    return names & known.keys()
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("specscope.") for name in names}
+
+
+def imports(file: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules among `known` that a file imports."""
+    names = imported(file)
+    return {name if name in known else name.rpartition(".")[0] for name in names} & known.keys()
 
 
 @cache
@@ -102,22 +107,14 @@ def test_no_import_cycle():
         raise AssertionError(" imports ".join(reversed(error.args[1]))) from None
 
 
-def _imported(file: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {a.name for a in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
-    return {name.removeprefix("specscope.").partition(".")[0] for name in names}
-
-
 @pytest.mark.parametrize("folder", sorted(FORBIDDEN))
 def test_imports_point_one_way(folder):
-    files = sorted((ROOT / folder).rglob("*.py"))
-    assert files
-    wrong = {str(f.relative_to(ROOT)): bad for f in files if (bad := _imported(f) & FORBIDDEN[folder])}
-    assert not wrong
+    packages = {
+        str(file.relative_to(ROOT)): {name.partition(".")[0] for name in imported(file)}
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert packages
+    assert not {file: bad for file, names in packages.items() if (bad := names & FORBIDDEN[folder])}
 
 
 @pytest.mark.parametrize("folder", ["engine", "traces", "app", "tests"])

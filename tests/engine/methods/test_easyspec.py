@@ -85,22 +85,6 @@ def drafter(path) -> DrafterWorker:
     return DrafterWorker(path)
 
 
-@pytest.mark.parametrize("sampling", [WARM, Sampling()])
-def test_size_1_equals_ordinary_drafting_bit_for_bit(path, sampling):
-    fuzzy, plain = DrafterWorker(path, sampling), DrafterWorker(path, sampling)
-    tokens = list(TEXT)
-    for _ in range(4):
-        grown, proposed = fuzzy.grow(tokens, size=1), plain.propose(tokens)
-        ids = [node.id for node in grown.value]
-        assert ids == [token.id for token in proposed.value[0]]
-        assert [node.top for node in grown.value] == [token.top for token in proposed.value[0]]
-        assert [s[3:6] for s in grown.stamps] == [s[3:6] for s in proposed.stamps]
-        assert not any(stamp.parts for stamp in grown.stamps)
-        assert np.array_equal(fuzzy.q, plain.q)
-        assert fuzzy.q[:4].any() != sampling.greedy
-        tokens += [*ids[:2], 50]
-
-
 def test_the_first_drafted_token_is_exact_and_the_later_ones_are_fuzzy(drafter, path):
     plain = DrafterWorker(path)
     (exact,) = plain.propose(TEXT).value
@@ -165,19 +149,13 @@ def test_after_calibration_kv_rows_equal_the_ordinary_drafters(drafter, path, si
 def test_without_calibration_fuzzy_rows_are_kept_and_used(drafter, path):
     drafter.prefill(TEXT)
     first = drafter.grow(TEXT, calibrate=False)
-    assert {s.kind for s in first.stamps} == {"draft"}
-    assert all(s.parts for s in first.stamps)
+    assert all(s.kind == "draft" and s.parts for s in first.stamps)
     tokens = [*TEXT, *(node.id for node in first.value[:3]), 33]
     second = drafter.grow(tokens, calibrate=False)
     assert [(s.rows, s.context) for s in second.stamps[:1]] == [(1, len(tokens) - 1)]
     ordinary = DrafterWorker(path)
     ordinary.propose(tokens, 1)
     assert not torch.allclose(drafter.kv(len(tokens)), ordinary.kv(len(tokens)), atol=1e-3)
-    calibrated = DrafterWorker(path)
-    calibrated.prefill(TEXT)
-    calibrated.grow(TEXT)
-    calibrated.grow(tokens)
-    assert not np.allclose(calibrated.q[:4], drafter.q[:4], atol=1e-4)
 
 
 @pytest.mark.parametrize(

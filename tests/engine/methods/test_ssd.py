@@ -41,7 +41,7 @@ def cluster():
     ids=str,
 )
 def test_above_temperature_0_the_text_is_that_of_speculative_decoding(cluster, config):
-    sampling, limits = Sampling(1.0, top_p=0.95, seed=2), Limits(24)
+    sampling, limits = Sampling(1.0, top_p=0.95, seed=2), Limits(16)
     drafts = {"drafts": config.get("drafts", "sampled")}
     settings = {"speculative": {"gamma": 4, **drafts}, "ssd": {"gamma": 4, **config}}
     plain, ours = (

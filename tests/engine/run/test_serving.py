@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -59,11 +60,16 @@ DRAW_DRAFTS = ("speculative", "tree", "specbranch", "eagle")
 """Methods that have both samplings; the others have one of them for each config."""
 
 
+@cache
+def first_token(cluster, prompt: tuple[int, ...], sampling: Sampling) -> list[int]:
+    return cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(1)).token_ids()
+
+
 def alone(cluster, method: str, number: int, prompt: tuple[int, ...], **options) -> tuple[list[int], str]:
     """Return the text of request `number` from runs without load, and the reason of its end."""
     sampling = options["sampling"]
     options["sampling"] = Sampling(sampling.temperature, seed=sampling.seed + number)
-    first = cluster.run("autoregressive", prompt, sampling=options["sampling"], limits=Limits(1)).token_ids()
+    first = first_token(cluster, prompt, options["sampling"])
     own = first if sampling.temperature else []
     rest = cluster.run(method, (*prompt, *own), limits=Limits(LIMITS.max_new_tokens - len(own)), **options)
     assert rest.footer

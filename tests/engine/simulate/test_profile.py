@@ -10,6 +10,7 @@ import pytest
 
 from specscope.engine.errors import UsageError
 from specscope.engine.simulate.profile import FOLDER, Profile, profiles
+from specscope.traces.papers import dsi, easyspec
 
 # PEARL Table 10, typed again from the paper: layers, dim, FFN dim, tokens/s.
 TABLE_10 = {
@@ -30,29 +31,14 @@ PAIRS = {
 }
 
 
-# EasySpec Table 1: tokens/s of the targets at a tensor-parallel size; the drafters' are fitted to
-# its Table 2.
-# DSI Table 2: milliseconds per token of target and drafter.
-TABLE_1 = {
-    "llama-3-8-70-tp2": (13.00, 2, 36.50),
-    "llama-3-8-70-tp4": (13.23, 4, 36.50),
-    "llama-3-8-70-tp8": (13.23, 8, 36.50),
-    "qwen2-7-72-tp2": (13.03, 2, 40.75),
-    "qwen2-7-72-tp4": (13.01, 4, 40.75),
-    "qwen2-7-72-tp8": (12.89, 8, 40.75),
-}
-TABLE_2 = {
-    "vicuna-13b-cnndm": (37.7, 2.5),
-    "vicuna-13b-alpaca": (33.3, 2.5),
-    "vicuna-7b-cnndm": (29.4, 2.5),
-    "vicuna-7b-alpaca": (26.0, 2.5),
-    "starcoder-15b-humaneval": (20.6, 6.8),
-    "starcoder-15b-mbpp": (21.0, 6.8),
-    "phi-3-14b-humaneval": (52.1, 34.0),
-    "phi-3-14b-mbpp": (52.2, 34.3),
-    "phi-3-14b-cnndm": (52.4, 34.6),
-    "phi-3-14b-alpaca": (49.6, 33.4),
-}
+DRAFTERS = {"llama-3-8-70": ("L3-70B", 36.50), "qwen2-7-72": ("Q2-72B", 40.75)}
+"""EasySpec's pairs: the target in its Table 1, and the drafter's tokens/s, fitted to Table 2."""
+TABLE_1 = [f"{pair}-tp{gpus}" for pair in DRAFTERS for gpus in (2, 4, 8)]
+TABLE_2 = [
+    *(f"vicuna-{size}-{data}" for size in ("13b", "7b") for data in ("cnndm", "alpaca")),
+    *("starcoder-15b-humaneval", "starcoder-15b-mbpp"),
+    *(f"phi-3-14b-{data}" for data in ("humaneval", "mbpp", "cnndm", "alpaca")),
+]
 OPT = ["opt-2.7b", "opt-6.7b", "opt-13b", "opt-125m-2.7b", "opt-125m-6.7b", "opt-125m-13b"]
 VANILLA = {"llama-3-70-vanilla": 100 / 11.61, "qwen2-72-vanilla": 100 / 11.88}
 CARDS = ["A100-40G", "H100", "H200", "RTX-3090", "RTX-4090"]
@@ -77,16 +63,20 @@ def test_all_clusters_ship_with_all_pairs_of_their_papers():
 
 def test_the_pairs_of_8xa100_have_the_published_speeds_and_gpus():
     profile = Profile.load("8xA100")
-    for key, (target, gpus, drafter) in TABLE_1.items():
-        latency = profile.latency(key)
-        assert latency.drafter
-        assert (latency.target.speed, latency.target.gpus, latency.target.split) == (target, gpus, "tensor")
+    speeds, columns = easyspec.PAPER.numbers["Table 1"], [1, 2, 4, 8]
+    for key in TABLE_1:
+        latency, (pair, gpus) = profile.latency(key), key.split("-tp")
+        name, drafter = DRAFTERS[pair]
+        target = speeds[name][columns.index(int(gpus))]
+        found = latency.target.speed, latency.target.gpus, latency.target.split
+        assert found == (target, int(gpus), "tensor")
         assert (latency.drafter.speed, latency.drafter.gpus) == (drafter, 1)
-    for key, times in TABLE_2.items():
+    times = [row for name, row in dsi.PAPER.numbers["Table 2"].items() if name != "columns"]
+    for key, (target, drafter, *_) in zip(TABLE_2, times, strict=True):
         latency = profile.latency(key)
-        assert latency.drafter
         assert (latency.target.gpus, latency.drafter.gpus) == (1, 1)
-        assert (1000 / latency.target.speed, 1000 / latency.drafter.speed) == pytest.approx(times, rel=1e-4)
+        assert 1000 / latency.target.speed == pytest.approx(target, rel=1e-4)
+        assert 1000 / latency.drafter.speed == pytest.approx(drafter, rel=1e-4)
         assert (latency.sample_us, latency.communicate_us) == (0, 0)  # Assumption 1 of DSI
     for key, speed in VANILLA.items():
         latency = profile.latency(key)
