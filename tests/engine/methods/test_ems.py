@@ -9,19 +9,15 @@ import numpy as np
 import pytest
 
 import specscope
-from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.placement import Placement
 from specscope.engine.errors import UsageError
-from specscope.engine.layout import Layout
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
 from specscope.traces.view.caches import packings
 from specscope.traces.view.tokens import trees
-from tests.engine.methods.pairs import make_pair, timeless
-from tests.engine.methods.test_tree import PerRow, ranked, second_is_right
-from tests.engine.worker.harness import Flat, Racks, TestCluster, scripted_cluster
+from tests.engine.methods.pairs import known_cluster, make_pair, ranked, timeless
+from tests.engine.methods.test_tree import PerRow, second_is_right
+from tests.engine.worker.harness import Flat, scripted_cluster
 
 TREES = {"base": "speculative", "width": 3, "gamma": 4}
 BASES = {
@@ -220,20 +216,14 @@ def test_bad_input_is_refused_at_once(tiny, method, config, prompts, message):
 # EMS-SD with a token tree per sequence (limitation 4): trees and texts equal `tree`'s.
 
 
-def ranked_cluster() -> TestCluster:
-    """The target's token, 100 + the position, is always the drafter's second choice."""
-    models = {
-        "target": ranked("target", lambda path: [100 + len(path)]),
-        "drafter": ranked("drafter", second_is_right),
-    }
-    place = Placement("virtual", Racks(models, PerRow()), Layout(), VirtualLoop, "flat", 4)
-    return TestCluster(Pair.find("bundled"), place)
-
-
 def test_a_level_of_all_trees_is_one_forward_and_all_trees_are_verified_in_one():
-    """Levels have 2, 4 and 4 nodes after 1, 2 and 4 rows, as with `tree`; fewer near the end."""
+    """Levels have 2, 4 and 4 nodes after 1, 2 and 4 rows, as with `tree`; fewer near the end.
+
+    The target's token, 100 + the position, is always the drafter's second choice.
+    """
+    target, drafter = ranked("target", lambda x: [100 + len(x)]), ranked("drafter", second_is_right)
     config = {"base": "speculative", "width": 4, "gamma": 3, "batch": 2}
-    with ranked_cluster() as cluster:
+    with known_cluster(PerRow(), target=target, drafter=drafter) as cluster:
         prompts = [1, 2, 3], [1, 2, 3, 4, 5]
         trace = cluster.run("ems", *prompts, config=config, limits=cluster.limits(8))
     assert [(r.step, r.sequence, r.drafted, r.accepted, r.emitted) for r in trace.rounds] == [

@@ -7,13 +7,10 @@ from math import log
 
 import numpy as np
 
-from specscope.engine.cluster.placement import Placement
-from specscope.engine.layout import Layout
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.trace import Trace
-from tests.engine.methods.pairs import Known
-from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
+from tests.engine.methods.pairs import Known, known_cluster
+from tests.engine.worker.harness import Flat
 
 PROMPT = [1, 2, 3]
 Text = tuple[int, ...]
@@ -46,9 +43,8 @@ def _rest(row: dict[int, float]) -> dict[int, float]:
 
 def decode(tokens: int = 16, **settings: object) -> Trace:
     target = Scripted("target", lambda path, _: TRUTH[min(len(path) - len(PROMPT), len(TRUTH) - 1)], 1024)
-    pool = Racks({"target": target, "drafter": Known("drafter", drafted)}, Flat())
     config = {"gamma": 4, "length": 4, "threshold": 0.5, "branches": 4, **settings}
-    with TestCluster(bundled(), Placement("virtual", pool, Layout(), VirtualLoop, "flat", 4.0)) as cluster:
+    with known_cluster(Flat(), target=target, drafter=Known("drafter", drafted)) as cluster:
         return cluster.run("specbranch", PROMPT, config=config, limits=cluster.limits(tokens))
 
 

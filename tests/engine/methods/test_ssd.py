@@ -11,16 +11,13 @@ import pytest
 
 import specscope
 from specscope.engine.checkpoints.loader import load
-from specscope.engine.cluster.placement import Placement
 from specscope.engine.errors import UsageError
-from specscope.engine.layout import Layout
 from specscope.engine.methods.ssd import Config, fans, geometric, plan
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.metrics import measure
-from tests.engine.methods.test_tree import ranked
-from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
+from tests.engine.methods.pairs import known_cluster, ranked
+from tests.engine.worker.harness import Flat, bundled
 
 PROMPT = "Tell me a story about a fox who lost its hat."
 VOCABULARY = 1024
@@ -57,7 +54,7 @@ def test_above_temperature_0_the_text_is_that_of_speculative_decoding(cluster, c
 def test_the_text_does_not_depend_on_how_much_was_drafted_in_time(config):
     texts, lengths, results = set(), set(), set()
     for drafter_us in (1, 400, 900, 3000):
-        with virtual(real_models(), Flat(1000, drafter_us)) as cluster:
+        with known_cluster(Flat(1000, drafter_us), **real_models()) as cluster:
             settings, sampling = {"gamma": 3, "forks": 2, **config}, Sampling(1.0, seed=4)
             trace = cluster.run("ssd", PROMPT, config=settings, sampling=sampling, limits=Limits(20))
         texts.add(tuple(trace.token_ids()))
@@ -73,11 +70,6 @@ def real_models():
     pair = bundled()
     paths = (("target", pair.target_path), ("drafter", pair.drafter_path))
     return {name: load(str(path), name=name) for name, path in paths}
-
-
-def virtual(models, latency):
-    placement = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
-    return TestCluster(bundled(), placement)
 
 
 # Rounds of scripted models: which outcomes hit.
@@ -96,7 +88,7 @@ def ranked_cluster(wrong, latency=None):
         return [*others[: wrong.get(len(path), 0)], own, *others[wrong.get(len(path), 0) :]]
 
     target = Scripted("target", lambda path, _: right(len(path)), VOCABULARY)
-    return virtual({"target": target, "drafter": ranked("drafter", ranks)}, latency or Flat(1000, 100))
+    return known_cluster(latency or Flat(1000, 100), target=target, drafter=ranked("drafter", ranks))
 
 
 def lookups(trace):

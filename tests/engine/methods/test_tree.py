@@ -10,24 +10,14 @@ import pytest
 import torch
 
 import specscope
-from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.placement import Placement
-from specscope.engine.layout import Layout
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.types import Limits, Prefix, Sampling
 from specscope.engine.worker.forwards import NO_DRAFT
 from specscope.engine.worker.jobs import Grown, Stamp
-from tests.engine.methods.pairs import Known, make_pair, timeless
+from tests.engine.methods.pairs import known_cluster, make_pair, ranked, timeless
 from tests.engine.methods.test_easyspec import DrafterWorker
-from tests.engine.worker.harness import Flat, Racks, TestCluster
+from tests.engine.worker.harness import Flat
 
 PROMPT = [1, 2, 3]
-SAMPLE_US, COMMUNICATE_US = 30, 20
-
-
-def ranked(name: str, ranks: Callable[[np.ndarray], list[int]]) -> Known:
-    """Return a model of ranked tokens, each e times less probable than the one before."""
-    return Known(name, lambda path: {token: -rank for rank, token in enumerate(ranks(path))})
 
 
 @dataclass(frozen=True)
@@ -40,10 +30,11 @@ class PerRow(Flat):
 
 def run(ranks: Callable[[np.ndarray], list[int]], new: int, **config: object):
     """Run `tree` with a drafter of ranked tokens; the target's token is 100 + its position."""
-    models = {"target": ranked("target", lambda path: [100 + len(path)]), "drafter": ranked("drafter", ranks)}
-    latency = PerRow(sample_us=SAMPLE_US, communicate_us=COMMUNICATE_US)
-    place = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
-    with TestCluster(Pair.find("bundled"), place) as cluster:
+    target, latency = (
+        ranked("target", lambda path: [100 + len(path)]),
+        PerRow(sample_us=30, communicate_us=20),
+    )
+    with known_cluster(latency, target=target, drafter=ranked("drafter", ranks)) as cluster:
         return cluster.run("tree", PROMPT, config=config, limits=cluster.limits(new))
 
 
@@ -70,7 +61,7 @@ def test_a_round_takes_the_hand_computed_time_and_feeds_no_row_twice():
     fates = {n.node: n.outcome for n in nodes if n.outcome != "discarded"}
     assert fates == {0: "rejected", 1: "accepted", 4: "rejected", 5: "accepted"}
     start = max(s.end for s in trace.spans if s.kind == "prefill")
-    round_us = 3 * 200 + 5 * (1 + 2 + 4) + 1000 + 10 * 11 + COMMUNICATE_US + SAMPLE_US
+    round_us = 3 * 200 + 5 * (1 + 2 + 4) + 1000 + 10 * 11 + 20 + 30
     assert [r.time - start for r in trace.rounds] == [1000 * round_us * i for i in (1, 2, 3)]
 
 

@@ -36,11 +36,14 @@ def codellama() -> Latency:
 
 
 @pytest.mark.parametrize(("name", "pair"), ROOFLINE)
-def test_one_row_takes_the_published_time(name: str, pair: str):
+def test_one_row_takes_the_published_time_and_verifying_a_draft_little_more(name: str, pair: str):
+    """EasySpec's pairs have its measured verifications instead of the roofline."""
     latency = Profile.load(name).latency(pair)
     assert latency("target", 1, 0) == round(1e6 / latency.target.speed)
     if latency.drafter:
         assert latency("drafter", 1, 0) == round(1e6 / latency.drafter.speed)
+    most = 1.15 if latency.verify_us else 1.001 if name.startswith("pearl-") else 1.005
+    assert latency("target", 9, 500) < most * latency("target", 1, 500)
 
 
 @pytest.mark.parametrize(("name", "pair"), PEARL)
@@ -99,14 +102,6 @@ def test_more_work_never_takes_less_time(name: str, pair: str):
         assert by_context[0] < by_context[-1]
         # in a grid attention between its rows has no cost, in `ratios` only launches have one
         assert by_batch[0] < by_batch[-1] or name in (*GRIDS, "ratios")
-
-
-@pytest.mark.parametrize(("name", "pair"), ROOFLINE)
-def test_verifying_a_draft_costs_little_more_than_one_row(name: str, pair: str):
-    """EasySpec's pairs have its measured verifications instead of the roofline."""
-    latency = Profile.load(name).latency(pair)
-    most = 1.15 if latency.verify_us else 1.001 if name.startswith("pearl-") else 1.005
-    assert latency("target", 9, 500) < most * latency("target", 1, 500)
 
 
 def test_section_3_1_six_drafts_take_twice_a_verification():
