@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from specscope.engine.drafting.schedule import Ask
-from specscope.engine.drafting.tree import Branches, Wide
-from specscope.engine.methods.specbranch import _below, _forked
-from specscope.engine.sampling.draws import Key, process_logits
+from specscope.engine.sampling.draws import Key
 from specscope.engine.types import Draft, DraftToken, Sampling
-from tests.engine.toy import Blurred, Table, ToyRun
+from tests.engine.toy import Table, ToyRun
 from tests.engine.toy_draws import Enumerated
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method, sampled_tree, top_tree
@@ -43,42 +39,6 @@ async def counting_discarded(run: ToyRun) -> None:
         draft = await run.drafter.propose(run.x, Ask(n, 0.3))
         run.commit(await run.target.verify(run.x, draft))
         n = 3 * (len(draft) == 3)  # of a draft that may have been rejected before its end
-
-
-async def dropping_children(run: ToyRun) -> None:
-    while not run.done:
-        draft = await run.drafter.grow(run.x, Wide(3, 1))
-        kept = tuple(t for t in draft.tokens if q_of(run, t) > 0.2)
-        run.commit(await run.target.verify(run.x, Draft(kept)))
-
-
-async def exact_q_of_fuzzy_drafts(run: ToyRun) -> None:
-    while not run.done:
-        draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
-        context = [*run.x.tokens.tolist(), *draft.ids[:1]]
-        exact = run.keep(process_logits(run.drafter.logits(context)[None], run.sampling)[0])
-        tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]
-        run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
-
-
-async def undamped_q(run: ToyRun) -> None:
-    """Run SSD with Saguaro, and test with the q before the damping."""
-    keep = run.keep
-    run.keep = lambda q: keep(torch.where(q >= q.max(), q / 0.2, q))  # type: ignore[method-assign]
-    await method("ssd", gamma=1, forks=1, saguaro=0.2)(run)
-
-
-async def branch_cut_by_own_q(run: ToyRun) -> None:
-    """Run SpecBranch; drop a drawn token of low q, so that siblings are drawn anew."""
-    trunk, fork = Draft.empty(), Branches(4, 2, 0.0)
-    while not run.done:
-        scores = run.target.score(run.x, trunk)
-        branches = await run.drafter.grow(run.x + trunk, fork)
-        verdict = await scores.judge(_forked(trunk, branches), bonus=False)
-        sibling = verdict.nodes[len(trunk) :]
-        rest = _below(branches, sibling[0] - len(trunk)) if sibling else Draft.empty()
-        trunk = rest[: next((i for i, t in enumerate(rest.tokens) if q_of(run, t) < 0.3), len(rest))]
-        run.commit(verdict)
 
 
 def sharing(purpose: str, /, **shared: Any) -> type[Enumerated]:
@@ -120,11 +80,7 @@ def test_shared_random_numbers_bias_the_joint_distribution(name):
 WRONG = {
     "dropping": (dropping, Table(41), Table(42), 2),
     "counting discarded tokens": (counting_discarded, Table(1, 3), Table(2, 3), 3),
-    "dropping children": (dropping_children, Table(41), Table(42), 1),
     "the ratio rule on most probable children": (top_tree(2, as_sampled=True), Table(52), Table(53), 1),
-    "EasySpec, the exact q": (exact_q_of_fuzzy_drafts, Table(21, 3), Blurred(22, 3), 3),
-    "SSD, the undamped q": (undamped_q, Table(31, 3), Table(32, 3), 3),
-    "SpecBranch, cut by q": (branch_cut_by_own_q, Table(101, 3), Table(102, 3, sharpness=0.5), 3),
 }
 
 

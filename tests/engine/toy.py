@@ -328,12 +328,7 @@ class ToyDrafter:
         """Decode greedily: the confirmed guesses, and one token more."""
         rows = rows_of(self.logits, prefix, guesses, window)
         judgement = judge(
-            rows,
-            guesses,
-            lambda _: None,
-            position=len(prefix),
-            sampling=Sampling(),
-            draws=self.run.draws,
+            rows, guesses, lambda _: None, position=len(prefix), sampling=Sampling(), draws=self.run.draws
         )
         chain = tuple(DraftToken(token, i - 1) for i, token in enumerate(judgement.emitted))
         return Draft(chain), tuple(rows.argmax(-1).tolist())

@@ -11,8 +11,9 @@ from specscope.engine.sampling.draws import Key, process_logits
 from specscope.engine.types import Draft, DraftToken
 from tests.engine.toy import Method, ToyRun
 
+
 def spelled_out(table: str) -> list[str]:
-    """Return `method settings` for each of the settings in lines of `method: settings | settings`."""
+    """Return a `method settings` for all settings in lines of `method: settings | settings`."""
     lines = (line.split(":", 1) for line in table.strip().splitlines())
     return [f"{method} {words.strip()}".strip() for method, all_of in lines for words in all_of.split("|")]
 

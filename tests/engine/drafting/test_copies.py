@@ -266,11 +266,3 @@ def test_guesses_share_branches_and_keep_their_last_token():
     assert draft.grams == ((1, 6, 7, 8), (1, 2, 3, 5), (1, 2, 3, 4))
     assert ahead.guesses(Draft.empty(), 1, 9, 1).ids == (6, 2)
     assert ahead.guesses(Draft.empty(), 1, 9, 0) == Draft.empty()
-
-
-def test_a_phrase_cut_by_the_end_of_the_output_is_not_rewritten():
-    for phrase, own, kept in (((1, 2), (1, 7), (2, 3)), ((1, 2, 3), (1, 7, 8), (7, 8))):
-        ahead = Lookahead("drafter", [1], 3, 1, 9)
-        ahead.learn([(1, 2, 3)])
-        ahead.rewrite([phrase], [own])
-        assert ahead.pool.after(1, 9) == [kept]

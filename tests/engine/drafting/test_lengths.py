@@ -83,17 +83,6 @@ def test_a_steady_run_of_accepted_tokens_leads_to_the_length_that_holds_it(runs,
     assert adaptive.next().tokens == lengths
 
 
-def test_the_heuristic_is_two_longer_after_a_full_draft_and_one_shorter_else():
-    lengths, found = Schedule(2, heuristic), list[int]()
-    for accepted, n in ((2, 2), (4, 4), (1, 6), (0, 5), (0, 4)):
-        lengths.learn(verdict(accepted, n))
-        found.append(lengths.next().tokens)
-    assert found == [4, 6, 5, 4, 3]
-    for _ in range(9):
-        lengths.learn(verdict(0, 1))
-    assert lengths.next().tokens == 1
-
-
 @given(gammas, st.floats(0, 1), st.lists(st.booleans(), max_size=3 * WINDOW))
 def test_drafting_ends_for_good_when_the_rate_of_a_whole_window_is_low(gamma, bound, accepts):
     lengths, off = Schedule(gamma, fixed, off_below=bound), False
@@ -152,10 +141,7 @@ def forecast(*survivals: list[float], nodes: list[float] | None = None, others: 
 
 # By hand.
 
-STAIRS = Costs(((1, 1.0), (2, 1.0), (3, 3.0), (8, 3.0)))
 FREE = Costs(((1, 1.0), (64, 1.0)))
-ONE_DRAFT = Costs(((1, 1.0), (64, 1.0)), ((1, 0.25), (64, 0.25)))
-DEAR_DRAFTS = Costs(((1, 1.0), (8, 1.0)), ((1, 2.0), (8, 2.0)))
 TREE_DRAFTS = Costs(((1, 1.0), (64, 1.0)), ((1, 0.01), (2, 0.02)))
 TWO = forecast([0.9], [0.9])
 
@@ -163,16 +149,7 @@ TWO = forecast([0.9], [0.9])
 @pytest.mark.parametrize(
     ("rule", "known", "costs", "places", "speed"),
     [
-        # two requests, rows 2: 0.9 and 0.8 are free (3.7 tokens/s); 0.5 takes 1 s more: 4.2 / 2
-        pytest.param(by_survival, forecast([0.9, 0.8], [0.5, 0.1]), Costs(FLAT), [2, 0], 3.7, id="falling order"),
-        # the third row takes 2 s, all further ones nothing: 2 falls to 2.9 / 3, all give 7.4 / 3
-        pytest.param(by_survival, forecast([0.9] * 3, [0.9] * 3), STAIRS, [0, 0], 2.0, id="the first fall ends it"),
-        # a place each: 4 + 4 x 0.5 tokens in 1.25 s
-        pytest.param(by_survival, forecast(*[[0.5, 0.05]] * 4), ONE_DRAFT, [1] * 4, 4.8, id="a draft is paid once"),
-        pytest.param(by_survival, TWO, DEAR_DRAFTS, [0, 0], 2.0, id="off, by survival"),
-        pytest.param(by_batch, TWO, DEAR_DRAFTS, [0, 0], 2.0, id="off, by batch"),
         pytest.param(by_survival, TWO, Costs(FREE.target, judging=1.0), [0, 0], 2.0, id="judging costs"),
-        pytest.param(by_survival, TWO, FREE, [1, 1], 3.8, id="free"),
         pytest.param(by_batch, forecast([0.9, 0.8, 0.1], [0.9, 0.0, 0.0]), FREE, [3, 1], 4.7, id="as far as drafted"),
         pytest.param(by_batch, forecast(*[[0.5, 0.2, 0.1]] * 2), Costs(FLAT), [1, 1], 3.0, id="one length"),
         pytest.param(by_survival, forecast([0.9, 0.8]), Costs(FLAT), [2], 2.7, id="room of four rows"),

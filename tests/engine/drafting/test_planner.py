@@ -15,7 +15,6 @@ from specscope.engine.drafting.planner import (
     best_parallel,
     best_tree,
     best_wide,
-    likeliest,
 )
 from specscope.engine.drafting.static import MOST_NODES, spelled, tree
 from specscope.engine.drafting.tree import Ranks
@@ -78,18 +77,6 @@ def line(points: tuple[tuple[int, float], ...], x: int) -> float:
         if x <= b:
             return low + (high - low) * (x - a) / (b - a)
     return points[-1][1]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_most_probable_nodes_are_the_best_tree_of_every_size(seed):
-    rates = falling(seed, 3, 2)
-    trees = all_trees(5, 2, 3)
-    for size in range(1, 6):
-        best = max(tokens(nodes, rates) for nodes in trees if len(nodes) == size)
-        found = likeliest(rates, size)
-        assert len(found) == size
-        assert 1 + sum(chance for _, chance in found) == pytest.approx(best)
-        assert frozenset(path for path, _ in found) in trees
 
 
 @pytest.mark.parametrize("seed", range(5))

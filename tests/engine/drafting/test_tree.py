@@ -95,20 +95,6 @@ def test_no_other_shape_is_reached_more_often_at_equal_acceptance_rates(nodes, w
         assert all(reached(o) <= reached(counts) + 1e-12 for o in others if sum(o) <= width)
 
 
-@pytest.mark.parametrize(
-    ("rejections", "support", "width", "counts"),
-    [
-        ([0], [99], 4, [4]),
-        ([0, 1, 2, 3], [99] * 4, 4, [3, 1, 0, 0]),
-        ([0, 1, 2, 1], [99] * 4, 4, [2, 1, 0, 1]),
-        ([0, 1, 2, 3], [1, 99, 99, 99], 4, [1, 2, 1, 0]),
-        ([0, 0], [1, 1], 4, [1, 1]),
-    ],
-)
-def test_counts_of_children(rejections, support, width, counts):
-    assert children(rejections, support, width) == counts
-
-
 @pytest.mark.parametrize("text", ["paths = " + "[" * 20_000, f"paths = [[{'9' * 5000}]]", "paths", "\0"])
 def test_the_error_for_an_unreadable_tree_file_names_it(text: str, tmp_path: Path):
     path = tmp_path / "own.toml"

@@ -18,7 +18,7 @@ from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.files import check_head, read_head
 from specscope.engine.heads.find import HeadFile, load_head
 from specscope.engine.heads.work import Work
-from specscope.engine.types import Limits, Prefix, Sampling
+from specscope.engine.types import Limits, Prefix
 from specscope.engine.worker.jobs import Prefill
 from tests.engine.heads import forms
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to
@@ -160,26 +160,6 @@ def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target,
             largest = float(expected[expected > -torch.inf].abs().max())
             torch.testing.assert_close(row, expected, atol=1e-4 * largest, rtol=0)
             assert float(row[row > -torch.inf].std()) > 0.3, "the logits differ"
-
-
-@pytest.mark.parametrize(("case", "known"), [("EAGLE-3", 2), ("speculators, residual after the norm", KNOWN)])
-def test_texts_equal_the_targets_and_drafts_are_in_the_draft_vocabulary(case, known, target, tmp_path):
-    at, config, _ = CASES[case]
-    tensors = with_ids(drawn(shapes(at, known=known)))
-    head, allowed = store(tmp_path / "head", tensors, config), set(tensors["t2d"].nonzero()[:, 0].tolist())
-    warm, prompt = Sampling(1.2, top_k=30, seed=5), list(TEXT)
-    with specscope.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
-        for sampling in (Sampling(), warm):
-            alone = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(12)).token_ids()
-            for method, settings in (("eagle", {}), ("eagle", {"drafts": "greedy"}), ("eagle2", {})):
-                trace = cluster.run(method, prompt, config=settings, sampling=sampling, limits=Limits(12))
-                nodes = [d for d in trace.decisions if d.node >= 0]
-                assert nodes
-                assert {d.token for d in nodes} <= allowed
-                siblings = [(d.step, d.parent, d.token) for d in nodes]
-                assert len(siblings) == len(set(siblings)), "siblings differ"
-                if "ratio" not in {d.rule for d in nodes}:
-                    assert trace.token_ids() == alone, (method, settings)
 
 
 def test_a_published_config_is_read(target, tmp_path):

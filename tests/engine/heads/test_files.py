@@ -16,11 +16,18 @@ from torch import Tensor
 
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.checkpoints.config import read_object
+from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.config import HeadConfig, layer_shape
-from specscope.engine.heads.files import check_target, read_head, tokenizer_digest, write_head
+from specscope.engine.heads.files import check_head, check_target, read_head, tokenizer_digest, write_head
+from specscope.engine.heads.find import load_head
 from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import offsets
+from specscope.engine.model.weights import PACKED_FROM, Linear
 from tests.engine.heads.forms import CONFIG, HEADS, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
+from tests.engine.heads.random_heads import make_head
+from tests.engine.methods.pairs import save_with_tokenizer
+from tests.engine.model import tiny
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -265,3 +272,64 @@ def test_a_published_form_is_read(form: str, tmp_path: Path) -> None:
         assert KINDS["eagle"].levels(head.config) == 0
         assert head.config.shape["rope_parameters"]["rope_theta"] == 5000
         assert head.config.shape["head_dim"] == D // HEADS
+
+
+# Heads of a shortened vocabulary.
+
+
+@pytest.fixture(scope="module")
+def small_target(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "target"
+    save_with_tokenizer(tiny.reference("llama"), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle", "parallelspec_medusa", "parallelspec_eagle"])
+def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, small_target, tmp_path):
+    target = small_target
+    folders = [make_head(tmp_path / str(n), kind, target, draft_vocab=n) for n in (0, 40)]
+    for levels, forward in ((1, 0), (2, 1)):
+        whole, short = (KINDS[kind].work(check_head(path), levels, forward) for path in folders)
+        assert short == whole._replace(heads=40 / tiny.VOCAB)
+        assert whole.heads == 1
+    assert load_head(str(folders[0]), load(target)).columns.token(90) == 90
+
+
+@pytest.mark.parametrize("size", [8, 600])
+def test_the_rows_of_a_matrix_are_those_of_its_weight(size):
+    weight = torch.randn(size, 512)
+    matrix, ids = Linear(weight, keep=True), torch.tensor([7, 2, size - 1])
+    assert (not Linear(weight).transposed.numel()) == (weight.nbytes >= PACKED_FROM), (
+        "the larger one is packed"
+    )
+    assert torch.equal(matrix.rows(ids), weight[ids])
+
+
+def shortened(folder: Path, ids: list[int] | None, **changes: object) -> Path:
+    """Write a head that drafts some tokens, a Medusa head unless `changes` name another kind."""
+    size = 0 if ids is None else len(ids)
+    config = replace(HeadConfig("medusa", D, V, heads=1, draft_vocab=size), **changes)
+    tensors: dict[str, Tensor] = drawn(KINDS[config.kind].tensors(config))
+    tensors.pop("d2t", None)
+    if ids is not None:
+        tensors["d2t"] = offsets(torch.tensor(ids))
+    folder.mkdir()
+    write_head(folder, config, tensors)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes", "message"),
+    [
+        ([3, 2, V], {}, f"d2t maps draft token 2 to {V}; valid are 0 to {V - 1}$"),
+        ([3, 2, 3], {}, "d2t maps 2 draft tokens to 3; at most one may$"),
+        (list(range(V + 1)), {}, rf"draft_vocab is {V + 1}; it must be .* at least 0 and at most {V}$"),
+        ([3, 2], {"draft_vocab": 4}, r"d2t has shape \[2\]; in a head of kind medusa .* it has \[4\]$"),
+        (None, {"draft_vocab": 4}, "tensors missing in a head of kind medusa: d2t$"),
+        ([3, 2], {"kind": "hydra", "own_lm_head": True}, "draft_vocab is 2; it must be 0 for a Hydra head with an LM head of its own$"),
+    ],
+)  # fmt: skip
+def test_a_broken_vocabulary_is_refused_by_name(ids, changes, message, tmp_path):
+    with pytest.raises(ModelError, match=message) as error:
+        check_head(shortened(tmp_path / "head", ids, **changes))
+    assert "\n" not in str(error.value)

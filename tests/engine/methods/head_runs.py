@@ -114,12 +114,7 @@ def _rows_from_masks(rows: Rows, last: int, path: list[int]) -> Tensor:
 
 
 def rounds(
-    trace,
-    plain: Plain,
-    method: str,
-    config: dict,
-    sampling: Sampling = GREEDY,
-    draws: Draws | None = None,
+    trace, plain: Plain, method: str, config: dict, sampling: Sampling = GREEDY, draws: Draws | None = None
 ) -> Iterator[tuple[Round, list[int], list[Node]]]:
     """Check the drafts against the reference; yield each round, the text before it, the nodes."""
     prompt, done = list(trace.header.prompt_ids[0]), trace.token_ids()

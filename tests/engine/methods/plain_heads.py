@@ -93,7 +93,7 @@ class Plain:
             for j in range(layers):
                 h = self._block(f"{i}.{j}.linear", h)
             own = self._t.get(f"{i}.{layers}.weight")
-            return self._drafted(h) if own is None else own @ h
+            return self._drafted(h) if own is None else self._over_all_tokens(own @ h)
 
         return row
 

@@ -85,6 +85,7 @@ def test_masks_in_the_place_of_medusas_heads_draft_as_the_reference(world):
     ("method", "changes"),
     [
         ("medusa", {"layers": 2}),
+        ("medusa", {"draft_vocab": 40}),
         ("hydra", {"layers": 3}),
         ("eagle", {}),
         ("eagle", {"qkv_bias": True}),

@@ -18,7 +18,6 @@ from specscope.engine.trace.events import Event, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import host
-from specscope.traces.view.caches import packings
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
 
@@ -266,22 +265,6 @@ def test_refusals(cluster, method, config, load, words):
 def test_the_values_of_a_load(options, words):
     with pytest.raises(UsageError, match=words):
         Load(options.pop("times", (0.0,)), **options)
-
-
-def test_the_view_of_a_shared_forward_leaves_first_tokens_out(cluster):
-    trace = loaded(cluster, "speculative", config={"gamma": 3}, load=Load((0.0,) * 5, batch=3, chunk=64))
-    known = {s.id: s for s in trace.spans}
-    shared = packings(trace)
-    assert shared
-    for forward in shared:
-        span = known[forward["span"]]
-        rounds = {r.sequence for r in trace.rounds if r.span == span.id}
-        assert {share["sequence"] for share in forward["shares"]} == rounds
-        assert sum(share["rows"] for share in forward["shares"]) == span.rows
-    begun = {known[f["span"]].start for f in shared}
-    assert any(s.kind == "prefill" and s.start in begun for s in trace.spans), (
-        "a prompt ends in such a forward"
-    )
 
 
 def test_the_layers_of_easyspecs_drafter_are_shared(tmp_path):

@@ -187,10 +187,7 @@ BENT = [[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 80]]
 @pytest.mark.parametrize(
     ("points", "at", "expected"),
     [
-        *((POINTS, (rows, context, batch), us) for rows, context, batch, us in POINTS),
-        pytest.param(POINTS, (2, 0, 1), 1100, id="linear between points"),
         pytest.param(POINTS, (2.5, 30, 2), 1000 + 150 + 30 + 50, id="in three dimensions"),
-        pytest.param(BENT, (1.5, 0, 1), 15, id="bent, first part"),
         pytest.param(BENT, (3, 0, 1), 50, id="bent, second part"),
         pytest.param([[2, 64, 1, 10], [4, 64, 1, 30]], (1, 0, 1), 10, id="constant below the first point"),
         pytest.param(
@@ -205,22 +202,6 @@ def test_times_of_a_grid(points, at, expected):
 
 def test_one_row_is_the_median_over_the_contexts():
     assert Grid.of([[1, 0, 1, 10], [1, 50, 1, 11], [1, 100, 1, 30]]).one_row == 11
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [
-        ([[1, 0, 5]], r"\[1, 0, 5\] is no point"),
-        ([[1, 0, 1, "x"]], "is no point"),
-        ([[0, 0, 1, 5]], "out of range"),
-        ([[1, 0, 1, float("nan")]], "out of range"),
-        ([[1, 0, 1, 5], [1, 0, 1, 6]], "measured twice"),
-        ([[1, 0, 1, 5], [2, 10, 1, 6]], r"no time for rows, context, batch = \[1, 10, 1\]"),
-    ],
-)
-def test_points_that_are_no_grid_are_refused(points: list[list[float]], message: str):
-    with pytest.raises(UsageError, match=message):
-        Grid.of(points)
 
 
 MODEL = 'dim = 128, ffn = 256, kv_heads = 1, vocab = 100, dtype = "float32", source = "measured"'
@@ -274,12 +255,17 @@ def test_a_measured_profile_has_no_times_of_layers(tmp_path: Path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (SMALL, "measured = [[1, 0, 500]]", r"models.small.measured: \[1, 0, 500\] is no"),
         (f"{SMALL}, ", "", "drafter_speed is missing; the model small has no speed"),
         (SMALL, "speed = 3", "does not say hardware.bandwidth_gb_s"),
         (SMALL, f"speed = 3, {SMALL}", "leave the speed out"),
         (SMALL, "measured = []", "models.small.measured is empty"),
         ('default = "toy"', 'default = "toy"\ngpus = 2', "devices is missing, or gpus"),
+        ("[1, 0, 1, 500]", "[1, 0, 500]", r"models.small.measured: \[1, 0, 500\] is no point"),
+        ("[1, 0, 1, 500]", '[1, 0, 1, "x"]', "is no point"),
+        ("[1, 0, 1, 500]", "[0, 0, 1, 5]", "out of range"),
+        ("[1, 0, 1, 500]", "[1, 0, 1, nan]", "out of range"),
+        ("[1, 0, 1, 500]", "[1, 0, 1, 5], [1, 0, 1, 6]", "measured twice"),
+        ("[1, 0, 1, 500]", "[1, 0, 1, 5], [2, 10, 1, 6]", r"no time for rows, context, batch = \[1, 10, 1\]"),
     ],
 )
 def test_a_broken_measured_profile(old: str, new: str, message: str, tmp_path: Path):

@@ -65,14 +65,6 @@ def test_layer_groups_agree_with_table_6():
     assert [(g[0], g[-1]) for g in layer_groups(28, 4)[-3:]] == [(20, 23), (24, 26), (27, 27)]
 
 
-def test_every_layer_is_in_one_group():
-    for layers, size in ((n, size) for n in (1, 2, 3, 4, 7, 28) for size in range(1, n + 1)):
-        groups = layer_groups(layers, size)
-        assert [i for g in groups for i in g] == list(range(layers))
-        assert len(groups[0]) == len(groups[-1]) == 1
-        assert all(len(g) <= max(size, 1) for g in groups)
-
-
 def test_layer_parallel_by_hand():
     """4 layers: 0, 1-2, 3. One attention layer's time is saved, one gather is paid."""
     latency = toy()
