@@ -20,7 +20,6 @@ ONE = Sampling(1.0)
 
 
 def q_of(run: ToyRun, token: DraftToken) -> float:
-    """Return the probability with which a token was drawn."""
     return float(run.q_rows[token.q.row][token.id]) if token.q else 1.0
 
 

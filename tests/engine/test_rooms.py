@@ -76,13 +76,11 @@ def imports(file: Path, known: dict[str, Path]) -> set[str]:
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """Return module -> modules that it imports."""
     known = modules()
     return {name: imports(file, known) - {name} for name, file in known.items()}
 
 
 def room(module: str) -> str:
-    """Return the room of a module."""
     return module.split(".")[1]
 
 

@@ -105,7 +105,6 @@ def configured(words: str) -> Method:
 
 
 def method(key: str, **config: object) -> Method:
-    """Return the real method with these settings."""
     entry = find(key)
     settings = entry.configure(config)
 

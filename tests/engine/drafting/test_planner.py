@@ -40,7 +40,6 @@ def fits(nodes: frozenset[Ranks], node: Ranks) -> bool:
 
 
 def tokens(nodes: frozenset[Ranks], rates: list[list[float]]) -> float:
-    """Return the expected tokens per target forward."""
     total = 1.0
     for node in nodes:
         chance = 1.0

@@ -29,7 +29,6 @@ SMALL = Static(((0,), (1,), (0, 0), (0, 1), (1, 0)))
 def choose(
     rows: list[list[float]], leaves: list[Node], shape: TreeShape, sampled: bool = False
 ) -> list[Node]:
-    """Choose from rows of probabilities."""
     logits = torch.tensor(rows, dtype=torch.float64).log()
     (found,) = levels([logits], shape, ONE, sampled=sampled)
     return next_level(found, leaves, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)
@@ -40,7 +39,6 @@ def level(rows: list[list[float]], leaves: list[Node], width: int, sampled: bool
 
 
 def children(rejections: list[float], support: list[int], width: int) -> list[int]:
-    """Return how many children each node gets in a sampled tree."""
     return Wide(width, 3).counts([Node(0, 0, -n) for n in rejections], support)
 
 

@@ -108,7 +108,6 @@ def reference(
 
 
 def drafted(target: Path, head: Path) -> list[Tensor]:
-    """Return the worker's logits after the nodes of each level, (R, V)."""
     prefix = Prefix(0, np.array(TEXT))
     host = new_host(target, head, [prefix])
     host.handle(Prefill("head", (Prefix(0, np.array(TEXT[:6])),)))
@@ -188,7 +187,6 @@ def adding(name: str, *size: int) -> Change:
 
 
 def with_id(draft: int, offset: int) -> Change:
-    """Map a draft token to another token of the target."""
     return lambda t: t["d2t"][draft].fill_(offset)
 
 

@@ -26,7 +26,6 @@ from specscope.engine.heads.modules import offsets
 from specscope.engine.model.weights import PACKED_FROM, Linear
 from tests.engine.heads.forms import CONFIG, HEADS, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
 from tests.engine.heads.random_heads import make_head
-from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 
 
@@ -277,16 +276,8 @@ def test_a_published_form_is_read(form: str, tmp_path: Path) -> None:
 # Heads of a shortened vocabulary.
 
 
-@pytest.fixture(scope="module")
-def small_target(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vocabulary") / "target"
-    save_with_tokenizer(tiny.reference("llama"), path)
-    return path
-
-
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle", "parallelspec_medusa", "parallelspec_eagle"])
-def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, small_target, tmp_path):
-    target = small_target
+def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, target, tmp_path):
     folders = [make_head(tmp_path / str(n), kind, target, draft_vocab=n) for n in (0, 40)]
     for levels, forward in ((1, 0), (2, 1)):
         whole, short = (KINDS[kind].work(check_head(path), levels, forward) for path in folders)

@@ -36,7 +36,6 @@ LEVELS = 3
 
 
 def cached_host(target: Path, head: Path) -> Host:
-    """Return a worker whose target and head have cached all prompts."""
     host = new_host(target, head, PREFIXES)
     prompts = tuple(Prefix(p.sequence, p.tokens[: p.sequence + 1]) for p in PREFIXES)
     host.handle(Prefill("head", prompts))  # different numbers of rows are left to catch up
@@ -63,7 +62,6 @@ def test_a_level_is_one_forward_over_all_sequences_each_with_its_own_number(
 
 
 def _drafted(host: Host, shape: Static, numbers: list[int], levels: list[int]) -> tuple[tuple, list[Stamp]]:
-    """Return the trees after some prefixes, and the stamps of the forwards."""
     prefixes = tuple(PREFIXES[i] for i in numbers)
     reply = host.handle(Propose("head", prefixes, shape, tuple(levels), False, ((),) * len(prefixes)))
     rounded = tuple(
@@ -91,8 +89,6 @@ ROWS = 12
 
 
 class Drafter:
-    """A worker with a target and a head, after the prefill of four sequences."""
-
     def __init__(self, target: Path, head: Path, sampling: Sampling, *, static: bool, capacity: int = 64):
         self.host = new_host(target, head, PREFIXES, sampling, static=static, capacity=capacity)
         self.q = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
@@ -106,7 +102,6 @@ class Drafter:
 
 @pytest.fixture
 def grown(monkeypatch):
-    """Return the list that counts trees drafted at once."""
     calls, draft = [], FusedDrafts.draft
     monkeypatch.setattr(FusedDrafts, "draft", lambda *args, **kw: calls.append(1) or draft(*args, **kw))
     return calls
@@ -194,15 +189,14 @@ def trained(kind: str, target: Path, out: Path) -> TrainableHead:
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 @torch.no_grad()
 def test_drafting_has_the_logits_of_the_training(kind, any_target, tmp_path):
-    target = any_target
-    head = trained(kind, target, tmp_path / "head")
-    frozen = read_frozen(target, ModelShape.of(read_config(target), target), torch.device("cpu"))
+    head = trained(kind, any_target, tmp_path / "head")
+    frozen = read_frozen(any_target, ModelShape.of(read_config(any_target), any_target), torch.device("cpu"))
     ids = np.array([*TEXT, *[1] * (SIZE + 2)])
-    (features,) = features_of(load(target), [ids])
+    (features,) = features_of(load(any_target), [ids])
     tokens, anchors = torch.from_numpy(ids), np.array([len(TEXT) - 1])
     texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
     prefix = Prefix(0, np.array(TEXT))
-    drafted = level_rows(new_host(target, tmp_path / "head", [prefix]), prefix, LEVELS)
+    drafted = level_rows(new_host(any_target, tmp_path / "head", [prefix]), prefix, LEVELS)
     for at, rows in zip(FRONTIERS, drafted, strict=True):
         expected = [state_after(head, texts, frozen, path_to(node)) @ frozen.lm_head.T for node in at]
         assert len(rows) in (1, len(at))

@@ -88,7 +88,6 @@ def covered() -> Iterator[tuple[tuple[str, str], str, dict[str, object]]]:
 
 
 def on(*pairs: tuple[str, str]) -> pytest.MarkDecorator:
-    """Run a test on the cases of pairs."""
     cases = [case for case in covered() if case[0] in pairs]
     return pytest.mark.parametrize(("pair", "method", "config"), cases, ids=str)
 
@@ -113,7 +112,6 @@ _generated: dict[tuple[object, ...], list[int]] = {}
 
 
 def generate(model, prompt: list[int], new: int, eos: int | list[int] | None = None) -> list[int]:
-    """Return the token ids that transformers generates at temperature 0."""
     key = (model, tuple(prompt), new, str(eos))  # not id(model), which may be reused
     if key not in _generated:
         _generated[key] = _generate(model, prompt, new, eos)

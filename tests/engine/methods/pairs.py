@@ -63,7 +63,6 @@ def _drafter(target: torch.nn.Module, family: str, kind: str) -> torch.nn.Module
 
 
 def save_with_tokenizer(model: torch.nn.Module, path: Path) -> None:
-    """Save a model with a tokenizer of one token per character."""
     tiny.save(model, path)
     words = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(tiny.VOCAB - 1)}, unk_token="!"))
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -101,7 +100,6 @@ class Known(Scripted):
 
 
 def known_cluster(latency: Flat, **models: LanguageModel) -> TestCluster:
-    """Return a cluster of models in virtual time."""
     place = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
     return TestCluster(bundled(), place)
 

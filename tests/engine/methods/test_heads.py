@@ -27,7 +27,6 @@ methods = pytest.mark.parametrize("method", METHODS)
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
-    """Return a function that opens a target of a family once, with its heads."""
     with ExitStack() as stack:
 
         @cache

@@ -93,7 +93,6 @@ STOPPED = [50, 51, 52]
 
 @pytest.fixture(scope="module")
 def unlimited(clusters):
-    """Return the target's text of the prompt without stop strings."""
     return clusters(OTHER)[0].run("autoregressive", STOPPED, limits=Limits(12)).text
 
 

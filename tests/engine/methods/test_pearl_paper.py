@@ -113,7 +113,6 @@ def run(latency: Flat, drafter=right, new: int = 41, **config: object):
 
 
 def occupied(trace, model: str) -> list[list[int]]:
-    """The device of a model in each sub-step of each round."""
     starts = sorted({s.start for s in trace.spans if s.kind in FORWARDS and s.rank == 0})
     rounds = []
     for start in starts:

@@ -14,7 +14,6 @@ SETTINGS = [(key, setting) for key, method in METHODS.items() for setting in met
 
 
 def refused(setting: Setting) -> dict[Any, str]:
-    """Return values that a setting refuses, and the messages."""
     name, low, high = setting.name, setting.low, setting.high
     if setting.choices:
         return {"none of them": f"'none of them'; choose one of {', '.join(setting.choices)}"}

@@ -36,7 +36,6 @@ def row_of(out: Text) -> dict[int, float]:
 
 
 def _rest(row: dict[int, float]) -> dict[int, float]:
-    """Return the rest of an unsure row, in shares smaller than its own."""
     rest = 1 - sum(row.values())
     return {200 + i: rest / 10 for i in range(10)}
 
@@ -49,7 +48,6 @@ def decode(tokens: int = 16, **settings: object) -> Trace:
 
 
 def siblings(trace: Trace, step: int) -> dict[int, str]:
-    """Return token -> outcome of the siblings of a round."""
     judged = [d for d in trace.decisions if d.step == step and d.node >= 0]
     last = max(d.position for d in judged)
     return {d.token: d.outcome for d in judged if d.position == last}

@@ -76,7 +76,6 @@ def real_models():
 
 
 def right(length):
-    """Return the target's token at a position."""
     return 10 + length % 7
 
 

@@ -22,8 +22,6 @@ PROMPT = [1, 2, 3]
 
 @dataclass(frozen=True)
 class PerRow(Flat):
-    """Latency that grows with the rows of a forward."""
-
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         return 1000 + 10 * rows if model == "target" else 200 + 5 * rows
 

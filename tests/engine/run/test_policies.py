@@ -86,7 +86,6 @@ def verified(trace: Trace) -> dict[int, set[int]]:
 
 
 def steps_of(trace: Trace) -> dict[int, dict[str, tuple[int, int]]]:
-    """Return step -> model -> its first start and last end."""
     steps = defaultdict[int, dict[str, tuple[int, int]]](dict)
     for s in trace.spans:
         start, end = steps[s.step].get(s.model, (s.start, s.end))

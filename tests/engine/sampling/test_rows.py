@@ -23,8 +23,6 @@ POSITION = 7
 
 
 class Random:
-    """A random case: rows, a draft, drawn from q if it is sampled, and its q."""
-
     def __init__(self, seed: int, sampled: bool, size: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.size, tree = size or int(rng.choice((5, 6, 11, 29))), seed % 2
@@ -48,7 +46,6 @@ class Random:
         return None if token.q is None else self.q[token.q.row]
 
     def judge(self, rows, sampling, typical=None):
-        """Return the judgement of whole logits, or of rows that were read."""
         options = {"position": POSITION, "sampling": sampling, "draws": self.draws, "typical": typical}
         return judge(rows, self.draft, self.q_row, **options)
 
@@ -146,8 +143,6 @@ def test_logits_that_are_missing_or_not_finite_are_an_error(sampling):
 
 
 class Given(Draws):
-    """Draws with one number for everything."""
-
     def __init__(self, u: float) -> None:
         super().__init__(0, 0)
         self._u = u

@@ -30,7 +30,6 @@ def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
 
 
 def tree(*nodes: tuple[int, int]) -> Draft:
-    """Return a draft of (token, parent)."""
     return Draft(tuple(DraftToken(*node) for node in nodes))
 
 
@@ -44,15 +43,12 @@ def enough(p: np.ndarray, token: int, typical: Typical) -> bool:
 
 @dataclass
 class Reference:
-    """The path that typical acceptance chooses."""
-
     ps: list[np.ndarray]
     """p after the prefix, and after each node."""
     tokens: list[tuple[int, int]]
     typical: Typical
 
     def paths(self) -> list[list[int]]:
-        """Return every candidate, as nodes from the root on; one ends in each node."""
         paths = list[list[int]]()
         for node, (_, parent) in enumerate(self.tokens):
             paths.append([*(paths[parent] if parent >= 0 else []), node])

@@ -26,12 +26,10 @@ def along(model: LanguageModel, path: Sequence[int], first: int = 0, slot: int =
 
 
 def after(model: LanguageModel, path: Sequence[int], slot: int = 0) -> int:
-    """Return the model's token after a path, with an empty cache."""
     return int(along(model, path, len(path) - 1, slot)[0].argmax())
 
 
 def text(model: LanguageModel, prompt: Sequence[int], n: int, slot: int = 0) -> list[int]:
-    """Return n tokens of autoregressive decoding with a growing cache."""
     cache = model.new_cache(slot + 1, len(prompt) + n)
     rows, tokens = list(prompt), list[int]()
     for _ in range(n):
