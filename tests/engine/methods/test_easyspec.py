@@ -116,12 +116,14 @@ def test_stamps_show_calibration_and_layers_whose_times_are_read_with_one_wait(d
         assert times[-1] < stamp.end
 
 
-@pytest.mark.parametrize("width", [1, 4])
-def test_fuzzy_rows_never_count_as_cached(drafter, width):
+@pytest.mark.parametrize(("size", "width"), [(2, 1), (4, 4), (5, 1)])
+def test_fuzzy_rows_never_count_as_cached_and_calibrated_ones_are_the_ordinary_drafters(
+    drafter, path, size, width
+):
     tokens = list(TEXT)
-    for accepted in (0, 1, 2, 3):
-        drafter.prefill(tokens)
-        tree = drafter.grow(tokens, width=width).value
+    drafter.prefill(tokens)
+    for accepted in (3, 0, 1, 2):
+        tree = drafter.grow(tokens, size, width).value
         branch = [tree[0].id]
         while len(branch) < 4:  # the path of first children
             at = next(i for i, node in enumerate(tree) if node.level == len(branch) - 1)
@@ -129,17 +131,8 @@ def test_fuzzy_rows_never_count_as_cached(drafter, width):
         drafts = prefix(tokens + branch).tokens
         assert len(drafter.cache.match(0, drafts, len(drafts))) == len(tokens)
         tokens += [*branch[:accepted], 30 + accepted]
-        calibrate = drafter.grow(tokens, width=width, depth=1).stamps[0]
+        calibrate = drafter.grow(tokens, size, width, depth=1).stamps[0]
         assert (calibrate.kind, calibrate.rows) == ("calibrate", accepted + 1)
-
-
-@pytest.mark.parametrize("size", [2, 4, 5])
-def test_after_calibration_kv_rows_equal_the_ordinary_drafters(drafter, path, size):
-    tokens = list(TEXT)
-    for accepted in (3, 0, 2):
-        tree = drafter.grow(tokens, size=size).value
-        tokens += [*(node.id for node in tree[:accepted]), 33]
-    drafter.grow(tokens, size=size)
     ordinary = DrafterWorker(path)
     ordinary.prefill(tokens)
     ordinary.propose(tokens, 1)

@@ -121,19 +121,39 @@ def tiny_singles(tiny):
     return [(limits, [tiny.run("autoregressive", p, limits=limits) for p in TINY]) for limits in ends]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("base", "width"), [("llma", 1), ("speculative", 1), ("speculative", 3)])
-def test_an_end_inside_a_draft_ends_only_its_sequence(tiny, tiny_singles, base, width, variant):
-    """The target has a sliding window: padding must not change its masks."""
+ENDS = [
+    (*case, variant, False)
+    for case in (("llma", 1), ("speculative", 1), ("speculative", 3))
+    for variant in VARIANTS
+]
+ENDS += [("llma", 1, "vanilla", True), ("speculative", 3, "inputs", True), ("plain", 1, "both", True)]
+
+
+@pytest.mark.parametrize(("base", "width", "variant", "feeds"), ENDS)
+def test_an_end_inside_a_draft_ends_only_its_sequence(tiny, tiny_singles, base, width, variant, feeds):
+    """The target has a sliding window: padding must not change its masks.
+
+    If finished sequences are fed, a forward has the rows of the whole batch until the batch ends.
+    """
     config = {"base": base, "width": width, "match": 1, **VARIANTS[variant]}
-    reasons = set()
+    config |= {"batch": 2, "feed_finished": True} if feeds else {}
+    reasons, fewest = set(), 2
     for limits, singles in tiny_singles:
         trace = tiny.run("ems", *TINY, config=config, limits=limits)
         for i, single in enumerate(singles):
             assert trace.token_ids(i) == single.token_ids()
-            assert trace.footer.texts[i] == single.text
+            assert (trace.footer.texts[i], trace.footer.reasons[i]) == (single.text, single.footer.reasons[0])
         reasons |= set(trace.footer.reasons)
+        shares = {forward["span"]: forward["shares"] for forward in packings(trace)}
+        for span in verifies(trace) if feeds else ():
+            assert sorted(share["sequence"] for share in shares[span.id]) in ([0, 1], [2, 3])
+            assert sum(share["padded_rows"] for share in shares[span.id]) == span.rows
+            assert sum(share["padded_cached"] for share in shares[span.id]) == span.context
+            active = [r.sequence for r in trace.rounds if r.span == span.id]
+            assert [share["sequence"] for share in shares[span.id] if share["rows"]] == active
+            fewest = min(fewest, len(active))
     assert reasons == {"eos", "stop", "length"}
+    assert fewest == 1 or not feeds, "some forwards had a row of a finished sequence"
 
 
 def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
@@ -161,36 +181,6 @@ def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
         joined = [s for s in trace.spans if s.kind == "prefill" and s.step > 1 and s.model == "target"]
         assert [s.rows for s in joined] == ([2, 2] if dynamic else [4])
     assert measure(runs[True]).seconds < measure(runs[False]).seconds
-
-
-@pytest.mark.parametrize(
-    ("base", "width", "variant"), [("llma", 1, "vanilla"), ("speculative", 3, "inputs"), ("plain", 1, "both")]
-)
-def test_finished_sequences_are_fed_on_request_and_change_no_text(tiny, tiny_singles, base, width, variant):
-    """Each forward has the rows of the whole batch until the batch ends."""
-    config = {
-        "base": base,
-        "width": width,
-        "match": 1,
-        "batch": 2,
-        "feed_finished": True,
-        **VARIANTS[variant],
-    }
-    fewest = 2
-    for limits, singles in tiny_singles:
-        trace = tiny.run("ems", *TINY, config=config, limits=limits)
-        for i, single in enumerate(singles):
-            assert trace.token_ids(i) == single.token_ids()
-            assert trace.footer.reasons[i] == single.footer.reasons[0]
-        shares = {forward["span"]: forward["shares"] for forward in packings(trace)}
-        for span in verifies(trace):
-            assert sorted(share["sequence"] for share in shares[span.id]) in ([0, 1], [2, 3])
-            assert sum(share["padded_rows"] for share in shares[span.id]) == span.rows
-            assert sum(share["padded_cached"] for share in shares[span.id]) == span.context
-            active = [r.sequence for r in trace.rounds if r.span == span.id]
-            assert [share["sequence"] for share in shares[span.id] if share["rows"]] == active
-            fewest = min(fewest, len(active))
-    assert fewest == 1  # some forwards had a row of a finished sequence
 
 
 @pytest.mark.parametrize(

@@ -64,20 +64,30 @@ def test_drafts_and_accepted_lengths_equal_the_reference(worlds, family, method)
     assert max(r.accepted for r in trace.rounds) > 0, "some drafts are accepted"
 
 
-def test_masks_in_the_place_of_medusas_heads_draft_as_the_reference(world):
-    """Four masks draft the four levels of Medusa's tree; the other reading leaves one mask out."""
+WARM = Sampling(1.5, top_k=20, top_p=0.9, seed=8)
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sampling"),
+    [
+        ("eagle", {}, Sampling(0.9, seed=4)),
+        ("eagle with EAGLE-3", {}, WARM),
+        ("parallelspec_eagle", {}, WARM),
+        # four masks draft the four levels of Medusa's tree; the other reading leaves one mask out
+        ("parallelspec_medusa", {"first": "token"}, Sampling()),
+        ("parallelspec_medusa", {"first": "mask"}, Sampling()),
+    ],
+)
+def test_sampled_drafts_and_those_of_masks_equal_the_reference(world, method, more, sampling):
     cluster, model, heads = world
-    plain = Plain(copy.deepcopy(model), heads / "parallelspec_medusa")
-    texts = dict[str, list[int]]()
-    for first, masks in (("token", 3), ("mask", 4)):
-        trace = cluster.run("parallelspec_medusa", PROMPT, config={"first": first}, limits=Limits(NEW))
-        config = trace.header.config
-        assert (config["masks"], config["tree"]) == (masks, "medusa")
-        texts[first] = trace.token_ids()
-        for r, x, nodes in rounds(trace, plain, "parallelspec_medusa", config):
-            assert r.accepted == len(walk(plain, x, nodes))
-            assert len([s for s in trace.spans if (s.kind, s.step) == ("draft", r.step)]) == bool(nodes)
-    assert texts["token"] == texts["mask"]
+    (kind, config), draws = METHODS[method], None if sampling.greedy else Draws(sampling.seed, 0)
+    trace = cluster.run(method, PROMPT, config=config | more, sampling=sampling, limits=Limits(NEW))
+    used = trace.header.config
+    assert not more or (used["masks"], used["tree"]) == (4 if more["first"] == "mask" else 3, "medusa")
+    plain = Plain(copy.deepcopy(model), heads / kind)
+    assert list(rounds(trace, plain, method, used if more else config, sampling, draws))
+    rules = {d.rule for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"}
+    assert rules == {"match" if sampling.greedy else "ratio"}
 
 
 @pytest.mark.parametrize(
@@ -104,23 +114,6 @@ def test_optional_parts_of_a_head_draft_as_the_reference(world, tmp_path, method
     with specscope.open(cluster.pair, runtime="local-thread", device="cpu", head=tmp_path / "head") as mine:
         trace = mine.run(method.split()[0], PROMPT, config=config, limits=Limits(8))
     assert list(rounds(trace, Plain(copy.deepcopy(model), tmp_path / "head"), method, config))
-
-
-@pytest.mark.parametrize(
-    ("method", "sampling"),
-    [
-        ("eagle", Sampling(0.9, seed=4)),
-        ("eagle with EAGLE-3", Sampling(1.5, top_k=20, top_p=0.9, seed=8)),
-        ("parallelspec_eagle", Sampling(1.5, top_k=20, top_p=0.9, seed=8)),
-    ],
-)
-def test_sampled_drafts_equal_the_reference(world, method, sampling):
-    cluster, model, heads = world
-    kind, config = METHODS[method]
-    trace = cluster.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(NEW))
-    plain = Plain(copy.deepcopy(model), heads / kind)
-    assert list(rounds(trace, plain, method, config, sampling, Draws(sampling.seed, 0)))
-    assert {d.rule for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"} == {"ratio"}
 
 
 @pytest.mark.parametrize("typical", [Typical(0.09, 0.3), Typical(1.0, 1.0)], ids=str)
@@ -215,9 +208,7 @@ def test_what_does_not_fit_is_refused_before_a_head_is_loaded(
 
 def test_tokens_without_hidden_states_are_refused(pair):
     with specscope.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
-        with pytest.raises(
-            UsageError, match=r"tokens that are bernoulli:0\.8 have none: leave tokens at pair"
-        ):
+        with pytest.raises(UsageError, match=r"that are bernoulli:0\.8 have none: leave tokens at pair"):
             cluster.run("medusa", PROMPT, limits=Limits(4))
 
 

@@ -76,14 +76,6 @@ def test_prefix_and_mode_of_every_step(gamma, script, text, emits, modes):
     assert trace.token_ids()[: len(truth)] == truth
 
 
-def test_next_draft_starts_after_all_pending_tokens():
-    """Post-verify drafts on as if all pending tokens were accepted: one new row per draft."""
-    with scripted_cluster(right, right) as cluster:
-        trace = cluster.run("pearl", [1, 2, 3], config={"gamma": 4}, limits=cluster.limits(40))
-    assert {s.rows for s in trace.spans if s.kind == "draft"} == {1}
-    assert [r.emitted for r in trace.rounds] == [1] + [4] * 9 + [3], "1 in pre-verify, then gamma"
-
-
 # The pipeline.
 
 STEP = 1000

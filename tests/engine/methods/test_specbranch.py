@@ -93,17 +93,6 @@ def test_the_drafter_waits_only_after_a_rejection_and_drafts_beside_the_verifica
     assert [r.time - prefill for r in trace.rounds[:2]] == [1_750_000, 2_750_000]
 
 
-def test_all_drafted_tokens_have_one_outcome_in_the_round_that_lost_them():
-    trace = decode()
-    spans = {s.id: s for s in trace.spans}
-    drafted = sum(s.rows for s in trace.spans if s.kind == "draft" and s.outcome == "done")
-    fates = [d for d in trace.decisions if d.outcome in ("accepted", "rejected", "discarded")]
-    assert len(fates) <= drafted + 3 * len(trace.rounds)
-    for d in fates:
-        late = d.step - spans[d.draft_span].step
-        assert late in ((0, 1) if d.node >= 0 else (0,)), "only the winner's branch waits for the next round"
-
-
 def test_co_located_has_the_same_rounds():
     apart, together = decode(), decode(placement="co-located")
     rounds = [[(r.drafted, r.accepted) for r in trace.rounds] for trace in (apart, together)]

@@ -88,7 +88,7 @@ def test_a_run_repeats_if_it_gets_the_documents_of_its_trace(threads):
 )
 def test_under_load_a_sequence_drafts_from_those_that_finished_before(threads, method, sampling):
     """The third request waits for one of two slots."""
-    options = {"limits": Limits(60), "sampling": sampling, "load": Load((0.0, 0.0, 0.0), batch=2)}
+    options = {"limits": Limits(40), "sampling": sampling, "load": Load((0.0, 0.0, 0.0), batch=2)}
     trace = threads.run(method, STORY, "Hello!", STORY, **options)
     plain = threads.run("autoregressive", STORY, "Hello!", STORY, **options)
     assert [trace.token_ids(i) for i in range(3)] == [plain.token_ids(i) for i in range(3)]

@@ -20,41 +20,37 @@ from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker import host
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
+from tests.engine.toy_methods import settings_of, spelled_out
 
 PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 30, 4, 12))]
 LOAD = Load((0.0, 0.0, 0.03, 0.3, 4.0), batch=2, chunk=6)
 """Two slots; the third request waits for one, and the last finds an idle cluster."""
 LIMITS = Limits(10)
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=4)]
-CONFIGS = [
-    ("autoregressive", {}),
-    ("speculative", {"gamma": 3}),
-    ("assisted", {"start": 3}),
-    ("tree", {"width": 3, "depth": 3}),
-    ("ems", {"base": "llma", "match": 1}),
-    ("ems", {"base": "speculative", "width": 2}),
-    ("llma", {"match": 1}),
-    ("prompt_lookup", {"ngram": 1}),
-    ("suffix", {"offset": 1.0}),
-    ("hybrid", {"gamma": 2, "offset": 1.0}),
-    ("lookahead", {"level": 3, "window": 4}),
-    ("ouroboros", {"gamma": 3}),
-    ("pearl", {"gamma": 3}),
-    ("pearl", {"gamma": 3, "guesses": 2}),
-    ("pearl", {"gamma": 2, "pre_verify": False}),
-    ("pearl", {"gamma": 2, "post_verify": False}),
-    ("pearl", {"gamma": 2, "placement": "co-located"}),
-    ("specbranch", {"gamma": 3, "length": 3, "threshold": 0.5}),
-    ("specbranch", {"gamma": 1, "length": 2, "threshold": 0.9, "placement": "co-located"}),
-    ("easyspec", {"size": 1}),
-    ("medusa", {}),
-    ("hydra", {}),
-    ("eagle", {}),
-    ("eagle2", {"depth": 3, "total": 9}),
-    ("parallelspec_medusa", {"first": "mask"}),
-    ("parallelspec_eagle", {}),
-]
-
+CONFIGS = """
+autoregressive:
+speculative: gamma=3
+assisted: start=3
+tree: width=3 depth=3
+ems: base=llma match=1 | base=speculative width=2
+llma: match=1
+prompt_lookup: ngram=1
+suffix: offset=1.0
+hybrid: gamma=2 offset=1.0
+lookahead: level=3 window=4
+ouroboros: gamma=3
+pearl: gamma=3 | gamma=3 guesses=2 | gamma=2 pre_verify=False | gamma=2 post_verify=False
+pearl: gamma=2 placement=co-located
+specbranch: gamma=3 length=3 threshold=0.5 | gamma=1 length=2 threshold=0.9 placement=co-located
+easyspec: size=1
+medusa:
+hydra:
+eagle:
+eagle2: depth=3 total=9
+parallelspec_medusa: first=mask
+parallelspec_eagle:
+"""
+CASES = [settings_of(words) for words in spelled_out(CONFIGS)]
 DRAW_DRAFTS = ("speculative", "tree", "specbranch", "eagle")
 """Methods that have both samplings; the others have one of them for each config."""
 
@@ -85,8 +81,8 @@ def loaded(cluster, method: str, **options: Any) -> Trace:
 @pytest.mark.parametrize(
     ("method", "config", "sampling"),
     [
-        *((*case, SAMPLINGS[i % 2]) for i, case in enumerate(CONFIGS)),
-        *((*case, SAMPLINGS[1 - i % 2]) for i, case in enumerate(CONFIGS) if case[0] in DRAW_DRAFTS),
+        *((*case, SAMPLINGS[i % 2]) for i, case in enumerate(CASES)),
+        *((*case, SAMPLINGS[1 - i % 2]) for i, case in enumerate(CASES) if case[0] in DRAW_DRAFTS),
     ],
     ids=str,
 )
