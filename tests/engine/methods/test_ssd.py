@@ -56,7 +56,7 @@ def test_the_text_does_not_depend_on_how_much_was_drafted_in_time(config):
     for drafter_us in (1, 400, 900, 3000):
         with known_cluster(Flat(1000, drafter_us), **real_models()) as cluster:
             settings, sampling = {"gamma": 3, "forks": 2, **config}, Sampling(1.0, seed=4)
-            trace = cluster.run("ssd", PROMPT, config=settings, sampling=sampling, limits=Limits(20))
+            trace = cluster.run("ssd", PROMPT, config=settings, sampling=sampling, limits=Limits(14))
         texts.add(tuple(trace.token_ids()))
         lengths.add(max(fork.length for fork in trace.forks))
         results |= {measure(trace).hit_rate}

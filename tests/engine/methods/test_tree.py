@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 import specscope
 from specscope.engine.types import Limits, Prefix, Sampling
@@ -128,20 +127,6 @@ def test_after_a_later_branch_the_rows_equal_a_fresh_computation(drafter):
         t._replace(probability=0.0, top=()) for t in fresh
     ]
     assert [t.probability for t in mine] == pytest.approx([t.probability for t in fresh], abs=1e-5)
-
-
-def test_a_verified_tree_leaves_the_rows_of_the_accepted_branch(drafter):
-    """A tree in one forward of the target, then the path through its second branch and a tree."""
-    forwards, tree = drafter.host.forwards, ((7, 8, 9, 10, 11), (-1, -1, 1, 1, 2))
-    logits, stamps = [], list[Stamp]()
-    for fresh in (False, True):
-        drafter.begin()
-        if not fresh:
-            forwards.extend("drafter", [Prefix(0, np.asarray([5, 9, 4]))], [tree], stamps, "verify")
-        longer = Prefix(0, np.asarray([5, 9, 4, 8, 9, 11, 30]))
-        logits += forwards.extend("drafter", [longer], [((1, 2), (-1, -1))], stamps, "verify")
-    assert [(s.rows, s.context) for s in stamps] == [(8, 0), (3, 6), (9, 0)]
-    assert torch.allclose(*logits, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,35 @@
-"""Requests under load: texts as alone, slots, chunks of prompts, rounds, errors."""
+"""Requests under load: texts as alone, slots, chunks, rounds, errors; work that is called off."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 from collections import Counter
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 import specscope
 from specscope import Load
 from specscope.engine.errors import UsageError
 from specscope.engine.run import models
+from specscope.engine.run.dispatch import Dispatcher
+from specscope.engine.run.models import Model
+from specscope.engine.run.run import Race
+from specscope.engine.trace.emitter import TraceEmitter
 from specscope.engine.trace.events import Event, Span
 from specscope.engine.trace.trace import Trace
-from specscope.engine.types import Limits, Sampling
+from specscope.engine.types import Draft, Limits, Prefix, Sampling
 from specscope.engine.worker import host
+from specscope.engine.worker.jobs import Drop
 from tests.engine.methods.pairs import make_pair
 from tests.engine.model import tiny
 from tests.engine.toy_methods import settings_of, spelled_out
+from tests.engine.worker.harness import AnsweredWorker
 
 PROMPTS = [tuple(range(7 + 5 * i, 7 + 5 * i + n)) for i, n in enumerate((9, 1, 30, 4, 12))]
 LOAD = Load((0.0, 0.0, 0.03, 0.3, 4.0), batch=2, chunk=6)
@@ -278,3 +287,55 @@ def test_the_layers_of_easyspecs_drafter_are_shared(tmp_path):
                 for i, prompt in enumerate(PROMPTS):
                     text, _ = alone(opened, "easyspec", i, prompt, config=config, sampling=sampling)
                     assert trace.token_ids(i) == text
+
+
+# Work that is called off: results of a race, and logits that nobody can judge any more.
+
+
+def test_stopped_work_has_no_result_even_if_it_was_ready():
+    ended: list[str] = []
+
+    async def work(name: str, wait: float) -> str:
+        try:
+            await asyncio.sleep(wait)
+            return name
+        finally:
+            ended.append(name)
+
+    async def play() -> list[str]:
+        taken: list[str] = []
+        async with Race() as race:
+            first, slow = race.start(work("first", 0)), race.start(work("slow", 60))
+            race.start(work("second", 0.01))
+            await first  # ready, but not taken
+            race.stop(first)
+            race.stop(slow)
+            race.stop(None)
+            async for results in race:
+                taken += results
+        return taken
+
+    assert asyncio.run(play()) == ["second"]
+    assert sorted(ended) == ["first", "second", "slow"]
+
+
+class OneLane(AnsweredWorker):
+    def lanes(self, model: str) -> int:
+        return 1
+
+
+def test_logits_are_dropped_when_their_forward_ends_and_not_before():
+    async def drop_early() -> None:
+        worker, rows = OneLane("worker"), []
+        emitter = TraceEmitter(rows.append, str)
+        dispatcher = Dispatcher(rows.append, emitter, origin=0, check=lambda: None)
+        model = Model(dispatcher, worker, "target", "target", len)
+        scores = model.score(Prefix(0, np.arange(3)), Draft.empty())
+        del scores
+        gc.collect()
+        assert not [job for job in worker.jobs if isinstance(job, Drop)], "the logits do not exist yet"
+        worker.answer()
+        await asyncio.sleep(0)
+        assert worker.jobs[1:] == [Drop(worker.jobs[0].scores)]
+
+    asyncio.run(drop_early())
