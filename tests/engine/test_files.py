@@ -13,38 +13,24 @@ from specscope.engine.errors import UsageError
 from specscope.engine.files import parse_json, read_bytes, read_text, replacing
 
 
-def test_a_file_within_the_limit_is_read(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("ä" * 5, encoding="utf-8")
-    assert read_text(path, 10) == "ä" * 5
-    with pytest.raises(UsageError, match="has 10 bytes; the limit is 9"):
-        read_text(path, 9)
-
-
-def test_only_regular_files_are_read(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    for path in ("/dev/zero", pipe, tmp_path):
-        with pytest.raises(UsageError, match=r"not a regular file|Is a directory"):
-            read_bytes(path, 100)
-
-
-def test_a_file_that_reports_no_size_is_limited():
-    with pytest.raises(UsageError, match="more than 3 bytes"):
-        read_bytes("/proc/self/status", 3)
-
-
-@pytest.mark.parametrize("name", ["missing", "a\0b"])
-def test_the_error_for_an_unreadable_path_is_one_line(tmp_path, name):
-    with pytest.raises(UsageError, match="cannot read"):
-        read_bytes(tmp_path / name, 10)
-
-
-def test_the_error_for_invalid_utf8_names_the_byte(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"ab\xff")
-    with pytest.raises(UsageError, match="byte 2 is not UTF-8"):
-        read_text(path, 10)
+def test_only_regular_readable_files_within_the_limit_are_read(tmp_path):
+    (tmp_path / "a.txt").write_text("ä" * 5, encoding="utf-8")
+    (tmp_path / "b.txt").write_bytes(b"ab\xff")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_text(tmp_path / "a.txt", 10) == "ä" * 5
+    for read, path, most, message in (
+        (read_text, tmp_path / "a.txt", 9, "has 10 bytes; the limit is 9"),
+        (read_text, tmp_path / "b.txt", 10, "byte 2 is not UTF-8"),
+        (read_bytes, "/dev/zero", 100, "not a regular file"),
+        (read_bytes, tmp_path / "pipe", 100, "not a regular file"),
+        (read_bytes, tmp_path, 100, "not a regular file|Is a directory"),
+        (read_bytes, "/proc/self/status", 3, "more than 3 bytes"),  # it reports no size
+        (read_bytes, tmp_path / "missing", 10, "cannot read"),
+        (read_bytes, tmp_path / "a\0b", 10, "cannot read"),
+    ):
+        with pytest.raises(UsageError, match=message) as error:
+            read(path, most)
+        assert "\n" not in str(error.value)
 
 
 def test_json_that_nests_too_deeply_is_a_value_error():
@@ -72,21 +58,13 @@ def test_a_replaced_file_is_new_or_unchanged(tmp_path):
     assert list(tmp_path.iterdir()) == [path], "no temporary file is left"
 
 
-def test_a_device_is_written_and_not_replaced(tmp_path):
-    with replacing(
-        tmp_path / "link",
-    ) as file:
-        file.write("x")
+def test_devices_and_pipes_are_written_and_not_replaced(tmp_path):
     (tmp_path / "null").symlink_to("/dev/null")
-    with replacing(tmp_path / "null") as file:
-        file.write("x")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-
-
-def test_a_pipe_is_written_directly():
     reader, writer = os.pipe()
-    with replacing(Path(f"/proc/self/fd/{writer}")) as file:
-        file.write("x")
+    for path in (tmp_path / "null", Path(f"/proc/self/fd/{writer}")):
+        with replacing(path) as file:
+            file.write("x")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     assert os.read(reader, 10) == b"x"
     os.close(reader)
     os.close(writer)

@@ -308,7 +308,7 @@ def test_drafting_that_ends_for_good_has_the_targets_distribution(words, samplin
 @pytest.mark.parametrize("policy", LENGTHS)
 @pytest.mark.parametrize("banned", [0, 1])
 def test_lengths_that_follow_earlier_rounds_keep_the_targets_distribution(policy, banned):
-    """The lengths of a policy under load; see `tests/engine/drafting/test_admission.py`."""
+    """The lengths of a policy under load; see `tests/engine/drafting/test_lengths.py`."""
     decode, seen = method("speculative", gamma=3), set[int]()
     costs = Costs(((1, 1.0), (2, 1.25), (3, 1.6), (4, 2.2)), ((1, 0.05), (4, 0.05)))
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 
 from specscope.engine.drafting.schedule import Ask
-from specscope.engine.drafting.tree import Branches, Wide
-from specscope.engine.methods.specbranch import _below, _forked
-from specscope.engine.sampling.draws import Key, process_logits
+from specscope.engine.sampling.draws import Key
 from specscope.engine.types import Draft, DraftToken, Sampling
-from tests.engine.toy import Blurred, Table, ToyRun
+from tests.engine.toy import Table, ToyRun
 from tests.engine.toy_draws import Enumerated
 from tests.engine.toy_joint import distance, joint, target_joint
 from tests.engine.toy_methods import method, sampled_tree, top_tree
@@ -24,7 +20,6 @@ ONE = Sampling(1.0)
 
 
 def q_of(run: ToyRun, token: DraftToken) -> float:
-    """Return the probability with which a token was drawn."""
     return float(run.q_rows[token.q.row][token.id]) if token.q else 1.0
 
 
@@ -45,84 +40,31 @@ async def counting_discarded(run: ToyRun) -> None:
         n = 3 * (len(draft) == 3)  # of a draft that may have been rejected before its end
 
 
-async def dropping_children(run: ToyRun) -> None:
-    while not run.done:
-        draft = await run.drafter.grow(run.x, Wide(3, 1))
-        kept = tuple(t for t in draft.tokens if q_of(run, t) > 0.2)
-        run.commit(await run.target.verify(run.x, Draft(kept)))
+def sharing(purpose: str, /, **shared: Any) -> type[Enumerated]:
+    """Return draws in which the keys of a purpose have another key's number."""
+
+    class Sharing(Enumerated):
+        def number(self, key: Key) -> Key:
+            if key.purpose != purpose:
+                return key
+            return key._replace(**{name: f(key) if callable(f) else f for name, f in shared.items()})
+
+    return Sharing
 
 
-async def exact_q_of_fuzzy_drafts(run: ToyRun) -> None:
-    while not run.done:
-        draft = await run.drafter.grow(run.x, Wide(1, 2), fuzzy=4)
-        context = [*run.x.tokens.tolist(), *draft.ids[:1]]
-        exact = run.keep(process_logits(run.drafter.logits(context)[None], run.sampling)[0])
-        tokens = [replace(t, q=exact) if i == 1 else t for i, t in enumerate(draft.tokens)]
-        run.commit(await run.target.verify(run.x, Draft(tuple(tokens))))
-
-
-async def undamped_q(run: ToyRun) -> None:
-    """Run SSD with Saguaro, and test with the q before the damping."""
-    keep = run.keep
-    run.keep = lambda q: keep(torch.where(q >= q.max(), q / 0.2, q))  # type: ignore[method-assign]
-    await method("ssd", gamma=1, forks=1, saguaro=0.2)(run)
-
-
-async def branch_cut_by_own_q(run: ToyRun) -> None:
-    """Run SpecBranch; drop a drawn token of low q, so that siblings are drawn anew."""
-    trunk, fork = Draft.empty(), Branches(4, 2, 0.0)
-    while not run.done:
-        scores = run.target.score(run.x, trunk)
-        branches = await run.drafter.grow(run.x + trunk, fork)
-        verdict = await scores.judge(_forked(trunk, branches), bonus=False)
-        sibling = verdict.nodes[len(trunk) :]
-        rest = _below(branches, sibling[0] - len(trunk)) if sibling else Draft.empty()
-        trunk = rest[: next((i for i, t in enumerate(rest.tokens) if q_of(run, t) < 0.3), len(rest))]
-        run.commit(verdict)
-
-
-class AdjacentShare(Enumerated):
-    """One number for two adjacent acceptance tests, as in PEARL's public code."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(position=key.position - key.position % 2) if key.purpose == "accept" else key
-
-
-class ResidualShares(Enumerated):
-    """One number for an acceptance test and the draw after it."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(purpose="accept") if key.purpose == "residual" else key
-
-
-class SiblingsShare(Enumerated):
-    """One number for the tests of all siblings."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(node=0) if key.purpose == "accept" else key
-
-
-class SiblingsDrawnTogether(Enumerated):
-    """One number for drawing all nodes of a level."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(node=0) if key.purpose == "draft" else key
-
-
-class DraftDecides(Enumerated):
-    """One number for drafting a token and testing it."""
-
-    def number(self, key: Key) -> Key:
-        return key._replace(purpose="draft") if key.purpose == "accept" else key
-
-
+SIBLINGS = sharing("accept", node=0)
 ERRORS = {
-    "adjacent tests, speculative": (AdjacentShare, method("speculative", gamma=2), 3),
-    "accept and residual": (ResidualShares, method("speculative", gamma=1), 1),
-    "siblings": (SiblingsShare, sampled_tree(3), 1),
-    "siblings of the method": (SiblingsShare, method("tree", width=3, depth=1), 1),
-    "siblings drawn with one number": (SiblingsDrawnTogether, method("tree", width=3, depth=1), 1),
-    "draft and accept": (DraftDecides, method("speculative", gamma=1), 1),
+    # as in PEARL's public code
+    "adjacent tests": (
+        sharing("accept", position=lambda key: key.position // 2 * 2),
+        method("speculative", gamma=2),
+        3,
+    ),
+    "accept and residual": (sharing("residual", purpose="accept"), method("speculative", gamma=1), 1),
+    "siblings": (SIBLINGS, sampled_tree(3), 1),
+    "siblings of the method": (SIBLINGS, method("tree", width=3, depth=1), 1),
+    "siblings drawn with one number": (sharing("draft", node=0), method("tree", width=3, depth=1), 1),
+    "draft and accept": (sharing("accept", purpose="draft"), method("speculative", gamma=1), 1),
 }
 
 
@@ -134,32 +76,10 @@ def test_shared_random_numbers_bias_the_joint_distribution(name):
     assert distance(joint(decode, p, q, ONE, tokens), target_joint(p, ONE, tokens)) < EXACT
 
 
-@pytest.mark.parametrize("draws", [AdjacentShare, ResidualShares, DraftDecides])
-def test_a_vocabulary_of_three_tokens_shows_the_errors_of_chains(draws):
-    decode, (p, q) = method("speculative", gamma=2), (Table(1, 3), Table(2, 3, banned=1))
-    assert distance(joint(decode, p, q, ONE, 3, draws), target_joint(p, ONE, 3)) > BIASED
-
-
-def test_a_number_shared_by_adjacent_tests_of_pearl_does_not_bias_the_first_token():
-    p, q = Table(41), Table(42, banned=2)
-    texts, first = (
-        joint(method("pearl", gamma=2), p, q, ONE, 3, AdjacentShare),
-        defaultdict[tuple, float](float),
-    )
-    for text, probability in texts.items():
-        first[text[:1]] += probability
-    assert distance(texts, target_joint(p, ONE)) > BIASED
-    assert distance(first, target_joint(p, ONE, 1)) < EXACT
-
-
 WRONG = {
     "dropping": (dropping, Table(41), Table(42), 2),
     "counting discarded tokens": (counting_discarded, Table(1, 3), Table(2, 3), 3),
-    "dropping children": (dropping_children, Table(41), Table(42), 1),
     "the ratio rule on most probable children": (top_tree(2, as_sampled=True), Table(52), Table(53), 1),
-    "EasySpec, the exact q": (exact_q_of_fuzzy_drafts, Table(21, 3), Blurred(22, 3), 3),
-    "SSD, the undamped q": (undamped_q, Table(31, 3), Table(32, 3), 3),
-    "SpecBranch, cut by q": (branch_cut_by_own_q, Table(101, 3), Table(102, 3, sharpness=0.5), 3),
 }
 
 

@@ -35,7 +35,6 @@ class Reference:
         self.p, self.q, self._sampling, self._draws = p, q, sampling, draws
 
     def own(self, x: Text) -> int:
-        """Return the target's own token after x."""
         if self._sampling.greedy:
             return int(np.argmax(self.p(x)))
         mass = np.cumsum(warp_plainly(self.p(x), self._sampling))

@@ -1,4 +1,4 @@
-"""The rooms of the engine: no upward imports and no import cycles.
+"""The engine's rooms and their imports: one way, without cycles, none of the app's packages.
 
 Imports for annotations (`TYPE_CHECKING`) and imports inside functions count, too.
 """
@@ -6,11 +6,26 @@ Imports for annotations (`TYPE_CHECKING`) and imports inside functions count, to
 from __future__ import annotations
 
 import ast
+import pickle
+import re
+import subprocess
+import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specscope.engine.cluster.ray_devices import NodeMeter
+from specscope.engine.trace.events import Device
 
 ROOT = Path(__file__).parents[2]
+FORBIDDEN = {
+    "engine": {"traces", "app", "gradio", "plotly", "sqlmodel", "sqlalchemy"},
+    "traces": {"app", "gradio"},
+}
 GROUND = ("misfits", "errors", "environment", "hangs", "files", "plot", "bounds", "types", "layout")
 ROOMS = (
     *GROUND,
@@ -41,28 +56,31 @@ def modules() -> dict[str, Path]:
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
 
-def imports(file: Path, known: dict[str, Path]) -> set[str]:
-    """Return the modules among `known` that a file imports."""
+@cache
+def imported(file: Path) -> set[str]:
+    """Return the modules and names that a file imports, without `specscope.`."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name.removeprefix("specscope.") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            module = node.module.removeprefix("specscope.")
-            full = {f"{module}.{alias.name}" for alias in node.names}
-            names |= {name if name in known else module for name in full}
-    return names & known.keys()
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("specscope.") for name in names}
+
+
+def imports(file: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules among `known` that a file imports."""
+    names = imported(file)
+    return {name if name in known else name.rpartition(".")[0] for name in names} & known.keys()
 
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """Return module -> modules that it imports."""
     known = modules()
     return {name: imports(file, known) - {name} for name, file in known.items()}
 
 
 def room(module: str) -> str:
-    """Return the room of a module."""
     return module.split(".")[1]
 
 
@@ -85,3 +103,103 @@ def test_no_import_cycle():
         TopologicalSorter(graph()).prepare()
     except CycleError as error:
         raise AssertionError(" imports ".join(reversed(error.args[1]))) from None
+
+
+@pytest.mark.parametrize("folder", sorted(FORBIDDEN))
+def test_imports_point_one_way(folder):
+    packages = {
+        str(file.relative_to(ROOT)): {name.partition(".")[0] for name in imported(file)}
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert packages
+    assert not {file: bad for file, names in packages.items() if (bad := names & FORBIDDEN[folder])}
+
+
+@pytest.mark.parametrize("folder", ["engine", "traces", "app", "tests"])
+def test_all_imports_name_the_one_package(folder):
+    """In a folder of somebody's own, `import engine` would take what lies there."""
+    found = r"^\s*(?:from|import (?:[\w., ]+, )?)\s*(?:engine|traces|app|assets)\b"
+    texts = {file: file.read_text(encoding="utf-8") for file in (ROOT / folder).rglob("*.py")}
+    assert texts
+    assert not [str(file) for file, text in texts.items() if re.search(found, text, re.MULTILINE)]
+
+
+def nodes_reading() -> bytes:
+    """Return what a node of Ray is asked for, as it is sent."""
+    asked = list[Any]()
+    NodeMeter([SimpleNamespace(devices=[Device("cpu:0", "", "", "cpu")], ask=asked.append)])
+    return pickle.dumps(asked[0])
+
+
+ALONE = {
+    "the engine without the app's packages": f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.removeprefix("specscope.").partition(".")[0] in {sorted(FORBIDDEN["engine"])!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+import specscope.engine.runtimes.serve
+assert not {{"transformers", "huggingface_hub"}} & set(sys.modules), "a worker that starts imports them"
+import specscope
+with specscope.open(runtime="local-thread") as cluster:
+    trace = cluster.run("speculative", "Hello", limits=specscope.Limits(8))
+assert trace.status == "done" and 1 <= len(trace.token_ids()) <= 8, trace.footer
+""",
+    "a reading of a worker on Ray without models' code": f"""
+import pickle, sys
+reading = pickle.loads({nodes_reading()!r})()
+assert reading.memory > 0 and not {{"torch", "transformers"}} & set(sys.modules)
+""",
+    "the list of methods without torch": """
+import sys, specscope.engine.methods
+assert "torch" not in sys.modules
+""",
+    "a recorded loop with the standard library alone": f"""
+import sys
+sys.path.insert(0, {str(ROOT / "src")!r})
+import specscope
+with specscope.record("mine.jsonl") as rec:
+    with rec.span("verify"): pass
+    rec.round(drafted=[1], accepted=1, emitted=[1, 2])
+loaded = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)
+assert not loaded - {{"specscope", "__main__"}}, loaded
+""",
+}
+"""What runs in a process of its own, which finds no more than it names."""
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_runs_alone(name, tmp_path):
+    isolated = ["-I", "-S"] if "standard library" in name else []
+    command = [sys.executable, *isolated, "-c", ALONE[name]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_engines_only_doors_to_the_app_are_modules_for_notebooks():
+    texts = [(f, f.read_text(encoding="utf-8")) for f in (ROOT / "engine").rglob("*.py")]
+    doors = {
+        (f.relative_to(ROOT).as_posix(), d)
+        for f, t in texts
+        for d in re.findall(r'"specscope\.((?:app|traces)\.[\w.]+)"', t)
+    }
+    assert doors == {("engine/trace/trace.py", "app.notebook.run")}
+    assert (ROOT / "app/notebook/run.py").is_file()
+
+
+def test_no_file_but_its_own_names_a_method():
+    """Differences between methods are data in the registry, never a branch on a name."""
+    keys = [
+        f.stem
+        for f in (ROOT / "engine/methods").glob("*.py")
+        if f.stem not in ("__init__", "registry", "common")
+    ]
+    assert keys
+    for folder in ("engine", "traces", "app"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            for key in keys:
+                if file != ROOT / f"engine/methods/{key}.py":
+                    assert f'== "{key}"' not in text, (file, key)
+                    assert f'!= "{key}"' not in text, (file, key)

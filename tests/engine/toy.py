@@ -44,7 +44,6 @@ torch.set_num_threads(1)  # rows of 4 numbers
 
 
 def rows(*probabilities: list[float]) -> torch.Tensor:
-    """Return logits, (R, V), with these probabilities."""
     return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
@@ -230,14 +229,12 @@ class ToyRun:
         return tuple(self.x.tokens[self._output].tolist())
 
     def document(self, text: str) -> tuple[int, ...]:
-        """Encode a reference document: a digit is a token."""
         return tuple(map(int, text))
 
     def record(self, tokens: tuple[int, ...]) -> int:
         return self._documents.setdefault(tokens, len(self._documents))
 
     def race(self) -> Race:
-        """Race as the real run does."""
         return Race()
 
     @property
@@ -328,12 +325,7 @@ class ToyDrafter:
         """Decode greedily: the confirmed guesses, and one token more."""
         rows = rows_of(self.logits, prefix, guesses, window)
         judgement = judge(
-            rows,
-            guesses,
-            lambda _: None,
-            position=len(prefix),
-            sampling=Sampling(),
-            draws=self.run.draws,
+            rows, guesses, lambda _: None, position=len(prefix), sampling=Sampling(), draws=self.run.draws
         )
         chain = tuple(DraftToken(token, i - 1) for i, token in enumerate(judgement.emitted))
         return Draft(chain), tuple(rows.argmax(-1).tolist())

@@ -59,7 +59,6 @@ class Branches:
         self._at = 0
 
     def take(self, width: int) -> int:
-        """Return the option to take among `width` ones."""
         if self._at == len(self._script):
             self._script.append(0)
             self._widths.append(width)
@@ -94,7 +93,6 @@ class Enumerated(Draws):
 
     @property
     def probability(self) -> float:
-        """The probability of the execution so far."""
         return prod(high - low for low, high in self._intervals.values())
 
     def number(self, key: Key) -> Key:

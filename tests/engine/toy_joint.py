@@ -47,7 +47,6 @@ def joint(
 
 
 def target_joint(p: Logits, sampling: Sampling, tokens: int = 3) -> dict[tuple[int, ...], float]:
-    """Return the target's probability of each text of this length."""
     texts = {(): 1.0}
     for _ in range(tokens):
         texts = {

@@ -27,25 +27,18 @@ SMALL = Static(((0,), (1,), (0, 0), (0, 1), (1, 0)))
 
 
 def choose(
-    rows: list[list[float]],
-    leaves: list[Node],
-    shape: TreeShape,
-    sampled: bool = False,
-    sampling: Sampling = ONE,
+    rows: list[list[float]], leaves: list[Node], shape: TreeShape, sampled: bool = False
 ) -> list[Node]:
-    """Choose from rows of probabilities."""
     logits = torch.tensor(rows, dtype=torch.float64).log()
-    (found,) = levels([logits], shape, sampling, sampled=sampled)
-    draws = Draws(3, 0)
-    return next_level(found, leaves, shape, position=7, sampling=sampling, draws=draws, sampled=sampled)
+    (found,) = levels([logits], shape, ONE, sampled=sampled)
+    return next_level(found, leaves, shape, position=7, sampling=ONE, draws=Draws(3, 0), sampled=sampled)
 
 
-def level(rows: list[list[float]], leaves: list[Node], width: int, sampled: bool, sampling: Sampling = ONE):
-    return choose(rows, leaves, Wide(width, 3), sampled, sampling)
+def level(rows: list[list[float]], leaves: list[Node], width: int, sampled: bool):
+    return choose(rows, leaves, Wide(width, 3), sampled)
 
 
 def children(rejections: list[float], support: list[int], width: int) -> list[int]:
-    """Return how many children each node gets in a sampled tree."""
     return Wide(width, 3).counts([Node(0, 0, -n) for n in rejections], support)
 
 
@@ -60,28 +53,14 @@ def test_the_most_probable_paths_are_kept_with_any_parents():
 
 
 def test_ties_go_to_the_earlier_parent_then_to_the_lower_token():
-    even = [[0.25] * 4] * 2
-    leaves = [Node(0, 1, 0.5), Node(0, 2, 0.5)]
-    for width, expected in (
-        (3, [(0, 0), (0, 1), (0, 2)]),
-        (6, [*((0, t) for t in range(4)), (1, 0), (1, 1)]),
-    ):
-        assert [(n.parent, n.token) for n in level(even, leaves, width, False)] == expected
+    found = level([[0.25] * 4] * 2, [Node(0, 1, 0.5), Node(0, 2, 0.5)], 6, False)
+    assert [(n.parent, n.token) for n in found] == [*((0, t) for t in range(4)), (1, 0), (1, 1)]
 
 
 def test_tokens_of_probability_0_are_no_nodes():
     for sampled in (True, False):
         nodes = level([[0.5, 0.0, 0.5]], [root(ONE, sampled)], 4, sampled)
         assert sorted(n.token for n in nodes) == [0, 2]
-
-
-def test_at_temperature_0_nothing_is_drawn():
-    greedy = Sampling()
-    assert root(greedy, True) == root(greedy, False)
-    rows = [[0.1, 0.6, 0.3]]
-    assert level(rows, [root(greedy, True)], 2, True, greedy) == level(
-        rows, [root(greedy, False)], 2, False, greedy
-    )
 
 
 def test_siblings_are_drawn_without_replacement_each_with_its_own_number():
@@ -92,11 +71,6 @@ def test_siblings_are_drawn_without_replacement_each_with_its_own_number():
         assert node.token == pick(Draws(3, 0).value(Key(7, "draft", i)), q)
         q[node.token] = 0
     assert [n.path for n in nodes] == [0, -1, -2, -3]
-
-
-def test_logits_processors_make_q_before_the_draw():
-    top = level([[0.4, 0.3, 0.2, 0.1]], [root(ONE, True)], 4, True, Sampling(1.0, top_k=2))
-    assert sorted(n.token for n in top) == [0, 1]
 
 
 @given(
@@ -119,96 +93,6 @@ def test_no_other_shape_is_reached_more_often_at_equal_acceptance_rates(nodes, w
         assert all(reached(o) <= reached(counts) + 1e-12 for o in others if sum(o) <= width)
 
 
-@pytest.mark.parametrize(
-    ("rejections", "support", "width", "counts"),
-    [
-        ([0], [99], 4, [4]),
-        ([0, 1, 2, 3], [99] * 4, 4, [3, 1, 0, 0]),
-        ([0, 1, 2, 1], [99] * 4, 4, [2, 1, 0, 1]),
-        ([0, 1, 2, 3], [1, 99, 99, 99], 4, [1, 2, 1, 0]),
-        ([0, 0], [1, 1], 4, [1, 1]),
-    ],
-)
-def test_counts_of_children(rejections, support, width, counts):
-    assert children(rejections, support, width) == counts
-
-
-def test_a_static_tree_takes_the_most_probable_tokens_after_each_node():
-    first = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
-    assert [(n.token, n.ranks) for n in first] == [(1, (0,)), (3, (1,))]
-    assert SMALL.onward(first) == [0, 1]
-    second = choose([[0.7, 0.1, 0.1, 0.1], [0.25] * 4], first, SMALL)
-    assert [(n.parent, n.token, n.ranks) for n in second] == [(0, 0, (0, 0)), (0, 1, (0, 1)), (1, 0, (1, 0))]
-    assert [n.path for n in second] == pytest.approx([0.28, 0.04, 0.075])
-    assert SMALL.onward(second) == []
-
-
-def test_one_row_serves_all_nodes_of_a_level():
-    leaves = choose([[0.1, 0.4, 0.2, 0.3]], [root(ONE, False)], SMALL)
-    row = [0.2, 0.3, 0.4, 0.1]
-    for sampled in (False, True):
-        assert choose([row], leaves, SMALL, sampled) == choose([row, row], leaves, SMALL, sampled)
-
-
-def test_children_of_a_sampled_static_tree_are_drawn_without_replacement():
-    leaves = [Node(0, 1, 0.0, (0,)), Node(0, 3, -1.0, (1,))]
-    row = [0.4, 0.3, 0.2, 0.1]
-    nodes = choose([row], leaves, SMALL, sampled=True)
-    rest = torch.tensor(row, dtype=torch.float64)
-    number = Draws(3, 0).value
-    first = pick(number(Key(7, "draft", 0)), rest)
-    second = pick(number(Key(7, "draft", 1)), rest.index_fill(0, torch.tensor(first), 0))
-    other = pick(number(Key(7, "draft", 2)), rest)
-    assert [(n.parent, n.token) for n in nodes] == [(0, first), (0, second), (1, other)]
-
-
-def test_if_q_has_too_few_tokens_nodes_and_their_descendants_are_missing():
-    first = choose([[1.0, 0.0, 0.0, 0.0]], [root(ONE, True)], SMALL, sampled=True)
-    assert [n.ranks for n in first] == [(0,)]
-    second = choose([[0.0, 0.5, 0.0, 0.5]], first, SMALL)
-    assert [(n.token, n.ranks) for n in second] == [(1, (0, 0)), (3, (0, 1))]
-
-
-def test_a_tree_can_be_cut():
-    assert [tree("eagle").cut(n).parents for n in range(1, 6)] == [1, 5, 9, 10, 11]
-    assert len(tree("eagle").cut(2).paths) == 12
-    assert tree("medusa").depth == 4
-
-
-def test_a_dynamic_tree_extends_and_keeps_the_most_probable_paths():
-    shape = Dynamic(2, 3, 4)
-    first = choose([[0.6, 0.3, 0.1]], [root(ONE, False)], shape)
-    assert shape.onward(first) == [0, 1]
-    second = choose([[0.5, 0.4, 0.1], [0.9, 0.1, 0.0]], first, shape)
-    assert [(n.parent, n.token) for n in second] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [n.path for n in second] == pytest.approx([0.3, 0.24, 0.27, 0.03])
-    assert shape.onward(second) == [0, 2]
-    values = [n.path for n in (*first, *second)]
-    assert shape.kept(values) == [0, 1, 2, 4]
-
-
-def test_equal_paths_stay_in_the_order_drafted_so_parents_stay_with_their_children():
-    assert Dynamic(2, 3, 3).kept([1.0, 0.5, 1.0, 0.5, 1.0]) == [0, 2, 4]
-    assert Dynamic(2, 3, 2).kept([0.5, 0.5, 0.5]) == [0, 1]
-
-
-def test_a_dynamic_tree_cannot_be_sampled():
-    with pytest.raises(ValueError, match="cannot be sampled"):
-        choose([[0.5, 0.5]], [root(ONE, True)], Dynamic(2, 2, 2), sampled=True)
-
-
-@pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
-def test_parents_is_the_largest_number_of_q_rows(shape):
-    leaves, parents = [root(ONE, False)], 0
-    for _ in range(shape.depth):
-        parents += len(leaves)
-        nodes = choose([[0.05] * 20] * len(leaves), leaves, shape)
-        leaves = [nodes[i] for i in shape.onward(nodes)]
-        if not leaves:
-            break
-    assert parents <= shape.parents
-
-
 @pytest.mark.parametrize("text", ["paths = " + "[" * 20_000, f"paths = [[{'9' * 5000}]]", "paths", "\0"])
 def test_the_error_for_an_unreadable_tree_file_names_it(text: str, tmp_path: Path):
     path = tmp_path / "own.toml"
@@ -225,49 +109,24 @@ def test_a_changed_tree_file_is_read_again(tmp_path: Path):
         assert [[*node] for node in tree(str(path)).paths] == paths
 
 
-# Branches: how many start at a place, and where each ends.
+@pytest.mark.parametrize("shape", [Wide(3, 4), Dynamic(3, 4, 9), SMALL, tree("medusa"), tree("eagle")])
+def test_parents_is_the_largest_number_of_q_rows(shape):
+    leaves, parents = [root(ONE, False)], 0
+    for _ in range(shape.depth):
+        parents += len(leaves)
+        nodes = choose([[0.05] * 20] * len(leaves), leaves, shape)
+        leaves = [nodes[i] for i in shape.onward(nodes)]
+        if not leaves:
+            break
+    assert parents <= shape.parents
+    assert [tree("eagle").cut(n).parents for n in range(1, 6)] == [1, 5, 9, 10, 11]
 
 
-@pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize(
-    ("width", "row", "count"),
-    [
-        (4, [0.25, 0.25, 0.25, 0.25], 3),
-        (4, [0.5, 0.3, 0.2, 0.0], 2),
-        (4, [0.1, 0.76, 0.1, 0.04], 1),
-        (4, [0.0, 1.0, 0.0, 0.0], 1),
-        (1, [0.25, 0.25, 0.25, 0.25], 1),
-        (16, [0.5, 0.5, 0.0, 0.0], 2),
-    ],
-)
-def test_the_less_sure_the_drafter_the_more_siblings(width, row, count, sampled):
-    """max(1, floor(width (1 - q))), and at most the tokens of positive q."""
-    nodes = choose([row], [root(ONE, sampled)], Branches(width, 3, 0.5), sampled)
-    assert len({node.token for node in nodes}) == len(nodes) == count
-    assert all(row[node.token] > 0 for node in nodes)
-    if not sampled:
-        assert nodes[0].token == row.index(max(row))
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_a_branch_ends_before_an_unsure_place_but_has_a_child_after_its_sibling(sampled):
-    shape, unsure, sure = Branches(4, 5, 0.5), [0.25] * 4, [0.0, 0.4, 0.5, 0.1]
-    siblings = [Node(0, 0, 0.0, (0,)), Node(0, 1, 0.0, (1,))]
-    below = choose([unsure, sure], siblings, shape, sampled)
-    assert [node.parent for node in below] == [0, 1]
-    assert shape.onward(below) == [0, 1]
-    assert [node.parent for node in choose([unsure, sure], below, shape, sampled)] == [1]
-    assert choose([unsure, unsure], below, shape, sampled) == []
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_a_single_chain_may_be_empty(sampled):
-    shape = Branches(0, 5, 0.5)
-    assert choose([[0.25] * 4], [root(ONE, sampled)], shape, sampled) == []
-    first = choose([[0.0, 0.6, 0.4, 0.0]], [root(ONE, sampled)], shape, sampled)
-    assert len(first) == 1
-    assert choose([[0.25] * 4], first, shape, sampled) == []
-    assert (shape.parents, shape.children, Branches(3, 4, 0.5).parents) == (5, 1, 10)
+def test_a_dynamic_tree_keeps_parents_with_their_children_and_cannot_be_sampled():
+    assert Dynamic(2, 3, 3).kept([1.0, 0.5, 1.0, 0.5, 1.0]) == [0, 2, 4]
+    assert Dynamic(2, 3, 2).kept([0.5, 0.5, 0.5]) == [0, 1]
+    with pytest.raises(ValueError, match="cannot be sampled"):
+        choose([[0.5, 0.5]], [root(ONE, True)], Dynamic(2, 3, 4), sampled=True)
 
 
 # The rows of a level: most probable tokens with ties, several trees at once.
@@ -276,10 +135,7 @@ def test_a_single_chain_may_be_empty(sampled):
 SHAPES = (Wide(7, 3), Dynamic(6, 3, 9), Static(((0,), (1,), (0, 0), (0, 1), (0, 2))), Branches(5, 3, 0.1))
 
 
-@given(
-    st.lists(st.integers(0, 4), min_size=1, max_size=60),
-    st.integers(1, 9),
-)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 9))
 def test_lower_ids_are_first_among_equals_however_many_there_are(weights: list[int], count: int) -> None:
     q = torch.tensor([weights], dtype=torch.float32)
     expected = sorted(((i, float(w)) for i, w in enumerate(weights) if w), key=lambda one: (-one[1], one[0]))
@@ -305,15 +161,10 @@ def test_trees_stacked_as_on_a_gpu_have_the_levels_of_each_alone(shape, sampled,
     stacked = _levels(torch.cat(logits), [1, 4, 2], shape, sampling, sampled)
     for a, b in zip(alone, stacked, strict=True):
         torch.testing.assert_close(a.q, b.q)
-        assert [[token for token, _ in top] for top in a.tops] == [
-            [token for token, _ in top] for top in b.tops
-        ]
+        first, second = ([[token for token, _ in top] for top in found.tops] for found in (a, b))
+        assert first == second
         assert len(a.tops) == len(a.q)
         assert a.probability(0, 7) == pytest.approx(float(a.q[0, 7]))
-
-
-def test_children_is_the_largest_number_of_children_of_a_node() -> None:
-    assert [shape.children for shape in SHAPES] == [7, 6, 3, 5]
 
 
 def test_logits_that_are_not_numbers_are_an_error() -> None:

@@ -55,12 +55,10 @@ class Tree:
 
     @property
     def nodes(self) -> list[Grown]:
-        """The nodes above the next level."""
         return [Grown(*NODES[i], LEVELS[i], -1, 0.0, (), 0) for i in range(5) if LEVELS[i] < self.depth]
 
     @property
     def frontier(self) -> list[int]:
-        """The parents of the next level."""
         return FRONTIERS[self.depth]
 
     def level(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -89,7 +87,6 @@ def spread(rows: torch.Tensor, columns: Columns) -> torch.Tensor:
 
 
 def path_to(node: int) -> list[int]:
-    """Return the tokens from the first level to a node."""
     return [] if node < 0 else [*path_to(NODES[node][1]), NODES[node][0]]
 
 

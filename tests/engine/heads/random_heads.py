@@ -104,7 +104,8 @@ def make_head(
     tensors = {n: tensor(n, s) for n, s in KINDS[kind].tensors(head).items() if n != "d2t"}
     ids = torch.arange(head.vocab_size)
     if n := head.draft_vocab:
-        ids = torch.randperm(head.vocab_size, generator=random)[:n].sort().values
+        ids = torch.randperm(head.vocab_size, generator=random)[:n]
+        ids = ids if own else ids.sort().values
         tensors["d2t"] = offsets(ids)
     if kind == "eagle3":
         _add_ends(tensors, head, target, ids)

@@ -18,28 +18,16 @@ from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.files import check_head, read_head
 from specscope.engine.heads.find import HeadFile, load_head
 from specscope.engine.heads.work import Work
-from specscope.engine.types import Limits, Prefix, Sampling
+from specscope.engine.types import Limits, Prefix
 from specscope.engine.worker.jobs import Prefill
+from tests.engine.heads import forms
 from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to
-from tests.engine.heads.forms import normed, reference_layer, store
+from tests.engine.heads.forms import HEADS, KV, normed, reference_layer, store
 from tests.engine.methods.pairs import save_with_tokenizer
 from tests.engine.model import tiny
 
-D, V, LAYERS, KNOWN, HEADS_OF, KV, SIZE, INNER = 32, tiny.VOCAB, 7, 40, 4, 2, 8, 48
-LAYER = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": D,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS_OF,
-    "num_key_value_heads": KV,
-    "num_hidden_layers": 1,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5000.0,
-    "max_position_embeddings": 64,
-    "vocab_size": V,
-    "hidden_act": "silu",
-}
+D, V, LAYERS, KNOWN, SIZE, INNER = 32, tiny.VOCAB, 7, 40, 8, 48
+LAYER = forms.CONFIG | {"model_type": "llama", "hidden_size": D, "intermediate_size": INNER, "vocab_size": V}
 AUX = "eagle_aux_hidden_state_layer_ids"
 CONFIG = LAYER | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": KNOWN}
 SPECULATORS: dict[str, Any] = {
@@ -60,24 +48,18 @@ def target(tmp_path_factory):
     return path, model
 
 
-def shapes(
-    layer: str, states: int = 3, known: int = KNOWN, *, biased: bool = False
-) -> dict[str, tuple[int, ...]]:
-    q, kv = HEADS_OF * SIZE, KV * SIZE
+def shapes(layer: str, states: int = 3, known: int = KNOWN, *, biased: bool = False):
+    """Return tensor name -> shape."""
+    rows = {"q": HEADS * SIZE, "k": KV * SIZE, "v": KV * SIZE}
     tensors: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (q, 2 * D),
-        "self_attn.k_proj.weight": (kv, 2 * D),
-        "self_attn.v_proj.weight": (kv, 2 * D),
-        "self_attn.o_proj.weight": (D, q),
-        "mlp.gate_proj.weight": (INNER, D),
-        "mlp.up_proj.weight": (INNER, D),
+        **{f"self_attn.{part}_proj.weight": (n, 2 * D) for part, n in rows.items()},
+        "self_attn.o_proj.weight": (D, HEADS * SIZE),
+        **{f"mlp.{part}_proj.weight": (INNER, D) for part in ("gate", "up")},
         "mlp.down_proj.weight": (D, INNER),
-        "hidden_norm.weight": (D,),
-        "input_layernorm.weight": (D,),
-        "post_attention_layernorm.weight": (D,),
+        **{f"{name}.weight": (D,) for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")},
     }
     if biased:
-        tensors |= {f"self_attn.{part}_proj.bias": (q if part == "q" else kv,) for part in "qkv"}
+        tensors |= {f"self_attn.{part}_proj.bias": (n,) for part, n in rows.items()}
     ends = {"fc.weight": (D, states * D), "norm.weight": (D,), "lm_head.weight": (known, D)}
     return {f"{layer}.{name}": shape for name, shape in tensors.items()} | ends
 
@@ -110,7 +92,7 @@ def reference(
         e = normed(embedding[tokens], t[f"{at}.input_layernorm.weight"])
         h = normed(f, t[f"{at}.hidden_norm.weight"])
         residual = h if residual_normed else f
-        return reference_layer(t, at, torch.cat([e, h], 1), residual, HEADS_OF, KV)
+        return reference_layer(t, at, torch.cat([e, h], 1), residual, HEADS, KV)
 
     tokens, f = list(TEXT[1:]), g[: len(TEXT) - 1] @ t["fc.weight"].T
     for token in path:
@@ -126,7 +108,6 @@ def reference(
 
 
 def drafted(target: Path, head: Path) -> list[Tensor]:
-    """Return the worker's logits after the nodes of each level, (R, V)."""
     prefix = Prefix(0, np.array(TEXT))
     host = new_host(target, head, [prefix])
     host.handle(Prefill("head", (Prefix(0, np.array(TEXT[:6])),)))
@@ -180,37 +161,12 @@ def test_exact_and_recurrent_rows_have_the_logits_of_the_reference(case, target,
             assert float(row[row > -torch.inf].std()) > 0.3, "the logits differ"
 
 
-@pytest.mark.parametrize(("case", "known"), [("EAGLE-3", 2), ("speculators, residual after the norm", KNOWN)])
-def test_texts_equal_the_targets_and_drafts_are_in_the_draft_vocabulary(case, known, target, tmp_path):
-    at, config, _ = CASES[case]
-    tensors = with_ids(drawn(shapes(at, known=known)))
-    head, allowed = store(tmp_path / "head", tensors, config), set(tensors["t2d"].nonzero()[:, 0].tolist())
-    warm, prompt = Sampling(1.2, top_k=30, seed=5), list(TEXT)
-    with specscope.open(Pair.of(target[0]), runtime="local-thread", device="cpu", head=head) as cluster:
-        for sampling in (Sampling(), warm):
-            alone = cluster.run("autoregressive", prompt, sampling=sampling, limits=Limits(12)).token_ids()
-            for method, settings in (("eagle", {}), ("eagle", {"drafts": "greedy"}), ("eagle2", {})):
-                trace = cluster.run(method, prompt, config=settings, sampling=sampling, limits=Limits(12))
-                nodes = [d for d in trace.decisions if d.node >= 0]
-                assert nodes
-                assert {d.token for d in nodes} <= allowed
-                siblings = [(d.step, d.parent, d.token) for d in nodes]
-                assert len(siblings) == len(set(siblings)), "siblings differ"
-                if "ratio" not in {d.rule for d in nodes}:
-                    assert trace.token_ids() == alone, (method, settings)
-
-
-def test_the_work_of_a_forward_is_that_of_its_matrices(target, tmp_path):
-    """Q, K and V read 2 D instead of D; fc is 3 D x D; the LM head has 40 of 97 tokens."""
-    path, _ = target
-    store(tmp_path / "head", with_ids(drawn(shapes("midlayer"))), CONFIG)
-    head = load_head(str(tmp_path / "head"), load(path))
-    assert head.layer.guessed == Work(1, (32 + 16 + 16) / 32, 40 / 97)
-    assert head.layer.exact == Work(1, 2 + 3, 40 / 97)
-
-
 def test_a_published_config_is_read(target, tmp_path):
     native = store(tmp_path / "a", with_ids(drawn(shapes("midlayer"))), CONFIG)
+    layer = load_head(str(native), load(target[0])).layer
+    # Q, K and V read 2 D instead of D; fc is 3 D x D; the LM head has 40 of 97 tokens
+    assert layer.guessed == Work(1, (32 + 16 + 16) / 32, 40 / 97)
+    assert layer.exact == Work(1, 2 + 3, 40 / 97)
     assert read_head(native).config.features == (), "the default depends on the target"
     config = check_head(native, target[0])
     file = HeadFile(native, config, native)
@@ -231,7 +187,6 @@ def adding(name: str, *size: int) -> Change:
 
 
 def with_id(draft: int, offset: int) -> Change:
-    """Map a draft token to another token of the target."""
     return lambda t: t["d2t"][draft].fill_(offset)
 
 
@@ -248,32 +203,24 @@ def unchanged(_: dict[str, Tensor]) -> None: ...
         (with_id(-1, V), {}, "d2t maps draft token 39 to 136; valid are 0 to 96$"),
         (lambda t: t.update(t2d=t["t2d"].roll(1)), {}, "t2d and d2t mark different tokens; the file is broken$"),
         (lambda t: t.update(t2d=t["t2d"].long()), {}, "t2d is of type I64; supported are BOOL$"),
-        (lambda t: t.update(d2t=t["d2t"].float()), {}, "d2t is of type F32; supported are I64$"),
-        (without("lm_head.weight"), {}, "tensors missing in a head of kind eagle3: lm_head.weight"),
         (without("midlayer.hidden_norm.weight"), {}, "missing in a head of kind eagle3: layers.0.hid"),
-        (adding("fc.bias", D), {}, "unknown to a head of kind eagle3: fc.bias$"),
         (adding("fc_norm.0.weight", D), {}, r"norms before fc \(fc_norm.0.weight\)"),
-        (adding("input_norm.weight", 96), {}, r"before fc \(input_norm.weight\)"),
         (adding("mask_hidden", 1, 1, 96), {}, r"is a P-EAGLE head \(mask_hidden\)"),
         (unchanged, {"architectures": ["DFlashDraftModel"]}, r"is a drafter of the kind DFlash \(DFlashDraft",),
         (unchanged, {"speculators_model_type": "dflash"}, r"of the kind dflash \(dflash\), which cannot be run"),
-        (unchanged, {"speculators_config": {"algorithm": "dspark"}}, "a drafter of the kind dspark"),
         (unchanged, {"model_type": "qwen3_5_mtp"}, r"a drafter of the kind mtp \(qwen3_5_mtp\), which cannot"),
         (adding("layers.1.x", 1), {}, "layers.1.x: an EAGLE head has one decoder l"),
         (unchanged, {"norm_output": True}, "norm_output is true, which cannot be run yet"),
         (unchanged, {"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is true, which cannot"),
         (unchanged, {"target_hidden_size": 64}, "target_hidden_size is 64; it must be .* 32$"),
         (unchanged, {"layer_types": ["sliding_attention"]}, "layer_types holds sliding_attention"),
-        (unchanged, {AUX: "all"}, f"{AUX} is 'all'; it must be a list of layers$"),
         (unchanged, {AUX: [1, 8, 2]}, "the state after layer 8; the target has 7 layers$"),
         (unchanged, {AUX: [-1, 1, 2]}, rf"{AUX} is \[-1, 1, 2\]; it must be a list of layers$"),
         (unchanged, {AUX: [1, 2]}, r"fc.weight has shape \[32, 96\]; .* it has \[32, 64\]$"),
         (unchanged, {"vocab_size": 90}, "its vocab_size is 90, that of .* is 97"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_refused_by_name_before_anything_is_loaded(
-    change: Change, config: dict[str, Any], message: str, target, tmp_path
-):
+def test_a_wrong_file_is_refused_by_name_before_anything_is_loaded(change, config, message, target, tmp_path):
     tensors = with_ids(drawn(shapes("midlayer")))
     change(tensors)
     head = store(tmp_path / "head", tensors, CONFIG | config)
@@ -292,9 +239,4 @@ def test_a_target_of_few_layers_needs_its_layers_listed(tmp_path):
     with pytest.raises(ModelError, match=f"there are 4, at least 5 are needed: name others .* as {AUX}$"):
         check_head(default, tmp_path / "target")
     named = store(tmp_path / "named", tensors, CONFIG | {AUX: [1, 2, 4]})
-    with specscope.open(
-        Pair.of(tmp_path / "target"), runtime="local-thread", device="cpu", head=named
-    ) as cluster:
-        trace = cluster.run("eagle", list(TEXT), limits=Limits(12))
-        assert trace.token_ids() == cluster.run("autoregressive", list(TEXT), limits=Limits(12)).token_ids()
-        assert any(r.drafted for r in trace.rounds)
+    assert check_head(named, tmp_path / "target").features == (1, 2, 4)

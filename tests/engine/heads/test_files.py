@@ -16,11 +16,17 @@ from torch import Tensor
 
 from specscope.engine.checkpoints.catalog import PAIRS
 from specscope.engine.checkpoints.config import read_object
+from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.config import HeadConfig, layer_shape
-from specscope.engine.heads.files import check_target, read_head, tokenizer_digest, write_head
+from specscope.engine.heads.files import check_head, check_target, read_head, tokenizer_digest, write_head
+from specscope.engine.heads.find import load_head
 from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.modules import offsets
+from specscope.engine.model.weights import PACKED_FROM, Linear
 from tests.engine.heads.forms import CONFIG, HEADS, SHAPE, D, V, drawn, eagle, hydra, medusa_1, store
+from tests.engine.heads.random_heads import make_head
+from tests.engine.model import tiny
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,15 +80,11 @@ FIRST, HEAD_LAYER = "layers.0", "prefix_embeding_layer.layers.0.mlp.up_proj.weig
         ("eagle", adding(f"{FIRST}.self_attn.q_proj.bias", D), "missing in .*k_proj.bias, .*v_proj.bias$"),
         ("eagle", adding(f"{FIRST}.self_attn.o_proj.bias", D), "unknown to .* eagle: .*self_attn.o_proj.bias$"),
         ("eagle", adding("layers.1.mlp.up_proj.weight", D), "weight: an EAGLE head has one decoder layer"),
-        ("eagle", adding("fc.weight", D, D), r"fc.weight has shape \[16, 16\]; in a head .* it has \[16, 32\]"),
         ("eagle", adding("fc.bias", D, dtype=torch.int8), "type I8, but there is no fc.bias.scale "),
         ("eagle", setting(hidden_act="gelu"), "hidden_act 'gelu' is not supported; supported is silu"),
-        ("eagle", setting(transformer_layer_config=None), "layer_config is None; it must be an object$"),
         ("eagle", setting(layer_types=1), "layer_types is 1; it must be a list$"),
         ("eagle", lambda _, config: config.clear(), "lacks hidden_size, intermediate_size, num_attention_he"),
-        ("speculators", adding("embedding_layernorm.weight", D), "unknown to .*: embedding_layernorm.weight$"),
         ("medusa", without("1.0.linear.bias"), "tensors missing in a head of kind medusa: 1.0.linear.bias$"),
-        ("medusa", adding("9.weight", 2), "tensors unknown to a head of kind medusa: 9.weight$"),
         ("medusa", adding("0.1.weight"), "0.1.weight is a single number; no tensor of a head is one$"),
         ("medusa", adding(f"{10**9}.0.linear.weight", D, D), "heads is 1000000001; .* at most 64$"),
         ("without LM heads", setting(vocab_size="many"), "vocab_size is 'many'; it must be a whole number"),
@@ -91,7 +93,7 @@ FIRST, HEAD_LAYER = "layers.0", "prefix_embeding_layer.layers.0.mlp.up_proj.weig
     ],
 )  # fmt: skip
 def test_a_broken_published_file_is_refused_by_name(
-    base: str, change: Change, message: str, tmp_path: Path
+    base: str, change: Change, message: str, tmp_path
 ) -> None:
     shapes, config = BASES[base]
     tensors, config = drawn(shapes), dict(config)
@@ -123,30 +125,21 @@ def test_a_directory_without_a_head_is_refused(tmp_path: Path) -> None:
     [
         ({"specscope_head": 2}, r"specscope_head is 2; this version reads 1$"),
         ({"kind": "medusas"}, r"kind is 'medusas'; it must be one of eagle, eagle3"),
-        ({"shape": {}}, r"config\.json: shape lacks hidden_size, intermediate_size"),
-        ({"shape": 4}, r"shape is 4; it must hold the fields of a Llama config"),
         ({"hidden_size": 8}, r"hidden_size is 16 in shape, 8 above it; they must be the same"),
         ({"shape": SHAPE | {"rope_parameters": 4}}, r"shape: rope_parameters is 4; it must be an object"),
         ({"shape": SHAPE | {"num_attention_heads": 0}}, r"shape: num_attention_heads is 0; it must be"),
         ({"shape": SHAPE | {"hidden_act": "gelu"}}, r"hidden_act 'gelu' is not supported; supported is silu"),
-        ({"draft_vocab": -1}, r"draft_vocab is -1; it must be a whole number, at least 0"),
-        ({"kind": "eagle3", "features": [1, -1]}, r"features is \[1, -1\]; it must hold at most 64 whole"),
-        ({"masks": -1}, r"masks is -1; it must be a whole number, at least 0"),
         ({"masks": "3"}, r"masks is '3'; it must be a whole number, at least 0"),
         ({"embedding_scale": 0}, r"embedding_scale is 0; it must be a number above 0"),
         ({"features": None}, r"is no head's config \("),
         ({"tokenizer": 7}, r"tokenizer is 7; it must be a SHA-256"),
-        ({"target": 7}, r"target is 7; it must be the target's name"),
         ({"qkv_bias": "false"}, r"qkv_bias is 'false'; it must be true or false"),
         ({"kind": "medusa", "heads": 10**12}, r"heads is 1000000000000; it must be .* 1 and at most 64"),
         ({"shape": SHAPE | {"rms_norm_eps": float("nan")}}, r"shape: rms_norm_eps is nan; it must be a number"),
-        ({"shape": SHAPE | {"max_position_embeddings": 0}}, r"shape: max_position_embeddings is 0; it must"),
         ({"masks": 4}, r"mask\.embedding has shape \[3, 16\]; .*has \[4, 16\]"),
     ],
 )  # fmt: skip
-def test_a_broken_config_of_specscopes_form_is_refused_by_name(
-    change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_broken_config_of_specscopes_form_is_refused_by_name(change, message: str, tmp_path: Path) -> None:
     config = HeadConfig("parallelspec_eagle", D, V, masks=3, shape=SHAPE)
     write_head(tmp_path, config, drawn(KINDS[config.kind].tensors(config)))
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -178,32 +171,24 @@ def tokenizer(folder: Path, text: str) -> Path:
 def test_the_digest_of_a_tokenizer_depends_on_its_tokens_only(tmp_path: Path) -> None:
     path = PAIRS / "bundled" / "target"
     content = json.loads((path / "tokenizer.json").read_text())
-    written_otherwise = content | {"truncation": None, "version": "2.0", "added_tokens": []}
-    assert tokenizer_digest(tokenizer(tmp_path, json.dumps(written_otherwise, indent=3))) == tokenizer_digest(
-        path
-    )
+    otherwise = content | {"truncation": None, "version": "2.0", "added_tokens": []}
+    assert tokenizer_digest(tokenizer(tmp_path, json.dumps(otherwise, indent=3))) == tokenizer_digest(path)
     vocabulary = content["model"]["vocab"]
     (one, i), (two, j) = list(vocabulary.items())[500:502]
     vocabulary |= {one: j, two: i}
     assert tokenizer_digest(tokenizer(tmp_path, json.dumps(content))) != tokenizer_digest(path)
+    written = ({"a": 0, "b": 1}, [["a", -1.0], ["b", -2.5]])  # a vocabulary may be a list
+    texts = [json.dumps({"model": {"vocab": vocabulary}}) for vocabulary in written]
+    assert len({tokenizer_digest(tokenizer(tmp_path, text)) for text in texts}) == 1
 
 
-def test_a_vocabulary_may_be_a_list(tmp_path: Path) -> None:
-    written = ({"a": 0, "b": 1}, [["a", -1.0], ["b", -2.5]])
-    texts = (json.dumps({"model": {"vocab": vocabulary}}) for vocabulary in written)
-    one, two = (tokenizer_digest(tokenizer(tmp_path, text)) for text in texts)
-    assert one == two
-
-
-MODELS = ("3", '{"vocab": 7}', '{"vocab": {"a": "x"}}', '{"vocab": [[]]}')
-NAMELESS = '{"model": {"vocab": {}}, "added_tokens": [{"id": 3}]}'
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", NAMELESS, *(f'{{"model": {model}}}' for model in MODELS)])
-def test_a_broken_tokenizer_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json has no vocabulary: .") as error:
-        tokenizer_digest(tokenizer(tmp_path, text))
-    assert "\n" not in str(error.value)
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    models = ("3", '{"vocab": 7}', '{"vocab": {"a": "x"}}', '{"vocab": [[]]}')
+    nameless = '{"model": {"vocab": {}}, "added_tokens": [{"id": 3}]}'
+    for text in ("", "[]", "{}", nameless, *(f'{{"model": {model}}}' for model in models)):
+        with pytest.raises(ModelError, match=r"tokenizer\.json has no vocabulary: .") as error:
+            tokenizer_digest(tokenizer(tmp_path, text))
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "parallelspec_eagle", "parallelspec_medusa"])
@@ -233,15 +218,7 @@ SPECULATORS = {
     "transformer_layer_config": CONFIG,
     "speculators_config": {"algorithm": "eagle", "verifier": {"name_or_path": "owner/target"}},
 }
-QKV_BIASES: Shapes = {
-    f"layers.0.self_attn.{part}_proj.bias": (D if part == "q" else D // 2,) for part in "qkv"
-}
-
-
-def without_lm_heads() -> Shapes:
-    return {name: shape for name, shape in medusa_1().items() if "linear" in name}
-
-
+QKV_BIASES: Shapes = {f"layers.0.self_attn.{x}_proj.bias": (D if x == "q" else D // 2,) for x in "qkv"}
 CASES: dict[str, tuple[Shapes, Shapes, dict[str, Any], dict[str, Any]]] = {
     # form: tensors, those that are not read, config.json, fields of the config
     "Medusa-1": (medusa_1(), {}, MEDUSA, {"heads": 3, "layers": 1, "vocab_size": V, "target": "owner/target"}),
@@ -252,7 +229,7 @@ CASES: dict[str, tuple[Shapes, Shapes, dict[str, Any], dict[str, Any]]] = {
         {"kind": "medusa", "heads": 3, "layers": 1, "vocab_size": V, "own_lm_head": True},
     ),
     "Medusa of two layers": (medusa_1(2, 2), {}, {}, {"kind": "medusa", "heads": 2, "layers": 2}),
-    "Medusa without LM heads": (without_lm_heads(), {}, {"vocab_size": V}, {"own_lm_head": False, "heads": 3, "vocab_size": V}),
+    "Medusa without LM heads": (BASES["without LM heads"][0], {}, {"vocab_size": V}, {"own_lm_head": False, "heads": 3, "vocab_size": V}),
     **{
         f"Hydra {numbers}": (
             hydra(numbers),
@@ -271,12 +248,12 @@ CASES: dict[str, tuple[Shapes, Shapes, dict[str, Any], dict[str, Any]]] = {
         {"kind": "eagle", "biased": False, "qkv_bias": False, "target": "owner/target"},
     ),
 }  # fmt: skip
-RENAMED = (
-    (r"^medusa_head\.", ""),
-    (r"^(hydra_mlp\.\d+)\.0\.", r"\1.1."),
-    (r"^fusion_fc\.", "fc."),
-    (r"^transformer\.", "layers.0."),
-)
+RENAMED = {
+    r"^medusa_head\.": "",
+    r"^(hydra_mlp\.\d+)\.0\.": r"\1.1.",
+    "^fusion_fc": "fc",
+    "^transformer": "layers.0",
+}
 """Published names of tensors, as in SpecScope."""
 
 
@@ -286,7 +263,7 @@ def test_a_published_form_is_read(form: str, tmp_path: Path) -> None:
     tensors = drawn(shapes)
     head = read_head(store(tmp_path / "head", tensors | drawn(unread), config, "medusa_lm_head"))
     assert {name: getattr(head.config, name) for name in expected} == expected
-    for pattern, ours in RENAMED:
+    for pattern, ours in RENAMED.items():
         tensors = {re.sub(pattern, ours, name): tensor for name, tensor in tensors.items()}
     assert head.tensors.keys() == tensors.keys()
     assert all(torch.equal(head.tensors[name], tensor) for name, tensor in tensors.items())
@@ -294,3 +271,56 @@ def test_a_published_form_is_read(form: str, tmp_path: Path) -> None:
         assert KINDS["eagle"].levels(head.config) == 0
         assert head.config.shape["rope_parameters"]["rope_theta"] == 5000
         assert head.config.shape["head_dim"] == D // HEADS
+
+
+# Heads of a shortened vocabulary.
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle", "parallelspec_medusa", "parallelspec_eagle"])
+def test_a_head_multiplies_with_its_share_of_the_lm_head(kind, target, tmp_path):
+    folders = [make_head(tmp_path / str(n), kind, target, draft_vocab=n) for n in (0, 40)]
+    for levels, forward in ((1, 0), (2, 1)):
+        whole, short = (KINDS[kind].work(check_head(path), levels, forward) for path in folders)
+        assert short == whole._replace(heads=40 / tiny.VOCAB)
+        assert whole.heads == 1
+    assert load_head(str(folders[0]), load(target)).columns.token(90) == 90
+
+
+@pytest.mark.parametrize("size", [8, 600])
+def test_the_rows_of_a_matrix_are_those_of_its_weight(size):
+    weight = torch.randn(size, 512)
+    matrix, ids = Linear(weight, keep=True), torch.tensor([7, 2, size - 1])
+    assert (not Linear(weight).transposed.numel()) == (weight.nbytes >= PACKED_FROM), (
+        "the larger one is packed"
+    )
+    assert torch.equal(matrix.rows(ids), weight[ids])
+
+
+def shortened(folder: Path, ids: list[int] | None, **changes: object) -> Path:
+    """Write a head that drafts some tokens, a Medusa head unless `changes` name another kind."""
+    size = 0 if ids is None else len(ids)
+    config = replace(HeadConfig("medusa", D, V, heads=1, draft_vocab=size), **changes)
+    tensors: dict[str, Tensor] = drawn(KINDS[config.kind].tensors(config))
+    tensors.pop("d2t", None)
+    if ids is not None:
+        tensors["d2t"] = offsets(torch.tensor(ids))
+    folder.mkdir()
+    write_head(folder, config, tensors)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ids", "changes", "message"),
+    [
+        ([3, 2, V], {}, f"d2t maps draft token 2 to {V}; valid are 0 to {V - 1}$"),
+        ([3, 2, 3], {}, "d2t maps 2 draft tokens to 3; at most one may$"),
+        (list(range(V + 1)), {}, rf"draft_vocab is {V + 1}; it must be .* at least 0 and at most {V}$"),
+        ([3, 2], {"draft_vocab": 4}, r"d2t has shape \[2\]; in a head of kind medusa .* it has \[4\]$"),
+        (None, {"draft_vocab": 4}, "tensors missing in a head of kind medusa: d2t$"),
+        ([3, 2], {"kind": "hydra", "own_lm_head": True}, "draft_vocab is 2; it must be 0 for a Hydra head with an LM head of its own$"),
+    ],
+)  # fmt: skip
+def test_a_broken_vocabulary_is_refused_by_name(ids, changes, message, tmp_path):
+    with pytest.raises(ModelError, match=message) as error:
+        check_head(shortened(tmp_path / "head", ids, **changes))
+    assert "\n" not in str(error.value)

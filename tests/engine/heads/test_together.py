@@ -1,4 +1,4 @@
-"""Heads draft for several sequences: one forward for all, with the rows of each one alone."""
+"""Heads draft for several sequences as for each one alone, and as in their training."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from specscope.engine.checkpoints.config import read_config
+from specscope.engine.checkpoints.loader import load
 from specscope.engine.drafting.tree import Dynamic, Static, Wide
 from specscope.engine.errors import UsageError
+from specscope.engine.heads.files import read_head, write_head
 from specscope.engine.heads.kinds import KINDS
+from specscope.engine.heads.trainable import Texts, TrainableHead
 from specscope.engine.model.clock import StreamClock
 from specscope.engine.model.fused import FusedDrafts
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.training.heads.features import features_of
+from specscope.engine.training.heads.train import build_head, head_config, read_frozen
+from specscope.engine.training.settings import HEAD_DEFAULTS, HeadOptions
 from specscope.engine.types import Prefix, Sampling
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import Prefill, Propose, Stamp
-from tests.engine.heads.drafted_tree import new_host
+from tests.engine.heads.drafted_tree import FRONTIERS, level_rows, new_host, path_to, state_after
 from tests.engine.heads.random_heads import make_head
 from tests.engine.model import tiny
 from tests.engine.model.test_clock import FakeStream
@@ -27,7 +36,6 @@ LEVELS = 3
 
 
 def cached_host(target: Path, head: Path) -> Host:
-    """Return a worker whose target and head have cached all prompts."""
     host = new_host(target, head, PREFIXES)
     prompts = tuple(Prefix(p.sequence, p.tokens[: p.sequence + 1]) for p in PREFIXES)
     host.handle(Prefill("head", prompts))  # different numbers of rows are left to catch up
@@ -35,7 +43,9 @@ def cached_host(target: Path, head: Path) -> Host:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_level_is_one_forward_over_all_sequences(kind: str, target: Path, tmp_path: Path) -> None:
+def test_a_level_is_one_forward_over_all_sequences_each_with_its_own_number(
+    kind: str, target, tmp_path
+) -> None:
     head = make_head(tmp_path / "head", kind, target)
     shape = Static(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
     alone = [_drafted(cached_host(target, head), shape, [i], [LEVELS]) for i in DRAFTING]
@@ -45,23 +55,15 @@ def test_a_level_is_one_forward_over_all_sequences(kind: str, target: Path, tmp_
         (3, sum(s.rows for s in level), sum(s.context for s in level))
         for level in zip(*(one for _, one in alone), strict=True)
     ]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_sequence_has_its_own_number_of_levels(kind: str, target: Path, tmp_path: Path) -> None:
-    head = make_head(tmp_path / "head", kind, target)
-    shape = Static(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
+    first = _drafted(cached_host(target, head), shape, [0], [1])[0][0]
     trees, stamps = _drafted(cached_host(target, head), shape, [0, 1, 2, 3], [1, 3, 0, 3])
-    alone = {i: _drafted(cached_host(target, head), shape, [i], [n])[0][0] for i, n in ((0, 1), (3, 3))}
-    assert list(trees) == [alone[0], (), (), alone[3]]
+    assert list(trees) == [first, (), (), alone[2][0][0]]
     assert stamps[-1].batch == (1 if len(stamps) > 1 else 2), "the last level has one sequence"
 
 
 def _drafted(host: Host, shape: Static, numbers: list[int], levels: list[int]) -> tuple[tuple, list[Stamp]]:
-    """Return the trees after some prefixes, and the stamps of the forwards."""
     prefixes = tuple(PREFIXES[i] for i in numbers)
-    job = Propose("head", prefixes, shape, tuple(levels), False, tuple(() for _ in prefixes))
-    reply = host.handle(job)
+    reply = host.handle(Propose("head", prefixes, shape, tuple(levels), False, ((),) * len(prefixes)))
     rounded = tuple(
         tuple((node.id, node.parent, node.level, round(node.probability, 4), node.forward) for node in tree)
         for tree in reply.value
@@ -87,8 +89,6 @@ ROWS = 12
 
 
 class Drafter:
-    """A worker with a target and a head, after the prefill of four sequences."""
-
     def __init__(self, target: Path, head: Path, sampling: Sampling, *, static: bool, capacity: int = 64):
         self.host = new_host(target, head, PREFIXES, sampling, static=static, capacity=capacity)
         self.q = np.zeros((ROWS * len(PREFIXES), tiny.VOCAB), dtype=np.float32)
@@ -96,14 +96,12 @@ class Drafter:
 
     def grow(self, shape, levels=(4, 4, 4, 4), sampled=False):
         rows = tuple(tuple(range(ROWS * i, ROWS * i + ROWS)) if sampled else () for i in range(len(levels)))
-        return self.host.handle(
-            Propose("head", tuple(PREFIXES[: len(levels)]), shape, tuple(levels), sampled, rows)
-        )
+        prefixes = tuple(PREFIXES[: len(levels)])
+        return self.host.handle(Propose("head", prefixes, shape, tuple(levels), sampled, rows))
 
 
 @pytest.fixture
 def grown(monkeypatch):
-    """Return the list that counts trees drafted at once."""
     calls, draft = [], FusedDrafts.draft
     monkeypatch.setattr(FusedDrafts, "draft", lambda *args, **kw: calls.append(1) or draft(*args, **kw))
     return calls
@@ -132,14 +130,6 @@ def test_a_tree_at_once_equals_that_of_a_loop(kind, way, target, tmp_path, grown
     assert len(grown) == len(shapes)
 
 
-def test_in_trees_at_once_each_sequence_has_its_own_number_of_levels(target, tmp_path, grown):
-    head = make_head(tmp_path / "head", "eagle", target)
-    static, eager = (Drafter(target, head, Sampling(), static=s) for s in (True, False))
-    for levels in ((1, 3, 0, 4), (2, 0, 2, 1)):
-        assert_equal(*(d.grow(TREE, levels) for d in (static, eager)))
-    assert len(grown) == 2
-
-
 def test_a_job_waits_for_its_device_once(target, tmp_path):
     drafter = Drafter(target, make_head(tmp_path / "head", "eagle", target), Sampling(), static=True)
     stream = FakeStream()
@@ -152,13 +142,71 @@ def test_a_job_waits_for_its_device_once(target, tmp_path):
     assert times == sorted(times)
 
 
-def test_other_drafts_are_a_loop(target, tmp_path, grown):
+def test_each_sequence_has_its_own_number_of_levels_and_other_drafts_are_a_loop(target, tmp_path, grown):
     head = make_head(tmp_path / "head", "eagle", target)
     static, eager = (Drafter(target, head, Sampling(), static=s) for s in (True, False))
+    for levels in ((1, 3, 0, 4), (2, 0, 2, 1)):
+        assert_equal(*(d.grow(TREE, levels) for d in (static, eager)))
+    assert len(grown) == 2, "at once"
     for shape, levels in ((Wide(2, 3), (3, 3)), (TREE, (1, 1)), (TREE, (0, 0))):
         assert_equal(*(d.grow(shape, levels) for d in (static, eager)))
     with pytest.raises(UsageError, match="its capacity is 14"):
         Drafter(target, head, Sampling(), static=True, capacity=14).grow(CHAIN)
     parallel = make_head(tmp_path / "parallel", "parallelspec_eagle", target)
     Drafter(target, parallel, Sampling(), static=True).grow(Static(((0,), (0, 0))), (2,))
-    assert not grown
+    assert len(grown) == 2
+
+
+# Training and inference agree: a head and its trainable module have equal logits.
+
+
+SIZE, SCALE = 3, 4.0
+TEXT = (5, 9, 23, 4, 17, 60, 33, 2, 71, 12, 8)
+"""The draft begins after its last token."""
+
+
+@pytest.fixture(scope="module", params=["llama3-rope", "yarn-rope", "qwen3"])
+def any_target(request, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("pair") / "target"
+    tiny.save(tiny.reference(request.param, seed=2), path)
+    return path
+
+
+def trained(kind: str, target: Path, out: Path) -> TrainableHead:
+    """Write a head as a training does, and return it; its numbers are bf16, as in the file."""
+    shape = ModelShape.of(read_config(target), target)
+    head = build_head(kind, shape, SIZE, seed=1, scale=SCALE)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, p in head.module.named_parameters():
+            p.copy_((("norm" in name) + 0.15 * torch.randn_like(p)).bfloat16())
+    options = HeadOptions(kind=kind, out=out, target=target, data=target, size=SIZE)
+    out.mkdir()
+    write_head(out, head_config(options, shape, SCALE), head.tensors())
+    return head
+
+
+@pytest.mark.parametrize("kind", HEAD_DEFAULTS)
+@torch.no_grad()
+def test_drafting_has_the_logits_of_the_training(kind, any_target, tmp_path):
+    head = trained(kind, any_target, tmp_path / "head")
+    frozen = read_frozen(any_target, ModelShape.of(read_config(any_target), any_target), torch.device("cpu"))
+    ids = np.array([*TEXT, *[1] * (SIZE + 2)])
+    (features,) = features_of(load(any_target), [ids])
+    tokens, anchors = torch.from_numpy(ids), np.array([len(TEXT) - 1])
+    texts = Texts(tokens, frozen.embedding[tokens], features, np.array([0, len(ids)]), anchors)
+    prefix = Prefix(0, np.array(TEXT))
+    drafted = level_rows(new_host(any_target, tmp_path / "head", [prefix]), prefix, LEVELS)
+    for at, rows in zip(FRONTIERS, drafted, strict=True):
+        expected = [state_after(head, texts, frozen, path_to(node)) @ frozen.lm_head.T for node in at]
+        assert len(rows) in (1, len(at))
+        for i, logits in enumerate(expected):
+            torch.testing.assert_close(rows[i if len(rows) > 1 else 0], logits, atol=1e-4, rtol=1e-4)
+    assert max(float(logits.std()) for logits in expected) > 0.1, "the logits differ"
+
+
+def test_the_scale_of_embeddings_is_in_the_config_if_it_cannot_be_in_the_weights(target, tmp_path):
+    for kind in HEAD_DEFAULTS:
+        trained(kind, target, tmp_path / kind)
+        scale = read_head(tmp_path / kind, target).config.embedding_scale
+        assert scale == (SCALE if kind == "parallelspec_medusa" else 1.0), kind

@@ -31,11 +31,9 @@ def bundled() -> Generator[Callable[[str], specscope.Cluster]]:
 
 @pytest.fixture(scope="module", params=RUNTIMES)
 def cluster(request, bundled):
-    """A cluster of the bundled pair on each runtime."""
     return bundled(request.param)
 
 
 @pytest.fixture(scope="module")
 def threads(bundled):
-    """A cluster of the bundled pair on threads."""
     return bundled("local-thread")

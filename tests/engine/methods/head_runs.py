@@ -77,7 +77,6 @@ def open_world(family: str, folder: Path) -> Iterator[tuple[Clusters, torch.nn.M
 
 
 def drafts(trace) -> dict[int, list[Node]]:
-    """Return the nodes of each round's draft."""
     rows = sorted((d for d in trace.decisions if d.node >= 0), key=lambda d: (d.step, d.node))
     trees = {step: [Node(d.token, d.parent) for d in ds] for step, ds in groupby(rows, key=lambda d: d.step)}
     return {r.step: trees.get(r.step, []) for r in trace.rounds}
@@ -114,12 +113,7 @@ def _rows_from_masks(rows: Rows, last: int, path: list[int]) -> Tensor:
 
 
 def rounds(
-    trace,
-    plain: Plain,
-    method: str,
-    config: dict,
-    sampling: Sampling = GREEDY,
-    draws: Draws | None = None,
+    trace, plain: Plain, method: str, config: dict, sampling: Sampling = GREEDY, draws: Draws | None = None
 ) -> Iterator[tuple[Round, list[int], list[Node]]]:
     """Check the drafts against the reference; yield each round, the text before it, the nodes."""
     prompt, done = list(trace.header.prompt_ids[0]), trace.token_ids()
@@ -135,7 +129,6 @@ def rounds(
 
 
 def walk(plain: Plain, x: list[int], nodes: list[Node]) -> list[int]:
-    """Return the tokens of the longest path that the target's argmax follows."""
     at, path = -1, list[int]()
     while True:
         own = plain.own(x + path)

@@ -17,88 +17,39 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.methods import METHODS
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.pairs import DRAFTERS, make_pair
-from tests.engine.toy_methods import settings_of
+from tests.engine.toy_methods import settings_of, spelled_out
 
 CONFIGS = """
-speculative gamma=1
-speculative gamma=5
-speculative gamma=4 schedule=threshold
-speculative gamma=4 schedule=average off_below=0.2
-llma
-llma match=1 copy=12
-llma match=1 reference="once upon a time, the fox!"
-prompt_lookup
-prompt_lookup ngram=1 copy=3 which=latest
-suffix
-suffix depth=64 factor=3.0 least=0.0
-suffix depth=2 offset=1.0 finished=0
-hybrid
-hybrid gamma=1 offset=2.0 least=0.0
-hybrid weigh=seconds c=2.0
-assisted
-assisted start=1 confidence=0.0
-assisted start=9 confidence=0.9 drafts=greedy
-assisted schedule=constant
-lookahead
-lookahead level=2 window=3 guesses=2
-lookahead level=8 window=20 guesses=12
-ouroboros
-ouroboros gamma=12 level=7 window=20 guesses=20
-ouroboros gamma=1 level=2 phrases=8 window=2
-ouroboros phrases=0
-dsi
-dsi lookahead=64 sp=1
-dsi acceptance=rejection
-dsi drafts=sampled
-ssd gamma=3
-ssd gamma=4 forks=2 backup=none
-ssd gamma=5 fanout=geometric forks=2 saguaro=0.3
-ssd fanout=[1,2,4] drafts=greedy
-ssd gamma=4 forks=2 schedule=threshold
-ssd gamma=4 forks=2 schedule=average off_below=0.2
-ems
-ems base=speculative
-ems base=speculative width=3
-ems match=1 unpad_inputs=False unpad_kv=False
-tree
-tree width=1 depth=4
-tree width=12 depth=5
-tree width=3 drafts=greedy
-easyspec size=2 calibrate=False
-easyspec size=1
-easyspec size=3 width=4 gamma=3
-easyspec size=3 width=3 drafts=greedy devices=1
-medusa
-medusa tree=eagle heads=2
-medusa acceptance=typical
-hydra
-eagle
-eagle tree=medusa drafts=greedy
-eagle2
-eagle2 top=2 depth=8 total=9
-parallelspec_medusa
-parallelspec_medusa masks=1
-parallelspec_medusa first=mask
-parallelspec_eagle
-parallelspec_eagle masks=2 drafts=greedy
-specbranch gamma=4 length=4 threshold=0.5
-specbranch gamma=2 length=6 threshold=0.9 branches=8 drafts=greedy
-specbranch gamma=3 length=1 branches=1 threshold=0.0 placement=co-located
-specbranch
-pearl gamma=1
-pearl gamma=4
-pearl gamma=3 guesses=4 placement=co-located
-pearl gamma=3 placement=pipeline
-pearl gamma=4 placement=pipeline post_verify=False
-pearl gamma=4 schedule=threshold
-pearl gamma=4 schedule=average off_below=0.2
-pearl gamma=4 schedule=threshold placement=pipeline
-pearl gamma=3 pre_verify=False
-pearl gamma=3 post_verify=False
-pearl gamma=3 pre_verify=False post_verify=False
-""".strip().splitlines()
-"""Settings of methods; other methods run with their defaults."""
-_GIVEN = [settings_of(words) for words in CONFIGS]
+speculative: gamma=1 | gamma=5 | gamma=4 schedule=threshold | gamma=4 schedule=average off_below=0.2
+llma: | match=1 copy=12 | match=1 reference="once upon a time, the fox!"
+prompt_lookup: | ngram=1 copy=3 which=latest
+suffix: | depth=64 factor=3.0 least=0.0 | depth=2 offset=1.0 finished=0
+hybrid: | gamma=1 offset=2.0 least=0.0 | weigh=seconds c=2.0
+assisted: | start=1 confidence=0.0 | start=9 confidence=0.9 drafts=greedy | schedule=constant
+lookahead: | level=2 window=3 guesses=2 | level=8 window=20 guesses=12
+ouroboros: | gamma=12 level=7 window=20 guesses=20 | gamma=1 level=2 phrases=8 window=2 | phrases=0
+dsi: | lookahead=64 sp=1 | acceptance=rejection | drafts=sampled
+ssd: gamma=3 | gamma=4 forks=2 backup=none | gamma=5 fanout=geometric forks=2 saguaro=0.3
+ssd: fanout=[1,2,4] drafts=greedy | gamma=4 forks=2 schedule=threshold
+ssd: gamma=4 forks=2 schedule=average off_below=0.2
+ems: | base=speculative | base=speculative width=3 | match=1 unpad_inputs=False unpad_kv=False
+tree: | width=1 depth=4 | width=12 depth=5 | width=3 drafts=greedy
+easyspec: size=2 calibrate=False | size=1 | size=3 width=4 gamma=3 | size=3 width=3 drafts=greedy devices=1
+medusa: | tree=eagle heads=2 | acceptance=typical
+hydra:
+eagle: | tree=medusa drafts=greedy
+eagle2: | top=2 depth=8 total=9
+parallelspec_medusa: | masks=1 | first=mask
+parallelspec_eagle: | masks=2 drafts=greedy
+specbranch: gamma=4 length=4 threshold=0.5 | gamma=2 length=6 threshold=0.9 branches=8 drafts=greedy
+specbranch: gamma=3 length=1 branches=1 threshold=0.0 placement=co-located |
+pearl: gamma=1 | gamma=4 | gamma=3 guesses=4 placement=co-located | gamma=3 placement=pipeline
+pearl: gamma=4 placement=pipeline post_verify=False | gamma=4 schedule=threshold
+pearl: gamma=4 schedule=average off_below=0.2 | gamma=4 schedule=threshold placement=pipeline
+pearl: gamma=3 pre_verify=False | gamma=3 post_verify=False | gamma=3 pre_verify=False post_verify=False
+"""
+"""Settings of methods, `|` between them; other methods run with their defaults."""
+_GIVEN = [settings_of(words) for words in spelled_out(CONFIGS)]
 CASES = [
     (key, config)
     for key in METHODS
@@ -137,7 +88,6 @@ def covered() -> Iterator[tuple[tuple[str, str], str, dict[str, object]]]:
 
 
 def on(*pairs: tuple[str, str]) -> pytest.MarkDecorator:
-    """Run a test on the cases of pairs."""
     cases = [case for case in covered() if case[0] in pairs]
     return pytest.mark.parametrize(("pair", "method", "config"), cases, ids=str)
 
@@ -162,7 +112,6 @@ _generated: dict[tuple[object, ...], list[int]] = {}
 
 
 def generate(model, prompt: list[int], new: int, eos: int | list[int] | None = None) -> list[int]:
-    """Return the token ids that transformers generates at temperature 0."""
     key = (model, tuple(prompt), new, str(eos))  # not id(model), which may be reused
     if key not in _generated:
         _generated[key] = _generate(model, prompt, new, eos)

@@ -12,10 +12,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.model.language import Output
+from specscope.engine.cluster.placement import Placement
+from specscope.engine.layout import Layout
+from specscope.engine.model.language import LanguageModel, Output
+from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.trace import Trace
 from tests.engine.model import tiny
+from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
 
 DRAFTERS = ("other", "right", "wrong")
 
@@ -59,7 +63,6 @@ def _drafter(target: torch.nn.Module, family: str, kind: str) -> torch.nn.Module
 
 
 def save_with_tokenizer(model: torch.nn.Module, path: Path) -> None:
-    """Save a model with a tokenizer of one token per character."""
     tiny.save(model, path)
     words = Tokenizer(models.WordLevel({chr(33 + i): i for i in range(tiny.VOCAB - 1)}, unk_token="!"))
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -94,3 +97,13 @@ class Known(Scripted):
             for token, logit in self._row(cache.tokens_to(int(rows.slots[row]), int(inside[row]))).items():
                 logits[line, token] = logit
         return Output(logits, {})
+
+
+def known_cluster(latency: Flat, **models: LanguageModel) -> TestCluster:
+    place = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
+    return TestCluster(bundled(), place)
+
+
+def ranked(name: str, ranks: Callable[[np.ndarray], list[int]]) -> Known:
+    """Return a model of ranked tokens, each e times less probable than the one before."""
+    return Known(name, lambda path: {token: -rank for rank, token in enumerate(ranks(path))})

@@ -24,8 +24,6 @@ ONE = Sampling(1.0)
 
 
 class Node(NamedTuple):
-    """A node of a draft."""
-
     token: int
     parent: int
     """Index of its parent; -1 is the last token of the text."""
@@ -46,12 +44,10 @@ class Plain:
 
     @torch.no_grad()
     def own(self, x: list[int]) -> int:
-        """Return the target's argmax after x."""
         return int(self._logits(self.states(x)[-1]).argmax())
 
     @torch.no_grad()
     def p(self, x: list[int], sampling: Sampling) -> np.ndarray:
-        """Return the target's warped distribution after x, (V,)."""
         return warp_plainly(self._logits(self.states(x)[-1]), sampling)
 
     @torch.no_grad()
@@ -66,7 +62,6 @@ class Plain:
 
     @torch.no_grad()
     def rows(self, x: list[int]) -> Rows:
-        """Return the head's rows after a text of two tokens or more."""
         return getattr(self, "_" + self._config["kind"])(x, self.states(x))
 
     def _drafted(self, state: Tensor) -> Tensor:
@@ -93,7 +88,7 @@ class Plain:
             for j in range(layers):
                 h = self._block(f"{i}.{j}.linear", h)
             own = self._t.get(f"{i}.{layers}.weight")
-            return self._drafted(h) if own is None else own @ h
+            return self._drafted(h) if own is None else self._over_all_tokens(own @ h)
 
         return row
 

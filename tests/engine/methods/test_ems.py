@@ -1,28 +1,29 @@
-"""EMS-SD: packing does not change a sequence's text; the cost of packing is counted."""
+"""EMS-SD: packing changes no sequence's text; the paper's example with every packing."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import specscope
-from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.placement import Placement
 from specscope.engine.errors import UsageError
-from specscope.engine.layout import Layout
-from specscope.engine.runtimes.virtual import VirtualLoop
+from specscope.engine.layout import Layout, Packing, Separate
+from specscope.engine.methods import METHODS
+from specscope.engine.methods.ems import Batch
+from specscope.engine.trace.events import Commit, Header, Round
 from specscope.engine.trace.trace import Trace
-from specscope.engine.types import Limits, Sampling
+from specscope.engine.types import Draft, DraftToken, Limits, Sampling
 from specscope.traces.metrics import measure
+from specscope.traces.padding import batches, shortfalls
 from specscope.traces.view.caches import packings
 from specscope.traces.view.tokens import trees
-from tests.engine.methods.pairs import make_pair, timeless
-from tests.engine.methods.test_tree import PerRow, ranked, second_is_right
-from tests.engine.worker.harness import Flat, Racks, TestCluster, scripted_cluster
+from tests.engine.methods.pairs import known_cluster, make_pair, ranked, timeless
+from tests.engine.methods.test_tree import PerRow, second_is_right
+from tests.engine.worker.harness import Flat, scripted_cluster
 
 TREES = {"base": "speculative", "width": 3, "gamma": 4}
 BASES = {
@@ -66,18 +67,6 @@ def story(trace: Trace, sequence: int = 0) -> tuple:
     rounds = [(r.drafted, r.accepted, r.emitted) for r in trace.rounds if r.sequence == sequence]
     texts = trace.token_ids(sequence), trace.footer.texts[sequence], trace.footer.reasons[sequence]
     return nodes, rounds, *texts
-
-
-def test_plain_batches_draft_nothing_and_write_the_text_of_plain_decoding(cluster):
-    for sampling in SAMPLINGS:
-        config = {"base": "plain", "batch": 3}
-        trace = cluster.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(10))
-        assert {(r.drafted, r.emitted) for r in trace.rounds} == {(0, 1)}
-        assert not any(s.kind == "draft" or s.model == "drafter" for s in trace.spans)
-        for i, prompt in enumerate(PROMPTS):
-            seeded = replace(sampling, seed=sampling.seed + i)
-            single = cluster.run("autoregressive", prompt, sampling=seeded, limits=Limits(10))
-            assert trace.token_ids(i) == single.token_ids()
 
 
 def verifies(trace: Trace):
@@ -133,38 +122,44 @@ TINY = ([5], [7, 8, 9], list(range(20, 38)), [3, 9])
 def tiny_singles(tiny):
     """Return several limits, each with the prompts' runs alone."""
     free = [tiny.run("autoregressive", p, limits=Limits(16)) for p in TINY]
-    ends = [
-        Limits(16),
-        Limits(1),
-        Limits(5, stop=(free[0].text[3:5],)),
-        Limits(16, stop=(free[2].text[5:7],)),
-    ]
+    ends = [Limits(1), Limits(5, stop=(free[0].text[3:5],)), Limits(16, stop=(free[2].text[5:7],))]
     ends += [Limits(16, eos=(token,)) for token in dict.fromkeys(free[2].token_ids()[1:6:2])]
     return [(limits, [tiny.run("autoregressive", p, limits=limits) for p in TINY]) for limits in ends]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("base", "width"), [("llma", 1), ("speculative", 1), ("speculative", 3)])
-def test_an_end_inside_a_draft_ends_only_its_sequence(tiny, tiny_singles, base, width, variant):
-    """The target has a sliding window: padding must not change its masks."""
+ENDS = [
+    (*case, variant, False)
+    for case in (("llma", 1), ("speculative", 1), ("speculative", 3))
+    for variant in VARIANTS
+]
+ENDS += [("llma", 1, "vanilla", True), ("speculative", 3, "inputs", True), ("plain", 1, "both", True)]
+
+
+@pytest.mark.parametrize(("base", "width", "variant", "feeds"), ENDS)
+def test_an_end_inside_a_draft_ends_only_its_sequence(tiny, tiny_singles, base, width, variant, feeds):
+    """The target has a sliding window: padding must not change its masks.
+
+    If finished sequences are fed, a forward has the rows of the whole batch until the batch ends.
+    """
     config = {"base": base, "width": width, "match": 1, **VARIANTS[variant]}
-    reasons = set()
+    config |= {"batch": 2, "feed_finished": True} if feeds else {}
+    reasons, fewest = set(), 2
     for limits, singles in tiny_singles:
         trace = tiny.run("ems", *TINY, config=config, limits=limits)
         for i, single in enumerate(singles):
             assert trace.token_ids(i) == single.token_ids()
-            assert trace.footer.texts[i] == single.text
+            assert (trace.footer.texts[i], trace.footer.reasons[i]) == (single.text, single.footer.reasons[0])
         reasons |= set(trace.footer.reasons)
+        shares = {forward["span"]: forward["shares"] for forward in packings(trace)}
+        for span in verifies(trace) if feeds else ():
+            assert sorted(share["sequence"] for share in shares[span.id]) in ([0, 1], [2, 3])
+            assert sum(share["padded_rows"] for share in shares[span.id]) == span.rows
+            assert sum(share["padded_cached"] for share in shares[span.id]) == span.context
+            active = [r.sequence for r in trace.rounds if r.span == span.id]
+            assert [share["sequence"] for share in shares[span.id] if share["rows"]] == active
+            fewest = min(fewest, len(active))
     assert reasons == {"eos", "stop", "length"}
-
-
-def own(trace: Trace) -> list[list[tuple[int, int]]]:
-    """Return (new rows, cached rows) of each sequence in each verification."""
-    lengths, steps = [len(ids) for ids in trace.header.prompt_ids], dict[int, list[tuple[int, int]]]()
-    for r in trace.rounds:
-        steps.setdefault(r.step, []).append((r.drafted + 1, lengths[r.sequence] - 1))
-        lengths[r.sequence] += r.emitted
-    return list(steps.values())
+    assert fewest == 1 or not feeds, "some forwards had a row of a finished sequence"
 
 
 def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
@@ -174,12 +169,9 @@ def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
 
     prompts = [[8, 20, 21], [9, 30, 31], [8, 40, 41], [8, 50, 51]]
     with scripted_cluster(next_token, next_token, Flat(1000, 100)) as cluster:
-        limits = cluster.limits(200, eos=(1,))
-        config = {"base": "speculative", "batch": 2}
-        runs = {
-            dynamic: cluster.run("ems", *prompts, config={**config, "dynamic": dynamic}, limits=limits)
-            for dynamic in (False, True)
-        }
+        asked = {"limits": cluster.limits(200, eos=(1,))}
+        configs = [{"base": "speculative", "batch": 2, "dynamic": dynamic} for dynamic in (False, True)]
+        runs = {config["dynamic"]: cluster.run("ems", *prompts, config=config, **asked) for config in configs}
     assert runs[False].footer.texts == runs[True].footer.texts
     assert runs[False].footer.reasons == ("eos",) * 4
     for dynamic, trace in runs.items():
@@ -195,51 +187,6 @@ def test_a_batch_ends_before_the_next_one_begins_unless_batching_is_dynamic():
         joined = [s for s in trace.spans if s.kind == "prefill" and s.step > 1 and s.model == "target"]
         assert [s.rows for s in joined] == ([2, 2] if dynamic else [4])
     assert measure(runs[True]).seconds < measure(runs[False]).seconds
-
-
-@pytest.mark.parametrize(
-    ("base", "width", "variant"), [("llma", 1, "vanilla"), ("speculative", 3, "inputs"), ("plain", 1, "both")]
-)
-def test_finished_sequences_are_fed_on_request_and_change_no_text(tiny, tiny_singles, base, width, variant):
-    """Each forward has the rows of the whole batch until the batch ends."""
-    config = {
-        "base": base,
-        "width": width,
-        "match": 1,
-        "batch": 2,
-        "feed_finished": True,
-        **VARIANTS[variant],
-    }
-    fewest = 2
-    for limits, singles in tiny_singles:
-        trace = tiny.run("ems", *TINY, config=config, limits=limits)
-        for i, single in enumerate(singles):
-            assert trace.token_ids(i) == single.token_ids()
-            assert trace.footer.reasons[i] == single.footer.reasons[0]
-        shares = {forward["span"]: forward["shares"] for forward in packings(trace)}
-        for span in verifies(trace):
-            assert sorted(share["sequence"] for share in shares[span.id]) in ([0, 1], [2, 3])
-            assert sum(share["padded_rows"] for share in shares[span.id]) == span.rows
-            assert sum(share["padded_cached"] for share in shares[span.id]) == span.context
-            active = [r.sequence for r in trace.rounds if r.span == span.id]
-            assert [share["sequence"] for share in shares[span.id] if share["rows"]] == active
-            fewest = min(fewest, len(active))
-    assert fewest == 1  # some forwards had a row of a finished sequence
-
-
-def test_virtual_time_counts_the_padding():
-    """Bernoulli drafts have equal lengths until the end, so only the KV padding differs."""
-    opened = {"profile": "A100-OPT", "profile_pair": "opt-125m-6.7b", "tokens": "bernoulli:0.7"}
-    config = {"base": "speculative", "batch": len(PROMPTS)}
-    with specscope.open(runtime="virtual", **opened) as cluster:
-        traces = {
-            name: cluster.run("ems", *PROMPTS, config={**config, **variant}, limits=Limits(100))
-            for name, variant in VARIANTS.items()
-        }
-    assert len({t.footer.texts for t in traces.values()}) == 1
-    measured = {name: measure(trace) for name, trace in traces.items()}
-    assert measured["both"].seconds < measured["vanilla"].seconds
-    assert measured["both"].padding_ratio == measured["vanilla"].padding_ratio > 0.2
 
 
 @pytest.mark.parametrize(
@@ -265,20 +212,14 @@ def test_bad_input_is_refused_at_once(tiny, method, config, prompts, message):
 # EMS-SD with a token tree per sequence (limitation 4): trees and texts equal `tree`'s.
 
 
-def ranked_cluster() -> TestCluster:
-    """The target's token, 100 + the position, is always the drafter's second choice."""
-    models = {
-        "target": ranked("target", lambda path: [100 + len(path)]),
-        "drafter": ranked("drafter", second_is_right),
-    }
-    place = Placement("virtual", Racks(models, PerRow()), Layout(), VirtualLoop, "flat", 4)
-    return TestCluster(Pair.find("bundled"), place)
-
-
 def test_a_level_of_all_trees_is_one_forward_and_all_trees_are_verified_in_one():
-    """Levels have 2, 4 and 4 nodes after 1, 2 and 4 rows, as with `tree`; fewer near the end."""
+    """Levels have 2, 4 and 4 nodes after 1, 2 and 4 rows, as with `tree`; fewer near the end.
+
+    The target's token, 100 + the position, is always the drafter's second choice.
+    """
+    target, drafter = ranked("target", lambda x: [100 + len(x)]), ranked("drafter", second_is_right)
     config = {"base": "speculative", "width": 4, "gamma": 3, "batch": 2}
-    with ranked_cluster() as cluster:
+    with known_cluster(PerRow(), target=target, drafter=drafter) as cluster:
         prompts = [1, 2, 3], [1, 2, 3, 4, 5]
         trace = cluster.run("ems", *prompts, config=config, limits=cluster.limits(8))
     assert [(r.step, r.sequence, r.drafted, r.accepted, r.emitted) for r in trace.rounds] == [
@@ -295,62 +236,6 @@ def test_a_level_of_all_trees_is_one_forward_and_all_trees_are_verified_in_one()
     assert shown == [(r.step, r.sequence, r.drafted, 2 if r.drafted == 10 else 1) for r in trace.rounds]
 
 
-def levels(trace: Trace) -> dict[tuple[int, int], list[int]]:
-    """Return the nodes of each level, by (step, sequence)."""
-    counters: dict[tuple[int, int], Counter[int]] = {}
-    for d in trace.decisions:
-        if d.node >= 0:
-            counters.setdefault((d.step, d.sequence), Counter())[d.position] += 1
-    return {key: [count for _, count in sorted(counts.items())] for key, counts in counters.items()}
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_both_models_compute_exactly_the_cells_of_the_packing(threads, base):
-    settings, sampling = BASES[base][2], NARROW if base == "trees" else Sampling()
-    cells = dict[str, int]()
-    for variant, packing in VARIANTS.items():
-        config = {**settings, **packing}
-        trace = threads.run("ems", *PROMPTS, config=config, sampling=sampling, limits=Limits(16))
-        check_cells(trace, variant, sizes=5 if base == "trees" else 1)
-        cells[variant] = sum(s.cells for s in verifies(trace))
-        assert variant != "vanilla" or cells[variant] == measure(trace).attention_cells
-    assert cells["both"] < min(cells["inputs"], cells["kv"])
-    assert base == "speculative" or max(cells["inputs"], cells["kv"]) < cells["vanilla"]
-
-
-def check_cells(trace: Trace, variant: str, sizes: int) -> None:
-    """Check rows and cells of each forward; at least so many sizes of drafts are verified."""
-    pads_kv, pads_inputs = variant in ("vanilla", "inputs"), variant in ("vanilla", "kv")
-    padding, verified = [0] * len(PROMPTS), set[int]()
-    drafts = {step: [s for s in trace.spans if (s.kind, s.step) == ("draft", step)] for step in range(1, 17)}
-    grown = levels(trace)
-    for span, (step, counts) in zip(verifies(trace), enumerate(own(trace), 1), strict=True):
-        present = [r.sequence for r in trace.rounds if r.step == step]
-        rows, cached = [n for n, _ in counts], [n for _, n in counts]
-        verified |= set(rows)
-
-        def cost(rows, cached, present):
-            if pads_kv:
-                cached = [max(n + padding[s] for n, s in zip(cached, present, strict=True))] * len(rows)
-            if pads_inputs:
-                rows = [max(rows)] * len(rows)
-            cells = sum(r * (c + r) for r, c in zip(rows, cached, strict=True))
-            return sum(rows), sum(cached), cells
-
-        assert (span.rows, span.context, span.cells) == cost(rows, cached, present)
-        trees_of = {s: (n + 1, grown.get((step, s), [])) for s, n in zip(present, cached, strict=True)}
-        for level, draft in enumerate(drafts[step][1:], 1):
-            growing = [s for s in present if len(trees_of[s][1]) > level]
-            new = [trees_of[s][1][level - 1] for s in growing]
-            before = [trees_of[s][0] + sum(trees_of[s][1][: level - 1]) for s in growing]
-            assert (draft.rows, draft.context, draft.cells) == cost(new, before, growing)
-        brought = {r.sequence: r.emitted for r in trace.rounds if r.step == step}
-        stay = {r.sequence for r in trace.rounds if r.step == step + 1}
-        for sequence in stay:
-            padding[sequence] += max(brought[s] for s in stay) - brought[sequence]
-    assert len(verified) >= sizes, "drafts of different sizes were verified together"
-
-
 def test_24_sequences_with_the_largest_trees_have_enough_rows_of_q(tmp_path):
     pair, _ = make_pair(tmp_path, "qwen3", "other")
     config = {"base": "speculative", "batch": 24, "width": 4, "gamma": 16}
@@ -361,3 +246,91 @@ def test_24_sequences_with_the_largest_trees_have_enough_rows_of_q(tmp_path):
                            sampling=replace(sampling, seed=26), limits=Limits(20))  # fmt: skip
     assert max(r.drafted for r in trace.rounds) > 60
     assert story(trace, 23) == story(last)
+
+
+# The example of Table 1 and Figure 2: two samples, two steps.
+
+
+PREDICTED = [(5, 2), (2, 5)]
+"""Per step: the draft tokens of sample 0 and of sample 1."""
+ACCEPTED = [(4, 1), (2, 6)]
+"""Per step: the emitted tokens, the target's own included."""
+EXAMPLE = ([10, 11], [500, 501])
+PACKINGS = [Packing(inputs, kv) for inputs in (False, True) for kv in (False, True)]
+
+
+def successor(path: np.ndarray) -> int:
+    return int(path[-1]) + 1
+
+
+def draft(x, length: int, right: int) -> Draft:
+    """Return a chain whose first `right` tokens are the target's."""
+    ids = [int(x.tokens[-1]) + 1 + i if i < right else 7 for i in range(length)]
+    return Draft(tuple(DraftToken(token, i - 1) for i, token in enumerate(ids)))
+
+
+async def decode(run, cfg) -> None:
+    batch = Batch(run, 2)
+    for lengths, accepted in zip([*PREDICTED, (0, 0)], [*ACCEPTED, (1, 1)], strict=True):
+        drafts = [draft(x, n, min(a - 1, n)) for x, n, a in zip(batch.xs, lengths, accepted, strict=True)]
+        batch.commit(await batch.verify(drafts))
+
+
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_the_example_has_the_tokens_padding_cells_and_ratios_of_the_table(packing, monkeypatch):
+    """A third step shows the KV padding of the second one."""
+    layout = Layout(Separate(drafters=0), batch=2, packing=packing)
+    monkeypatch.setitem(METHODS, "ems", replace(METHODS["ems"], decode=decode, layout=lambda _: layout))
+    with scripted_cluster(successor, successor) as cluster:
+        trace = cluster.run("ems", *EXAMPLE, limits=cluster.limits(40))
+    by_step = [[r for r in trace.rounds if r.step == step] for step in (1, 2)]
+    assert [tuple(r.drafted for r in rounds) for rounds in by_step] == PREDICTED
+    assert [tuple(r.emitted for r in rounds) for rounds in by_step] == ACCEPTED
+    assert [trace.token_ids(i) for i in (0, 1)] == [[*range(12, 19)], [*range(502, 510)]]
+
+    steps = {forward["step"]: forward["shares"] for forward in packings(trace)}
+    inputs = [tuple(share["padded_rows"] - share["rows"] for share in steps[step]) for step in (1, 2)]
+    assert inputs == ([(0, 0), (0, 0)] if packing.unpad_inputs else [(0, 3), (3, 0)])
+    kv_padding = [[s["padded_cached"] - s["cached"] for s in steps[step]] for step in (1, 2, 3)]
+    after = [tuple(b - a for a, b in zip(before, now, strict=True)) for before, now in pairwise(kv_padding)]
+    assert after == ([(0, 0), (0, 0)] if packing.unpad_kv else [(0, 3), (4, 0)])
+    assert shortfalls(trace) == {1: {0: 0, 1: 3}, 2: {0: 4, 1: 0}, 3: {}}  # no padding after the last step
+
+    rows = [(6, 3), (3, 6), (1, 1)] if packing.unpad_inputs else [(6, 6), (6, 6), (1, 1)]
+    cached = [(1, 1), (5, 2), (7, 8)] if packing.unpad_kv else [(1, 1), (5, 5), (11, 11)]
+    cells = [sum(r * (c + r) for r, c in zip(*both, strict=True)) for both in zip(rows, cached, strict=True)]
+    spans = [s for s in trace.spans if s.kind == "verify"]
+    expected = list(zip(map(sum, rows), map(sum, cached), cells, [-1] * 3, strict=True))
+    assert [(s.rows, s.context, s.cells, s.sequence) for s in spans] == expected
+
+    m = measure(trace)
+    assert m.padding_ratio == pytest.approx((4 / (4 + 2 + 1) + 3 / (1 + 6 + 1)) / 2)
+    assert m.padding_share == pytest.approx((3 + 4) / (3 + 4 + 7 + 8))
+    assert m.acceptance_length == pytest.approx((4 + 1 + 2 + 6 + 1 + 1) / 6)
+    assert m.least_acceptance_length == pytest.approx((4 + 2 + 1) / 3)
+
+
+def test_the_least_acceptance_length_is_a_batchs_and_the_mean_over_the_batches():
+    """Samples 0 and 1, then 2 and 3: the slowest have 2 and 4 tokens per verification."""
+    trace = _trace([[2, 6], [2, 6], [], []])
+    later = _trace([[], [], [5, 4], [7, 4]])
+    trace.header = replace(trace.header, prompts=("",) * 4, prompt_ids=((1,),) * 4)
+    for r in later.rounds:
+        trace.add(replace(r, sequence=r.sequence + 2))
+    assert batches(trace) == [[0, 1], [2, 3]]
+    assert measure(trace).least_acceptance_length == pytest.approx((2 + 4) / 2)
+
+
+def _trace(lengths: list[list[int]]):
+
+    n = max(len(counts) for counts in lengths)
+    ids = ((1,),) * n
+    trace = Trace(
+        Header("run", "", "ems", "EMS-SD", {}, ("",) * n, ids, {}, {}, "virtual", "flat", (), "", "")
+    )
+    for step, counts in enumerate(lengths, 1):
+        for sequence, count in enumerate(counts):
+            trace.add(Round(step, sequence, "verify", 7, count - 1, count, step, 0))
+            for _ in range(count):
+                trace.add(Commit(step, sequence, 1, 7, "accepted", "", step))
+    return trace

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import specscope
-from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.drafting.static import tree
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.heads.kinds import KINDS
@@ -28,7 +27,6 @@ methods = pytest.mark.parametrize("method", METHODS)
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
-    """Return a function that opens a target of a family once, with its heads."""
     with ExitStack() as stack:
 
         @cache
@@ -52,29 +50,51 @@ def test_drafts_and_accepted_lengths_equal_the_reference(worlds, family, method)
     plain = Plain(copy.deepcopy(model), heads / kind)
     for r, x, nodes in rounds(trace, plain, method, config):
         assert r.accepted == len(walk(plain, x, nodes))
+        spans = [s for s in trace.spans if s.step == r.step]
+        assert len([s for s in spans if s.kind == "verify"]) == 1, "drafting needs no target forward"
+        forwards = [s for s in spans if s.kind == "draft"]
+        drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
+        assert all(s.model == "drafter" for s in forwards)
+        if method in ("medusa", "parallelspec_medusa", "parallelspec_eagle"):
+            assert len(forwards) == bool(nodes), "one for the whole tree"
+        elif not method.startswith("eagle2"):  # its rerank may remove all nodes of a level
+            assert len(forwards) == len({d.position for d in drafted}), "one for each level"
+        assert {d.draft_span for d in drafted} <= {s.id for s in forwards}
+    assert len({s.device for s in trace.spans}) == 1, "the head is on the target's device"
     assert max(r.accepted for r in trace.rounds) > 0, "some drafts are accepted"
 
 
-def test_masks_in_the_place_of_medusas_heads_draft_as_the_reference(world):
-    """Four masks draft the four levels of Medusa's tree; the other reading leaves one mask out."""
+WARM = Sampling(1.5, top_k=20, top_p=0.9, seed=8)
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sampling"),
+    [
+        ("eagle", {}, Sampling(0.9, seed=4)),
+        ("eagle with EAGLE-3", {}, WARM),
+        ("parallelspec_eagle", {}, WARM),
+        # four masks draft the four levels of Medusa's tree; the other reading leaves one mask out
+        ("parallelspec_medusa", {"first": "token"}, Sampling()),
+        ("parallelspec_medusa", {"first": "mask"}, Sampling()),
+    ],
+)
+def test_sampled_drafts_and_those_of_masks_equal_the_reference(world, method, more, sampling):
     cluster, model, heads = world
-    plain = Plain(copy.deepcopy(model), heads / "parallelspec_medusa")
-    texts = dict[str, list[int]]()
-    for first, masks in (("token", 3), ("mask", 4)):
-        trace = cluster.run("parallelspec_medusa", PROMPT, config={"first": first}, limits=Limits(NEW))
-        config = trace.header.config
-        assert (config["masks"], config["tree"]) == (masks, "medusa")
-        texts[first] = trace.token_ids()
-        for r, x, nodes in rounds(trace, plain, "parallelspec_medusa", config):
-            assert r.accepted == len(walk(plain, x, nodes))
-            assert len([s for s in trace.spans if (s.kind, s.step) == ("draft", r.step)]) == bool(nodes)
-    assert texts["token"] == texts["mask"]
+    (kind, config), draws = METHODS[method], None if sampling.greedy else Draws(sampling.seed, 0)
+    trace = cluster.run(method, PROMPT, config=config | more, sampling=sampling, limits=Limits(NEW))
+    used = trace.header.config
+    assert not more or (used["masks"], used["tree"]) == (4 if more["first"] == "mask" else 3, "medusa")
+    plain = Plain(copy.deepcopy(model), heads / kind)
+    assert list(rounds(trace, plain, method, used if more else config, sampling, draws))
+    rules = {d.rule for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"}
+    assert rules == {"match" if sampling.greedy else "ratio"}
 
 
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
         ("medusa", {"layers": 2}),
+        ("medusa", {"draft_vocab": 40}),
         ("hydra", {"layers": 3}),
         ("eagle", {}),
         ("eagle", {"qkv_bias": True}),
@@ -94,23 +114,6 @@ def test_optional_parts_of_a_head_draft_as_the_reference(world, tmp_path, method
     with specscope.open(cluster.pair, runtime="local-thread", device="cpu", head=tmp_path / "head") as mine:
         trace = mine.run(method.split()[0], PROMPT, config=config, limits=Limits(8))
     assert list(rounds(trace, Plain(copy.deepcopy(model), tmp_path / "head"), method, config))
-
-
-@pytest.mark.parametrize(
-    ("method", "sampling"),
-    [
-        ("eagle", Sampling(0.9, seed=4)),
-        ("eagle with EAGLE-3", Sampling(1.5, top_k=20, top_p=0.9, seed=8)),
-        ("parallelspec_eagle", Sampling(1.5, top_k=20, top_p=0.9, seed=8)),
-    ],
-)
-def test_sampled_drafts_equal_the_reference(world, method, sampling):
-    cluster, model, heads = world
-    kind, config = METHODS[method]
-    trace = cluster.run(method, PROMPT, config=config, sampling=sampling, limits=Limits(NEW))
-    plain = Plain(copy.deepcopy(model), heads / kind)
-    assert list(rounds(trace, plain, method, config, sampling, Draws(sampling.seed, 0)))
-    assert {d.rule for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"} == {"ratio"}
 
 
 @pytest.mark.parametrize("typical", [Typical(0.09, 0.3), Typical(1.0, 1.0)], ids=str)
@@ -141,36 +144,6 @@ def test_typical_acceptance_equals_a_reference_without_a_cache(world, typical):
     assert all((d.rule == "") == (d.verify_span < 0) == (d.p is None) for d in trace.decisions)
 
 
-@methods
-def test_drafting_needs_no_target_forward_and_one_head_forward_per_level_or_tree(world, method):
-    cluster, _, _ = world
-    trace = cluster.run(method, PROMPT, config=METHODS[method][1], limits=Limits(NEW))
-    for r in trace.rounds:
-        spans = [s for s in trace.spans if s.step == r.step]
-        assert len([s for s in spans if s.kind == "verify"]) == 1
-        nodes = drafts(trace)[r.step]
-        drafted = [d for d in trace.decisions if d.step == r.step and d.node >= 0]
-        levels = len({d.position for d in drafted})
-        forwards = [s for s in spans if s.kind == "draft"]
-        assert all(s.model == "drafter" for s in forwards)
-        if method in ("medusa", "parallelspec_medusa", "parallelspec_eagle"):
-            assert len(forwards) == bool(nodes), "one for the whole tree"
-        elif not method.startswith("eagle2"):  # its rerank may remove all nodes of a level
-            assert len(forwards) == levels, "one for each level"
-        assert {d.draft_span for d in drafted} <= {s.id for s in forwards}
-    devices = {s.device for s in trace.spans}
-    assert len(devices) == 1, "the head is on the target's device"
-
-
-@methods
-def test_a_head_drafts_nothing_in_the_first_round_after_a_prompt_of_one_token(world, method):
-    cluster, _, _ = world
-    trace = cluster.run(method, [7], config=METHODS[method][1], limits=Limits(6))
-    assert trace.rounds[0].mode == "plain"
-    assert all(r.drafted for r in trace.rounds[1:-1])
-    assert trace.token_ids() == cluster.run("autoregressive", [7], limits=Limits(6)).token_ids()
-
-
 @pytest.mark.parametrize("method", [key for key, (kind, _) in METHODS.items() if KINDS[kind].layered])
 def test_a_heads_layer_keeps_rows_of_accepted_tokens_only(world, method):
     """Each draft first forwards the rows of the accepted tokens and of the target's own token."""
@@ -188,14 +161,12 @@ def test_a_heads_layer_keeps_rows_of_accepted_tokens_only(world, method):
         text += r.emitted
 
 
-@methods
-def test_a_run_without_a_head_keeps_no_hidden_states(world, method):
-    cluster = world[0].of(method)
+def test_a_run_without_a_head_keeps_no_hidden_states(world):
+    cluster = world[0].of("eagle")
     (worker,) = (w for w in cluster.placement.workers if "target" in w._host.forwards.models)
-    cluster.run(method.split()[0], PROMPT, limits=Limits(4))
-    assert worker._host.forwards.cache("target").features is not None
-    cluster.run("autoregressive", PROMPT, limits=Limits(4))
-    assert worker._host.forwards.cache("target").features is None
+    for method in ("eagle", "autoregressive"):
+        cluster.run(method, PROMPT, limits=Limits(4))
+        assert (worker._host.forwards.cache("target").features is None) == (method == "autoregressive")
 
 
 # Heads, settings and trees that do not fit are refused before anything is loaded.
@@ -206,44 +177,39 @@ def pair(world):
     return world[0].pair
 
 
-def refused(pair: Pair, method: str, message: str, head: Path | None = None, **config: object) -> None:
-    """Check that a run is refused before its head is loaded, and that the cluster still works."""
-    with specscope.open(pair, runtime="local-thread", device="cpu", head=head) as cluster:
+DEEP = f"paths = {[[0] * n for n in range(1, 8)]}\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "config", "message"),
+    [
+        ("medusa", "hydra", {}, "is a head of kind hydra; this method needs one of kind medusa"),
+        ("eagle2", None, {}, "no drafting head of kind eagle; name one with --head, or train it"),
+        ("medusa", "", {"heads": 6}, "heads is 6; it must be at least 0 and at most 5"),
+        ("hydra", "", {"tree": "oak"}, "there is no tree 'oak'; choose one of eagle, medusa"),
+        ("parallelspec_eagle", "", {"masks": 5}, "masks is 5; it must be at least 0 and at most 4"),
+        ("medusa", "", {"tree": "deep.toml"}, "has 7 levels; the head drafts at least 1 and at most 5"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_head_is_loaded(
+    pair, tmp_path, monkeypatch, method, head, config, message
+):
+    """Afterwards the cluster still works."""
+    monkeypatch.chdir(tmp_path)
+    Path("deep.toml").write_text(DEEP)
+    path = make_head(tmp_path / "head", head, pair.target_path) if head else None
+    pair = pair if head is not None else replace(pair, heads_path=None)
+    with specscope.open(pair, runtime="local-thread", device="cpu", head=path) as cluster:
         with pytest.raises((UsageError, ModelError), match=message):
             cluster.run(method, PROMPT, config=config, limits=Limits(4))
         assert not any(w._host.forwards.heads for w in cluster.placement.workers), "no head is loaded"
         assert cluster.run("autoregressive", PROMPT, limits=Limits(2)).status == "done"
 
 
-def test_a_head_of_another_kind_is_refused(pair, tmp_path):
-    path = make_head(tmp_path / "head", "hydra", pair.target_path)
-    refused(pair, "medusa", "is a head of kind hydra; this method needs one of kind medusa", head=path)
-
-
-def test_a_pair_without_heads_is_refused_with_what_to_do(pair):
-    refused(
-        replace(pair, heads_path=None),
-        "eagle2",
-        "no drafting head of kind eagle; name one with --head, or train it",
-    )
-
-
-@pytest.mark.parametrize(
-    ("method", "config", "message"),
-    [
-        ("medusa", {"heads": 6}, "heads is 6; it must be at least 0 and at most 5"),
-        ("hydra", {"tree": "oak"}, "there is no tree 'oak'; choose one of eagle, medusa"),
-        ("parallelspec_eagle", {"masks": 5}, "masks is 5; it must be at least 0 and at most 4"),
-    ],
-)
-def test_settings_beyond_the_head_are_refused_with_value_and_range(pair, method, config, message):
-    refused(pair, method, message, **config)
-
-
-def test_a_tree_deeper_than_the_head_is_refused(pair, tmp_path):
-    (tmp_path / "mine.toml").write_text(f"paths = {[[0] * n for n in range(1, 8)]}\n")
-    message = "has 7 levels; the head drafts at least 1 and at most 5"
-    refused(pair, "medusa", message, tree=str(tmp_path / "mine.toml"))
+def test_tokens_without_hidden_states_are_refused(pair):
+    with specscope.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
+        with pytest.raises(UsageError, match=r"that are bernoulli:0\.8 have none: leave tokens at pair"):
+            cluster.run("medusa", PROMPT, limits=Limits(4))
 
 
 def test_a_head_with_fewer_levels_than_the_papers_tree_drafts_its_first_levels(pair, tmp_path):
@@ -263,14 +229,6 @@ def test_a_users_tree_is_drafted(world, tmp_path):
     trace = world[0].run("hydra", PROMPT, config={"tree": str(tmp_path / "mine.toml")}, limits=Limits(9))
     assert [n.parent for n in drafts(trace)[1]] == [-1, -1, 0, 1]
     assert trace.header.environment["head"].endswith("hydra")
-
-
-def test_tokens_without_hidden_states_are_refused(pair):
-    with specscope.open(pair, runtime="virtual", profile="pearl-4xA100", tokens="bernoulli:0.8") as cluster:
-        with pytest.raises(
-            UsageError, match=r"tokens that are bernoulli:0\.8 have none: leave tokens at pair"
-        ):
-            cluster.run("medusa", PROMPT, limits=Limits(4))
 
 
 def test_the_bundled_trees_are_those_of_the_papers():

@@ -46,9 +46,11 @@ def test_the_text_is_the_targets_with_models_of_every_family(clusters, pair, met
         expected = generate(model, prompt, new, list(cluster.pair.eos) or None)
         assert_same(model, prompt, trace.token_ids(), expected)
         assert trace.header.lossless, "also with typical acceptance"
+        nodes = [d for d in trace.decisions if d.node >= 0]
+        assert all(d.position < len(prompt) + new for d in nodes), "no draft reaches beyond the output"
         fuzzy = {part.span for part in trace.parts}
-        tested = [d for d in trace.decisions if d.node >= 0 and d.outcome != "discarded" and d.top_q]
-        tested = [d for d in tested if d.draft_span not in fuzzy]
+        judged = [d for d in nodes if d.outcome != "discarded" and d.top_q]
+        tested = [d for d in judged if d.draft_span not in fuzzy]
         best = {d.outcome for d in tested if d.token == d.top_q[0][0]}
         if pair in (RIGHT, WRONG) and tested:
             assert best == {"accepted" if pair == RIGHT else "rejected"}
@@ -91,7 +93,6 @@ STOPPED = [50, 51, 52]
 
 @pytest.fixture(scope="module")
 def unlimited(clusters):
-    """Return the target's text of the prompt without stop strings."""
     return clusters(OTHER)[0].run("autoregressive", STOPPED, limits=Limits(12)).text
 
 

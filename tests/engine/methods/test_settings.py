@@ -14,7 +14,6 @@ SETTINGS = [(key, setting) for key, method in METHODS.items() for setting in met
 
 
 def refused(setting: Setting) -> dict[Any, str]:
-    """Return values that a setting refuses, and the messages."""
     name, low, high = setting.name, setting.low, setting.high
     if setting.choices:
         return {"none of them": f"'none of them'; choose one of {', '.join(setting.choices)}"}
@@ -45,6 +44,7 @@ def test_values_out_of_range_are_refused(method: str, setting: Setting) -> None:
     [
         ("tree", {"width": 13, "depth": 5}, "13 times depth 5 is 65 nodes; .* at this width depth is at most 4"),
         ("easyspec", {"width": 8, "gamma": 9}, "width 8 times gamma 9 is 72 nodes; .* gamma is at most 8"),
+        ("specbranch", {"branches": 16, "length": 8}, "16 times length 8 is 128 nodes; it must be at most 64"),
         ("eagle2", {"top": 16, "depth": 8}, "with this top depth is at most 6"),
         ("llma", {"reference": "x" * 100_001}, "has 100,001 characters; it must have at most 100,000; shorten"),
         ("llma", {"reference": "PK\0\1"}, r"^character 2 of reference, '\\x00', is not text; remove it$"),
@@ -108,6 +108,8 @@ NINE_DEVICES = {"c": 3, "drafters": 3, "servers": tuple(9 - drafters for drafter
         ("dsi", {"drafters": 3}, NINE_DEVICES, {"lookahead": 1, "sp": 6}),  # all that fit
         ("dsi", {"drafters": 2, "lookahead": 2}, NINE_DEVICES, {"lookahead": 2, "sp": 4}),
         ("dsi", {"drafters": 2, "sp": 2}, NINE_DEVICES, {"lookahead": 2, "sp": 2}),
+        ("specbranch", {}, {"c": 5.4}, {"gamma": 5, "length": 5}),
+        ("specbranch", {"branches": 16, "gamma": 2}, {"c": 5.4}, {"gamma": 2, "length": 4}),
         ("lookahead", {"level": 5, "window": 16}, {"context": 20}, {"window": 16}),
         ("ouroboros", {"level": 5, "window": 16}, {"context": 20}, {"window": 16}),
     ],

@@ -6,17 +6,11 @@ from collections import Counter
 from math import log
 
 import numpy as np
-import pytest
 
-from specscope.engine.cluster.placement import Placement
-from specscope.engine.errors import UsageError
-from specscope.engine.layout import Layout
-from specscope.engine.methods import find
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.trace import Trace
-from tests.engine.methods.pairs import Known
-from tests.engine.worker.harness import Flat, Racks, TestCluster, bundled
+from tests.engine.methods.pairs import Known, known_cluster
+from tests.engine.worker.harness import Flat
 
 PROMPT = [1, 2, 3]
 Text = tuple[int, ...]
@@ -28,7 +22,6 @@ UNSURE: dict[Text, dict[int, float]] = {
     TRUTH[:9]: {80: 0.2, 81: 0.19, 82: 0.18, 83: 0.17},
 }
 """Rows of the drafter where it is unsure, by the output so far; elsewhere it is sure."""
-SETTINGS = {"gamma": 4, "length": 4, "threshold": 0.5, "branches": 4}
 
 
 def drafted(path: np.ndarray) -> dict[int, float]:
@@ -43,25 +36,18 @@ def row_of(out: Text) -> dict[int, float]:
 
 
 def _rest(row: dict[int, float]) -> dict[int, float]:
-    """Return the rest of an unsure row, in shares smaller than its own."""
     rest = 1 - sum(row.values())
     return {200 + i: rest / 10 for i in range(10)}
 
 
-def decode(tokens: int = 16, latency: Flat | None = None, **settings: object) -> Trace:
+def decode(tokens: int = 16, **settings: object) -> Trace:
     target = Scripted("target", lambda path, _: TRUTH[min(len(path) - len(PROMPT), len(TRUTH) - 1)], 1024)
-    models = {"target": target, "drafter": Known("drafter", drafted)}
-    latency = latency or Flat()
-    pool = Racks(models, latency)
-    place = Placement("virtual", pool, Layout(), VirtualLoop, "flat", latency.c)
-    with TestCluster(bundled(), place) as cluster:
-        return cluster.run(
-            "specbranch", PROMPT, config={**SETTINGS, **settings}, limits=cluster.limits(tokens)
-        )
+    config = {"gamma": 4, "length": 4, "threshold": 0.5, "branches": 4, **settings}
+    with known_cluster(Flat(), target=target, drafter=Known("drafter", drafted)) as cluster:
+        return cluster.run("specbranch", PROMPT, config=config, limits=cluster.limits(tokens))
 
 
 def siblings(trace: Trace, step: int) -> dict[int, str]:
-    """Return token -> outcome of the siblings of a round."""
     judged = [d for d in trace.decisions if d.step == step and d.node >= 0]
     last = max(d.position for d in judged)
     return {d.token: d.outcome for d in judged if d.position == last}
@@ -84,10 +70,7 @@ def test_every_round():
     assert siblings(trace, 2) == {70: "rejected", 71: "rejected"}
     assert siblings(trace, 3) == {80: "rejected", 81: "rejected", 82: "rejected"}
     assert siblings(trace, 4) == {24: "accepted"}
-
-
-def test_a_branch_ends_before_an_unsure_place_but_not_right_after_its_sibling():
-    trace = decode()
+    assert [s.rows for s in trace.spans if s.kind == "draft" and s.step == 1] == [1, 1, 1, 1, 3, 3, 3]
     lost = [d for d in trace.decisions if d.step == 1 and d.node < 0]
     assert Counter(d.token for d in lost) == {7: 6}, "three tokens below each of two lost siblings"
     assert {d.outcome for d in lost} == {"discarded"}
@@ -110,52 +93,8 @@ def test_the_drafter_waits_only_after_a_rejection_and_drafts_beside_the_verifica
     assert [r.time - prefill for r in trace.rounds[:2]] == [1_750_000, 2_750_000]
 
 
-def test_rows_of_the_drafter_are_those_of_all_branches():
-    drafts = [s.rows for s in decode().spans if s.kind == "draft" and s.step == 1]
-    assert drafts == [1, 1, 1, 1, 3, 3, 3]
-
-
-def test_one_branch_is_a_chain_that_drafts_on():
-    trace = decode(branches=1, threshold=0.0)
-    assert not any(d.parent != d.node - 1 for d in trace.decisions if d.node >= 0)
-    assert trace.token_ids() == list(TRUTH[:16])
-
-
-@pytest.mark.parametrize("tokens", range(1, 12))
-def test_no_draft_reaches_beyond_the_output(tokens):
-    trace = decode(tokens)
-    assert trace.token_ids() == list(TRUTH[:tokens])
-    assert max(d.position for d in trace.decisions) < len(PROMPT) + tokens
-
-
-def test_all_drafted_tokens_have_one_outcome_in_the_round_that_lost_them():
-    trace = decode()
-    spans = {s.id: s for s in trace.spans}
-    drafted = sum(s.rows for s in trace.spans if s.kind == "draft" and s.outcome == "done")
-    fates = [d for d in trace.decisions if d.outcome in ("accepted", "rejected", "discarded")]
-    assert len(fates) <= drafted + 3 * len(trace.rounds)
-    for d in fates:
-        late = d.step - spans[d.draft_span].step
-        assert late in ((0, 1) if d.node >= 0 else (0,)), "only the winner's branch waits for the next round"
-
-
-def test_the_open_lengths_are_c():
-    situation = type("Situation", (), {"c": staticmethod(lambda: 5.4)})()
-    method = find("specbranch")
-    planned = method.plan(method.configure({}), situation)
-    assert (planned.gamma, planned.length) == (5, 5)
-    wide = method.plan(method.configure({"branches": 16, "gamma": 2}), situation)
-    assert (wide.gamma, wide.length) == (2, 4)
-
-
-def test_too_many_nodes_are_refused():
-    with pytest.raises(UsageError, match="branches 16 times length 8 is 128 nodes; it must be at most 64"):
-        find("specbranch").configure({"branches": 16, "length": 8})
-
-
 def test_co_located_has_the_same_rounds():
     apart, together = decode(), decode(placement="co-located")
-    assert [(r.drafted, r.accepted) for r in apart.rounds] == [
-        (r.drafted, r.accepted) for r in together.rounds
-    ]
+    rounds = [[(r.drafted, r.accepted) for r in trace.rounds] for trace in (apart, together)]
+    assert rounds[0] == rounds[1]
     assert together.commits[-1].time > apart.commits[-1].time

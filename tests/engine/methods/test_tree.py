@@ -7,44 +7,31 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 import specscope
-from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.placement import Placement
-from specscope.engine.layout import Layout
-from specscope.engine.methods import find
-from specscope.engine.runtimes.virtual import VirtualLoop
 from specscope.engine.types import Limits, Prefix, Sampling
 from specscope.engine.worker.forwards import NO_DRAFT
 from specscope.engine.worker.jobs import Grown, Stamp
-from tests.engine.methods.pairs import Known, make_pair, timeless
+from tests.engine.methods.pairs import known_cluster, make_pair, ranked, timeless
 from tests.engine.methods.test_easyspec import DrafterWorker
-from tests.engine.worker.harness import Flat, Racks, TestCluster
+from tests.engine.worker.harness import Flat
 
 PROMPT = [1, 2, 3]
-SAMPLE_US, COMMUNICATE_US = 30, 20
-
-
-def ranked(name: str, ranks: Callable[[np.ndarray], list[int]]) -> Known:
-    """Return a model of ranked tokens, each e times less probable than the one before."""
-    return Known(name, lambda path: {token: -rank for rank, token in enumerate(ranks(path))})
 
 
 @dataclass(frozen=True)
 class PerRow(Flat):
-    """Latency that grows with the rows of a forward."""
-
     def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
         return 1000 + 10 * rows if model == "target" else 200 + 5 * rows
 
 
 def run(ranks: Callable[[np.ndarray], list[int]], new: int, **config: object):
     """Run `tree` with a drafter of ranked tokens; the target's token is 100 + its position."""
-    models = {"target": ranked("target", lambda path: [100 + len(path)]), "drafter": ranked("drafter", ranks)}
-    latency = PerRow(sample_us=SAMPLE_US, communicate_us=COMMUNICATE_US)
-    place = Placement("virtual", Racks(models, latency), Layout(), VirtualLoop, "flat", latency.c)
-    with TestCluster(Pair.find("bundled"), place) as cluster:
+    target, latency = (
+        ranked("target", lambda path: [100 + len(path)]),
+        PerRow(sample_us=30, communicate_us=20),
+    )
+    with known_cluster(latency, target=target, drafter=ranked("drafter", ranks)) as cluster:
         return cluster.run("tree", PROMPT, config=config, limits=cluster.limits(new))
 
 
@@ -66,8 +53,12 @@ def test_a_round_takes_the_hand_computed_time_and_feeds_no_row_twice():
         (rows, at + 3 * i) for i in range(3) for rows, at in ((1, 2), (2, 3), (4, 5))
     ]
     assert work(trace, "verify") == [(11, 2 + 3 * i) for i in range(3)]
+    nodes = [d for d in trace.decisions if d.step == 1 and d.node >= 0]
+    assert [n.parent for n in sorted(nodes, key=lambda n: n.node)] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 4]
+    fates = {n.node: n.outcome for n in nodes if n.outcome != "discarded"}
+    assert fates == {0: "rejected", 1: "accepted", 4: "rejected", 5: "accepted"}
     start = max(s.end for s in trace.spans if s.kind == "prefill")
-    round_us = 3 * 200 + 5 * (1 + 2 + 4) + 1000 + 10 * 11 + COMMUNICATE_US + SAMPLE_US
+    round_us = 3 * 200 + 5 * (1 + 2 + 4) + 1000 + 10 * 11 + 20 + 30
     assert [r.time - start for r in trace.rounds] == [1000 * round_us * i for i in (1, 2, 3)]
 
 
@@ -77,48 +68,14 @@ def test_of_an_accepted_path_the_drafter_forwards_only_the_last_level_again():
     assert work(trace, "draft") == [(1, 2), (2, 3), (2, 5), (2, 5), (2, 7), (2, 9)]
 
 
-@pytest.mark.parametrize("new", [1, 2, 3, 4, 7])
-def test_a_tree_never_reaches_past_the_end(new):
-    trace = run(second_is_right, new, width=4, depth=3)
-    assert len(trace.token_ids()) == new
-    assert max(d.position for d in trace.decisions if d.node >= 0) < len(PROMPT) + new
-    assert len(work(trace, "draft")) == sum(min(3, new - 3 * i) for i in range((new + 2) // 3))
-
-
-def test_every_node_has_its_position_span_and_outcome():
-    trace = run(second_is_right, 6, width=4, depth=3)
-    spans = {s.id: s for s in trace.spans}
-    for step in (1, 2):
-        nodes = {d.node: d for d in trace.decisions if d.step == step and d.node >= 0}
-        first = len(PROMPT) + 3 * (step - 1)
-        assert sorted(nodes) == list(range(10))
-        assert [nodes[i].parent for i in range(10)] == [-1, -1, 0, 0, 1, 1, 2, 2, 3, 4]
-        assert [nodes[i].position - first for i in range(10)] == [0] * 2 + [1] * 4 + [2] * 4
-        levels = [[nodes[i].draft_span for i in level] for level in (range(2), range(2, 6), range(6, 10))]
-        assert all(len(set(level)) == 1 for level in levels)
-        assert [spans[level[0]].rows for level in levels] == [1, 2, 4]
-        outcomes = [nodes[i].outcome for i in range(10)]
-        assert [i for i, outcome in enumerate(outcomes) if outcome == "accepted"] == [1, 5]
-        assert [i for i, outcome in enumerate(outcomes) if outcome == "rejected"] == [0, 4]
-        assert {d.rule for d in nodes.values() if d.outcome != "discarded"} == {"match"}
-
-
-def test_a_drafter_with_one_token_makes_chains():
-    trace = run(lambda path: [100 + len(path)], 12, width=4, depth=3)
-    assert [(r.drafted, r.accepted) for r in trace.rounds] == [(3, 3)] * 3
-
-
 # What a worker does, on random models.
 
 SAMPLED = Sampling(1.3, seed=4)
 
 
-class Drafter(DrafterWorker):
-    """One drafter in its worker."""
-
-    def tree(self, tokens: list[int]) -> tuple[tuple[Grown, ...], tuple[Stamp, ...]]:
-        reply = self.grow(tokens, size=1, width=3, depth=3)
-        return reply.value, reply.stamps
+def tree_after(drafter: DrafterWorker, tokens: list[int]) -> tuple[tuple[Grown, ...], tuple[Stamp, ...]]:
+    reply = drafter.grow(tokens, size=1, width=3, depth=3)
+    return reply.value, reply.stamps
 
 
 def path_to(tree: tuple[Grown, ...], node: int) -> list[int]:
@@ -131,22 +88,13 @@ def path_to(tree: tuple[Grown, ...], node: int) -> list[int]:
 
 @pytest.fixture(params=["llama3-rope", "mistral-window", "qwen3"])
 def drafter(request, tmp_path):
-    return Drafter(make_pair(tmp_path, request.param, "other")[0].drafter_path, SAMPLED)
-
-
-def same(mine, fresh) -> None:
-    assert [replace_floats(t) for t in mine] == [replace_floats(t) for t in fresh]
-    assert [t.probability for t in mine] == pytest.approx([t.probability for t in fresh], abs=1e-5)
-
-
-def replace_floats(node: Grown) -> Grown:
-    return node._replace(probability=0.0, top=())
+    return DrafterWorker(make_pair(tmp_path, request.param, "other")[0].drafter_path, SAMPLED)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 def test_a_drafted_tree_equals_forwards_of_every_path_alone(drafter, sampling):
     drafter.begin(sampling)
-    tree, stamps = drafter.tree([5, 9, 4])
+    tree, stamps = tree_after(drafter, [5, 9, 4])
     assert [(s.rows, s.context) for s in stamps] == [(3, 0), (3, 3), (3, 6)]
     for node, t in enumerate(tree):
         drafter.begin(sampling)
@@ -164,50 +112,21 @@ def test_a_drafted_tree_equals_forwards_of_every_path_alone(drafter, sampling):
     assert len({row for _, row in rows}) == (len(parents) if sampling is SAMPLED else 1)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_after_a_later_branch_the_rows_equal_a_fresh_computation(drafter, sampling):
-    drafter.begin(sampling)
-    prompt, tree = [5, 9, 4], drafter.tree([5, 9, 4])[0]
+def test_after_a_later_branch_the_rows_equal_a_fresh_computation(drafter):
+    drafter.begin(SAMPLED)
+    prompt, tree = [5, 9, 4], tree_after(drafter, [5, 9, 4])[0]
     branch = max(i for i, t in enumerate(tree) if t.level == 1)
     assert path_to(tree, branch) != path_to(tree, 3), "not the first path"
     longer = [*prompt, *path_to(tree, branch), 11]
-    mine, stamps = drafter.tree(longer)
+    mine, stamps = tree_after(drafter, longer)
     assert (stamps[0].rows, stamps[0].context) == (1, 5), "only the last token is forwarded again"
-    drafter.begin(sampling)
-    fresh, stamps = drafter.tree(longer)
+    drafter.begin(SAMPLED)
+    fresh, stamps = tree_after(drafter, longer)
     assert stamps[0].rows == 6
-    same(mine, fresh)
-
-
-def test_a_repeated_job_gives_the_same_tree(drafter):
-    first = drafter.tree([5, 9, 4])[0]
-    again, stamps = drafter.tree([5, 9, 4])
-    assert (stamps[0].rows, stamps[0].context) == (1, 2)
-    same(again, first)
-
-
-def test_a_verified_tree_leaves_the_rows_of_the_accepted_branch(drafter):
-    """A tree in one forward of the target, then the path through its second branch and a tree."""
-    forwards, tree = drafter.host.forwards, ((7, 8, 9, 10, 11), (-1, -1, 1, 1, 2))
-    logits, stamps = [], list[Stamp]()
-    for fresh in (False, True):
-        drafter.begin()
-        if not fresh:
-            forwards.extend("drafter", [Prefix(0, np.asarray([5, 9, 4]))], [tree], stamps, "verify")
-        longer = Prefix(0, np.asarray([5, 9, 4, 8, 9, 11, 30]))
-        logits += forwards.extend("drafter", [longer], [((1, 2), (-1, -1))], stamps, "verify")
-    assert [(s.rows, s.context) for s in stamps] == [(8, 0), (3, 6), (9, 0)]
-    assert torch.allclose(*logits, atol=1e-4)
-
-
-# The method as a whole.
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    pair, _ = make_pair(tmp_path_factory.mktemp("pair"), "llama3-rope", "other")
-    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
-        yield cluster
+    assert [t._replace(probability=0.0, top=()) for t in mine] == [
+        t._replace(probability=0.0, top=()) for t in fresh
+    ]
+    assert [t.probability for t in mine] == pytest.approx([t.probability for t in fresh], abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -219,27 +138,19 @@ def tiny(tmp_path_factory):
     ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    ("method", "config"), [("tree", {"width": 1, "depth": 4}), ("easyspec", {"size": 1, "gamma": 4})]
-)
-def test_a_chain_gives_the_trace_rows_of_speculative(tiny, method, config, drafts, sampling):
-    prompt, limits = [5, 9, 23], Limits(40)
-    settings = {"gamma": 4, "drafts": drafts}
-    chain = tiny.run("speculative", prompt, config=settings, sampling=sampling, limits=limits)
-    same = tiny.run(method, prompt, config={**config, "drafts": drafts}, sampling=sampling, limits=limits)
-    assert timeless(same) == timeless(chain)
-    assert {d.outcome for d in same.decisions} >= {"accepted", "rejected", "corrected"}
-
-
-def test_a_wide_tree_takes_fewer_rounds_than_a_chain_of_its_depth(tiny):
-    for sampling, drafts in ((Sampling(), "greedy"), (Sampling(1.0, seed=1), "sampled")):
-        rounds = [
-            len(tiny.run("tree", [5, 9, 23], config={"width": width, "drafts": drafts},
-                            sampling=sampling, limits=Limits(40)).rounds)
-            for width in (1, 12)
-        ]  # fmt: skip
-        assert rounds[1] < rounds[0]
-
-
-def test_drafter_and_target_take_turns_on_shared_gpus():
-    assert find("tree").layout(None).arrangement.turns
+def test_a_chain_gives_the_trace_rows_of_speculative(tmp_path, drafts, sampling):
+    pair, _ = make_pair(tmp_path, "llama3-rope", "other")
+    with specscope.open(pair, runtime="local-thread", device="cpu") as cluster:
+        chain, *others = (
+            cluster.run(
+                method, [5, 9, 23], config={**config, "drafts": drafts}, sampling=sampling, limits=Limits(40)
+            )
+            for method, config in (
+                ("speculative", {"gamma": 4}),
+                ("tree", {"width": 1, "depth": 4}),
+                ("easyspec", {"size": 1, "gamma": 4}),
+            )
+        )
+    for same in others:
+        assert timeless(same) == timeless(chain)
+        assert {d.outcome for d in same.decisions} >= {"accepted", "rejected", "corrected"}

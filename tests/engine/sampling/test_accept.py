@@ -54,15 +54,10 @@ def test_a_sampled_token_is_accepted_below_p_over_q():
 def test_a_correction_is_drawn_from_the_residual():
     # max(0, p - q) is 0, 0, 0.1, 0.3
     for u, token in [(0.0, 2), (0.249, 2), (0.251, 3), (0.999, 3)]:
-        assert (
-            decide(rows(P), chain(0, q=True), [Q], Fixed(accept_10=0.9, residual_10=u), bonus=False).own
-            == token
-        )
-
-
-def test_without_a_residual_the_correction_is_drawn_from_p():
+        draws = Fixed(accept_10=0.9, residual_10=u)
+        assert decide(rows(P), chain(0, q=True), [Q], draws, bonus=False).own == token
     verdict = decide(rows(P), chain(3, q=True), [P], Fixed(accept_10=1.0, residual_10=0.05), bonus=False)
-    assert (verdict.own, verdict.origin) == (0, "corrected")
+    assert (verdict.own, verdict.origin) == (0, "corrected"), "without a residual it is drawn from p"
 
 
 def test_the_residual_is_carried_over_siblings():
@@ -89,14 +84,6 @@ def test_the_residual_is_carried_over_siblings():
     verdict = decide(rows(p), draft, [q], draws, bonus=False)
     assert verdict.accepted == (2,)
     assert outcomes(verdict)[-1] == (2, -1, 10, 1, "ratio", "discarded")
-
-
-def test_p_and_q_of_single_precision_are_judged():
-    logits, sampling = torch.tensor([P, P, P]).log(), Sampling(1.0)
-    draft = Draft(tuple(DraftToken(0, i - 1, RowRef("s", 0)) for i in range(2)))
-    draws = Fixed(accept_10=0.2, accept_11=0.3, residual_11=0.5)
-    verdict = judge(logits, draft, lambda _: torch.tensor(Q), position=10, sampling=sampling, draws=draws)
-    assert (verdict.accepted, verdict.own, verdict.origin) == ((0,), 3, "corrected")
 
 
 # rule 2, and temperature 0
@@ -140,62 +127,39 @@ def test_a_tree_is_descended_along_the_drawn_tokens():
     assert last.top_p == ()
 
 
-@pytest.mark.parametrize("q", [False, True])
-def test_at_temperature_0_the_target_draws_the_argmax(q):
-    logits = rows([0.1, 0.2, 0.3, 0.4], [0.6, 0.2, 0.1, 0.1], [0.25] * 4)
-    verdict = decide(logits, chain(3, 0, q=q), sampling=GREEDY)
-    assert (verdict.accepted, verdict.own, verdict.origin) == ((3, 0), 0, "bonus")
-    verdict = decide(logits, chain(3, 1, q=q), sampling=GREEDY)
-    assert (verdict.accepted, verdict.own, verdict.origin) == ((3,), 0, "corrected")
-    assert [d.p for d in verdict.judged] == pytest.approx([0.4, 0.2, 0.6])
-    assert all(math.isnan(d.u) for d in verdict.judged)
-    assert [d.rule for d in verdict.judged] == ["match"] * 3
+LEVELS = ([0.1, 0.2, 0.3, 0.4], [0.6, 0.2, 0.1, 0.1], [0.25] * 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "draft", "draws", "sampling", "bonus", "accepted", "own", "origin"),
+    [
+        pytest.param([P], chain(), {"target_10": 0.5}, ONE, True, (), 2, "plain", id="empty"),
+        pytest.param([P], chain(), {}, GREEDY, True, (), 3, "plain", id="empty, greedy"),
+        pytest.param([P], chain(), {}, ONE, False, (), None, None, id="empty without bonus"),
+        pytest.param([P, P], chain(3, 3), {"target_10": 0.9, "target_11": 0.9}, ONE, False, (3, 3), None, None, id="no bonus"),
+        pytest.param([P, P], chain(3, 3), {}, GREEDY, False, (3, 3), None, None, id="no bonus, greedy"),
+        pytest.param([P] * 4, chain(0), {"target_10": 0.05, "target_11": 0.5}, ONE, True, (0,), 2, "bonus", id="more rows"),
+        *((LEVELS, chain(3, 0, q=q), {}, GREEDY, True, (3, 0), 0, "bonus") for q in (False, True)),
+        *((LEVELS, chain(3, 1, q=q), {}, GREEDY, True, (3,), 0, "corrected") for q in (False, True)),
+    ],
+)  # fmt: skip
+def test_the_ends_of_a_draft(given, draft, draws, sampling, bonus, accepted, own, origin):
+    verdict = decide(rows(*given), draft, draws=Fixed(**draws), sampling=sampling, bonus=bonus)
+    assert (verdict.accepted, verdict.own, verdict.origin) == (accepted, own, origin)
+    assert verdict.emitted == (*accepted, *(() if own is None else (own,)))
+    if origin == "plain":
+        assert outcomes(verdict) == [(-1, -1, 10, own, "target", "plain")]
+    if sampling is GREEDY:
+        assert all(math.isnan(d.u) for d in verdict.judged)
+    if (given, origin) == (LEVELS, "corrected"):
+        assert [d.p for d in verdict.judged] == pytest.approx([0.4, 0.2, 0.6])
+        assert [d.rule for d in verdict.judged] == ["match"] * 3
 
 
 def test_at_temperature_0_p_is_unwarped():
     verdict = decide(rows([0.5, 0.3, 0.2]), Draft.empty(), sampling=Sampling(0.0, top_k=1, top_p=0.1))
     assert verdict.judged[0].p == pytest.approx(0.5)
-    assert verdict.judged[0].top_p == (
-        (0, pytest.approx(0.5)),
-        (1, pytest.approx(0.3)),
-        (2, pytest.approx(0.2)),
-    )
-
-
-# the ends of a draft
-
-
-@pytest.mark.parametrize("sampling", [ONE, GREEDY])
-def test_an_empty_draft_is_a_plain_step(sampling):
-    verdict = decide(rows(P), Draft.empty(), draws=Fixed(target_10=0.5), sampling=sampling)
-    assert (verdict.accepted, verdict.own, verdict.origin) == ((), 2 if sampling is ONE else 3, "plain")
-    assert outcomes(verdict) == [(-1, -1, 10, verdict.own, "target", "plain")]
-
-
-def test_an_empty_draft_without_bonus_decides_nothing():
-    verdict = decide(rows(P), Draft.empty(), bonus=False)
-    assert (verdict.accepted, verdict.own, verdict.origin, verdict.judged) == ((), None, None, ())
-
-
-@pytest.mark.parametrize("sampling", [ONE, GREEDY])
-def test_without_bonus_the_last_token_needs_no_row_and_nothing_follows_it(sampling):
-    verdict = decide(
-        rows(P, P), chain(3, 3), draws=Fixed(target_10=0.9, target_11=0.9), sampling=sampling, bonus=False
-    )
-    assert (verdict.accepted, verdict.own, verdict.origin) == ((3, 3), None, None)
-    assert verdict.emitted == (3, 3)
-
-
-def test_more_rows_than_needed_are_ignored():
-    verdict = decide(rows(P, P, P, P), chain(0), draws=Fixed(target_10=0.05, target_11=0.5))
-    assert verdict.emitted == (0, 2)
-
-
-def test_tokens_after_a_rejection_are_discarded():
-    verdict = decide(rows(P, P, P, P), chain(0, 1, 2, q=True), [Q] * 3, Fixed(accept_10=0.9, residual_10=0.5))
-    assert [d.outcome for d in verdict.judged] == ["rejected", "corrected", "discarded", "discarded"]
-    assert [d.position for d in verdict.judged] == [10, 10, 11, 12]
-    assert [d.q for d in verdict.judged[2:]] == [0.25, 0.25]
+    assert verdict.judged[0].top_p == tuple((i, pytest.approx(p)) for i, p in enumerate((0.5, 0.3, 0.2)))
 
 
 def test_top_p_lists_the_most_probable_tokens_of_the_decided_row():

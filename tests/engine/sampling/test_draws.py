@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 
@@ -26,7 +27,6 @@ from tests.engine.toy import Table, rows, warp_plainly
 from tests.engine.toy_draws import Fixed
 
 ONE, GREEDY = Sampling(1.0), Sampling()
-nan = float("nan")
 
 
 # random numbers
@@ -78,14 +78,10 @@ def test_no_two_keys_share_a_number():
     assert len(set(numbers)) == len(numbers)
 
 
-def test_a_number_does_not_depend_on_earlier_calls():
-    first, second = Draws(5, 2), Draws(5, 2)
-    second.value(Key(9, "target"))
-    assert first.value(Key(1, "draft")) == second.value(Key(1, "draft")) == first.value(Key(1, "draft"))
-
-
 def test_numbers_are_those_of_released_versions():
-    assert Draws(0, 0).value(Key(0, "draft")) == 0.04179569895856039
+    draws = Draws(0, 0)
+    draws.value(Key(9, "target"))  # a number does not depend on earlier calls
+    assert draws.value(Key(0, "draft")) == 0.04179569895856039
 
 
 def test_below_and_choose_follow_the_number():
@@ -104,18 +100,14 @@ def test_choose_has_the_frequencies_of_its_weights():
     assert chi_square(positive, np.array([1000, 5000, 2000])) < 4
 
 
-@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-53])
-@pytest.mark.parametrize("total", [1e-30, 0.3, 1.0, 1e30])
-def test_pick_never_returns_an_index_of_weight_zero(u, total):
-    weights = np.array([0.0, total / 3, 0.0, total / 7, 0.0, 0.0])
-    assert pick(u, weights) in (1, 3)
-    assert pick(u, torch.from_numpy(weights).float()) in (1, 3)
-
-
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [nan, 1.0], [math.inf, 1.0]])
-def test_pick_refuses_weights_that_are_no_distribution(weights):
-    with pytest.raises(ModelError, match="not finite"):
-        pick(0.5, np.array(weights))
+def test_pick_never_returns_an_index_of_weight_zero_and_refuses_what_is_no_distribution():
+    for u, total in itertools.product((0.0, 0.5, 1 - 2**-53), (1e-30, 0.3, 1.0, 1e30)):
+        weights = np.array([0.0, total / 3, 0.0, total / 7, 0.0, 0.0])
+        assert pick(u, weights) in (1, 3)
+        assert pick(u, torch.from_numpy(weights).float()) in (1, 3)
+    for wrong in ([0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]):
+        with pytest.raises(ModelError, match="not finite"):
+            pick(0.5, np.array(wrong))
 
 
 # logits processors
@@ -145,34 +137,26 @@ def test_warp_is_temperature_then_top_k_then_top_p(sampling):
     np.testing.assert_allclose(single.numpy(), expected, atol=1e-6)
 
 
-def test_warp_keeps_all_tokens_that_tie_with_the_last_one_kept():
-    logits = rows([0.4, 0.2, 0.2, 0.2])
-    for sampling in (Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5)):
-        assert process_logits(logits, sampling)[0].tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2])
-    assert process_logits(logits, Sampling(1.0, top_k=1))[0].tolist() == pytest.approx([1, 0, 0, 0])
+INF, TIED, FALLING = math.inf, rows([0.4, 0.2, 0.2, 0.2]), rows([0.5, 0.3, 0.2])
+WIDE_APART = torch.tensor([[300.0, -500.0, 299.0]])
 
 
-def test_warp_keeps_just_enough_for_top_p():
-    assert process_logits(rows([0.5, 0.3, 0.2]), Sampling(1.0, top_p=0.5))[0].tolist() == pytest.approx(
-        [1, 0, 0]
-    )
-    assert process_logits(rows([0.5, 0.3, 0.2]), Sampling(1.0, top_p=0.51))[0].tolist() == pytest.approx(
-        [0.625, 0.375, 0]
-    )
-
-
-@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
-def test_a_tiny_temperature_is_the_argmax(temperature):
-    logits = torch.tensor([[3.0, 5.0, -2.0], [300.0, -500.0, 299.0]])
-    assert process_logits(logits, Sampling(temperature)).tolist() == [[0, 1, 0], [1, 0, 0]]
-
-
-def test_warp_gives_masked_tokens_probability_zero():
-    logits = torch.tensor([[0.0, -math.inf, 0.0]])
-    assert process_logits(logits, Sampling(1.0, top_k=3, top_p=0.99))[0].tolist() == [0.5, 0, 0.5]
-
-
-# drafting
+@pytest.mark.parametrize(
+    ("logits", "sampling", "expected"),
+    [
+        *((TIED, s, [0.4, 0.2, 0.2, 0.2]) for s in (Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5))),
+        pytest.param(TIED, Sampling(1.0, top_k=1), [1, 0, 0, 0], id="no tie"),
+        pytest.param(FALLING, Sampling(1.0, top_p=0.5), [1, 0, 0], id="just enough"),
+        pytest.param(FALLING, Sampling(1.0, top_p=0.51), [0.625, 0.375, 0], id="one more"),
+        pytest.param(
+            torch.tensor([[0, -INF, 0]]), Sampling(1.0, top_k=3, top_p=0.99), [0.5, 0, 0.5], id="masked"
+        ),
+        *((WIDE_APART, Sampling(t), [1, 0, 0]) for t in (1e-6, 1e-40, 5e-324)),
+    ],
+)
+def test_the_edges_of_the_warp(logits, sampling, expected):
+    """All tokens that tie with the last one kept stay; a tiny temperature is the argmax."""
+    assert process_logits(logits, sampling)[0].tolist() == pytest.approx(expected)
 
 
 def test_facts_are_warped_only_for_sampled_drafts():
@@ -186,33 +170,27 @@ def test_facts_are_warped_only_for_sampled_drafts():
     assert facts(logits, [0, 2], GREEDY, True)[0] == pytest.approx((0.5, 0.6))
 
 
-# Saguaro sampling: the most probable tokens of q are damped.
-
-Q = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.25, 0.25, 0.5, 0.0]])
-
-
-def test_the_most_probable_tokens_lose_by_the_factor_and_all_are_normalised():
-    found = damped(Q, Damping(0.5, 2))
-    weights = torch.tensor([[0.1, 0.2, 0.15, 0.2], [0.125, 0.125, 0.25, 0.0]])
-    assert torch.allclose(found, weights / weights.sum(-1, keepdim=True))
-    assert found.sum(-1).tolist() == pytest.approx([1, 1])
-
-
-def test_tokens_that_tie_with_the_last_damped_one_are_damped_too():
-    (row,) = damped(torch.tensor([[0.4, 0.2, 0.2, 0.2]]), Damping(0.25, 2)).tolist()
-    assert row == pytest.approx([0.4, 0.2, 0.2, 0.2])
-    (row,) = damped(torch.tensor([[0.3, 0.3, 0.2, 0.2]]), Damping(0.5, 1)).tolist()
-    assert row == pytest.approx([0.15 / 0.7, 0.15 / 0.7, 0.2 / 0.7, 0.2 / 0.7])
-
-
-@pytest.mark.parametrize("damping", [Damping(1.0, 2), Damping(0.1, 4), Damping(0.1, 9)], ids=str)
-def test_a_factor_of_1_and_the_damping_of_all_tokens_change_nothing(damping):
-    assert damped(Q, damping).tolist() == [pytest.approx(row) for row in Q.tolist()]
-
-
-def test_no_token_of_probability_0_gets_any():
-    q = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
-    assert ((damped(q, Damping(0.3, 2)) > 0) == (q > 0)).all()
+@pytest.mark.parametrize(
+    ("q", "damping", "weights"),
+    [
+        pytest.param(
+            [0.1, 0.4, 0.3, 0.2], Damping(0.5, 2), [0.1, 0.2, 0.15, 0.2], id="the most probable lose"
+        ),
+        pytest.param([0.25, 0.25, 0.5, 0.0], Damping(0.5, 2), [0.25, 0.25, 0.5, 0.0], id="ties lose, too"),
+        pytest.param([0.4, 0.2, 0.2, 0.2], Damping(0.25, 2), [0.4, 0.2, 0.2, 0.2], id="all tie"),
+        pytest.param([0.3, 0.3, 0.2, 0.2], Damping(0.5, 1), [0.15, 0.15, 0.2, 0.2], id="the first two tie"),
+        *(
+            ([0.1, 0.4, 0.3, 0.2], damping, [0.1, 0.4, 0.3, 0.2])
+            for damping in (Damping(1.0, 2), Damping(0.1, 4), Damping(0.1, 9))
+        ),
+        pytest.param([0.0, 1.0, 0.0], Damping(0.3, 2), [0, 1, 0], id="0 stays 0"),
+        pytest.param([0.5, 0.5, 0.0], Damping(0.3, 2), [1, 1, 0], id="0 stays 0 beside a tie"),
+    ],
+)
+def test_damping(q, damping, weights):
+    """Saguaro sampling: the most probable tokens of q lose by a factor; then q is normalised."""
+    expected = torch.tensor(weights) / sum(weights)
+    torch.testing.assert_close(damped(torch.tensor([q]), damping)[0], expected)
 
 
 # The largest numbers of long rows.

@@ -30,7 +30,6 @@ def decide(logits, draft, typical=PAPER, draws=None, sampling=ONE, **more):
 
 
 def tree(*nodes: tuple[int, int]) -> Draft:
-    """Return a draft of (token, parent)."""
     return Draft(tuple(DraftToken(*node) for node in nodes))
 
 
@@ -44,15 +43,12 @@ def enough(p: np.ndarray, token: int, typical: Typical) -> bool:
 
 @dataclass
 class Reference:
-    """The path that typical acceptance chooses."""
-
     ps: list[np.ndarray]
     """p after the prefix, and after each node."""
     tokens: list[tuple[int, int]]
     typical: Typical
 
     def paths(self) -> list[list[int]]:
-        """Return every candidate, as nodes from the root on; one ends in each node."""
         paths = list[list[int]]()
         for node, (_, parent) in enumerate(self.tokens):
             paths.append([*(paths[parent] if parent >= 0 else []), node])
@@ -139,32 +135,19 @@ def test_a_token_is_accepted_if_p_is_above_the_bound():
         assert [t for t, v in enumerate(verdicts) if v.accepted] == standing, typical
 
 
-def test_a_token_of_p_0_is_never_accepted():
-    verdict = decide(
-        rows([0.6, 0.4, 0.0], [1.0, 0.0, 0.0]), tree((2, -1)), Typical(0, 0), Fixed(target_10=0.5)
-    )
-    assert (verdict.accepted, verdict.own, verdict.origin) == ((), 0, "corrected")
-
-
 def test_among_equally_long_paths_the_likeliest_wins_then_the_first():
     half = [0.5, 0.5]
-    nodes = [(0, -1), (1, -1)]
-    verdict = decide(rows(half, half, half), tree(*nodes), draws=Fixed(target_11=0.9))
-    assert verdict.nodes == (0,)
-    verdict = decide(rows([0.4, 0.6], half, half), tree(*nodes), draws=Fixed(target_11=0.9))
-    assert verdict.nodes == (1,)
-    # A path of two tokens beats a likelier path of one; of two equally long paths the one with
-    # the larger product wins, not the one with the likelier last token.
-    nodes += [(0, 0), (1, 0), (0, 1)]
-    logits = rows([0.2, 0.8], [0.7, 0.3], [0.15, 0.85], half, half, half)
-    verdict = decide(logits, tree(*nodes[:4]), draws=Fixed(target_12=0.9))
-    assert verdict.nodes == (0, 2)
-    verdict = decide(logits, tree(*nodes), draws=Fixed(target_12=0.9))
-    assert verdict.nodes == (0, 2), "0.2 * 0.7 > 0.8 * 0.15"
-    verdict = decide(
-        rows([0.2, 0.8], [0.7, 0.3], [0.2, 0.8], half, half, half), tree(*nodes), draws=Fixed(target_12=0.9)
-    )
-    assert verdict.nodes == (1, 4), "0.2 * 0.7 < 0.8 * 0.2"
+    nodes = [(0, -1), (1, -1), (0, 0), (1, 0), (0, 1)]
+    for first, later, kept, best in [
+        ([0.5, 0.5], [half, half], 2, (0,)),
+        ([0.4, 0.6], [half, half], 2, (1,)),
+        # a path of two tokens beats a likelier one of one; of two, the larger product wins
+        ([0.2, 0.8], [[0.7, 0.3], [0.15, 0.85], half, half, half], 4, (0, 2)),
+        ([0.2, 0.8], [[0.7, 0.3], [0.15, 0.85], half, half, half], 5, (0, 2)),  # 0.2 * 0.7 > 0.8 * 0.15
+        ([0.2, 0.8], [[0.7, 0.3], [0.2, 0.8], half, half, half], 5, (1, 4)),  # 0.2 * 0.7 < 0.8 * 0.2
+    ]:
+        verdict = decide(rows(first, *later), tree(*nodes[:kept]), draws=Fixed(target_11=0.9, target_12=0.9))
+        assert verdict.nodes == best
 
 
 def test_every_node_has_one_decision_with_its_rule():
@@ -188,13 +171,6 @@ def test_every_node_has_one_decision_with_its_rule():
     assert [math.isnan(d.u) for d in verdict.judged] == [True] * 4 + [False, True, True]
 
 
-def test_without_an_accepted_token_the_target_draws_from_p_even_a_rejected_token():
-    p = [0.95, 0.03, 0.02]
-    verdict = decide(rows(p, p), tree((1, -1)), draws=Fixed(target_10=0.96))
-    assert (verdict.accepted, verdict.own, verdict.origin) == ((), 1, "corrected")
-    assert [(d.rule, d.outcome, d.u) for d in verdict.judged[1:]] == [("typical", "corrected", 0.96)]
-
-
 def test_an_empty_draft_is_a_plain_step_and_without_bonus_nothing_is_drawn():
     p = [0.6, 0.4]
     verdict = decide(rows(p), Draft.empty(), draws=Fixed(target_10=0.7))
@@ -215,39 +191,15 @@ def test_at_temperature_0_typical_acceptance_is_rule_2():
 # the rule is lossy
 
 
-def always(token: int, vocabulary: int):
-    """Return a drafter that drafts one token at every position."""
-    drafter = Parallel(1, vocabulary)
-    drafter.level = lambda context, level: torch.eye(vocabulary, dtype=torch.float64)[token] * 9
-    return drafter
-
-
-class Constant:
-    """A target with the same distribution after every text."""
-
-    def __init__(self, *p: float) -> None:
-        self._row = torch.tensor(p, dtype=torch.float64).log()
-
-    def __call__(self, context) -> torch.Tensor:
-        return self._row
-
-
-def test_a_drafted_token_of_probability_one_half_is_always_emitted(tmp_path):
+def test_a_drafted_token_of_probability_one_half_is_always_emitted():
     """p = (1/2, 3/10, 1/5), and all drafts are token 0: the first token is always 0."""
-    (tmp_path / "one.toml").write_text("paths = [[0]]\n")
-    one = str(tmp_path / "one.toml")
-    p, q = Constant(0.5, 0.3, 0.2), always(0, 3)
-    exact = joint(method("medusa", heads=4, tree=one), p, q, ONE, 2)
+    row, q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log(), Parallel(1, 3)
+    q.level = lambda context, level: torch.tensor([9.0, 0, 0], dtype=torch.float64)
+    p = lambda context: row  # noqa: E731
+    exact = joint(method("medusa", heads=4, tree="[[0]]"), p, q, ONE, 2)
     assert exact == pytest.approx(target_joint(p, ONE, 2), abs=EXACT)
-    lossy = joint(method("medusa", heads=4, tree=one, acceptance="typical"), p, q, ONE, 2)
+    lossy = joint(method("medusa", heads=4, tree="[[0]]", acceptance="typical"), p, q, ONE, 2)
     assert lossy == pytest.approx({(0, 0): 0.5, (0, 1): 0.3, (0, 2): 0.2}, abs=EXACT)
-
-
-def test_if_no_drafted_token_is_accepted_the_text_follows_p(tmp_path):
-    (tmp_path / "one.toml").write_text("paths = [[0]]\n")
-    p, q = Constant(0.94, 0.03, 0.03), always(2, 3)
-    decode = method("medusa", heads=4, tree=str(tmp_path / "one.toml"), acceptance="typical")
-    assert joint(decode, p, q, ONE, 2) == pytest.approx(target_joint(p, ONE, 2), abs=EXACT)
 
 
 def test_on_random_tables_the_distribution_differs_and_exact_is_the_default():
@@ -267,7 +219,4 @@ def test_the_registry_knows_which_configs_are_lossy():
     medusa = METHODS["medusa"]
     assert medusa.lossless(medusa.Config())
     assert not medusa.lossless(medusa.configure({"acceptance": "typical", "epsilon": 1}))
-    assert all(m.lossless(m.Config()) for m in METHODS.values()), (
-        "no method is lossy unless it is asked to be"
-    )
-    assert all(set(s.lossy) <= set(s.choices) for m in METHODS.values() for s in m.settings())
+    assert all(m.lossless(m.Config()) for m in METHODS.values()), "lossy only on request"

@@ -65,8 +65,9 @@ def test_the_file_loads_with_the_measured_times(calibration, tmp_path: Path):
     assert latency.target.kv_bytes == 2 * 3 * 2 * 8 * 4
     assert latency.c == pytest.approx(latency.drafter.speed / latency.target.speed)
 
-
-def test_the_comments_have_the_smallest_and_the_largest_time(calibration):
+    odd = replace(calibration, processor='A "fast"\\one\n#', pair=replace(calibration.pair, name="täst"))
+    path.write_text(profile_text(odd, "here"), encoding="utf-8")
+    assert Profile.read(path).hardware.name == odd.processor, "quotes are written so that they load"
     text = profile_text(calibration, "here")
     assert len(tomllib.loads(text)["models"]["target"]["measured"]) == 12
     us = calibration.forwards["target"][Cell(3, 16, 2)]
@@ -80,13 +81,6 @@ def test_a_target_alone_has_a_pair_without_a_drafter(pair, tmp_path: Path, monke
     path = tmp_path / "alone.toml"
     path.write_text(profile_text(calibration, "alone"), encoding="utf-8")
     assert Profile.read(path).latency().drafter is None
-
-
-def test_a_name_with_quotes_is_written_so_that_it_loads(calibration, tmp_path: Path):
-    path = tmp_path / "odd.toml"
-    odd = replace(calibration, processor='A "fast"\\one\n#', pair=replace(calibration.pair, name="täst"))
-    path.write_text(profile_text(odd, "odd"), encoding="utf-8")
-    assert Profile.read(path).hardware.name == odd.processor
 
 
 def test_threads_and_cores_are_restored(calibration):

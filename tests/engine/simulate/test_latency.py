@@ -1,9 +1,10 @@
-"""The roofline: times computed by hand, monotonicity, and its error on Table 10."""
+"""Times of forwards: the roofline, by hand and against Table 10, and times on a grid."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -19,47 +20,36 @@ GRIDS = ("A100-OPT", "ssd-5xH100")
 ROOFLINE = [(name, pair) for name, pair in ALL if name not in GRIDS]
 """Pairs with published speeds; `test_parallel.py` has the points of EMS-SD's grid."""
 PEARL = [(name, pair) for name, pair in ALL if name.startswith("pearl-")]
-# c = T(target) / T(drafter), from Table 10 by hand
 C = {
-    "codellama-7-34": 49.34 / 18.58,  # 2.66
-    "codellama-7-70": 49.34 / 9.20,  # 5.36
-    "deepseek-1.3-33": 63.20 / 17.37,  # 3.64
-    "deepseek-6.7-33": 50.05 / 17.37,  # 2.88
-    "llama-2-7-70": 49.94 / 9.22,  # 5.42
-    "llama-3.1-8-70": 44.37 / 9.00,  # 4.93
+    "codellama-7-34": (49.34 / 18.58, 3),  # 2.66
+    "codellama-7-70": (49.34 / 9.20, 5),  # 5.36
+    "deepseek-1.3-33": (63.20 / 17.37, 4),  # 3.64
+    "deepseek-6.7-33": (50.05 / 17.37, 3),  # 2.88
+    "llama-2-7-70": (49.94 / 9.22, 5),  # 5.42
+    "llama-3.1-8-70": (44.37 / 9.00, 5),  # 4.93
 }
-# round(c), the paper's gamma: Tables 5 and 6 name four of them
-GAMMA = {
-    "codellama-7-34": 3,
-    "codellama-7-70": 5,
-    "deepseek-1.3-33": 4,
-    "deepseek-6.7-33": 3,
-    "llama-2-7-70": 5,
-    "llama-3.1-8-70": 5,
-}
+"""T(target) / T(drafter) from PEARL's Table 10 by hand, and the paper's gamma, the rounded c."""
 
 
 def codellama() -> Latency:
     return Profile.load("pearl-3xA100").latency("codellama-7-34")
 
 
-def models(latency: Latency) -> list[str]:
-    return ["target", "drafter"] if latency.drafter else ["target"]
-
-
 @pytest.mark.parametrize(("name", "pair"), ROOFLINE)
-def test_one_row_takes_the_published_time(name: str, pair: str):
+def test_one_row_takes_the_published_time_and_verifying_a_draft_little_more(name: str, pair: str):
+    """EasySpec's pairs have its measured verifications instead of the roofline."""
     latency = Profile.load(name).latency(pair)
     assert latency("target", 1, 0) == round(1e6 / latency.target.speed)
     if latency.drafter:
         assert latency("drafter", 1, 0) == round(1e6 / latency.drafter.speed)
+    most = 1.15 if latency.verify_us else 1.001 if name.startswith("pearl-") else 1.005
+    assert latency("target", 9, 500) < most * latency("target", 1, 500)
 
 
 @pytest.mark.parametrize(("name", "pair"), PEARL)
 def test_c_follows_from_table_10(name: str, pair: str):
     latency = Profile.load(name).latency(pair)
-    assert latency.c == pytest.approx(C[pair], rel=1e-12)
-    assert round(latency.c) == GAMMA[pair]
+    assert (latency.c, round(latency.c)) == (pytest.approx(C[pair][0], rel=1e-12), C[pair][1])
 
 
 def test_hand_computed_sums():
@@ -102,7 +92,7 @@ def test_a_small_model_by_hand():
 def test_more_work_never_takes_less_time(name: str, pair: str):
     """In SSD's printed times a step of many branches takes less than the glue's few rows."""
     latency = Profile.load(name).latency(pair)
-    for model in models(latency):
+    for model in ("target", "drafter") if latency.drafter else ("target",):
         by_rows = [latency(model, rows, 256) for rows in (1, 2, 5, 12, 64, 128, 160, 200, 512, 2048)]
         by_context = [latency(model, 4, context) for context in (0, 1, 100, 1000, 4000, 100_000)]
         by_batch = [latency(model, 2048, 0, batch) for batch in (64, 8, 2, 1)]
@@ -112,14 +102,6 @@ def test_more_work_never_takes_less_time(name: str, pair: str):
         assert by_context[0] < by_context[-1]
         # in a grid attention between its rows has no cost, in `ratios` only launches have one
         assert by_batch[0] < by_batch[-1] or name in (*GRIDS, "ratios")
-
-
-@pytest.mark.parametrize(("name", "pair"), ROOFLINE)
-def test_verifying_a_draft_costs_little_more_than_one_row(name: str, pair: str):
-    """EasySpec's pairs have its measured verifications instead of the roofline."""
-    latency = Profile.load(name).latency(pair)
-    most = 1.15 if latency.verify_us else 1.001 if name.startswith("pearl-") else 1.005
-    assert latency("target", 9, 500) < most * latency("target", 1, 500)
 
 
 def test_section_3_1_six_drafts_take_twice_a_verification():
@@ -133,7 +115,7 @@ def table_10() -> dict[str, tuple[Model, Hardware]]:
     return {key: (model, profile.hardware) for profile in pearl for key, model in profile.models.items()}
 
 
-def test_the_error_of_one_launch_time_for_all_models():
+def test_the_errors_of_one_launch_time_for_all_models_and_of_none():
     """The figures of the module's docstring."""
     shapes = table_10()
     launch = {key: model.launch_us(hardware) for key, (model, hardware) in shapes.items()}
@@ -149,28 +131,9 @@ def test_the_error_of_one_launch_time_for_all_models():
     }
     assert errors.pop("deepseek-1.3b") == pytest.approx(-0.23, abs=0.005)
     assert max(map(abs, errors.values())) < 0.06
-
-
-def test_a_roofline_without_launches_is_far_off_table_10():
-    shapes = table_10()
     errors = {key: 1 - m.roofline_us(hardware, 1, 0) * m.speed / 1e6 for key, (m, hardware) in shapes.items()}
     assert min(errors.values()) == pytest.approx(0.38, abs=0.005)
     assert max(errors.values()) == pytest.approx(0.92, abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("target", 0, 0), "rows is 0; it must be at least 1"),
-        (("target", 1, -1), "context is -1; it must be at least 0"),
-        (("target", 1, 0, 0), "batch is 0; it must be at least 1"),
-        (("target", 3, 0, 4), "batch is 4; .* at most 3"),
-        (("judge", 1, 0), "no model 'judge'; choose target or drafter"),
-    ],
-)
-def test_wrong_arguments(arguments: tuple[str, int, int], message: str):
-    with pytest.raises(UsageError, match=message):
-        codellama()(*arguments)
 
 
 def test_a_heads_forward_is_a_roofline_of_its_matrices():
@@ -204,3 +167,108 @@ def test_a_heads_forward_beside_a_measured_target_is_its_share_of_the_weights():
     target = latency.target
     share = (target.layer_weights + target.vocab * target.dim) / target.weights
     assert measured.head(Work(1, 0), 4, 32) == round(measured("target", 4, 32) * share)
+
+
+# Times on a grid: at its points, between them, below and above.
+
+
+# rows 1, 3; context 0, 100; batch 1, 4: a plane 1000 + 100 (rows - 1) + context + 50 (batch - 1)
+POINTS = [
+    [rows, context, batch, 1000 + 100 * (rows - 1) + context + 50 * (batch - 1)]
+    for rows in (1, 3)
+    for context in (0, 100)
+    for batch in (1, 4)
+]
+
+
+BENT = [[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 80]]
+
+
+@pytest.mark.parametrize(
+    ("points", "at", "expected"),
+    [
+        pytest.param(POINTS, (2.5, 30, 2), 1000 + 150 + 30 + 50, id="in three dimensions"),
+        pytest.param(BENT, (3, 0, 1), 50, id="bent, second part"),
+        pytest.param([[2, 64, 1, 10], [4, 64, 1, 30]], (1, 0, 1), 10, id="constant below the first point"),
+        pytest.param(
+            [[1, 0, 1, 10], [2, 0, 1, 20], [4, 0, 1, 60]], (10, 0, 1), 180, id="the last line goes on"
+        ),
+        pytest.param([[1, 0, 1, 10], [2, 0, 1, 9]], (50, 0, 1), 9, id="unless it falls"),
+    ],
+)
+def test_times_of_a_grid(points, at, expected):
+    assert Grid.of(points)(*at) == pytest.approx(expected)
+
+
+def test_one_row_is_the_median_over_the_contexts():
+    assert Grid.of([[1, 0, 1, 10], [1, 50, 1, 11], [1, 100, 1, 30]]).one_row == 11
+
+
+MODEL = 'dim = 128, ffn = 256, kv_heads = 1, vocab = 100, dtype = "float32", source = "measured"'
+BIG = "measured = [[1, 0, 1, 2000], [5, 0, 1, 2400], [1, 0, 2, 2100.5], [5, 0, 2, 3000]]"
+SMALL = "measured = [[1, 0, 1, 500]]"
+MEASURED = f"""
+name = "here"
+title = "this machine"
+source = "measured on a test"
+default = "toy"
+devices = [
+    {{ name = "cpu:0", role = "drafter", label = "CPU core 0", gpus = 1 }},
+    {{ name = "cpu:1", role = "target", label = "CPU core 1", gpus = 1 }},
+]
+hardware = {{ name = "test", link_gb_s = 1, source = "measured" }}
+step = {{ communicate_ms = 0.5, sample_ms = 0.25, move_ms = 0.5, source = "measured" }}
+[models]
+big = {{ title = "big", layers = 2, {BIG}, {MODEL} }}
+small = {{ title = "small", layers = 1, {SMALL}, {MODEL} }}
+[pairs]
+toy = {{ title = "toy", drafter = "small", target = "big", source = "measured" }}
+"""
+
+
+def write(tmp_path: Path, text: str = MEASURED) -> Path:
+    path = tmp_path / "here.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_measured_profile_loads_by_path_and_has_the_grids_times(tmp_path: Path):
+    profile = Profile.load(str(write(tmp_path)))
+    latency = profile.latency()
+    assert (profile.name, profile.gpus) == ("here", ("cpu:0", "cpu:1"))
+    assert [latency("target", r, 0) for r in (1, 2, 5, 9)] == [2000, 2100, 2400, 2800]
+    # ten rows of two sequences are five each
+    assert latency("target", 10, 0, batch=2) == 3000
+    assert latency("drafter", 7, 300) == 500
+    assert latency.c == 4
+    # 1,024 bytes of KV a row and layer, two layers: 20.48 us for ten rows, and the hop
+    assert latency.move_us("target", 10) == round(500 + 20.48)
+
+
+def test_a_measured_profile_has_no_times_of_layers(tmp_path: Path):
+    latency = Profile.read(write(tmp_path)).latency()
+    assert latency.parallel("target", 1, 0, 1) == 2000
+    with pytest.raises(UsageError, match=r"measured in whole forwards.*such as 8xA100"):
+        latency.parallel("target", 1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (f"{SMALL}, ", "", "drafter_speed is missing; the model small has no speed"),
+        (SMALL, "speed = 3", "does not say hardware.bandwidth_gb_s"),
+        (SMALL, f"speed = 3, {SMALL}", "leave the speed out"),
+        (SMALL, "measured = []", "models.small.measured is empty"),
+        ('default = "toy"', 'default = "toy"\ngpus = 2', "devices is missing, or gpus"),
+        ("[1, 0, 1, 500]", "[1, 0, 500]", r"models.small.measured: \[1, 0, 500\] is no point"),
+        ("[1, 0, 1, 500]", '[1, 0, 1, "x"]', "is no point"),
+        ("[1, 0, 1, 500]", "[0, 0, 1, 5]", "out of range"),
+        ("[1, 0, 1, 500]", "[1, 0, 1, nan]", "out of range"),
+        ("[1, 0, 1, 500]", "[1, 0, 1, 5], [1, 0, 1, 6]", "measured twice"),
+        ("[1, 0, 1, 500]", "[1, 0, 1, 5], [2, 10, 1, 6]", r"no time for rows, context, batch = \[1, 10, 1\]"),
+    ],
+)
+def test_a_broken_measured_profile(old: str, new: str, message: str, tmp_path: Path):
+    assert old in MEASURED
+    with pytest.raises(UsageError, match=message):
+        Profile.read(write(tmp_path, MEASURED.replace(old, new)))

@@ -31,7 +31,6 @@ def opened(profile, pair, rate):
 
 
 def rate_of(alpha: float, gamma: int) -> float:
-    """Return the acceptance rate at which a share alpha of gamma drafts is accepted."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
