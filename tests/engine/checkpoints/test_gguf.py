@@ -26,24 +26,24 @@ IDS = [5, 90, 17, 200, 31, 8, 254]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "gguf"
 
 
-def reference_logits(file: Path) -> torch.Tensor:
+def reference_logits(file):
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.tensor([IDS])).logits[0]
 
 
-def logits(folder: Path) -> torch.Tensor:
+def logits(folder):
     decoder = load(folder)
     rows, wanted = Rows.chain(0, np.array(IDS), 0), np.arange(len(IDS))
     return decoder.forward(decoder.new_cache(1, 16), rows, wanted).logits
 
 
-def assert_equal(folder: Path, file: Path) -> None:
+def assert_equal(folder, file):
     torch.testing.assert_close(logits(folder), reference_logits(file), atol=1e-4, rtol=1e-4)
 
 
@@ -115,12 +115,12 @@ def test_a_truncated_file_is_refused(tmp_path, cache, kept):
     refused(file, cache, "not a complete GGUF file")
 
 
-def lying(*, keys: int = 1, tensors: int = 0, body: bytes = b"") -> bytes:
+def lying(*, keys=1, tensors=0, body=b""):
     """Return a file of 5 KB with these counts."""
     return (b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + body).ljust(5000, b"\0")
 
 
-def key(kind: int, value: bytes) -> bytes:
+def key(kind, value):
     return struct.pack("<Q", 1) + b"k" + struct.pack("<I", kind) + value
 
 
@@ -188,7 +188,7 @@ def test_a_disk_with_too_little_space_is_refused(tmp_path, cache, monkeypatch):
 
 
 def test_an_exception_in_the_progress_leaves_no_directory(tmp_path, cache):
-    def stop(progress: Progress) -> None:
+    def stop(progress):
         if progress.done > progress.total / 2:
             raise KeyboardInterrupt
 
@@ -224,7 +224,7 @@ def test_a_llama3_table_of_frequencies_becomes_a_llama3_rotation(tmp_path):
     assert (rope["rope_type"], rope["factor"]) == ("llama3", 8.0)
 
 
-def llama3_table(factor: float, base: float) -> np.ndarray:
+def llama3_table(factor, base):
     """Return llama.cpp's divisors: 1 for short wavelengths, `factor` for long ones."""
     dim = WIDTH // 2
     divisors = []
@@ -241,7 +241,7 @@ def llama3_table(factor: float, base: float) -> np.ndarray:
     return np.array(divisors, np.float32)
 
 
-def refused(file: Path, cache: Path, message: str) -> None:
+def refused(file, cache, message):
     """Check that a conversion fails with one line and leaves no directory."""
     with pytest.raises(ModelError, match=message) as caught:
         converted(file)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from specscope.engine.checkpoints.checkpoint import Checkpoint, pack
 from specscope.engine.checkpoints.loader import load, load_reference
@@ -25,7 +23,7 @@ from tests.engine.model import tiny
 CPU = torch.device("cpu")
 
 
-def test_each_number_is_read_within_half_a_step_of_its_row() -> None:
+def test_each_number_is_read_within_half_a_step_of_its_row():
     matrix = torch.randn(40, 24) * torch.logspace(-6, 3, 40)[:, None]
     matrix[3] = 0
     packed = pack({"a": matrix, "norm": torch.ones(24), "ids": torch.arange(4)})
@@ -42,7 +40,7 @@ def test_each_number_is_read_within_half_a_step_of_its_row() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_head_of_int8_is_half_as_large_and_read_by_the_same_code(kind: str, tmp_path: Path) -> None:
+def test_a_head_of_int8_is_half_as_large_and_read_by_the_same_code(kind, tmp_path):
     config = HeadConfig(kind, D, V, heads=2, masks=3 if kind[0] == "p" else 0, shape=SHAPE, draft_vocab=9)
     config = replace(config, features=(0, 1)) if kind == "eagle3" else config
     tensors = drawn(KINDS[kind].tensors(config)) | {"d2t": torch.arange(9) * 2}
@@ -59,7 +57,7 @@ def test_a_head_of_int8_is_half_as_large_and_read_by_the_same_code(kind: str, tm
     assert {t.dtype for t in stored.values() if t.ndim == 2} == {torch.int8}
 
 
-def test_a_target_of_int8_is_loaded_as_the_matrices_it_represents(tmp_path: Path) -> None:
+def test_a_target_of_int8_is_loaded_as_the_matrices_it_represents(tmp_path):
     tiny.save(tiny.reference("llama"), tmp_path / "target")
     file = tmp_path / "target" / "model.safetensors"
     packed = pack(load_file(file))
@@ -71,7 +69,7 @@ def test_a_target_of_int8_is_loaded_as_the_matrices_it_represents(tmp_path: Path
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_transformers_classes_hold_the_matrices_that_int8_represents(family: str, tmp_path: Path) -> None:
+def test_transformers_classes_hold_the_matrices_that_int8_represents(family, tmp_path):
     tiny.save(tiny.reference(family), tmp_path)
     file, ids = tmp_path / "model.safetensors", torch.tensor([[1, 5, 9, 2]])
     before = load_reference(tmp_path)(input_ids=ids).logits
@@ -92,7 +90,7 @@ AT = "1.0.linear.weight"
 SCALE = f"{AT}.scale"
 
 
-def filled(row: int, value: float) -> Tensor:
+def filled(row, value):
     scales = torch.ones(D)
     scales[row] = value
     return scales
@@ -112,9 +110,7 @@ def filled(row: int, value: float) -> Tensor:
         ({AT: torch.ones(D, D).to(torch.uint8)}, f"unknown to a head .*: {SCALE}$"),
     ],
 )  # fmt: skip
-def test_broken_scales_are_refused_by_name(
-    changes: dict[str, Tensor | None], message: str, tmp_path: Path
-) -> None:
+def test_broken_scales_are_refused_by_name(changes, message, tmp_path):
     config = HeadConfig("medusa", D, V, heads=2)
     write_head(tmp_path, config, drawn(KINDS["medusa"].tensors(config)), int8=True)
     tensors = load_file(tmp_path / "model.safetensors") | changes

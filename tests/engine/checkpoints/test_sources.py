@@ -16,7 +16,7 @@ from tests.engine.checkpoints.gguf_files import write
 
 
 @pytest.fixture(autouse=True)
-def caches(tmp_path, monkeypatch) -> None:
+def caches(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hub, "cached", lambda model: None)
     monkeypatch.chdir(tmp_path)

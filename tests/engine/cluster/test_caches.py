@@ -38,7 +38,7 @@ def cluster(pair):
         yield opened
 
 
-def leave(cluster, size) -> None:
+def leave(cluster, size):
     """Leave the machine `size` free bytes."""
     cluster.placement.pool = replace(cluster.placement.pool, memory=Memory(measure=lambda _: size))
 
@@ -47,7 +47,7 @@ def run(cluster, method="speculative", new=NEW, prompts=1, **options):
     return cluster.run(method, *[PROMPT] * prompts, limits=Limits(new), **options)
 
 
-def needed(cluster, monkeypatch, method, **options) -> list[CacheMemory]:
+def needed(cluster, monkeypatch, method, **options):
     """Return what the workers' caches hold and need before a run, which then runs."""
     found = list[CacheMemory]()
     real = memory.caches_of
@@ -57,7 +57,7 @@ def needed(cluster, monkeypatch, method, **options) -> list[CacheMemory]:
     return found
 
 
-def allocated(cluster) -> int:
+def allocated(cluster):
     """Return the bytes of all tensors of all KV caches."""
     held = [c for w in cluster.placement.workers for c in w._host.forwards.caches.values()]
     tensors = [t for c in held if isinstance(c, Cache) for t in (c.tensor, c.features) if t is not None]

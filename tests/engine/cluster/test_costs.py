@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
 from dataclasses import replace
 
 import pytest
@@ -27,9 +26,7 @@ CURVE: Curve = ((1, 0.1), (512, 0.2))
 
 
 @pytest.fixture
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Generator[specscope.Cluster]:
+def cluster(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("costs")
     monkeypatch.setenv("SPECSCOPE_CACHE", str(folder / "cache"))
     with specscope.open(
@@ -39,7 +36,7 @@ def cluster(
 
 
 @pytest.mark.parametrize("name", profiles())
-def test_a_profiles_costs_are_its_latencies(name: str) -> None:
+def test_a_profiles_costs_are_its_latencies(name):
     latency = Profile.load(name).latency()
     costs = profile_costs(latency)
     assert [rows for rows, _ in costs.target] == [*ROWS]
@@ -49,12 +46,10 @@ def test_a_profiles_costs_are_its_latencies(name: str) -> None:
     assert costs.judging >= (latency.sample_us + latency.communicate_us) / 1e6
 
 
-def test_target_and_drafter_are_measured_once(
-    cluster: specscope.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_target_and_drafter_are_measured_once(cluster, monkeypatch):
     measured, asked = list[tuple[str, tuple[int, ...]]](), list[bool]()
 
-    def measure(place: object, cancel: threading.Event, model: str, rows: tuple[int, ...]) -> Curve:
+    def measure(place, cancel, model, rows):
         measured.append((model, rows))
         return CURVE
 
@@ -69,18 +64,16 @@ def test_target_and_drafter_are_measured_once(
     assert asked == [True]
 
 
-def test_the_measurement_of_real_forwards_gives_a_run(cluster: specscope.Cluster) -> None:
+def test_the_measurement_of_real_forwards_gives_a_run(cluster):
     fixed = cluster.run("speculative", (5, 9, 23), limits=LIMITS, load=Load((0.0,), batch=1))
     trace = cluster.run("speculative", (5, 9, 23), limits=LIMITS, load=LOAD)
     assert trace.token_ids() == fixed.token_ids()
 
 
-def test_a_run_that_is_stopped_while_it_measures_ends_as_cancelled(
-    cluster: specscope.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_while_it_measures_ends_as_cancelled(cluster, monkeypatch):
     cancel = threading.Event()
 
-    def measure(*_: object) -> Curve:
+    def measure(*_):
         cancel.set()
         return ()
 
@@ -97,7 +90,7 @@ VERIFY = ((1, 0.1), (8, 0.2))
 PLAN = Plan(3, 3, 2.5, 2.0, seconds=0.05)
 
 
-def trace_of(kind: str, seconds: float, temperature: float = 0):
+def trace_of(kind, seconds, temperature=0):
     """Return a run with this time per token."""
     trace = sample_trace(kind, tokens=24)
     start = max(s.end for s in trace.spans if s.kind == "prefill")
@@ -113,7 +106,7 @@ def path(tmp_path):
     return tmp_path / "new" / "learned.json"
 
 
-def test_a_prediction_has_the_median_and_the_range_of_earlier_runs(path) -> None:
+def test_a_prediction_has_the_median_and_the_range_of_earlier_runs(path):
     for seconds in (0.1, 0.05, 0.025):  # half as fast as predicted, as fast, twice as fast
         learn(path, trace_of("speculative", seconds), PLAN, VERIFY)
     found = scaled(path, PLAN, "speculative", VERIFY, greedy=True)
@@ -121,20 +114,20 @@ def test_a_prediction_has_the_median_and_the_range_of_earlier_runs(path) -> None
     assert found.runs == found.facts()["runs"] == 3
 
 
-def test_plain_decoding_is_learned_too(path) -> None:
+def test_plain_decoding_is_learned_too(path):
     learn(path, trace_of("speculative", 0.05), PLAN, VERIFY)
     learn(path, trace_of("autoregressive", 0.12), None, VERIFY)
     assert scaled(path, PLAN, "speculative", VERIFY, greedy=True).speedup == pytest.approx(0.12 / 0.05)
 
 
-def test_other_methods_and_sampled_runs_are_kept_apart(path) -> None:
+def test_other_methods_and_sampled_runs_are_kept_apart(path):
     learn(path, trace_of("speculative", 0.025), PLAN, VERIFY)
     assert scaled(path, PLAN, "pearl", VERIFY, greedy=True) == PLAN
     assert scaled(path, PLAN, "speculative", VERIFY, greedy=False) == PLAN
     assert "runs" not in PLAN.facts()
 
 
-def test_disturbed_short_and_failed_runs_do_not_count(path) -> None:
+def test_disturbed_short_and_failed_runs_do_not_count(path):
     busy, short, failed = (trace_of("speculative", 0.025) for _ in range(3))
     busy.header.environment["cores"] = 2
     busy.occupancy.append(Occupancy(OTHERS, 0, 0.5, 0))
@@ -146,7 +139,7 @@ def test_disturbed_short_and_failed_runs_do_not_count(path) -> None:
     assert not path.exists()
 
 
-def test_the_last_runs_are_kept_and_a_broken_file_counts_as_none(path) -> None:
+def test_the_last_runs_are_kept_and_a_broken_file_counts_as_none(path):
     for seconds in (0.1, *[0.05] * KEPT):
         learn(path, trace_of("speculative", seconds), PLAN, VERIFY)
     found = scaled(path, PLAN, "speculative", VERIFY, greedy=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 import specscope
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.session import Cluster
 from specscope.engine.types import Limits, Sampling
 from tests.engine.checkpoints.gguf_files import write
 from tests.engine.runtimes.processes import six_cores
@@ -29,14 +25,14 @@ METHODS = {
 }
 
 
-def text(cluster: Cluster, method: str, sampling: Sampling = GREEDY, **config: object) -> tuple[int, ...]:
+def text(cluster, method, sampling=GREEDY, **config):
     trace = cluster.run(method, PROMPT, config=config, sampling=sampling, limits=NEW)
     assert trace.status == "done"
     return tuple(trace.token_ids())
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[bool, tuple[int, ...]]:
+def expected():
     """Whether the text is greedy -> the target's own text."""
     with specscope.open(target=TARGET, **THREADS) as cluster:
         texts = {s.greedy: text(cluster, "autoregressive", s) for s in (GREEDY, WARM)}
@@ -45,25 +41,23 @@ def expected() -> dict[bool, tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module", params=["int4", "int8"])
-def threads(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def threads(request):
     with specscope.open(target=TARGET, drafter=request.param, **THREADS) as cluster:
         assert cluster.pair.drafter_path == TARGET / request.param
         yield cluster
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_greedy_texts_are_the_targets(
-    method: str, threads: Cluster, expected: dict[bool, tuple[int, ...]]
-) -> None:
+def test_greedy_texts_are_the_targets(method, threads, expected):
     assert text(threads, method, **METHODS[method]) == expected[True]
 
 
-def test_most_drafts_are_accepted(threads: Cluster) -> None:
+def test_most_drafts_are_accepted(threads):
     rounds = threads.run("speculative", PROMPT, config={"gamma": 6}, limits=Limits(60)).rounds
     assert 0.6 < sum(r.accepted for r in rounds) / sum(r.drafted for r in rounds) <= 1
 
 
-def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads: Cluster) -> None:
+def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads):
     trace = threads.run("speculative", PROMPT, limits=Limits(4))
     spans = [s for s in trace.spans if s.step == 0]
     prefills = {s.model for s in spans if s.kind == "prefill"}
@@ -76,9 +70,7 @@ def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads: Cluster) -> No
         assert (prefills, moved) == ({"target", "drafter"}, [])
 
 
-def test_a_long_prompts_rows_move_in_parts(
-    threads: Cluster, expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompts_rows_move_in_parts(threads, expected, monkeypatch):
     monkeypatch.setattr("specscope.engine.run.models.PREFILL_ROWS", 5)
     trace = threads.run("speculative", PROMPT, limits=NEW)
     assert tuple(trace.token_ids()) == expected[True]
@@ -97,13 +89,11 @@ def test_a_long_prompts_rows_move_in_parts(
         ("easyspec", {"size": 2, "gamma": 3, "calibrate": False, "drafts": "greedy"}),
     ],
 )
-def test_greedy_drafts_leave_the_warm_text_as_it_is(
-    method: str, config: dict[str, object], threads: Cluster, expected: dict[bool, tuple[int, ...]]
-) -> None:
+def test_greedy_drafts_leave_the_warm_text_as_it_is(method, config, threads, expected):
     assert text(threads, method, WARM, **config) == expected[False]
 
 
-def test_a_header_names_the_form_and_opens_the_same_models_again(threads: Cluster) -> None:
+def test_a_header_names_the_form_and_opens_the_same_models_again(threads):
     header = threads.run("speculative", PROMPT, limits=Limits(2)).header
     assert header.target_path == str(TARGET)
     assert header.drafter_path == str(threads.pair.drafter_path)
@@ -123,9 +113,7 @@ def test_a_header_names_the_form_and_opens_the_same_models_again(threads: Cluste
     ],
     ids=str,
 )
-def test_texts_do_not_depend_on_the_runtime(
-    form: str, place: dict[str, str], expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_do_not_depend_on_the_runtime(form, place, expected, monkeypatch):
     monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
     with specscope.open(target=TARGET, drafter=form, **place) as cluster:
         if place.get("dtype") == "bfloat16":
@@ -136,9 +124,7 @@ def test_texts_do_not_depend_on_the_runtime(
         assert text(cluster, "tree", WARM, width=2, depth=2, drafts="greedy") == expected[False]
 
 
-def test_processes_that_split_a_form_draft_for_the_targets_text(
-    expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_split_a_form_draft_for_the_targets_text(expected, monkeypatch):
     monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
     with specscope.open(target=TARGET, drafter="int4", device="cpu", drafter_tp=2) as cluster:
         trace = cluster.run("speculative", PROMPT, config={"gamma": 3}, limits=Limits(8))
@@ -146,7 +132,7 @@ def test_processes_that_split_a_form_draft_for_the_targets_text(
     assert sum(r.accepted for r in trace.rounds) > 3
 
 
-def test_several_forms_race(expected: dict[bool, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_forms_race(expected, monkeypatch):
     monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
     with specscope.open(target=TARGET, drafter=["int4", "int8"], **THREADS) as cluster:
         trace = cluster.run("dsi", PROMPT, config={"drafters": 2, "lookahead": 2}, limits=NEW)
@@ -155,7 +141,7 @@ def test_several_forms_race(expected: dict[bool, tuple[int, ...]], monkeypatch: 
         assert len({s.device for s in trace.spans if s.model == "drafter"}) == 2
 
 
-def test_a_gguf_file_drafts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_drafts_for_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("specscope.engine.model.weights.PACKED_FROM", 0)
     file = write(tmp_path / "a.gguf", "Q4_0")

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -20,18 +19,18 @@ PLACES = {
 }
 
 
-def under_asyncio_run(cell: Callable[[], object]) -> object:
-    async def main() -> object:
+def under_asyncio_run(cell):
+    async def main():
         return cell()
 
     return asyncio.run(main())
 
 
-def in_a_notebook(cell: Callable[[], object]) -> object:
+def in_a_notebook(cell):
     """Call a cell as a kernel does whose loop runs for ever: from a callback, outside any task."""
     loop, outcomes = asyncio.new_event_loop(), []
 
-    def execute() -> None:
+    def execute():
         try:
             outcomes.append(cell())
         finally:

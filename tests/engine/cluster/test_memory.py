@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from functools import partial
 from math import prod
-from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
@@ -17,7 +16,6 @@ from specscope.engine.checkpoints.sizes import Split, layer_sizes, model_size, s
 from specscope.engine.cluster import memory
 from specscope.engine.cluster.memory import MACHINE, Memory, Part, parse_limits
 from specscope.engine.errors import ModelError, UsageError
-from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.shard import SplitHead
 from specscope.engine.model.weights import LayerNorm, Linear, Norm
 from specscope.engine.trace.events import Device
@@ -28,7 +26,7 @@ from tests.engine.model.together import on_ranks
 CORES = tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in range(3))
 
 
-def held(decoder: Decoder) -> int:
+def held(decoder):
     """Return the bytes of a loaded decoder's weights; a tied head is a view of the embeddings."""
     layers = [getattr(layer, name) for layer in decoder.layers for name in layer.__slots__]
     linears = [x for x in layers if isinstance(x, Linear)]
@@ -77,7 +75,7 @@ def test_sizes_of_ranks(path, ways):
         assert size.per_token == decoder.new_cache(1, 1).tensor[:, :, :, 0].nbytes
 
 
-def tensor_bytes(decoder: Decoder) -> int:
+def tensor_bytes(decoder):
     """Return the bytes of all tensors that a decoder reaches, packed ones included."""
     seen, found, todo = set[int](), dict[int, int](), list[object]([decoder])
     while todo:
@@ -99,7 +97,7 @@ def tensor_bytes(decoder: Decoder) -> int:
 
 
 @pytest.fixture(scope="module")
-def untied(tmp_path_factory) -> Path:
+def untied(tmp_path_factory):
     folder = tmp_path_factory.mktemp("untied")
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 4096}
     tiny.save(tiny.reference("llama", **sizes), folder)

@@ -23,7 +23,7 @@ CORE = min(os.sched_getaffinity(0))
 CPU = Device(f"cpu:{CORE}", "target", "CPU core", "cpu")
 
 
-def collect(devices, count: int, **settings) -> list[Occupancy]:
+def collect(devices, count, **settings):
     """Sample until there are `count` rows."""
     rows: list[Occupancy] = []
     start = time.perf_counter_ns()
@@ -34,14 +34,14 @@ def collect(devices, count: int, **settings) -> list[Occupancy]:
     return rows
 
 
-def wait_for(condition, seconds: float = 60) -> None:
+def wait_for(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     assert condition()
 
 
-def sampling() -> bool:
+def sampling():
     return any(thread.name == "occupancy" for thread in threading.enumerate())
 
 
@@ -79,7 +79,7 @@ def test_a_worker_that_ends_loses_its_samples_and_the_others_stay():
         worker.wait()
         for _ in range(3):
             count = len(rows)
-            wait_for(lambda: len(rows) > count + 2)  # noqa: B023 - called at once
+            wait_for(lambda: len(rows) > count + 2)  # noqa: B023
         sampler.stop()
     assert {row.device for row in rows[count + 1 :]} == {CPU.name}
 
@@ -106,7 +106,7 @@ def test_stop_is_quick_and_final():
 
 
 def test_an_error_of_emit_ends_only_the_sampling_and_emit_may_stop_it():
-    def refuse(_: Occupancy) -> None:
+    def refuse(_):
         raise OSError("disk full")
 
     sampler = Sampler([CPU], refuse, lambda: 0, 0.01)
@@ -123,7 +123,7 @@ class Nvml(ModuleType):
     class NVMLError(Exception):
         """As pynvml names it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("pynvml")
         self.open, self.lost = 0, False
 

@@ -59,7 +59,7 @@ def test_a_profiles_pair_without_a_drafter_runs_the_methods_that_need_none(profi
 @pytest.mark.parametrize(
     "tokens", ["bernoulli", "bernoulli:1.5", "bernoulli:0.5:spread=1", "bernoulli:0.5:doubt", "poisson:1"]
 )
-def test_a_wrong_token_source_is_refused(tokens: str):
+def test_a_wrong_token_source_is_refused(tokens):
     with pytest.raises(UsageError, match=f"tokens is '{tokens}'; it must be pair or bernoulli:RATE"):
         specscope.open(runtime="virtual", profile="8xA100", tokens=tokens)
 

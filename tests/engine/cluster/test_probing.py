@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
@@ -25,7 +24,6 @@ from specscope.engine.cluster.measurements import (
 from specscope.engine.cluster.probing import orders_of, probe_of, rates_of
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.drafting.static import tree
-from specscope.engine.model.language import LanguageModel
 from specscope.engine.trace.events import Decision, Header, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
@@ -49,9 +47,7 @@ QUIET = lambda: 0.0  # noqa: E731
 PROMPT, LIMITS = [5, 9, 23, 4], Limits(16)
 
 
-def draft(
-    *nodes: tuple[int, str], step: int = 1, position: int = 4, q: tuple[float, ...] = ()
-) -> list[Decision]:
+def draft(*nodes, step=1, position=4, q=()):
     """Return the rows of a draft of (parent, outcome) nodes."""
     levels = {-1: -1}
     rows = list[Decision]()
@@ -86,7 +82,7 @@ def test_orders_count_the_most_probable_nodes_of_the_first_levels():
     assert orders_of([likely, other]) == ((0.5, 0.5), (0.5, 0.0, 1.0))
 
 
-def trace_of(*drafts: list[Decision]) -> Trace:
+def trace_of(*drafts):
     """Return a trace in which the draft of step s takes 10 s and 20 s, its verification 50 s."""
     header = Header(
         "id", "", "eagle", "EAGLE", {}, ("",), ((1, 2, 3, 4),), {}, {"max_new_tokens": 9}, "", "", (), "", ""
@@ -176,7 +172,7 @@ def test_the_file_depends_on_models_method_and_machine(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> Pair:
+def pair(tmp_path_factory):
     """A tiny target that is its own drafter, with random heads."""
     folder = tmp_path_factory.mktemp("planned")
     save_with_tokenizer(drifting("llama"), folder / "target")
@@ -185,7 +181,7 @@ def pair(tmp_path_factory) -> Pair:
 
 
 @pytest.fixture
-def quick(tmp_path, monkeypatch) -> None:
+def quick(tmp_path, monkeypatch):
     """Measure a few rounds and store them in a folder of the test."""
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(probing, "BUDGET_S", 0.0)
@@ -194,12 +190,12 @@ def quick(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def cluster(pair, quick) -> Iterator[specscope.Cluster]:
+def cluster(pair, quick):
     with specscope.open(pair, runtime="local-thread", device="cpu", plans=True) as opened:
         yield opened
 
 
-def planned(cluster: specscope.Cluster, method: str, **config: object) -> Trace:
+def planned(cluster, method, **config):
     return cluster.run(method, PROMPT, config=config, limits=LIMITS)
 
 
@@ -248,13 +244,13 @@ def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_tha
 
 
 def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, monkeypatch):
-    def draft(opened: specscope.Cluster) -> list[float]:
+    def draft(opened):
         plan = planned(opened, "hydra").header.environment["planned"]
         return [plan[fact] for fact in ("nodes", "levels", "tokens_per_forward")]
 
     first = draft(cluster)
 
-    def forbidden(*_: object) -> None:
+    def forbidden(*_):
         raise AssertionError("measured again")
 
     monkeypatch.setattr(measurements, "measure_probe", forbidden)
@@ -318,7 +314,7 @@ def test_a_method_without_a_drafter_is_refused_before_anything_is_measured(pair,
 
 
 @pytest.fixture(scope="module")
-def model(pair) -> LanguageModel:
+def model(pair):
     return load(pair.target_path)
 
 

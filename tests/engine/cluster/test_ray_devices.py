@@ -27,24 +27,24 @@ from specscope.engine.runtimes.ray.worker import Node
 HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
 
 
-def options(**options) -> Options:
+def options(**options):
     return Options(runtime="ray", **options)
 
 
 class Nodes:
     """Nodes of a number of processors each, without Ray."""
 
-    def __init__(self, *cpus: int, resource: str = "CPU") -> None:
+    def __init__(self, *cpus, resource="CPU"):
         self._resource, self.reserved = resource, list[str]()
         self.start, self.watch = Mock(), Mock()
         self.cpus, self._used = list(cpus), dict[int, int]()
         self.places: dict[str, Place] = {}
 
-    def take(self, node: int, count: int) -> None:
+    def take(self, node, count):
         """Reserve processors for this and other sessions together."""
         self._used[node] = self._used.get(node, 0) + count
 
-    def reserve(self, bundles) -> None:
+    def reserve(self, bundles):
         self.reserved += map(str, bundles)
         self.places |= {name: HELD for bundle in bundles for name in bundle.devices}
 
@@ -208,17 +208,17 @@ HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "
 class FakeRay:
     """Two nodes that Ray believes alive; `down` has those whose ports take no connections."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.connected, self.down = False, set[tuple[str, int]]()
         self._private = SimpleNamespace(worker=SimpleNamespace(print_to_stdstream=print))
 
-    def init(self, **_) -> None:
+    def init(self, **_):
         self.connected = True
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         self.connected = False
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return self.connected
 
     def get_runtime_context(self):
@@ -228,12 +228,12 @@ class FakeRay:
         other = OWN | {"NodeID": "b", "NodeManagerAddress": "10.0.0.2"}
         return [{**node, "Alive": True, "Resources": {"CPU": 1}} for node in (OWN, other)]
 
-    def reachable(self, host: str, port: int) -> bool:
+    def reachable(self, host, port):
         return (host, port) not in self.down
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def ray(monkeypatch):
     fake = FakeRay()
     monkeypatch.setattr(ray_cluster, "import_ray", lambda *, starts: fake)
     monkeypatch.setattr(ray_cluster, "checked", lambda address: address)
@@ -245,7 +245,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(ray) -> None:
+def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(ray):
     cluster, worker = RayCluster(HEAD, 1), Mock()
     cluster.watch(worker)
     assert [node.name for node in cluster.nodes()] == ["node 1 (10.0.0.1)", "node 2 (10.0.0.2)"]
@@ -265,7 +265,7 @@ def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(r
     again.close()
 
 
-def test_a_head_that_is_silent_for_a_moment_ends_nothing(ray) -> None:
+def test_a_head_that_is_silent_for_a_moment_ends_nothing(ray):
     cluster, worker, silent = RayCluster(HEAD, 1), Mock(), iter([False] * (ray_cluster.HEADLESS - 1))
     cluster._head_answers = lambda: next(silent, True)
     cluster.watch(worker)
@@ -277,7 +277,7 @@ def test_a_head_that_is_silent_for_a_moment_ends_nothing(ray) -> None:
     cluster.close()
 
 
-def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_goes_on(ray) -> None:
+def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_goes_on(ray):
     cluster = RayCluster(HEAD, 1)
     ray.down.add(("10.0.0.2", 1))
     assert [node.own for node in cluster.nodes()] == [True]
@@ -287,7 +287,7 @@ def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_
     cluster.close()
 
 
-def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playground(monkeypatch) -> None:
+def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playground(monkeypatch):
     name, fake = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", SimpleNamespace()
     monkeypatch.setattr(os, "environ", {key: value for key, value in os.environ.items() if key != name})
     monkeypatch.setitem(sys.modules, "ray", fake)

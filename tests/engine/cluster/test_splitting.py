@@ -52,7 +52,7 @@ def test_devices_are_filled_in_order_and_no_layer_is_split(limits, tokens, spans
     assert layer_spans(LAYERS, limits, tokens) == spans
 
 
-def gpus(free, dtype="float32") -> LocalDevices:
+def gpus(free, dtype="float32"):
     """Return the bundled pair on stand-ins for GPUs with these free bytes."""
     devices, by_name = GPUS[: len(free)], dict(zip((gpu.name for gpu in GPUS), free, strict=False))
     memory = Memory(measure=lambda device: by_name[device.name])
@@ -116,7 +116,7 @@ def test_what_cannot_run_on_a_split_target_is_refused():
     assert replace(pool, spans=()).servers(1) == 2
 
 
-def names(path, span) -> set[str]:
+def names(path, span):
     """Return the names of the tensors that a stage needs, from the file's own names."""
     with safe_open(path / "model.safetensors", framework="pt") as file:
         keys = set(file.keys())
@@ -216,7 +216,7 @@ def untied(tmp_path_factory):
     return replace(Pair.of(folder), heads_path=heads)
 
 
-def opened(pair, spans, heads=()) -> specscope.Cluster:
+def opened(pair, spans, heads=()):
     """Open a pair on two threads, with its target split into these layers."""
     pool = LocalDevices(pair, Options("local-thread"), devices_of("cpu")[:2], spans)
     return specscope.Cluster(pair, Placement("local-thread", pool, base_layout(pair)), heads)

@@ -27,7 +27,7 @@ class Both:
         save(self.reference, path)
         self.decoder = load(path)
 
-    def expected(self, tokens) -> torch.Tensor:
+    def expected(self, tokens):
         """Return transformers' logits after each token of a text, (T, V)."""
         with torch.inference_mode():
             return self.reference(torch.tensor([list(tokens)]), use_cache=False).logits[0]

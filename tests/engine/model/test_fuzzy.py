@@ -31,13 +31,13 @@ def models(request, tmp_path_factory):
     return load(str(path), device="cpu", dtype=torch.float32, name="drafter"), reference
 
 
-def forward(decoder, tokens, fuzzy: Fuzzy | None = None, hidden: tuple[int, ...] = ()):
+def forward(decoder, tokens, fuzzy=None, hidden=()):
     cache = decoder.new_cache(1, 32)
     rows = Rows.chain(0, tokens, 0)
     return decoder.forward(cache, rows, np.arange(len(tokens)), hidden, fuzzy), cache
 
 
-def algorithm_2(model, tokens, groups) -> torch.Tensor:
+def algorithm_2(model, tokens, groups):
     """Return the logits (T, V) of the paper's algorithm 2, with transformers' modules."""
     inner = model.model
     h = inner.embed_tokens(torch.tensor([tokens]))
@@ -85,7 +85,7 @@ class Half:
 
     ways = 2
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank):
         self.rank = rank
 
     def swap(self, mine, count, like):

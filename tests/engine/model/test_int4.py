@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,11 +26,11 @@ BF16 = 2.0**-8
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded():
     torch.manual_seed(0)
 
 
-def grid(*, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+def grid(*, symmetric):
     """Return weights on a grid of 16 steps per group, and each group's |scale| and |minimum|.
 
     As in GGUF's files, scales and minima are fp16. `symmetric` is Q4_0: (q - 8) scale, with a q of
@@ -49,13 +48,13 @@ def grid(*, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
     return weight.flatten(1), scale.abs(), minimum.abs()
 
 
-def matrix_of(product: Callable[[Tensor], Tensor]) -> Tensor:
+def matrix_of(product):
     """Return W as a product holds it: its output for the rows of the identity."""
     return product(torch.eye(IN)).float().t()
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_weights_on_a_grid_of_16_steps_come_back(symmetric: bool) -> None:
+def test_weights_on_a_grid_of_16_steps_come_back(symmetric):
     weight, scale, minimum = grid(symmetric=symmetric)
     q, step, zero = quantised(weight)
     assert (q.dtype, int(q.min()), int(q.max())) == (torch.int32, 0, 15)
@@ -68,7 +67,7 @@ def test_weights_on_a_grid_of_16_steps_come_back(symmetric: bool) -> None:
     assert float((bound / scale).quantile(0.9)) < 0.25, "half a step would be rounding to int4 again"
 
 
-def test_each_group_has_the_better_of_both_grids() -> None:
+def test_each_group_has_the_better_of_both_grids():
     first, second = grid(symmetric=True)[0], grid(symmetric=False)[0]
     weight = torch.cat([first[:, :GROUP], second[:, GROUP:]], 1)
     q, scale, zero = quantised(weight)
@@ -76,7 +75,7 @@ def test_each_group_has_the_better_of_both_grids() -> None:
     torch.testing.assert_close(exact.flatten(1), weight, rtol=0, atol=1e-6)
 
 
-def test_other_weights_are_rounded_within_half_a_step_and_equal_ones_are_kept() -> None:
+def test_other_weights_are_rounded_within_half_a_step_and_equal_ones_are_kept():
     weight = torch.randn(OUT, IN)
     weight[5], weight[6, :GROUP] = 0.0, 0.25
     q, scale, zero = quantised(weight)
@@ -93,9 +92,7 @@ def test_other_weights_are_rounded_within_half_a_step_and_equal_ones_are_kept() 
 @pytest.mark.parametrize("product", [x86_product, arm_product])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_products_of_processors_are_near_the_exact_one(
-    product: Callable[[Tensor], Callable[[Tensor], Tensor]], dtype: torch.dtype, rows: int
-) -> None:
+def test_products_of_processors_are_near_the_exact_one(product, dtype, rows):
     weight, x = torch.randn(OUT, IN), torch.randn(rows, IN)
     held, exact = product(weight.to(dtype)), x @ weight.t()
     got = held(x.to(dtype)).float()
@@ -106,7 +103,7 @@ def test_products_of_processors_are_near_the_exact_one(
     assert not held(torch.zeros(rows, IN, dtype=dtype)).any()
 
 
-def test_arms_product_keeps_weights_of_q4_0() -> None:
+def test_arms_product_keeps_weights_of_q4_0():
     weight, scale, _ = grid(symmetric=True)
     held = matrix_of(arm_product(weight)).unflatten(1, (-1, GROUP))
     # The rows of x have 8 bits: a one is read as 127 / 128 or so.
@@ -117,11 +114,11 @@ def test_arms_product_keeps_weights_of_q4_0() -> None:
 class Recorded(TorchDispatchMode):
     """Records the arguments of the two operations in int4; the product has the right shape only."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.calls = list[tuple[Any, ...]]()
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         if "int4pack" in str(operation):
             assert all(a.is_contiguous() for a in args if isinstance(a, Tensor))
             facts = [(tuple(a.shape), a.dtype) if isinstance(a, Tensor) else a for a in args]
@@ -134,7 +131,7 @@ class Recorded(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("width", "tiles"), [(32, 2), (64, 4), (96, 2), (128, 8), (320, 4), (576, 4), (1536, 8)]
 )
-def test_cudas_kernel_gets_the_shapes_that_it_takes(width: int, tiles: int) -> None:
+def test_cudas_kernel_gets_the_shapes_that_it_takes(width, tiles):
     with torch.device("meta"), Recorded() as recorded:
         product = cuda_product(torch.empty(OUT, width, dtype=torch.bfloat16))
         y = product(torch.empty(5, width, dtype=torch.bfloat16))
@@ -154,7 +151,7 @@ def test_cudas_kernel_gets_the_shapes_that_it_takes(width: int, tiles: int) -> N
     ]
 
 
-def test_two_weights_share_a_byte_on_cuda_with_the_first_one_above(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_weights_share_a_byte_on_cuda_with_the_first_one_above(monkeypatch):
     weight, packs = grid(symmetric=False)[0].bfloat16(), list[Tensor]()
     monkeypatch.setattr(
         torch.ops.aten, "_convert_weight_to_int4pack", lambda matrix, _: packs.append(matrix) or matrix
@@ -168,7 +165,7 @@ def test_two_weights_share_a_byte_on_cuda_with_the_first_one_above(monkeypatch: 
 @pytest.mark.parametrize(
     ("machine", "kind"), [("x86_64", x86_product), ("arm64", arm_product), ("aarch64", arm_product)]
 )
-def test_the_processor_chooses_the_product(machine, kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_chooses_the_product(machine, kind, monkeypatch):
     monkeypatch.setattr(int4.platform, "machine", lambda: machine)
     weight = torch.randn(OUT, IN)
     assert torch.equal(matrix_of(int4_product(weight)), matrix_of(kind(weight)))
@@ -176,6 +173,6 @@ def test_the_processor_chooses_the_product(machine, kind, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("size", [(40, 96), (48, 80), (48, 16)])
-def test_sizes_that_cannot_be_packed_have_no_product(size: tuple[int, int]) -> None:
+def test_sizes_that_cannot_be_packed_have_no_product(size):
     assert not fits_int4(size)
     assert int4_product(torch.randn(size)) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from specscope.engine.model import int8, weights
@@ -12,20 +11,20 @@ from specscope.engine.model.int8 import PAIRED_STEPS, REFINED, fbgemm_product, h
 from specscope.engine.model.weights import Linear
 
 
-def error(got: Tensor, exact: Tensor) -> float:
+def error(got, exact):
     """Return the error of a product relative to its size."""
     return float((got - exact).std() / exact.std())
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Small matrices, too, have the layouts of large ones."""
     monkeypatch.setattr(weights, "PACKED_FROM", 0)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 40])
 @pytest.mark.parametrize("width", [128, 100, 97])
-def test_a_matrix_for_drafts_is_rounded_to_int8(rows: int, width: int) -> None:
+def test_a_matrix_for_drafts_is_rounded_to_int8(rows, width):
     weight, x, bias = torch.randn(512, width), torch.randn(rows, width), torch.randn(512)
     exact = functional.linear(x, weight, bias)
     rounded = Linear(weight, bias, bits=8)(x)
@@ -35,14 +34,14 @@ def test_a_matrix_for_drafts_is_rounded_to_int8(rows: int, width: int) -> None:
     assert error(Linear(weight, bias)(x), exact) < 1e-5
 
 
-def test_a_few_large_activations_do_not_spoil_the_others() -> None:
+def test_a_few_large_activations_do_not_spoil_the_others():
     weight, x = torch.randn(256, 256), torch.randn(4, 256)
     x[:, 5] *= 50
     assert error(Linear(weight, bits=8)(x), x @ weight.t()) < 0.03, "0.12 without a rotation"
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_row_does_not_depend_on_the_other_rows(bias: bool) -> None:
+def test_a_row_does_not_depend_on_the_other_rows(bias):
     linear = Linear(torch.randn(96, 64), torch.randn(96) if bias else None, bits=8)
     x = torch.randn(8, 64) * torch.logspace(-3, 3, 8)[:, None]
     together = linear(x)
@@ -56,7 +55,7 @@ def test_a_row_does_not_depend_on_the_other_rows(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_rows_of_zeros_give_the_bias_and_leave_others_as_they_are(rows: int) -> None:
+def test_rows_of_zeros_give_the_bias_and_leave_others_as_they_are(rows):
     weight, bias = torch.randn(48, 64), torch.randn(48)
     weight[7] = 0
     linear, x = Linear(weight, bias, bits=8), torch.randn(rows, 64)
@@ -68,7 +67,7 @@ def test_rows_of_zeros_give_the_bias_and_leave_others_as_they_are(rows: int) -> 
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_no_rows_and_all_ways_to_write_give_the_same_product(bits: int) -> None:
+def test_no_rows_and_all_ways_to_write_give_the_same_product(bits):
     linear = Linear(torch.randn(96, 64), torch.randn(96), bits=bits)
     assert linear(torch.empty(0, 64)).shape == (0, 96)
     for rows in (0, 1, 5):
@@ -81,14 +80,14 @@ def test_no_rows_and_all_ways_to_write_give_the_same_product(bits: int) -> None:
         assert torch.equal(x, kept), "the inputs are not changed"
 
 
-def test_the_matrix_is_packed_without_a_second_copy() -> None:
+def test_the_matrix_is_packed_without_a_second_copy():
     weight = torch.randn(96, 64)
     assert not Linear(weight, bits=8).transposed.numel()
     kept = Linear(weight, keep=True, bits=8)
     assert torch.equal(kept.rows(torch.tensor([3, 90])), weight[[3, 90]])
 
 
-def test_the_largest_outputs_of_a_kept_matrix_are_exact() -> None:
+def test_the_largest_outputs_of_a_kept_matrix_are_exact():
     weight, x = torch.randn(300, 64), torch.randn(3, 64)
     exact = x @ weight.t()
     rounded, refined = Linear(weight, bits=8)(x), Linear(weight, keep=True, bits=8)(x)
@@ -102,7 +101,7 @@ def test_the_largest_outputs_of_a_kept_matrix_are_exact() -> None:
 
 @pytest.mark.skipif(not has_fbgemm(), reason="torch has no FBGEMM here")
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_largest_sums_do_not_overflow(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_sums_do_not_overflow(exact, monkeypatch):
     if not exact:  # a processor whose instructions add pairs in 16 bits
         monkeypatch.setattr(int8, "fbgemm_steps", lambda: PAIRED_STEPS)
     weight, x = torch.ones(8, 64), torch.ones(2, 64)
@@ -110,6 +109,6 @@ def test_the_largest_sums_do_not_overflow(exact: bool, monkeypatch: pytest.Monke
     torch.testing.assert_close(got, torch.full((2, 8), 64.0), rtol=0.01, atol=0)
 
 
-def test_processors_without_fbgemm_round_the_matrix_only() -> None:
+def test_processors_without_fbgemm_round_the_matrix_only():
     weight, x = torch.randn(96, 128), torch.randn(5, 128)
     assert error(weight_only_product(weight)(x), x @ weight.t()) < 0.02

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from specscope.engine.checkpoints.loader import load
-from specscope.engine.model.decoder import Decoder
 from specscope.engine.model.fuzzy import Fuzzy
 from specscope.engine.model.memoized import MemoizedModel
 from specscope.engine.model.slots import PROVISIONAL, Rows
@@ -18,7 +17,7 @@ NOTHING = np.empty(0, dtype=np.int64)
 class Counted:
     """A decoder that counts the rows of its forwards."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model):
         self._model, self.rows = model, 0
         self.name, self.vocab_size, self.context, self.depth = (
             "target",
@@ -34,7 +33,7 @@ class Counted:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Decoder:
+def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
     tiny.save(tiny.reference("llama-gqa-tied-bias"), path)
     return load(path)

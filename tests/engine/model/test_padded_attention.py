@@ -25,11 +25,11 @@ def decoder(request, tmp_path_factory):
     return load(path)
 
 
-def rows_of(slot: int, count: int, start: int) -> Rows:
+def rows_of(slot, count, start):
     return Rows.chain(slot, (np.arange(count) * 7 + slot + start) % (tiny.VOCAB - 2) + 1, start)
 
 
-def forward_separately(decoder) -> list[torch.Tensor]:
+def forward_separately(decoder):
     logits = []
     for slot, (length, new) in enumerate(zip(LENGTHS, NEW, strict=True)):
         cache = decoder.new_cache(len(LENGTHS), 64)
@@ -38,7 +38,7 @@ def forward_separately(decoder) -> list[torch.Tensor]:
     return logits
 
 
-def forward_together(decoder, inputs: bool, kv: bool):
+def forward_together(decoder, inputs, kv):
     """Prefill all slots, then run one forward over them, with padded inputs or KV caches.
 
     Returns:
@@ -88,7 +88,7 @@ def test_padding_rows_have_the_parent_of_the_last_row():
 
 
 def test_a_sequence_with_fewer_new_tokens_gets_more_padding():
-    def prefixes(*lengths: int | None) -> list[Prefix]:
+    def prefixes(*lengths):
         return [Prefix(i, np.zeros(n, dtype=np.int64)) for i, n in enumerate(lengths) if n is not None]
 
     alignment = Alignment()

@@ -167,7 +167,7 @@ def path(request, tmp_path_factory):
     return str(path)
 
 
-def is_tied(path: str) -> bool:
+def is_tied(path):
     return json.loads((Path(path) / "config.json").read_text())["tie_word_embeddings"]
 
 

@@ -175,8 +175,7 @@ def drafted(decoder, sampling, draws, fused):
 
 
 @pytest.mark.parametrize(
-    ("family", "way"),
-    sorted({*zip(CONFIGS, cycle(WAYS)), *(("llama", way) for way in WAYS)}),
+    ("family", "way"), sorted({*zip(CONFIGS, cycle(WAYS)), *(("llama", way) for way in WAYS)})
 )
 def test_chains_equal_a_loop(family, way, tmp_path):
     save(reference(family), tmp_path)

@@ -94,7 +94,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def reference(family: str, seed: int = 0, **changes):
+def reference(family, seed=0, **changes):
     """Return a transformers model with random parameters, norms and biases included.
 
     `changes` override fields of its config.
@@ -109,7 +109,7 @@ def reference(family: str, seed: int = 0, **changes):
     return model
 
 
-def save(model, path, **options) -> None:
+def save(model, path, **options):
     """Save a model as safetensors."""
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(path, **options)

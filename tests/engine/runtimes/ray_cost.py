@@ -13,9 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 import specscope
-from specscope.engine.cluster.session import Cluster
 from specscope.engine.layout import Packing
-from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker.jobs import AskCaches, Begin
 from specscope.traces.metrics import measure
@@ -27,12 +25,12 @@ NEW_TOKENS = 48
 PROMPT = "Once upon a time, there was a little dog. One day, the dog"
 
 
-def round_trips(cluster: Cluster) -> list[float]:
+def round_trips(cluster):
     """Return the milliseconds of jobs that ask for the memory of caches and change nothing."""
     worker = cluster.placement.workers_for(cluster.placement.base).by_model["target"][0]
     room = AskCaches(Begin(Sampling(), 1, 8, cluster.placement.vocab_size, Packing()), ())
 
-    async def send() -> list[float]:
+    async def send():
         times = list[float]()
         for _ in range(TRIPS):
             start = time.perf_counter()
@@ -43,14 +41,14 @@ def round_trips(cluster: Cluster) -> list[float]:
     return cluster.placement.on_loop(send())
 
 
-def gaps(trace: Trace) -> list[float]:
+def gaps(trace):
     """Return the milliseconds from a span of one device to the next one's, which waited for it."""
     spans = sorted(trace.spans, key=lambda span: span.start)
     turns = [(a, b) for a, b in pairwise(spans) if a.device != b.device and b.start > a.end]
     return [(b.start - a.end) / 1e6 for a, b in turns]
 
 
-def main(pair: str = "bundled") -> None:
+def main(pair="bundled"):
     """Measure and print."""
     with specscope.open(pair) as here, specscope.open(pair, runtime="ray") as ray:
         clusters = {"local-process": here, "ray": ray}
@@ -78,7 +76,7 @@ def main(pair: str = "bundled") -> None:
     )
 
 
-def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+def summary(times):
     """Return the least and the median milliseconds of each runtime."""
     return {
         name: {"least": round(min(each), 3), "median": round(median(each), 3)} for name, each in times.items()

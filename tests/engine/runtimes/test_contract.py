@@ -103,7 +103,7 @@ def runs(clusters):
     """Return a function that executes RUNS on a runtime at its first call: traces by (name, T)."""
 
     @cache
-    def execute(runtime: str) -> Runs:
+    def execute(runtime):
         run = clusters(runtime).run
         return {
             (name, sampling.temperature): run(
@@ -116,7 +116,7 @@ def runs(clusters):
     return execute
 
 
-def facts(trace: Trace) -> tuple[list[object], ...]:
+def facts(trace):
     """Return the rows of a trace without times, spans and probabilities."""
     timeless = {"time": 0, "verify_span": 0, "span": 0, "draft_span": 0}
     inexact = {"p": 0, "q": 0, "top_p": (), "top_q": ()}
@@ -130,7 +130,7 @@ def facts(trace: Trace) -> tuple[list[object], ...]:
     return decisions, forks, *(list(map(strip, rows)) for rows in tables)
 
 
-def _probabilities(trace: Trace) -> np.ndarray:
+def _probabilities(trace):
     return np.array([(d.p, d.q) for d in trace.decisions], dtype=float)
 
 
@@ -204,7 +204,7 @@ def test_a_trace_is_complete(runtime, clusters, runs):
         check_complete(trace)
 
 
-def check_complete(trace: Trace) -> None:
+def check_complete(trace):
     name, spans = trace.header.method, {s.id: s for s in trace.spans}
     assert len(spans) == len(trace.spans), f"{name}: span ids are unique"
     drafts = [s for s in trace.spans if s.kind == "draft" and s.outcome == "done"]
@@ -237,7 +237,7 @@ def test_a_cancelled_run_leaves_a_trace_with_this_status(cluster):
     stop = threading.Event()
     seen = 0
 
-    def listen(event: object) -> None:
+    def listen(event):
         nonlocal seen
         seen += isinstance(event, Span)
         if seen == 12:
@@ -252,7 +252,7 @@ def test_a_cancelled_run_leaves_a_trace_with_this_status(cluster):
 
 
 def test_a_listener_that_fails_ends_the_run_and_the_next_one_works(cluster):
-    def full(event: object) -> None:
+    def full(event):
         if isinstance(event, Span):
             raise OSError(28, "No space left on device")
 
@@ -264,11 +264,11 @@ def test_a_listener_that_fails_ends_the_run_and_the_next_one_works(cluster):
 def test_one_run_at_a_time(cluster):
     started, refused = threading.Event(), threading.Event()
 
-    def hold(_: object) -> None:
+    def hold(_):
         started.set()
         refused.wait(60)
 
-    def first() -> None:
+    def first():
         cluster.run("autoregressive", PROMPT, limits=Limits(8), listener=hold)
 
     thread = threading.Thread(target=first)

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -30,19 +29,19 @@ def surroundings():
     raise SpecScopeError(f"{os.environ.get('SPECSCOPE_SURROUNDINGS')} {os.getcwd()} {os.getsid(0)}")
 
 
-def start() -> ProcessWorker:
+def start():
     return ProcessWorker(Setup("worker", Device("cpu:0", "", "CPU core 0", "cpu"), 1, None))
 
 
 @pytest.fixture
-def worker() -> Iterator[ProcessWorker]:
+def worker():
     started = start()
     yield started
     started.close()
 
 
 @pytest.fixture
-def server(worker: ProcessWorker) -> psutil.Process:
+def server(worker):
     """The fork server of the worker."""
     return psutil.Process(worker.pid).parent()
 

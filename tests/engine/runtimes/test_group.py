@@ -22,7 +22,7 @@ from tests.engine.worker.harness import AnsweredWorker
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=5)])
 @pytest.mark.parametrize("config", [{}, {"width": 4}, {"calibrate": False}], ids=str)
 def test_two_devices_write_the_rows_of_one(cluster, sampling, config):
-    def rows(devices: int):
+    def rows(devices):
         settings = {"gamma": 4, "devices": devices, **config}
         trace = cluster.run("easyspec", PROMPT, config=settings, sampling=sampling, limits=Limits(24))
         decided = [(d.position, d.token, d.p, d.q, d.u, d.outcome) for d in trace.decisions]
@@ -76,7 +76,7 @@ def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster
     raise AssertionError("one device's attention always waited for the other's")
 
 
-def overlaps(trace) -> int:
+def overlaps(trace):
     """Check the parts of every fuzzy forward; return how many ran both attention layers at once."""
     spans = {s.id: s for s in trace.spans}
     leaders = [s for s in trace.spans if s.kind == "draft" and s.rank == 0]
@@ -189,7 +189,7 @@ PREFIX = Prefix(0, None)  # type: ignore[arg-type]
 BEGIN = Begin(Sampling(), 1, 8, 8, Packing())
 
 
-async def _step() -> None:
+async def _step():
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -197,7 +197,7 @@ async def _step() -> None:
 def on_two_stages(test):
     """Let a test have a pipeline that has begun, and its two stages."""
 
-    async def work() -> None:
+    async def work():
         one, two = AnsweredWorker("one"), AnsweredWorker("two")
         worker = pipeline_of([one, two])  # type: ignore[list-item]
         ticket = worker.submit(BEGIN)

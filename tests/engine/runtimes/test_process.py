@@ -30,13 +30,13 @@ VICTIMS = {
 }
 
 
-def shared_memory() -> set[str]:
+def shared_memory():
     """Return the handles of shared memory that this process holds."""
     handles = Path("/proc/self/fd").iterdir()
     return {handle.name for handle in handles if handle.is_symlink() and "specscope" in os.readlink(handle)}
 
 
-def works(cluster, method: str, config: dict[str, object]) -> bool:
+def works(cluster, method, config):
     """Return whether a short run on the cluster ends with the status done."""
     return cluster.run(method, PROMPT, config=config, limits=Limits(4)).status == "done"
 
@@ -53,7 +53,7 @@ def test_a_killed_or_stopped_worker_fails_its_run_with_an_error_that_names_it(vi
         assert shared_memory() <= handles, "the handles of mapped memory are closed"
         kill = at_span(spans, lambda: os.kill(pid, number))
 
-        def listen(event: object) -> None:
+        def listen(event):
             events.append(event)
             kill(event)
 

@@ -86,7 +86,7 @@ def test_two_sessions_never_have_the_same_device(nodes, monkeypatch):
     second.close()
 
 
-def prompts(method: str) -> tuple[str, ...]:
+def prompts(method):
     return (PROMPT, "Who are you?") if method == "ems" else (PROMPT,)
 
 
@@ -217,11 +217,11 @@ def test_the_page_shows_clocks_stops_and_names_a_killed_node_and_its_next_run_us
     assert_ended([pid for pids in opened.pids for pid in pids])
 
 
-def death(opened, act) -> str:
+def death(opened, act):
     """Return the error of a run in which `act` kills something; it must end within 10 s."""
     began = list[float]()
 
-    def kill() -> None:
+    def kill():
         began.append(time.monotonic())
         act()
 

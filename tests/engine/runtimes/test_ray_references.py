@@ -26,7 +26,7 @@ def test_the_fastest_round_trip_gives_a_clock_and_its_error():
     """The other clock is 5,000 ahead; trips take 2,000 there, 400 back; the fastest 100 and 60."""
     now, trips = [0], iter([(2000, 400)] * 7 + [(100, 60)] + [(2000, 400)] * 8)
 
-    def there() -> int:
+    def there():
         out, back = next(trips)
         now[0] += out + back
         return now[0] - back + 5000
@@ -59,7 +59,7 @@ def test_rows_and_bytes_travel_by_reference_only():
 def test_only_a_server_of_grpc_is_taken_for_rays_head(reply, speaks, capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
+        def answer():
             with suppress(OSError):  # the server is closed
                 while True:
                     with server.accept()[0] as connection, suppress(OSError):

@@ -65,7 +65,7 @@ def opened(pair):
         yield {n: stack.enter_context(specscope.open(pair, device="cpu", **s)) for n, s in splits.items()}
 
 
-def _members(cluster, model: str = "target"):
+def _members(cluster, model="target"):
     (group,) = cluster.placement.workers_for(cluster.placement.base).by_model[model]
     assert isinstance(group, Ensemble)
     return group.members
@@ -181,7 +181,7 @@ def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeyp
         pid = pids[rank]
         kill = at_span(12, lambda: os.kill(pid, number))
 
-        def listen(event: object) -> None:
+        def listen(event):
             events.append(event)
             kill(event)
 
@@ -207,7 +207,7 @@ def test_ranks_listen_on_the_loopback_address_only(opened):
     assert {c.laddr.ip for c in sockets} == {"127.0.0.1"}
 
 
-def _submitted(answer, job=chains("drafter", (), ())):  # noqa: B008 - frozen
+def _submitted(answer, job=chains("drafter", (), ())):  # noqa: B008
     """Return the reply of a group of two ranks whose jobs `answer` answers."""
     members = [AnsweredWorker("cpu:0"), AnsweredWorker("cpu:1")]
     group = ranks_of("group", members)

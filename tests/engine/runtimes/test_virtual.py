@@ -20,7 +20,7 @@ PROMPT = [1, 2, 3]
 PREFILL_US = 1000  # both models at once
 
 
-def _run(method: str, drafter: str, new: int, **config: object):
+def _run(method, drafter, new, **config):
     with scripted_cluster(NEXT["agrees"], NEXT[drafter], LATENCY) as cluster:
         return cluster.run(method, PROMPT, config=config, limits=cluster.limits(new))
 
@@ -67,11 +67,11 @@ def test_two_runs_give_the_same_rows():
 def test_actions_due_at_the_same_time_happen_in_order_of_their_requests():
     order: list[int] = []
 
-    async def wait(loop: VirtualLoop, i: int) -> None:
+    async def wait(loop, i):
         await loop.until(50)
         order.append(i)
 
-    async def main() -> int:
+    async def main():
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             for i in range(20):
@@ -84,7 +84,7 @@ def test_actions_due_at_the_same_time_happen_in_order_of_their_requests():
 
 
 def test_asyncio_timers_take_no_real_time():
-    async def main() -> float:
+    async def main():
         await asyncio.sleep(3600)
         return asyncio.get_running_loop().time()
 
@@ -93,7 +93,7 @@ def test_asyncio_timers_take_no_real_time():
 
 
 def test_a_deadlock_is_an_error():
-    async def main() -> None:
+    async def main():
         await asyncio.get_running_loop().create_future()
 
     with (
@@ -137,17 +137,17 @@ def test_a_cancelled_job_holds_its_device_until_its_forward_ends():
 # A device shared by drafter and target: exact equal shares, and PEARL on it.
 
 
-def ends(pieces: list[tuple[int, int]]) -> list[int]:
+def ends(pieces):
     """Return the end of each (start, microseconds) forward on one device."""
     loop, processor = VirtualLoop(), Processor()
     done: dict[int, int] = {}
 
-    async def one(i: int, start: int, us: int) -> None:
+    async def one(i, start, us):
         await loop.until(start)
         await processor.work(loop.clock, us)
         done[i] = loop.clock.now
 
-    async def everything() -> None:
+    async def everything():
         for task in [loop.create_task(one(i, *piece)) for i, piece in enumerate(pieces)]:
             await task
 
@@ -173,7 +173,7 @@ def test_equal_shares(pieces, expected):
     assert ends(pieces) == expected
 
 
-def slowly(pieces: list[tuple[int, int]]) -> list[Fraction]:
+def slowly(pieces):
     """Return the exact ends, computed from event to event in fractions."""
     now, left, waiting = Fraction(0), dict[int, Fraction](), dict(enumerate(pieces))
     done: dict[int, Fraction] = {}
@@ -198,7 +198,7 @@ def test_any_arrivals_end_within_a_microsecond_per_piece_of_the_exact_time(piece
         assert 0 <= mine - exact <= len(pieces)
 
 
-def next_token(path) -> int:
+def next_token(path):
     return (int(path[-1]) * 7 + 3) % 50 + 10
 
 

@@ -115,7 +115,7 @@ def read(path):
     return read_jsonl(path.read_bytes().decode().split("\n"))
 
 
-def _tokenizer(vocabulary, split):
+def _tokenizer(vocabulary, split=pre_tokenizers.Split("", "isolated")):  # noqa: B008
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="?"))
     tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
@@ -123,15 +123,12 @@ def _tokenizer(vocabulary, split):
 
 def characters():
     """A token for each lower-case letter, the space and the digits."""
-    return _tokenizer(
-        ["?", " ", *string.ascii_lowercase, *string.digits], pre_tokenizers.Split("", "isolated")
-    )
+    return _tokenizer(["?", " ", *string.ascii_lowercase, *string.digits])
 
 
 def letters():
     """The letters and the space with other ids, and some further characters."""
-    vocabulary = ["?", *reversed(string.ascii_lowercase), ".", ",", " "]
-    return _tokenizer(vocabulary, pre_tokenizers.Split("", "isolated"))
+    return _tokenizer(["?", *reversed(string.ascii_lowercase), ".", ",", " "])
 
 
 def words():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tests.engine.training.tiny import chats, stories, write_source
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,7 +20,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory):
     """A folder with the sources `stories` and `chats`, 36 documents each."""
     folder = tmp_path_factory.mktemp("corpus")
     write_source(folder, "stories", stories())
@@ -30,7 +29,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def options(corpus: Path) -> Callable[..., PairOptions]:
+def options(corpus):
     """Settings of a training that takes a second."""
     base = PairOptions(
         data=corpus,
@@ -54,7 +53,7 @@ def options(corpus: Path) -> Callable[..., PairOptions]:
 
 
 @pytest.fixture(scope="session")
-def trained(options: Callable[..., PairOptions], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(options, tmp_path_factory):
     """A pair that was trained without a break."""
     torch.set_num_threads(1)
     return train_pair(options(out=tmp_path_factory.mktemp("trained") / "pair"))

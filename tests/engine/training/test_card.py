@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
 from math import log
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from specscope.engine.training.measure import (
     measure_losses,
     read_prompts,
 )
-from specscope.engine.training.settings import PROMPTS, CardSettings, PairOptions
+from specscope.engine.training.settings import PROMPTS, CardSettings
 from specscope.engine.types import Limits, Sampling
 from tests.engine.training.tiny import train
 
@@ -42,11 +41,11 @@ FIXED = json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def loaded(trained: Path) -> LoadedPair:
+def loaded(trained):
     return LoadedPair.load(Pair.of(trained / "target", trained / "drafter"))
 
 
-def test_the_loss_equals_transformers(loaded: LoadedPair, trained: Path, corpus: Path) -> None:
+def test_the_loss_equals_transformers(loaded, trained, corpus):
     stories, chats = sorted(measure_losses(loaded, corpus, 0.3, 16, 10_000), key=lambda loss: loss.source)[
         ::-1
     ]
@@ -68,7 +67,7 @@ def test_the_loss_equals_transformers(loaded: LoadedPair, trained: Path, corpus:
     assert chats.bits_per_byte == pytest.approx(chats.target_nats / log(2) / text)
 
 
-def test_a_model_accepts_all_its_own_drafts(trained: Path) -> None:
+def test_a_model_accepts_all_its_own_drafts(trained):
     loaded = LoadedPair.load(Pair.of(trained / "target", trained / "target"))
     rates = measure_acceptance(loaded, "same", ["Do you like the ball, Mia?", "x" * 200], 128, 20)
     assert (rates.prompts, rates.too_long) == (1, 1)
@@ -76,7 +75,7 @@ def test_a_model_accepts_all_its_own_drafts(trained: Path) -> None:
     assert rates.sampled == pytest.approx(1.0, abs=1e-4)
 
 
-def test_acceptance_equals_a_comparison_by_transformers(loaded: LoadedPair, trained: Path) -> None:
+def test_acceptance_equals_a_comparison_by_transformers(loaded, trained):
     prompt = "Do you like the kite, Tom?"
     rates = measure_acceptance(loaded, "one", [prompt], 128, 24)
     ids = loaded.pair.encode(prompt)
@@ -94,7 +93,7 @@ def test_acceptance_equals_a_comparison_by_transformers(loaded: LoadedPair, trai
     assert rates.overlap == pytest.approx(torch.minimum(*both).sum().item(), rel=1e-3)
 
 
-def test_answers_equal_those_of_a_run() -> None:
+def test_answers_equal_those_of_a_run():
     pair = Pair.find("bundled")
     loaded, sampling = LoadedPair.load(pair), Sampling(temperature=0.8, seed=0)
     prompt = FIXED["prompts"][0]
@@ -105,28 +104,28 @@ def test_answers_equal_those_of_a_run() -> None:
     assert [c.token for c in trace.commits] == written
 
 
-def test_the_bundled_pair_has_a_high_acceptance_rate() -> None:
+def test_the_bundled_pair_has_a_high_acceptance_rate():
     rates = measure_acceptance(LoadedPair.load(Pair.find("bundled")), "fixed", FIXED["prompts"][:5], 256, 16)
     assert rates.prompts == 5
     assert rates.greedy >= 0.7
     assert rates.sampled >= 0.5
 
 
-def test_the_cost_has_three_timings_and_their_ratios(loaded: LoadedPair) -> None:
+def test_the_cost_has_three_timings_and_their_ratios(loaded):
     cost = measure_cost(loaded, context=16, repeats=5)
     assert all(0 < time.tenth <= time.median for time in (cost.target, cost.drafter, cost.rows))
     assert MEASURED.cost.c == (2.0, 3.0)
     assert MEASURED.cost.rows_over_one == (1.5, 1.25)
 
 
-def test_held_out_prompts_are_first_user_turns(corpus: Path) -> None:
+def test_held_out_prompts_are_first_user_turns(corpus):
     prompts = held_out_prompts(corpus, 0.3, ["chats", "stories"], 3)
     assert len(prompts) == 3
     assert all(prompt.startswith("Do you like") and "|>" not in prompt for prompt in prompts)
     assert held_out_prompts(corpus, 0.3, ["stories"], 3) == []
 
 
-def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
+def test_prompts_are_spread_over_the_file(tmp_path):
     path = tmp_path / "questions.jsonl"
     rows = [{"turns": [f"q{i}", "again"]} for i in range(9)] + [{"prompt": "q\u20289"}]
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
@@ -136,14 +135,14 @@ def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["not JSON", '{"text": "a"}', "[1]", '{"turns": []}', "[" * 100_000])
-def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path, content):
     path = tmp_path / "questions.jsonl"
     path.write_text(content)
     with pytest.raises(UsageError, match=r"questions\.jsonl is not a list of prompts"):
         read_prompts(path, 5)
 
 
-def test_what_has_no_card_or_prompts_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_what_has_no_card_or_prompts_is_refused(trained, tmp_path):
     (tmp_path / "training.json").write_text("{")
     for call, message in (
         (lambda: read_prompts(tmp_path, 5), tmp_path.name),
@@ -181,7 +180,7 @@ load average 4.5 meanwhile
 """Parts of the card of these measurements."""
 
 
-def test_the_card_has_all_measurements_and_missed_bars() -> None:
+def test_the_card_has_all_measurements_and_missed_bars():
     facts = {"sources": {"math": 6, "poems": 1}, "notes": ["Read me."]}
     card = render(facts, MEASURED, FIXED, 256)
     assert [
@@ -192,9 +191,7 @@ def test_the_card_has_all_measurements_and_missed_bars() -> None:
     assert "Loss on held-out documents" not in bare
 
 
-def test_train_pair_on_the_command_line(
-    options: Callable[..., PairOptions], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_pair_on_the_command_line(options, corpus, tmp_path, capsys):
     words = f"pair --data {corpus} --out {tmp_path / 'pair'} --threads 1 --vocabulary 320 --device cpu"
     words += " --target 2x32x2x64 --drafter 1x16x1x32 --steps 3 --drafter-steps 2 --batch 2"
     words += " --sequence 64 --context 80 --held-out 0.2"
@@ -210,7 +207,7 @@ def test_train_pair_on_the_command_line(
     assert read_facts(tmp_path / "pair")["options"]["steps"] == 3
 
 
-def test_card_of_two_models_on_the_command_line(trained: Path, tmp_path: Path) -> None:
+def test_card_of_two_models_on_the_command_line(trained, tmp_path):
     card = f"card --target {trained / 'target'} --drafter {trained / 'drafter'}"
     with pytest.raises(UsageError, match="needs --target, --drafter and --output"):
         train(card)
@@ -228,16 +225,14 @@ def test_card_of_two_models_on_the_command_line(trained: Path, tmp_path: Path) -
         ("card --count 0", "count is 0; it must be at least 1"),
     ],
 )
-def test_wrong_command_lines_are_refused(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_command_lines_are_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecScopeError, match=message):
         train(words)
 
 
 @pytest.fixture
-def interruptible() -> Iterator[None]:
+def interruptible():
     """Let Ctrl-C raise KeyboardInterrupt, even if the shell made this process ignore it."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -245,7 +240,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
+def test_first_interrupt_cancels_and_the_second_interrupts():
     with cancel_on_interrupt() as cancel:
         os.kill(os.getpid(), signal.SIGINT)
         assert cancel.wait(5)
@@ -257,9 +252,9 @@ def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_training_that_a_signal_stopped_has_the_exit_code_of_a_stopped_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(*_: object, **__: object) -> None:
+    tmp_path, monkeypatch, capsys
+):
+    def stopped(*_, **__):
         raise RunCancelled("stopped at step 3 of 9 of the target")
 
     monkeypatch.setattr(pair, "train_pair", stopped)
@@ -267,7 +262,7 @@ def test_a_training_that_a_signal_stopped_has_the_exit_code_of_a_stopped_command
     assert capsys.readouterr().err == "specscope: stopped at step 3 of 9 of the target\n"
 
 
-def test_the_bundled_card_describes_the_bundled_pair() -> None:
+def test_the_bundled_card_describes_the_bundled_pair():
     folder = PAIRS / "bundled"
     card = (folder / "README.md").read_text(encoding="utf-8")
     sizes = [p.stat().st_size for role in ("target", "drafter") for p in (folder / role).iterdir()]

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ Options = Callable[..., DistilOptions]
 
 
 @pytest.fixture
-def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
+def settings(corpus, trained, tmp_path):
     """Settings of a training of a second, from the toy pair."""
     base = DistilOptions(
         data=corpus,
@@ -51,13 +50,13 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
     return lambda **changed: replace(base, **changed)
 
 
-def toy_corpus(*documents: list[int]) -> Corpus:
+def toy_corpus(*documents):
     starts = np.cumsum([0, *map(len, documents)])
     ids = np.concatenate([np.array(d, dtype=np.uint16) for d in documents])
     return Corpus(ids, starts, np.ones(len(documents), dtype=np.int64))
 
 
-def divergence(target: Path, drafter: Path, text: Corpus) -> float:
+def divergence(target, drafter, text):
     """Return KL(p || q) on the first tokens of a text."""
     p, q = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (target, drafter))
     ids = torch.from_numpy(text.ids[:512].astype(np.int64)).reshape(-1, 64)
@@ -67,7 +66,7 @@ def divergence(target: Path, drafter: Path, text: Corpus) -> float:
     return value
 
 
-def test_pruning_keeps_the_units_with_the_largest_output() -> None:
+def test_pruning_keeps_the_units_with_the_largest_output():
     model = new_model(Shape(1, 16, 1, 8), 64, 32, seed=0)
     mlp, tokens = model.model.layers[0].mlp, np.arange(64).reshape(2, 32)
     with torch.no_grad():
@@ -82,7 +81,7 @@ def test_pruning_keeps_the_units_with_the_largest_output() -> None:
     assert model.config.intermediate_size == 4
 
 
-def test_pruning_units_without_output_changes_nothing() -> None:
+def test_pruning_units_without_output_changes_nothing():
     model = new_model(Shape(2, 16, 1, 32), 64, 32, seed=0)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -93,9 +92,7 @@ def test_pruning_units_without_output_changes_nothing() -> None:
         torch.testing.assert_close(model(input_ids=tokens).logits, expected)
 
 
-def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(
-    settings: Options, trained: Path
-) -> None:
+def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(settings, trained):
     out = distil_drafter(settings(steps=40))
     config = json.loads((out / "drafter/config.json").read_text())
     assert (config["intermediate_size"], config["max_position_embeddings"]) == (24, 128)
@@ -110,12 +107,12 @@ def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(
     assert load(out / "drafter").context == 128
 
 
-def json_or_bytes(path: Path) -> object:
+def json_or_bytes(path):
     content = path.read_bytes()
     return json.loads(content) if path.suffix == ".json" else content
 
 
-def test_facts_extend_the_facts_of_the_pair(settings: Options, trained: Path) -> None:
+def test_facts_extend_the_facts_of_the_pair(settings, trained):
     old = json.loads((trained / "training.json").read_text())
     new = json.loads((distil_drafter(settings()) / "training.json").read_text())
     assert new["phases"][:-1] == old["phases"]
@@ -132,7 +129,7 @@ def test_facts_extend_the_facts_of_the_pair(settings: Options, trained: Path) ->
     assert str(trained) not in json.dumps(new)
 
 
-def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: Path) -> None:
+def test_resumed_training_ends_with_the_same_bits(settings, tmp_path):
     straight = distil_drafter(settings())
     parts = settings(out=tmp_path / "parts")
     for resume, (phase, step) in enumerate((("written", 128), ("distil", 3), ("distil", 9), ("distil", 12))):
@@ -146,10 +143,8 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
 
 
-def test_a_training_killed_while_it_writes_the_drafter_resumes(
-    settings: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(model: Any, folder: Path) -> None:
+def test_a_training_killed_while_it_writes_the_drafter_resumes(settings, tmp_path, monkeypatch):
+    def die(model, folder):
         save_model(model, folder)
         with (folder / "model.safetensors").open("r+b") as file:
             file.truncate(100)
@@ -166,7 +161,7 @@ def test_a_training_killed_while_it_writes_the_drafter_resumes(
     assert (parts.out / model).read_bytes() == (straight / model).read_bytes()
 
 
-def test_text_of_an_earlier_training_is_reused(settings: Options, tmp_path: Path) -> None:
+def test_text_of_an_earlier_training_is_reused(settings, tmp_path):
     first, reports = distil_drafter(settings(steps=2)), list[Progress]()
     again = settings(steps=2, out=tmp_path / "again", text=first / "written.safetensors")
     distil_drafter(again, progress=reports.append)
@@ -176,7 +171,7 @@ def test_text_of_an_earlier_training_is_reused(settings: Options, tmp_path: Path
     ).read_bytes()
 
 
-def test_mixed_batches_have_the_share_of_each_stream() -> None:
+def test_mixed_batches_have_the_share_of_each_stream():
     streams = [Stream(toy_corpus(list(range(a, a + 100))), 0) for a in (1000, 2000)]
     inputs, labels = Mixed(*streams, 0.75).batch(2 * 4 * 10, 4, 10)
     assert (inputs[:3] < 2000).all()
@@ -202,18 +197,14 @@ def test_mixed_batches_have_the_share_of_each_stream() -> None:
         ({"pair": Path("nowhere")}, "pair is nowhere; it must be a folder with target and drafter in it"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_written(
-    settings: Options, changed: dict[str, object], message: str
-) -> None:
+def test_wrong_settings_are_refused_before_anything_is_written(settings, changed, message):
     with pytest.raises(UsageError, match=f"^{message}") as error:
         distil_drafter(settings(**changed))
     assert "\n" not in str(error.value)
     assert not settings().out.exists()
 
 
-def test_text_of_another_target_or_a_broken_file_is_refused(
-    settings: Options, trained: Path, tmp_path: Path
-) -> None:
+def test_text_of_another_target_or_a_broken_file_is_refused(settings, trained, tmp_path):
     other = tmp_path / "target"
     shutil.copytree(trained / "drafter", other)
     save_text(tmp_path / "text.safetensors", [Text(range(40), 5)], other)
@@ -226,7 +217,7 @@ def test_text_of_another_target_or_a_broken_file_is_refused(
         assert "\n" not in str(error.value)
 
 
-def test_the_command_line_trains_a_drafter(settings: Options, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_trains_a_drafter(settings, capsys):
     options = settings()
     words = f"distil --pair {options.pair} --data {options.data} --out {options.out} --threads 1"
     words += " --steps 2 --batch 2 --sequence 16 --written 100 --answer 20 --feed-forward 8 --device cpu"

@@ -20,10 +20,9 @@ from specscope.engine.errors import UsageError
 from specscope.engine.training.heads.losses import distilled
 from specscope.engine.training.loop import CHECKPOINTS, Training, ignore, read_log
 from specscope.engine.training.pair import new_model
-from specscope.engine.training.settings import PairOptions, Recipe, Shape
+from specscope.engine.training.settings import PairOptions, Shape
 from specscope.engine.training.step import (
     Execution,
-    LossesOf,
     Phase,
     learning_rate,
     losses,
@@ -35,21 +34,21 @@ Options = Callable[..., PairOptions]
 PHASE = Phase("target", "target", 4, 4, 8, 1e-2, 0)
 
 
-def small_model() -> nn.Module:
+def small_model():
     return new_model(Shape(1, 16, 1, 32), 64, 32, seed=0)
 
 
-def losses_for(model: nn.Module) -> LossesOf:
+def losses_for(model):
     """Return the losses of a language model on fixed random tokens."""
 
-    def of(step: int, rows: slice):
+    def of(step, rows):
         ids = torch.randint(0, 64, (4, 9), generator=torch.Generator().manual_seed(step))[rows]
         return losses(model, None, ids[:, :-1], ids[:, 1:], 0.0)
 
     return of
 
 
-def trained_losses(options: Recipe) -> list[float]:
+def trained_losses(options):
     """Train four steps; return the losses in the log."""
     model = small_model()
     Training(options, ignore, None, resume=False).fit(PHASE, model, losses_for(model))
@@ -57,7 +56,7 @@ def trained_losses(options: Recipe) -> list[float]:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_fp32_gives_the_losses_of_a_plain_loop(options: Options, tmp_path: Path, optimizer: str) -> None:
+def test_fp32_gives_the_losses_of_a_plain_loop(options, tmp_path, optimizer):
     settings = options(out=tmp_path / "out", optimizer=optimizer)
     model, expected = small_model(), list[float]()
     optimisers, losses_of = make_optimisers(model, settings), losses_for(model)
@@ -74,12 +73,12 @@ def test_fp32_gives_the_losses_of_a_plain_loop(options: Options, tmp_path: Path,
     assert trained_losses(settings) == expected
 
 
-def test_the_parts_of_a_batch_give_the_losses_of_the_batch(options: Options, tmp_path: Path) -> None:
+def test_the_parts_of_a_batch_give_the_losses_of_the_batch(options, tmp_path):
     whole, parts = (trained_losses(options(out=tmp_path / str(n), accumulate=n)) for n in (1, 4))
     assert parts == pytest.approx(whole, rel=1e-4)
 
 
-def test_bf16_computes_forwards_only(options: Options, tmp_path: Path) -> None:
+def test_bf16_computes_forwards_only(options, tmp_path):
     settings = options(out=tmp_path / "bf16", precision="bf16")
     fast, exact = trained_losses(settings), trained_losses(options(out=tmp_path / "fp32"))
     assert fast != exact
@@ -88,7 +87,7 @@ def test_bf16_computes_forwards_only(options: Options, tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
-def test_automatic_precision_is_bf16_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_automatic_precision_is_bf16_where_it_is_fast(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     for amx, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
@@ -98,7 +97,7 @@ def test_automatic_precision_is_bf16_where_it_is_fast(monkeypatch: pytest.Monkey
         assert pick_dtype("fp32", cuda) == torch.float32
 
 
-def test_each_process_computes_its_own_rows(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_computes_its_own_rows(options, monkeypatch):
     found = list[slice]()
     for process in range(3):
         execution = Execution(options(out=Path("out"), accumulate=2))
@@ -112,7 +111,7 @@ def test_each_process_computes_its_own_rows(options: Options, monkeypatch: pytes
         execution.parts(4)
 
 
-def test_a_loss_that_is_not_finite_stops_the_training(options: Options) -> None:
+def test_a_loss_that_is_not_finite_stops_the_training(options):
     model: torch.nn.Module = small_model()
     model.get_parameter("model.norm.weight").data.fill_(float("inf"))
     execution = Execution(options(out=Path("out")))
@@ -121,7 +120,7 @@ def test_a_loss_that_is_not_finite_stops_the_training(options: Options) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_gradient_of_a_heads_loss_is_the_exact_one(share: float) -> None:
+def test_the_gradient_of_a_heads_loss_is_the_exact_one(share):
     generator = torch.Generator().manual_seed(0)
     states, features = (torch.randn(300, 8, generator=generator) for _ in range(2))
     lm_head, tokens = torch.randn(40, 8, generator=generator), torch.arange(300) % 40
@@ -182,7 +181,7 @@ if rank == 0:
 """
 
 
-def test_two_processes_make_one_update_together(options: Options, tmp_path: Path) -> None:
+def test_two_processes_make_one_update_together(options, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -36,10 +36,10 @@ Options = Callable[..., HeadOptions]
 
 
 @pytest.fixture
-def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
+def settings(corpus, trained, tmp_path):
     """Return a function that makes settings of a one-second training for the toy pair's target."""
 
-    def of(kind: str = "eagle", **changed: object) -> HeadOptions:
+    def of(kind="eagle", **changed):
         base = HeadOptions.of(
             kind,
             data=corpus,
@@ -58,20 +58,20 @@ def settings(corpus: Path, trained: Path, tmp_path: Path) -> Options:
 
 
 @pytest.fixture(scope="module")
-def text(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(corpus, trained, tmp_path_factory):
     """Return the target's text, with its features beside it."""
     out = tmp_path_factory.mktemp("text") / "head"
     options = HeadOptions.of("medusa", data=corpus, out=out, target=trained / "target", steps=1, **HEAD)
     return train_head(options) / "written.safetensors"
 
 
-def test_stored_features_equal_those_of_decoding(trained: Path, tmp_path: Path) -> None:
+def test_stored_features_equal_those_of_decoding(trained, tmp_path):
     decoder = load(trained / "target")
     corpus = toy_corpus([1, *range(20, 40), 2], [1, 5, 6, 7, 2], [1, 9, 2])
     place = {"device": torch.device("cpu"), "dtype": torch.float32}
     training: Any = SimpleNamespace(**place, progress=lambda _: None, cancel=threading.Event())
 
-    def features(texts: Corpus) -> torch.Tensor:
+    def features(texts):
         return stored_features(tmp_path, texts, trained / "target", training)
 
     stored = features(corpus)
@@ -87,7 +87,7 @@ def test_stored_features_equal_those_of_decoding(trained: Path, tmp_path: Path) 
         features(toy_corpus([1, 5, 6, 7, 2]))
 
 
-def test_batches_depend_on_seed_and_step_only() -> None:
+def test_batches_depend_on_seed_and_step_only():
     corpus = toy_corpus(*([1, *range(20, 23 + i % 5), 2] for i in range(120)))
     features = torch.arange(len(corpus.ids)).float()[:, None].bfloat16()
     batches = Batches(corpus, features, torch.arange(65536).float()[:, None], 6)
@@ -106,14 +106,12 @@ def test_batches_depend_on_seed_and_step_only() -> None:
     assert batches.tokens(117, 0) == sum(min(6, n) for n in np.diff(corpus.starts)[batches.learned])
 
 
-def test_every_trainable_kind_has_defaults() -> None:
+def test_every_trainable_kind_has_defaults():
     assert set(HEAD_DEFAULTS) == {name for name, kind in KINDS.items() if kind.trainable}
 
 
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
-def test_every_kind_learns_and_writes_its_files(
-    kind: str, settings: Options, text: Path, trained: Path
-) -> None:
+def test_every_kind_learns_and_writes_its_files(kind, settings, text, trained):
     out = train_head(settings(kind, steps=40, checkpoint_every=20, text=text))
     log, measured = read_log(out / "loss.jsonl"), read_log(out / "acceptance.jsonl")
     assert [row["step"] for row in measured] == [20, 40]
@@ -133,7 +131,7 @@ def test_every_kind_learns_and_writes_its_files(
     assert str(trained) not in json.dumps(facts)
 
 
-def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: Path) -> None:
+def test_resumed_training_ends_with_the_same_bits(settings, tmp_path):
     straight = train_head(settings("parallelspec_eagle"))
     parts = settings("parallelspec_eagle", out=tmp_path / "parts")
     for resume, (phase, step) in enumerate(
@@ -141,9 +139,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
     ):
         cancel = threading.Event()
 
-        def listen(
-            p: Progress, phase: str = phase, step: int = step, cancel: threading.Event = cancel
-        ) -> None:
+        def listen(p, phase=phase, step=step, cancel=cancel):
             if p.phase == phase and p.step >= step:
                 cancel.set()
 
@@ -156,7 +152,7 @@ def test_resumed_training_ends_with_the_same_bits(settings: Options, tmp_path: P
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
 
 
-def test_text_and_features_are_reused_by_another_head(settings: Options) -> None:
+def test_text_and_features_are_reused_by_another_head(settings):
     first, reports = train_head(settings(steps=2)), list[Progress]()
     again = settings("medusa", steps=2, text=first / "written.safetensors")
     train_head(again, progress=reports.append)
@@ -164,7 +160,7 @@ def test_text_and_features_are_reused_by_another_head(settings: Options) -> None
     assert not (again.out / "written.features").exists()
 
 
-def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: Path, tmp_path: Path) -> None:
+def test_a_head_starts_with_the_tensors_of_another(settings, trained, tmp_path):
     first = train_head(settings(steps=20))
     text = first / "written.safetensors"
     more = settings("parallelspec_eagle", steps=1, learning_rate=1e-8, text=text, start=first)
@@ -199,9 +195,7 @@ def test_a_head_starts_with_the_tensors_of_another(settings: Options, trained: P
         ({"accumulate": 3}, "accumulate is 3; it must divide the batch of 8"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_written(
-    settings: Options, changed: dict[str, object], message: str
-) -> None:
+def test_wrong_settings_are_refused_before_anything_is_written(settings, changed, message):
     with pytest.raises(UsageError, match=f"^{message}") as error:
         train_head(settings(**changed))
     assert "\n" not in str(error.value)
@@ -209,7 +203,7 @@ def test_wrong_settings_are_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("kind", ["parallelspec_eagle", "parallelspec_medusa"])
-def test_a_parallel_drafter_without_masks_drafts_one_token(kind: str, settings: Options, text: Path) -> None:
+def test_a_parallel_drafter_without_masks_drafts_one_token(kind, settings, text):
     out = train_head(settings(kind, size=0, steps=4, text=text))
     head = read_head(out)
     assert (head.config.masks, KINDS[kind].levels(head.config)) == (0, 1)
@@ -223,7 +217,7 @@ def test_a_parallel_drafter_without_masks_drafts_one_token(kind: str, settings: 
     assert (len(begun["copied"]), begun["left_out"]) == (len(head.tensors), [])
 
 
-def test_tensors_of_the_start_are_left_out_only_with_consent(settings: Options, text: Path) -> None:
+def test_tensors_of_the_start_are_left_out_only_with_consent(settings, text):
     first = train_head(settings("parallelspec_eagle", steps=1, text=text))
     fewer = settings("parallelspec_eagle", out=first.with_name("fewer"), size=2, steps=1, text=text)
     message = (
@@ -244,15 +238,13 @@ def test_tensors_of_the_start_are_left_out_only_with_consent(settings: Options, 
     torch.testing.assert_close(copied["fc.weight"], original["fc.weight"], atol=1e-4, rtol=0.01)
 
 
-def test_a_text_too_short_to_learn_from_is_refused() -> None:
+def test_a_text_too_short_to_learn_from_is_refused():
     corpus = Corpus(np.array([1, 2], dtype=np.uint16), np.array([0, 2]), np.ones(1, dtype=np.int64))
     with pytest.raises(UsageError, match="the text is too short to learn from"):
         Batches(corpus, torch.zeros(2, 4), torch.zeros(8, 4), 64)
 
 
-def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(
-    settings: Options, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(settings, capsys, tmp_path):
     options = settings("medusa")
     shutil.copytree(options.target, tmp_path / "alone" / "target")
     words = (
@@ -267,9 +259,7 @@ def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(
     assert len(read_text(options.out / "written.safetensors", options.target).repeats)
 
 
-def test_the_command_line_takes_a_target_instead_of_a_pair(
-    settings: Options, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_takes_a_target_instead_of_a_pair(settings, capsys, monkeypatch):
     target, words = settings("medusa").target, "medusa --data data --out out --target"
     assert cli.find_target(parse(f"{words} {target}")) == (target, "target")
     monkeypatch.setattr(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -25,7 +24,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def pair(trained: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair(trained, corpus, tmp_path_factory):
     """The toy pair with two heads."""
     folder = tmp_path_factory.mktemp("pair") / "toy"
     shutil.copytree(trained, folder)
@@ -39,7 +38,7 @@ def pair(trained: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Path:
+def prompts(tmp_path):
     path = tmp_path / "questions" / "question.jsonl"
     path.parent.mkdir()
     lines = [{"turns": [f"Do you like the {thing}?"]} for thing in ("ball", "kite", "dog" * 100)]
@@ -47,12 +46,12 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def test_chains_begin_at_every_token_and_end_at_the_first_mismatch() -> None:
+def test_chains_begin_at_every_token_and_end_at_the_first_mismatch():
     assert chained([True, False, True, True], 3) == DraftAcceptance((4, 2, 0), (3, 1, 0))
     assert chained([], 2) == DraftAcceptance((0, 0), (0, 0))
 
 
-def test_the_card_has_the_trainings_and_the_measurements(pair: Path, prompts: Path) -> None:
+def test_the_card_has_the_trainings_and_the_measurements(pair, prompts):
     torch.set_num_threads(1)
     settings = CardSettings(prompts=(prompts,), window=96, new_tokens=24)
     loaded = Pair.of(pair / "target", pair / "drafter")
@@ -86,7 +85,7 @@ def test_the_card_has_the_trainings_and_the_measurements(pair: Path, prompts: Pa
     assert "half of the answers greedy" in card
 
 
-def test_missing_heads_and_untrainable_heads_are_refused(pair: Path, tmp_path: Path) -> None:
+def test_missing_heads_and_untrainable_heads_are_refused(pair, tmp_path):
     loaded = Pair.of(pair / "target", pair / "drafter")
     with pytest.raises(UsageError, match="heads holds no head; specscope train medusa"):
         make_heads_card(loaded, tmp_path, CardSettings())
@@ -96,7 +95,7 @@ def test_missing_heads_and_untrainable_heads_are_refused(pair: Path, tmp_path: P
         restore(HeadWeights(replace(head.config, biased=True), head.tensors), shape)
 
 
-def test_prompts_that_do_not_fit_are_refused(pair: Path, tmp_path: Path) -> None:
+def test_prompts_that_do_not_fit_are_refused(pair, tmp_path):
     file = tmp_path / "questions" / "question.jsonl"
     file.parent.mkdir()
     file.write_text(json.dumps({"turns": ["dog" * 100]}))
@@ -105,16 +104,14 @@ def test_prompts_that_do_not_fit_are_refused(pair: Path, tmp_path: Path) -> None
         make_heads_card(Pair.of(pair / "target", pair / "drafter"), pair, settings)
 
 
-def test_the_command_line_writes_the_card(
-    pair: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_writes_the_card(pair, prompts, tmp_path, capsys):
     output = tmp_path / "card.md"
     assert train(f"heads --pair {pair} --prompts {prompts} --count 1 --window 96 -o {output}") == 0
     assert capsys.readouterr().out == f"wrote {output}\n"
     assert output.read_text().startswith("# Card: drafting heads of this pair")
 
 
-def test_the_curves_have_every_measurement(pair: Path) -> None:
+def test_the_curves_have_every_measurement(pair):
     out = pair / "heads" / "parallelspec_medusa"
     assert (out / "curves.svg").read_text() == training_curves(out)
     root = ElementTree.fromstring((out / "curves.svg").read_text())
@@ -126,7 +123,7 @@ def test_the_curves_have_every_measurement(pair: Path) -> None:
     assert 1 <= len([p for p in accepted.iter(f"{SVG}path") if p.get("d", "").count(",") == 2]) <= 5
 
 
-def test_a_line_is_drawn_at_its_points() -> None:
+def test_a_line_is_drawn_at_its_points():
     root = ElementTree.fromstring(draw([Panel("a < b", "x", [Line("l", [(0, 0.0), (10, 1.0)])])]))
     line_path = next(root.iter(f"{SVG}path")).get("d", "")
     (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in line_path.strip("M").split())

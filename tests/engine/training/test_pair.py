@@ -24,33 +24,33 @@ from tests.engine.training.tiny import stories, write_source
 Options = Callable[..., PairOptions]
 
 
-def phase_losses(folder: Path, phase: str) -> list[float]:
+def phase_losses(folder, phase):
     return [row["loss"] for row in read_log(folder / "loss.jsonl") if row["phase"] == phase]
 
 
-def weights(folder: Path) -> dict[str, bytes]:
+def weights(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.glob("*/*.safetensors"))}
 
 
-def stop_after(steps: int, phase: str) -> tuple[Callable[[Progress], None], threading.Event]:
+def stop_after(steps, phase):
     """Return a listener that stops the training at a step, and the event that it sets."""
     cancel = threading.Event()
 
-    def listen(progress: Progress) -> None:
+    def listen(progress):
         if (progress.phase, progress.step) == (phase, steps):
             cancel.set()
 
     return listen, cancel
 
 
-def test_losses_fall(trained: Path) -> None:
+def test_losses_fall(trained):
     target, drafter = phase_losses(trained, "target"), phase_losses(trained, "drafter")
     assert (len(target), len(drafter)) == (24, 16)
     assert np.mean(target[-3:]) < 0.75 * np.mean(target[:3])
     assert np.mean(drafter[-3:]) < 0.75 * np.mean(drafter[:3])
 
 
-def test_the_pair_has_the_configured_shapes_and_files(trained: Path) -> None:
+def test_the_pair_has_the_configured_shapes_and_files(trained):
     for role, shape in (("target", Shape(2, 32, 2, 64)), ("drafter", Shape(1, 16, 1, 32))):
         config = json.loads((trained / role / "config.json").read_text())
         assert config["max_position_embeddings"] == 128
@@ -64,7 +64,7 @@ def test_the_pair_has_the_configured_shapes_and_files(trained: Path) -> None:
     assert (trained / "target/tokenizer.json").read_text() == (trained / "drafter/tokenizer.json").read_text()
 
 
-def test_nothing_is_pickled_and_one_checkpoint_is_left(trained: Path) -> None:
+def test_nothing_is_pickled_and_one_checkpoint_is_left(trained):
     suffixes = {p.suffix for p in trained.rglob("*") if p.is_file()}
     assert suffixes == {".safetensors", ".json", ".jsonl", ".jinja"}
     assert sorted(p.name for p in (trained / "checkpoints").iterdir()) == [
@@ -74,7 +74,7 @@ def test_nothing_is_pickled_and_one_checkpoint_is_left(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_resumed_training_ends_with_the_same_bits(options: Options, tmp_path: Path, optimizer: str) -> None:
+def test_resumed_training_ends_with_the_same_bits(options, tmp_path, optimizer):
     settings = options(
         out=tmp_path / "straight", optimizer=optimizer, steps=4, drafter_steps=4, long_steps=2, token_loss=0.3
     )
@@ -91,10 +91,8 @@ def test_resumed_training_ends_with_the_same_bits(options: Options, tmp_path: Pa
     assert (parts.out / "loss.jsonl").read_text() == (settings.out / "loss.jsonl").read_text()
 
 
-def test_a_killed_training_resumes_from_its_checkpoint(
-    options: Options, tmp_path: Path, trained: Path
-) -> None:
-    def die(progress: Progress) -> None:
+def test_a_killed_training_resumes_from_its_checkpoint(options, tmp_path, trained):
+    def die(progress):
         if (progress.phase, progress.step) == ("target", 17):
             raise KeyboardInterrupt
 
@@ -114,8 +112,8 @@ def test_a_killed_training_resumes_from_its_checkpoint(
     assert (settings.out / "loss.jsonl").read_text() == (trained / "loss.jsonl").read_text()
 
 
-def test_a_training_killed_before_its_first_checkpoint_resumes(options: Options, tmp_path: Path) -> None:
-    def die(progress: Progress) -> None:
+def test_a_training_killed_before_its_first_checkpoint_resumes(options, tmp_path):
+    def die(progress):
         if progress.phase == "text":
             raise KeyboardInterrupt
 
@@ -126,13 +124,13 @@ def test_a_training_killed_before_its_first_checkpoint_resumes(options: Options,
     assert len(read_log(settings.out / "loss.jsonl")) == 3
 
 
-def test_another_seed_gives_other_weights(options: Options, tmp_path: Path) -> None:
+def test_another_seed_gives_other_weights(options, tmp_path):
     short = options(steps=2, drafter_steps=1)
     one, two = (train_pair(replace(short, out=tmp_path / str(seed), seed=seed)) for seed in (0, 1))
     assert weights(one)["target/model.safetensors"] != weights(two)["target/model.safetensors"]
 
 
-def test_the_drafter_is_distilled_from_the_saved_target(options: Options, tmp_path: Path) -> None:
+def test_the_drafter_is_distilled_from_the_saved_target(options, tmp_path):
     settings = options(out=tmp_path / "pair", steps=3, drafter_steps=1)
     out = train_pair(settings)
     first = read_log(out / "loss.jsonl")[-1]
@@ -148,7 +146,7 @@ def test_the_drafter_is_distilled_from_the_saved_target(options: Options, tmp_pa
     assert first["tokens"] == pytest.approx(-log_q.gather(-1, labels[..., None]).mean().item(), rel=1e-5)
 
 
-def test_token_loss_weighs_cross_entropy_and_divergence() -> None:
+def test_token_loss_weighs_cross_entropy_and_divergence():
     model, teacher = (new_model(Shape(1, 16, 1, 32), 64, 32, seed=seed) for seed in (0, 1))
     inputs = torch.arange(32).reshape(2, 16)
     step = losses(model, teacher, inputs, inputs + 1, 0.25)
@@ -156,7 +154,7 @@ def test_token_loss_weighs_cross_entropy_and_divergence() -> None:
     assert step.total.item() == pytest.approx(0.25 * step.tokens + 0.75 * step.divergence, rel=1e-5)
 
 
-def test_a_pair_with_the_default_shapes_meets_the_size_limits(tmp_path: Path) -> None:
+def test_a_pair_with_the_default_shapes_meets_the_size_limits(tmp_path):
     for role in ("target", "drafter"):
         save_model(new_model(getattr(PairOptions(Path(), Path()), role), 4096, 2304, seed=0), tmp_path / role)
     sizes = [p.stat().st_size for p in tmp_path.rglob("*.safetensors")]
@@ -166,7 +164,7 @@ def test_a_pair_with_the_default_shapes_meets_the_size_limits(tmp_path: Path) ->
     assert load(tmp_path / "target").context == 2304
 
 
-def test_the_learning_rate_rises_stays_and_falls() -> None:
+def test_the_learning_rate_rises_stays_and_falls():
     options = PairOptions(Path(), Path(), steps=100, warmup=9, decay=0.5, learning_rate=1.0)
     phase = plan(options)[0]
     rates = [learning_rate(phase, step, options) for step in range(100)]
@@ -175,7 +173,7 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
     assert rates[50:] == pytest.approx(np.arange(50, 0, -1) / 50)
 
 
-def test_phases_follow_each_other_in_the_stream() -> None:
+def test_phases_follow_each_other_in_the_stream():
     options = PairOptions(Path(), Path(), steps=10, drafter_steps=5, long_steps=2, batch=18, sequence=256)
     phases = plan(options)
     assert [(p.name, p.rows, p.length) for p in phases] == [
@@ -203,24 +201,22 @@ def test_phases_follow_each_other_in_the_stream() -> None:
         ({"target": Shape(24, 320, 5, 864)}, "target 24x320x5x864 has .* parameters; at most 12000000"),
     ],
 )
-def test_wrong_settings_are_refused(changed: dict[str, object], message: str) -> None:
+def test_wrong_settings_are_refused(changed, message):
     with pytest.raises(UsageError, match=message):
         PairOptions(Path(), Path(), **changed)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("text", ["8x320x5", "axbxcxd", "8x320x7x864", "0x320x5x864", "8x320x0x864", ""])
-def test_a_wrong_shape_is_refused(text: str) -> None:
+def test_a_wrong_shape_is_refused(text):
     with pytest.raises(UsageError, match=r"^(shape|hidden|layers|heads) is "):
         Shape.parse(text)
 
 
-def test_a_written_shape_is_read_again() -> None:
+def test_a_written_shape_is_read_again():
     assert Shape.parse(str(Shape(4, 192, 6, 512))) == Shape(4, 192, 6, 512)
 
 
-def test_a_training_that_cannot_start_or_go_on_is_refused(
-    options: Options, trained: Path, tmp_path: Path
-) -> None:
+def test_a_training_that_cannot_start_or_go_on_is_refused(options, trained, tmp_path):
     with pytest.raises(UsageError, match=rf"{trained} is not empty; .*--resume"):
         train_pair(options(out=trained))
     with pytest.raises(UsageError, match=r"holds no training to resume"):
@@ -233,7 +229,7 @@ def test_a_training_that_cannot_start_or_go_on_is_refused(
 
 
 @pytest.mark.parametrize("broken", ["state.json", "1-0000003.safetensors"])
-def test_a_broken_checkpoint_is_refused_by_name(options: Options, tmp_path: Path, broken: str) -> None:
+def test_a_broken_checkpoint_is_refused_by_name(options, tmp_path, broken):
     settings = options(out=tmp_path / "pair", steps=1, drafter_steps=3)
     train_pair(settings)
     path = settings.out / "checkpoints" / broken
@@ -243,14 +239,14 @@ def test_a_broken_checkpoint_is_refused_by_name(options: Options, tmp_path: Path
     assert "\n" not in str(error.value)
 
 
-def test_missing_cuda_is_refused(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cuda_is_refused(options, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device is cuda, but torch finds no CUDA device; use cpu or auto"):
         train_pair(options(out=tmp_path / "pair", device="cuda"))
     assert pick_device("auto") == torch.device("cpu")
 
 
-def test_missing_data_is_refused_before_anything_is_written(options: Options, tmp_path: Path) -> None:
+def test_missing_data_is_refused_before_anything_is_written(options, tmp_path):
     with pytest.raises(UsageError, match="nowhere is not a folder"):
         train_pair(options(data=tmp_path / "nowhere", out=tmp_path / "pair"))
     assert not (tmp_path / "pair").exists()

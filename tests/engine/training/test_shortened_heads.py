@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 import specscope
 from specscope.engine.checkpoints.config import read_config
@@ -35,7 +34,7 @@ FOLDERS = {"data": Path("data"), "out": Path("out")}
 
 
 @pytest.fixture(scope="module")
-def head(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def head(corpus, trained, tmp_path_factory):
     """Return a head for the toy pair that drafts 40 tokens, with its target's text beside it."""
     options = HeadOptions.of(
         "eagle",
@@ -52,7 +51,7 @@ def head(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) 
     return train_head(options)
 
 
-def test_the_most_frequent_tokens_of_the_answers_are_drafted() -> None:
+def test_the_most_frequent_tokens_of_the_answers_are_drafted():
     ids = np.array([9, 9, 9, 3, 4, 9, 9, 4, 6, 6], dtype=np.uint16)
     corpus = Corpus(ids, np.array([0, 5, 10]), np.ones(2, dtype=np.int64), np.array([3, 7]))
     # The answers are 3 4 and 4 6 6; 9 is in prompts only.
@@ -65,7 +64,7 @@ def test_the_most_frequent_tokens_of_the_answers_are_drafted() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_losses_are_those_over_the_drafted_tokens(share: float) -> None:
+def test_losses_are_those_over_the_drafted_tokens(share):
     """Places whose token is not drafted do not count; p is renormalised."""
     generator = torch.Generator().manual_seed(5)
     lm_head, tokens = torch.randn(VOCABULARY, WIDTH, generator=generator), torch.tensor([2, 3, 5, 7])
@@ -86,7 +85,7 @@ def test_losses_are_those_over_the_drafted_tokens(share: float) -> None:
     assert losses.total.item() == pytest.approx(np.mean(expected), rel=1e-4)
 
 
-def test_a_batch_without_drafted_tokens_has_a_loss_of_zero() -> None:
+def test_a_batch_without_drafted_tokens_has_a_loss_of_zero():
     lm_head, ids = torch.eye(6), torch.tensor([1, 1, 1])
     texts = Texts(ids, lm_head[ids], lm_head[ids], np.array([0, 3]), np.array([1]))
     states = torch.ones(1, 6, requires_grad=True)
@@ -98,20 +97,20 @@ def test_a_batch_without_drafted_tokens_has_a_loss_of_zero() -> None:
     assert not states.grad.any()
 
 
-def test_acceptance_compares_drafts_with_the_whole_vocabulary() -> None:
+def test_acceptance_compares_drafts_with_the_whole_vocabulary():
     """The target writes 1 2 5; a head that drafts 1 and 2 only is right, then wrong."""
     lm_head, ids = torch.eye(6), torch.tensor([0, 1, 2, 5])
     texts = Texts(ids, lm_head[ids], lm_head[[1, 2, 5, 0]], np.array([0, 4]), np.array([1, 2]))
     frozen = Frozen(lm_head, lm_head).shortened(torch.tensor([1, 2]))
 
-    def draft(texts: Texts, frozen: Frozen, count: int) -> Tensor:
+    def draft(texts, frozen, count):
         return torch.stack([frozen.draft_best(texts.features[texts.anchors])] * count, 1)
 
     counts = acceptance(replace(stub(), draft=draft), texts, frozen, 1)
     assert (counts.reached, counts.accepted) == ((2,), (1,))
 
 
-def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head: Path, trained: Path) -> None:
+def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head, trained):
     config, tensors = read_head(head, trained / "target")
     assert (config.draft_vocab, len(tensors["d2t"])) == (40, 40)
     ids = target_ids(tensors["d2t"])
@@ -125,7 +124,7 @@ def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head: Path, trai
     assert read_log(head / "acceptance.jsonl")[-1]["length"] > 1.2
 
 
-def test_medusa_heads_learn_lm_heads_of_their_own(head: Path, trained: Path, tmp_path: Path) -> None:
+def test_medusa_heads_learn_lm_heads_of_their_own(head, trained, tmp_path):
     """They are written, drafted with in a lossless run, and measured for the card."""
     given = {**FOLDERS, "out": tmp_path / "medusa", "target": trained / "target", "device": "cpu"}
     sizes = {"steps": 3, "warmup": 1, "batch": 4, "sequence": 64, "size": 4, "vocabulary": 40, "answer": 40}
@@ -151,7 +150,7 @@ def test_medusa_heads_learn_lm_heads_of_their_own(head: Path, trained: Path, tmp
         train_head(replace(options, kind="eagle", out=tmp_path / "eagle"))
 
 
-def test_a_head_is_shortened_and_restored_without_training(head: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_head_is_shortened_and_restored_without_training(head, trained, tmp_path):
     target, text = trained / "target", head / "written.safetensors"
     facts = shorten_head(head, target, tmp_path / "short", text=text, vocabulary=12)
     assert (facts["tokens"], facts["of"]) == (12, 320)
@@ -169,7 +168,7 @@ def test_a_head_is_shortened_and_restored_without_training(head: Path, trained: 
     assert not kept.keys() & {"acceptance", "vocabulary"}
 
 
-def test_a_head_with_its_own_lm_head_stays_as_it_is(trained: Path, tmp_path: Path, head: Path) -> None:
+def test_a_head_with_its_own_lm_head_stays_as_it_is(trained, tmp_path, head):
     target, text = trained / "target", head / "written.safetensors"
     for kind, own in (("medusa", True), ("eagle3", False)):
         path = make_head(tmp_path / kind, kind, target, own=own)
@@ -184,9 +183,7 @@ def test_a_head_with_its_own_lm_head_stays_as_it_is(trained: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_line_shortens_a_head(
-    head: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_shortens_a_head(head, trained, tmp_path, capsys):
     out = tmp_path / "out"
     words = f"shorten --head {head} --pair {trained} --text {head / 'written.safetensors'} --out {out}"
     assert train(f"{words} --vocabulary 12 --storage int8") == 0
@@ -196,7 +193,7 @@ def test_the_command_line_shortens_a_head(
     assert load_file(out / "model.safetensors")["fc.weight"].dtype == torch.int8
 
 
-def test_kept_matrices_stay_in_bf16(head: Path, trained: Path, tmp_path: Path) -> None:
+def test_kept_matrices_stay_in_bf16(head, trained, tmp_path):
     target = trained / "target"
     shorten_head(head, target, tmp_path / "kept", int8=True, keep=["fc.weight"])
     stored = load_file(tmp_path / "kept" / "model.safetensors")
@@ -207,7 +204,7 @@ def test_kept_matrices_stay_in_bf16(head: Path, trained: Path, tmp_path: Path) -
     assert not (tmp_path / "wrong").exists()
 
 
-def test_the_papers_recipe_has_the_settings_of_table_3() -> None:
+def test_the_papers_recipe_has_the_settings_of_table_3():
     columns = {
         "parallelspec_medusa": {"learning_rate": 5e-4, "beta2": 0.999, "epochs": 20, "fade": 0.8},
         "parallelspec_eagle": {"learning_rate": 5e-5, "beta2": 0.95, "epochs": 40, "fade": 1.0},
@@ -224,7 +221,7 @@ def test_the_papers_recipe_has_the_settings_of_table_3() -> None:
         HeadOptions.of("eagle", "fast", **FOLDERS)
 
 
-def test_a_setting_on_the_command_line_replaces_the_recipes() -> None:
+def test_a_setting_on_the_command_line_replaces_the_recipes():
     words = "parallelspec_medusa --data d --out o"
     options = HeadOptions.of(**cli.given(parse(f"{words} --recipe paper --batch 4"), HeadOptions))
     assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)

@@ -7,8 +7,6 @@ import shutil
 import threading
 from dataclasses import replace
 from itertools import repeat
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +18,15 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import RunCancelled, UsageError
 from specscope.engine.heads.trainable import Learned
 from specscope.engine.model.attention import attention_parts
-from specscope.engine.model.decoder import Decoder
 from specscope.engine.training.data import ASSISTANT, BOS, Stream, narrow, split_chat
 from specscope.engine.training.heads.features import Batches
 from specscope.engine.training.heads.train import train_head
-from specscope.engine.training.loop import Progress
 from specscope.engine.training.measure import LoadedPair
 from specscope.engine.training.settings import HeadOptions
 from specscope.engine.training.target_text import (
     PART,
     Text,
     Writer,
-    Written,
     chat_prompts,
     cut_prompts,
     fingerprint,
@@ -44,21 +39,21 @@ from tests.engine.training.test_distil import toy_corpus
 from tests.engine.training.tiny import chats
 
 
-def ignore(_: Written) -> None:
+def ignore(_):
     """Let a writer go on."""
 
 
 @pytest.fixture(scope="module")
-def target(trained: Path) -> Decoder:
+def target(trained):
     return load(trained / "target")
 
 
 @pytest.fixture(scope="module")
-def eos(trained: Path) -> tuple[int, ...]:
+def eos(trained):
     return Pair.of(trained / "target").eos
 
 
-def test_greedy_answers_equal_the_engines(trained: Path, target: Decoder, eos: tuple[int, ...]) -> None:
+def test_greedy_answers_equal_the_engines(trained, target, eos):
     pair = Pair.of(trained / "target", trained / "drafter")
     prompt = [BOS, *pair.encode_text("Once there was a")]
     writer = Writer(target, repeat(np.array(prompt)), eos, (20, 30), seed=0, slots=32)
@@ -70,7 +65,7 @@ def test_greedy_answers_equal_the_engines(trained: Path, target: Decoder, eos: t
     assert len({tuple(text.ids) for text in texts}) >= 16, "the others are drawn"
 
 
-def test_slots_are_reused_and_answers_cut_off(target: Decoder) -> None:
+def test_slots_are_reused_and_answers_cut_off(target):
     steps, eos = list[int](), tuple(range(0, 320, 5))
     prompts = (np.array([BOS, 20 + i % 5, *range(30, 30 + i % 4)]) for i in range(10_000))
     writer = Writer(target, prompts, eos, (6, 7), seed=0, slots=16)
@@ -85,12 +80,10 @@ def test_slots_are_reused_and_answers_cut_off(target: Decoder) -> None:
     assert {len(text.ids) - text.answer for text in written.finished} > {7}
 
 
-def test_all_slots_share_one_attention_call(
-    target: Decoder, eos: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_slots_share_one_attention_call(target, eos, monkeypatch):
     calls = list[int]()
 
-    def counted(*arguments: Any) -> list[Any]:
+    def counted(*arguments):
         parts = list(attention_parts(*arguments))
         calls.append(len(parts))
         return parts
@@ -102,14 +95,14 @@ def test_all_slots_share_one_attention_call(
     assert calls[1:] == [1] * 4
 
 
-def test_keys_and_values_limit_the_slots(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_values_limit_the_slots(target, monkeypatch):
     assert slots_for(target, (20, 11), 10_000) == 128
     assert slots_for(target, (20, 11), 5) == 5
     monkeypatch.setattr("specscope.engine.training.target_text.CACHE_BYTES", 3 * 2 * 2 * 32 * 4 * 32 + 1)
     assert slots_for(target, (20, 11), 10_000) == 3
 
 
-def test_a_chats_prompt_ends_before_an_answer() -> None:
+def test_a_chats_prompt_ends_before_an_answer():
     chat = [BOS, 3, 50, 51, ASSISTANT, 60, 61, 3, 52, ASSISTANT, 62, 2]
     prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 20, seed=0)
     assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5]), tuple(chat[:10])}
@@ -117,7 +110,7 @@ def test_a_chats_prompt_ends_before_an_answer() -> None:
     assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5])}
 
 
-def test_a_storys_prompt_is_its_first_tokens() -> None:
+def test_a_storys_prompt_is_its_first_tokens():
     story = [BOS, *range(20, 60), 2]
     prompts = cut_prompts(toy_corpus(story), ASSISTANT, 16, seed=0)
     cuts = [next(prompts).tolist() for _ in range(100)]
@@ -125,7 +118,7 @@ def test_a_storys_prompt_is_its_first_tokens() -> None:
     assert {len(cut) for cut in cuts} == set(range(8, 17))
 
 
-def test_a_corpus_without_prompts_is_refused() -> None:
+def test_a_corpus_without_prompts_is_refused():
     chat = toy_corpus([BOS, 3, *range(20, 60), ASSISTANT, 60, 2])
     with pytest.raises(UsageError, match=r"^no document of the corpus gives a prompt of at most 16 tokens"):
         next(cut_prompts(chat, ASSISTANT, 16, seed=0))
@@ -135,7 +128,7 @@ CHATS = ["<|user|> Hi! <|assistant|>Hello.<|user|>Bye.", "<|user|>Who?<|assistan
 
 
 @pytest.fixture(scope="module")
-def templated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def templated(trained, tmp_path_factory):
     """Return a target, without a drafter, whose chat template is not the corpus's format."""
     folder = tmp_path_factory.mktemp("templated") / "model"
     shutil.copytree(trained / "target", folder)
@@ -144,7 +137,7 @@ def templated(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated: Path) -> None:
+def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated):
     pair = Pair.of(templated)
     prompts = chat_prompts(pair, CHATS, 100, seed=0)
     found = [next(prompts).tolist() for _ in range(20)]
@@ -160,7 +153,7 @@ def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated: Pat
         )  # before a prompt is asked for, and so before the target loads
 
 
-def test_a_head_is_trained_in_the_targets_own_format(templated: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_head_is_trained_in_the_targets_own_format(templated, corpus, tmp_path):
     out, sizes = tmp_path / "out", {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
     train_head(HeadOptions.of("eagle", data=corpus, out=out, target=templated, precision="bf16", **sizes))
     text, pair = read_text(tmp_path / "out" / "written.safetensors", templated), Pair.of(templated)
@@ -172,12 +165,12 @@ def test_a_head_is_trained_in_the_targets_own_format(templated: Path, corpus: Pa
     assert json.loads((tmp_path / "out" / "config.json").read_text())["target"] == "model"
 
 
-def test_an_interrupted_training_goes_on_writing(templated: Path, corpus: Path, tmp_path: Path) -> None:
+def test_an_interrupted_training_goes_on_writing(templated, corpus, tmp_path):
     out, sizes = tmp_path / "out", {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
     options = HeadOptions.of("medusa", data=corpus, out=out, target=templated, **sizes)
     cancel, written = threading.Event(), list[int]()
 
-    def listen(progress: Progress) -> None:
+    def listen(progress):
         if progress.phase == "written":
             written.append(progress.step)
             if len(written) == 2:
@@ -192,14 +185,14 @@ def test_an_interrupted_training_goes_on_writing(templated: Path, corpus: Path, 
     assert written == [128, 256, 500]
 
 
-def test_ids_are_stored_as_small_as_they_fit() -> None:
+def test_ids_are_stored_as_small_as_they_fit():
     assert narrow(np.array([0, 65_535])).dtype == np.uint16
     assert narrow(np.array([0, 65_536])).dtype == np.int32
     assert narrow(np.array([0, 65_536])).tolist() == [0, 65_536]
     assert narrow(np.array([], dtype=np.int64)).dtype == np.uint16
 
 
-def test_text_of_a_large_vocabulary_is_stored_and_read(trained: Path, tmp_path: Path) -> None:
+def test_text_of_a_large_vocabulary_is_stored_and_read(trained, tmp_path):
     path, target = tmp_path / "text.safetensors", trained / "target"
     save_text(path, [Text([1, 128_000, 5], 2), Text([1, 7], 1)], target)
     text = read_text(path, target)
@@ -211,7 +204,7 @@ def test_text_of_a_large_vocabulary_is_stored_and_read(trained: Path, tmp_path: 
     assert sorted(inputs[0].tolist()) == [1, 1, 5, 7, 128_000]
 
 
-def test_all_tokens_of_an_old_file_count(trained: Path, tmp_path: Path) -> None:
+def test_all_tokens_of_an_old_file_count(trained, tmp_path):
     path, target = tmp_path / "text.safetensors", trained / "target"
     ids, starts = np.arange(8, dtype=np.uint16), np.array([0, 5, 8])
     save_file({"ids": ids, "starts": starts}, path, {"target": fingerprint(target)})
@@ -222,7 +215,7 @@ def test_all_tokens_of_an_old_file_count(trained: Path, tmp_path: Path) -> None:
     assert held.anchors.tolist() == [1, 2, 3]
 
 
-def test_only_answers_are_learned() -> None:
+def test_only_answers_are_learned():
     """Three texts of 7 tokens, whose prompts have 3, 7 and 0 tokens."""
     documents = [list(range(20, 27)), list(range(30, 37)), list(range(40, 47))]
     corpus = replace(toy_corpus(*documents), answers=np.array([3, 14, 14]))

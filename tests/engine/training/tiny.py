@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import lzma
-from pathlib import Path
 
 from specscope.engine.training import cli
 
@@ -23,7 +22,7 @@ NAMES = ("Mia", "Tom", "Ann", "Ben", "Lily", "Max")
 THINGS = ("ball", "kite", "dog", "boat", "tree", "cake")
 
 
-def stories() -> list[str]:
+def stories():
     return [
         f"Once there was a {t}. {n} saw the {t} and was happy. Then {n} went home."
         for n in NAMES
@@ -31,7 +30,7 @@ def stories() -> list[str]:
     ]
 
 
-def chats() -> list[str]:
+def chats():
     return [
         f"<|user|>Do you like the {t}, {n}?<|assistant|>Yes, I like the {t} very much."
         for n in NAMES
@@ -39,20 +38,20 @@ def chats() -> list[str]:
     ]
 
 
-def write_source(folder: Path, name: str, documents: list[str]) -> Path:
+def write_source(folder, name, documents):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.txt.xz"
     path.write_bytes(lzma.compress("\x1e".join(documents).encode()))
     return path
 
 
-def parse(words: str) -> argparse.Namespace:
+def parse(words):
     """Return the arguments of a command line of `specscope train`."""
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     return parser.parse_args(words.split())
 
 
-def train(words: str) -> int:
+def train(words):
     """Run a command of `specscope train`."""
     return cli.run(parse(words))

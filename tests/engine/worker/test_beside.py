@@ -11,7 +11,7 @@ import torch
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.layout import Packing
 from specscope.engine.simulate.oracle import Scripted
-from specscope.engine.types import NO_TREE, Draft, DraftToken, Judgement, Prefix, Sampling, Tree
+from specscope.engine.types import NO_TREE, Draft, DraftToken, Prefix, Sampling, Tree
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import Begin, Judge, Load, Score
 from tests.engine.methods.pairs import make_pair
@@ -25,7 +25,7 @@ WINDOW: Tree = ((30, 31, 32, 33, 34), (-1, 0, -1, 2, 1))
 GREEDY = Sampling()
 
 
-def host(loader, sampling: Sampling = GREEDY, vocab_size: int = 97) -> Host:
+def host(loader, sampling=GREEDY, vocab_size=97):
     worker = Host("worker")
     worker.handle(Load("target", loader))
     worker.handle(Begin(sampling, 1, 64, vocab_size, Packing()))
@@ -38,7 +38,7 @@ def loader(request, tmp_path_factory):
     return partial(load, str(pair.target_path), device="cpu", dtype=torch.float32, name="target")
 
 
-def score(worker: Host, tokens, draft: Draft, beside: Tree = NO_TREE, **more) -> tuple[Judgement, int]:
+def score(worker, tokens, draft, beside=NO_TREE, **more):
     """Return the judgement and the number of forwarded rows."""
     parents = tuple(p if p < 0 else p + len(draft) for p in beside[1])
     tree = (*draft.ids, *beside[0]), (*draft.parents, *parents)
@@ -47,7 +47,7 @@ def score(worker: Host, tokens, draft: Draft, beside: Tree = NO_TREE, **more) ->
     return reply.value[0], reply.stamps[0].rows
 
 
-def paths(tree: Tree) -> list[tuple[int, ...]]:
+def paths(tree):
     nodes: list[tuple[int, ...]] = []
     for token, parent in zip(*tree, strict=True):
         nodes.append((*(nodes[parent] if parent >= 0 else ()), token))
@@ -81,7 +81,7 @@ def test_rows_of_a_window_that_become_text_are_reused_and_exact(loader):
 
 
 def test_a_greedy_drafter_ignores_the_temperature_and_stays_in_the_targets_vocabulary():
-    def next_token(path: np.ndarray, _: int) -> int:
+    def next_token(path, _):
         return 15 if len(path) % 2 else 3
 
     worker = host(lambda: Scripted("target", next_token, 20), Sampling(1.0, seed=1), vocab_size=10)

@@ -28,7 +28,7 @@ VOCAB = 4096
 class Drafter:
     """A drafter on a host, after the prefill of three sequences."""
 
-    def __init__(self, sampling, static, packing=Packing()):  # noqa: B008 - frozen
+    def __init__(self, sampling, static, packing=Packing()):  # noqa: B008
         pair = Pair.find("bundled")
         self.host, self.q = Host("drafter"), np.zeros((10, VOCAB), dtype=np.float32)
         self.host.handle(Load("drafter", partial(load, pair.drafter_path, name="drafter", static=static)))

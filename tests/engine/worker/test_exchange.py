@@ -26,20 +26,20 @@ from specscope.engine.worker.shared import SharedMemory
 def join():
     """Return a function that joins two or more workers to one exchange."""
 
-    def make(ways: int, patience: float = 5.0) -> list[Exchange]:
+    def make(ways, patience=5.0):
         with closing(exchange_memory(ways)) as memory:
             return [Exchange(memory.path, rank, ways, patience) for rank in range(ways)]
 
     return make
 
 
-def together(workers: list[Exchange], work):
+def together(workers, work):
     """Run `work` for all workers at the same time; return the list of results."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return list(pool.map(work, workers))
 
 
-def value(turn: int, index: int) -> torch.Tensor:
+def value(turn, index):
     return torch.full((3, 5), float(1000 * turn + index)) + torch.arange(5) / 8
 
 
@@ -47,7 +47,7 @@ def value(turn: int, index: int) -> torch.Tensor:
 def test_all_workers_get_the_tensors_of_the_turn(join, ways, count):
     like = torch.zeros(3, 5)
 
-    def work(worker: Exchange) -> int:
+    def work(worker):
         luck = random.Random(worker.rank)
         for turn in range(400):
             if luck.random() < 0.05:
@@ -63,7 +63,7 @@ def test_all_workers_get_the_tensors_of_the_turn(join, ways, count):
 
 
 def test_all_workers_stop_in_the_turn_in_which_one_was_stopped(join):
-    def work(worker: Exchange) -> list[bool]:
+    def work(worker):
         return [worker.agree(stopped=worker.rank == 1 and turn == 7) for turn in range(12)]
 
     assert together(join(3), work) == [[turn == 7 for turn in range(12)]] * 3
@@ -90,7 +90,7 @@ def test_turns_of_an_earlier_run_do_not_count(join):
 def test_a_late_worker_is_named(join):
     _, two, three = join(3, patience=0.3)
 
-    def work(worker: Exchange) -> None:
+    def work(worker):
         with pytest.raises(
             SpecScopeError, match=r"rank 0 of a group of 3 devices did not come within 0\.3 s"
         ):
@@ -116,7 +116,7 @@ def test_tensors_that_do_not_fit_are_an_error(join, monkeypatch):
 # Shared memory: it uses neither /dev/shm nor a file, and an error names the size.
 
 
-def mapped(memory: SharedMemory, size: int) -> np.ndarray:
+def mapped(memory, size):
     return np.memmap(memory.path, dtype=np.uint8, mode="r+", shape=size)
 
 

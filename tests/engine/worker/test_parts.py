@@ -77,14 +77,14 @@ def test_all_mappings_of_a_q_buffer_share_its_rows():
 class Letters:
     """A detokenizer: token i is letter i of the alphabet."""
 
-    def push(self, token: int) -> str:
+    def push(self, token):
         return chr(97 + token)
 
-    def flush(self) -> str:
+    def flush(self):
         return ""
 
 
-def _decode(tokens: list[int], limits: Limits) -> Sequence:
+def _decode(tokens, limits):
     sequence = Sequence(0, [0], limits, Letters())
     streamed = ""
     for token in tokens:

@@ -93,7 +93,7 @@ def test_an_empty_cache_takes_no_memory(dtype):
     assert tensor[1, : 1 << 20].all()
 
 
-def resident() -> int:
+def resident():
     """Return this process's resident bytes."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))

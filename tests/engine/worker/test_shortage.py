@@ -6,7 +6,6 @@ import contextlib
 import pickle
 import re
 import resource
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -35,32 +34,32 @@ PROMPT = [5, 6, 7, 8]
 HUGE = 2**50
 
 
-def torch_fails() -> None:
+def torch_fails():
     torch.empty(HUGE, dtype=torch.uint8)
 
 
-def numpy_fails() -> None:
+def numpy_fails():
     np.zeros(HUGE, dtype=np.uint8)
 
 
-def cuda_fails() -> None:
+def cuda_fails():
     raise torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 1048576.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
     )
 
 
-def nothing_named() -> None:
+def nothing_named():
     raise MemoryError
 
 
-def cublas_fails() -> None:
+def cublas_fails():
     raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
 
-def raised(fail) -> Exception:
+def raised(fail):
     """Return the error of a function whose frame holds a tensor."""
 
-    def work() -> None:
+    def work():
         kept = torch.ones(7)
         fail()
         del kept
@@ -115,7 +114,7 @@ def test_a_shortage_explains_the_errors_of_the_other_members():
 def test_in_virtual_time_a_shortage_ends_the_run_and_the_next_one_works():
     fails = [torch_fails]
 
-    def target(path: np.ndarray) -> int:
+    def target(path):
         if len(path) > 9 and fails:
             fails.pop()()
         return 7
@@ -130,7 +129,7 @@ def test_in_virtual_time_a_shortage_ends_the_run_and_the_next_one_works():
 
 
 @contextlib.contextmanager
-def limited(pid: int, more: int) -> Iterator[None]:
+def limited(pid, more):
     """Let a process take `more` bytes of address space."""
     before = resource.prlimit(pid, resource.RLIMIT_AS)
     size = psutil.Process(pid).memory_info().vms + more
