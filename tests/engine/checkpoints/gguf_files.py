@@ -16,22 +16,17 @@ SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 def tensors(arch, tied, heads):
     """Return name -> shape (out, in) of all tensors; two query heads share a KV head."""
-    kv = WIDTH // 2
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
+    square, kv = (WIDTH, WIDTH), (WIDTH // 2, WIDTH)
+    shapes = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
     if not tied:
         shapes["output.weight"] = (VOCAB, WIDTH)
+    rows = {"attn_q": square, "attn_k": kv, "attn_v": kv, "attn_output": square}
+    rows |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
+    norms = {"attn_norm": WIDTH, "ffn_norm": WIDTH}
+    if arch == "qwen3":
+        norms |= {"attn_q_norm": WIDTH // heads, "attn_k_norm": WIDTH // heads}
     for i in range(LAYERS):
-        rows = {
-            "attn_q": (WIDTH, WIDTH),
-            "attn_k": (kv, WIDTH),
-            "attn_v": (kv, WIDTH),
-            "attn_output": (WIDTH, WIDTH),
-        }
-        rows |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
         shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in rows.items()}
-        norms = {"attn_norm": WIDTH, "ffn_norm": WIDTH}
-        if arch == "qwen3":
-            norms |= {"attn_q_norm": WIDTH // heads, "attn_k_norm": WIDTH // heads}
         shapes |= {f"blk.{i}.{name}.weight": (size,) for name, size in norms.items()}
         if arch == "qwen2":
             shapes |= {f"blk.{i}.{name}.bias": rows[name][:1] for name in ("attn_q", "attn_k", "attn_v")}

@@ -29,9 +29,8 @@ CURVE: Curve = ((1, 0.1), (512, 0.2))
 def cluster(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("costs")
     monkeypatch.setenv("SPECSCOPE_CACHE", str(folder / "cache"))
-    with specscope.open(
-        make_pair(folder, "qwen3", "other")[0], runtime="local-thread", device="cpu"
-    ) as opened:
+    pair = make_pair(folder, "qwen3", "other")[0]
+    with specscope.open(pair, runtime="local-thread", device="cpu") as opened:
         yield opened
 
 
@@ -47,21 +46,13 @@ def test_a_profiles_costs_are_its_latencies(name):
 
 
 def test_target_and_drafter_are_measured_once(cluster, monkeypatch):
-    measured, asked = list[tuple[str, tuple[int, ...]]](), list[bool]()
-
-    def measure(place, cancel, model, rows):
-        measured.append((model, rows))
-        return CURVE
-
-    monkeypatch.setattr(measurements, "measure_rows", measure)
+    measured, asked = list[tuple[str, tuple[int, ...]]](), list[int]()
+    monkeypatch.setattr(measurements, "measure_rows", lambda _, __, *asked: measured.append(asked) or CURVE)
     for policy in ("survival", "by-batch", "fixed"):
-        load = Load((0.0,), batch=1, policy=policy)
-        trace = cluster.run(
-            "speculative", (5, 9, 23), limits=LIMITS, load=load, measuring=lambda: asked.append(True)
-        )
-        assert trace.status == "done"
+        more = {"load": Load((0.0,), batch=1, policy=policy), "measuring": lambda: asked.append(1)}
+        assert cluster.run("speculative", (5, 9, 23), limits=LIMITS, **more).status == "done"
     assert sorted(measured) == [("drafter", MANY_ROWS), ("target", MANY_ROWS)]
-    assert asked == [True]
+    assert asked == [1]
 
 
 def test_the_measurement_of_real_forwards_gives_a_run(cluster):
@@ -114,17 +105,13 @@ def test_a_prediction_has_the_median_and_the_range_of_earlier_runs(path):
     assert found.runs == found.facts()["runs"] == 3
 
 
-def test_plain_decoding_is_learned_too(path):
-    learn(path, trace_of("speculative", 0.05), PLAN, VERIFY)
-    learn(path, trace_of("autoregressive", 0.12), None, VERIFY)
-    assert scaled(path, PLAN, "speculative", VERIFY, greedy=True).speedup == pytest.approx(0.12 / 0.05)
-
-
 def test_other_methods_and_sampled_runs_are_kept_apart(path):
-    learn(path, trace_of("speculative", 0.025), PLAN, VERIFY)
+    learn(path, trace_of("speculative", 0.05), PLAN, VERIFY)
     assert scaled(path, PLAN, "pearl", VERIFY, greedy=True) == PLAN
     assert scaled(path, PLAN, "speculative", VERIFY, greedy=False) == PLAN
     assert "runs" not in PLAN.facts()
+    learn(path, trace_of("autoregressive", 0.12), None, VERIFY)  # plain decoding is learned too
+    assert scaled(path, PLAN, "speculative", VERIFY, greedy=True).speedup == pytest.approx(0.12 / 0.05)
 
 
 def test_disturbed_short_and_failed_runs_do_not_count(path):

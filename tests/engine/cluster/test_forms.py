@@ -57,27 +57,21 @@ def test_most_drafts_are_accepted(threads):
     assert 0.6 < sum(r.accepted for r in rounds) / sum(r.drafted for r in rounds) <= 1
 
 
-def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads):
-    trace = threads.run("speculative", PROMPT, limits=Limits(4))
+@pytest.mark.parametrize("most", [5, 1000], ids=["a long prompt's rows move in parts", "all at once"])
+def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads, expected, monkeypatch, most):
+    monkeypatch.setattr("specscope.engine.run.models.PREFILL_ROWS", most)
+    trace = threads.run("speculative", PROMPT, limits=NEW)
+    assert tuple(trace.token_ids()) == expected[True]
     spans = [s for s in trace.spans if s.step == 0]
     prefills = {s.model for s in spans if s.kind == "prefill"}
     moved = [(s.model, s.rows, s.context) for s in spans if s.kind == "communicate"]
     rows = len(threads.pair.encode(PROMPT)) - 1
+    parts = [(min(most, rows - start), start) for start in range(0, rows, most)]
     if threads.pair.drafter_path == TARGET / "int4":
         assert prefills == {"target"}
-        assert moved == [("target", rows, 0), ("drafter", rows, 0)]
+        assert sorted(moved) == sorted((model, *part) for model in ("target", "drafter") for part in parts)
     else:  # its values are rotated
         assert (prefills, moved) == ({"target", "drafter"}, [])
-
-
-def test_a_long_prompts_rows_move_in_parts(threads, expected, monkeypatch):
-    monkeypatch.setattr("specscope.engine.run.models.PREFILL_ROWS", 5)
-    trace = threads.run("speculative", PROMPT, limits=NEW)
-    assert tuple(trace.token_ids()) == expected[True]
-    parts = [(s.context, s.rows) for s in trace.spans if s.kind == "communicate" and s.model == "drafter"]
-    rows = len(threads.pair.encode(PROMPT)) - 1
-    expected_parts = [(start, min(5, rows - start)) for start in range(0, rows, 5)]
-    assert parts == (expected_parts if threads.pair.drafter_path == TARGET / "int4" else [])
     assert sum(r.accepted for r in trace.rounds) > 8, "the rows are the prompt's"
 
 
@@ -102,11 +96,14 @@ def test_a_header_names_the_form_and_opens_the_same_models_again(threads):
     assert again.models == threads.pair.models
 
 
+VIRTUAL = {"runtime": "virtual", "profile": "pearl-4xA100"}
+
+
 @pytest.mark.parametrize(
     ("form", "place"),
     [
-        ("int8", {"runtime": "virtual", "profile": "pearl-4xA100"}),
-        ("int4", {"runtime": "virtual", "profile": "pearl-4xA100"}),
+        ("int8", VIRTUAL),
+        ("int4", VIRTUAL),
         ("int4", {**THREADS, "forward": "static"}),
         ("int8", {**THREADS, "memory": "0=75MB,1=60MB"}),
         ("int8", {**THREADS, "dtype": "bfloat16"}),

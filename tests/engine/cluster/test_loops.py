@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import closing
 
 import pytest
 
@@ -36,11 +37,9 @@ def in_a_notebook(cell):
         finally:
             loop.stop()
 
-    try:
+    with closing(loop):
         loop.call_soon(execute)
         loop.run_forever()
-    finally:
-        loop.close()
     return outcomes[0]
 
 
@@ -54,12 +53,7 @@ def decoded(place):
 
 @pytest.mark.parametrize(
     ("host", "place"),
-    [
-        (under_asyncio_run, "virtual"),
-        (in_a_notebook, "thread"),
-        (under_asyncio_run, "process"),
-        (in_a_notebook, "process"),
-    ],
+    [(under_asyncio_run, "virtual"), (in_a_notebook, "thread"), (in_a_notebook, "process")],
 )
 def test_a_run_on_a_running_loop_has_the_usual_text(host, place):
     text, *_ = decoded(VIRTUAL)
@@ -79,17 +73,13 @@ def test_ctrl_c_cancels_a_run_on_a_running_loop(host, presses):
                 time.sleep(0.3)
 
     def cell():
-        with specscope.open("bundled", runtime="local-thread", device="cpu") as cluster:
+        with specscope.open("bundled", **PLACES["thread"]) as cluster:
             try:
                 cluster.run("autoregressive", "Tell me a story.", limits=Limits(2000), listener=listen)
             finally:
                 later.append(cluster.run("autoregressive", "Hi", limits=Limits(4)).status)
 
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            host(cell)
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    with pytest.raises(KeyboardInterrupt):
+        host(cell)
     assert (seen[-1].status, len(seen[-1].texts)) == ("cancelled", 1)
     assert len(later) == 1, "the cluster was whole"

@@ -84,37 +84,27 @@ def test_a_worker_that_ends_loses_its_samples_and_the_others_stay():
     assert {row.device for row in rows[count + 1 :]} == {CPU.name}
 
 
-def test_a_missing_core_has_no_samples():
-    rows = collect([Device("cpu:4096", "target", "", "cpu"), CPU], 1, every_s=0.02)
-    assert {row.device for row in rows} == {CPU.name}
-
-
-def test_virtual_devices_have_no_samples():
-    sampler = Sampler([Device("gpu0", "target", "GPU 0", "virtual")], pytest.fail, lambda: 0)
-    sampler.start()
-    assert not sampling()
-    sampler.stop()
-
-
-def test_stop_is_quick_and_final():
-    sampler = Sampler([CPU], pytest.fail, lambda: 0, every_s=30)
-    sampler.start()
-    start = time.monotonic()
-    sampler.stop()
-    assert time.monotonic() - start < 15, "it does not wait for the next sample"
-    sampler.stop()  # a second time is harmless
-
-
 def test_an_error_of_emit_ends_only_the_sampling_and_emit_may_stop_it():
     def refuse(_):
         raise OSError("disk full")
 
-    sampler = Sampler([CPU], refuse, lambda: 0, 0.01)
-    sampler.start()
+    Sampler([CPU], refuse, lambda: 0, 0.01).start()
     wait_for(lambda: not sampling())
     stopped = Sampler([CPU], lambda _: stopped.stop(), lambda: 0, 0.01)
     stopped.start()
     wait_for(lambda: not sampling())
+
+
+def test_stop_is_quick_and_final_and_virtual_devices_are_not_sampled():
+    virtual = Sampler([Device("gpu0", "target", "GPU 0", "virtual")], pytest.fail, lambda: 0)
+    virtual.start()
+    assert not sampling()
+    sampler = Sampler([CPU], pytest.fail, lambda: 0, every_s=30)
+    sampler.start()
+    start = time.monotonic()
+    for one in (virtual, sampler, sampler):  # a second time is harmless
+        one.stop()
+    assert time.monotonic() - start < 15, "it does not wait for the next sample"
 
 
 class Nvml(ModuleType):
@@ -168,48 +158,39 @@ def test_cards_give_load_memory_and_power(nvml):
     assert nvml.open == 0
 
 
-@pytest.mark.parametrize("broken", ["a card without counters", "a card that is lost", "no driver"])
+@pytest.mark.parametrize("broken", ["a card without counters", "a card that is lost", "no driver", "no core"])
 def test_what_cannot_be_read_hides_nothing_else(nvml, broken):
     def refuse():
         raise nvml.NVMLError("Driver Not Loaded")
 
-    number, others = 0, [CPU]
+    name, others = "cuda:0", [CPU]
     match broken:
         case "a card without counters":
-            number, others = 7, [Device("cuda:0", "target", "", "cuda")]
+            name, others = "cuda:7", [Device("cuda:0", "target", "", "cuda")]
         case "a card that is lost":
             nvml.lost = True
+        case "no core":
+            name = "cpu:4096"
         case _:
             nvml.nvmlInit = refuse
-    rows = collect([Device(f"cuda:{number}", "target", "", "cuda"), *others], 2, every_s=0.02)
+    rows = collect([Device(name, "target", "", name.split(":")[0]), *others], 2, every_s=0.02)
     assert {row.device for row in rows} == {device.name for device in others}
 
 
 # The load by other programs, recorded at the end of a measured run.
 
 
-@pytest.fixture
-def readings(monkeypatch):
-    """Let the readings be these, one after the other."""
-    values = [ProcessorTime(0.0, 100.0, {}), ProcessorTime(10.0, 108.0, {1: 3.0})]
+@pytest.mark.parametrize(
+    ("wall", "busy"), [(10.0, 0.25), (0.1, None)], ids=["a share of all cores", "too short"]
+)
+def test_the_load_by_other_programs(monkeypatch, wall, busy):
+    values = [ProcessorTime(0.0, 100.0, {}), ProcessorTime(wall, 108.0, {1: 3.0})]
     monkeypatch.setattr(occupancy, "processor_time", lambda _: values.pop(0))
     monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
-    return values
-
-
-def test_the_load_is_a_share_of_all_cores(readings):
-    row = OtherPrograms([]).row(77)
-    assert (row.device, row.time, row.busy) == (OTHERS, 77, 0.25)
-
-
-def test_a_short_run_has_no_load(readings):
-    readings[1] = readings[1]._replace(wall=0.1)
-    assert OtherPrograms([]).row(77) is None
-
-
-def test_a_process_that_has_ended_is_left_out():
     known = OtherPrograms([2**22 + 1])
-    assert [process.pid for process in known._processes] == [psutil.Process().pid]
+    assert [process.pid for process in known._processes] == [psutil.Process().pid], "ended ones are left out"
+    row = known.row(77)
+    assert (row and (row.device, row.time, row.busy)) == (busy and (OTHERS, 77, busy))
 
 
 @pytest.mark.parametrize(

@@ -42,32 +42,34 @@ def test_a_pool_is_listed_with_the_drafter_first_and_then_as_people_count():
     [("A100-OPT", "opt-6.7b", 12_397), ("8xA100", "llama-3-70-vanilla", 116_104)],
 )
 def test_a_profiles_pair_without_a_drafter_runs_the_methods_that_need_none(profile, pair, step_us):
-    with specscope.open(
-        runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.5"
-    ) as cluster:
+    place = {"runtime": "virtual", "profile": profile, "profile_pair": pair, "tokens": "bernoulli:0.5"}
+    with specscope.open(**place) as cluster:
         plain = cluster.run("autoregressive", [5, 6], limits=Limits(3))
         (first, *_) = (s for s in plain.spans if s.kind == "verify")
         assert (first.end - first.start) // 1000 == step_us
         for method, config in (("llma", {}), ("ems", {"base": "plain"})):
             assert cluster.run(method, [5, 6], config=config, limits=Limits(3)).status == "done"
-        with pytest.raises(
-            UsageError, match=rf"the pair {pair} of the profile {profile} has no drafter; choose"
-        ):
+        message = rf"the pair {pair} of the profile {profile} has no drafter; choose"
+        with pytest.raises(UsageError, match=message):
             cluster.run("speculative", [5, 6], limits=Limits(3))
 
 
+def virtual(tokens):
+    return specscope.open(runtime="virtual", profile="8xA100", tokens=tokens)
+
+
 @pytest.mark.parametrize(
-    "tokens", ["bernoulli", "bernoulli:1.5", "bernoulli:0.5:spread=1", "bernoulli:0.5:doubt", "poisson:1"]
+    ("tokens", "chances"),
+    [("bernoulli:0.6", {1.0}), ("bernoulli:0.6:doubt=0.5:misses=0.5", {0.3, 0.8})],
 )
-def test_a_wrong_token_source_is_refused(tokens):
-    with pytest.raises(UsageError, match=f"tokens is '{tokens}'; it must be pair or bernoulli:RATE"):
-        specscope.open(runtime="virtual", profile="8xA100", tokens=tokens)
+def test_scripted_drafts_doubt_if_asked(tokens, chances):
+    with virtual(tokens) as cluster:
+        trace = cluster.run("speculative", [5, 6], config={"gamma": 3}, limits=Limits(30))
+    assert {round(d.q, 3) for d in trace.decisions if d.node >= 0 and d.q is not None} == chances
 
 
-def test_scripted_drafts_doubt_if_asked():
-    drafts = list[set[float]]()
-    for tokens in ("bernoulli:0.6", "bernoulli:0.6:doubt=0.5:misses=0.5"):
-        with specscope.open(runtime="virtual", profile="8xA100", tokens=tokens) as cluster:
-            trace = cluster.run("speculative", [5, 6], config={"gamma": 3}, limits=Limits(30))
-        drafts.append({round(d.q, 3) for d in trace.decisions if d.node >= 0 and d.q is not None})
-    assert drafts == [{1.0}, {0.3, 0.8}]
+@pytest.mark.parametrize("rest", ["", ":1.5", ":0.5:spread=1", ":0.5:doubt"])
+def test_a_wrong_token_source_is_refused(rest):
+    message = f"tokens is 'bernoulli{rest}'; it must be pair or bernoulli:RATE"
+    with pytest.raises(UsageError, match=message):
+        virtual(f"bernoulli{rest}")

@@ -27,18 +27,13 @@ from specscope.engine.runtimes.ray.worker import Node
 HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
 
 
-def options(**options):
-    return Options(runtime="ray", **options)
-
-
 class Nodes:
     """Nodes of a number of processors each, without Ray."""
 
     def __init__(self, *cpus, resource="CPU"):
         self._resource, self.reserved = resource, list[str]()
-        self.start, self.watch = Mock(), Mock()
-        self.cpus, self._used = list(cpus), dict[int, int]()
-        self.places: dict[str, Place] = {}
+        self.start, self.watch, self.close = Mock(), Mock(), Mock()
+        self.cpus, self._used, self.places = list(cpus), dict[int, int](), dict[str, Place]()
 
     def take(self, node, count):
         """Reserve processors for this and other sessions together."""
@@ -56,6 +51,10 @@ class Nodes:
         ]
 
 
+def pool_of(nodes, **given):
+    return RayDevices(Pair.find("bundled"), nodes, Options(runtime="ray", **given))
+
+
 @pytest.mark.parametrize(
     ("cpus", "tp", "drafter_tp", "targets", "found"),
     [
@@ -68,7 +67,7 @@ class Nodes:
     ],
 )
 def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp, drafter_tp, targets, found):
-    pool = RayDevices(Pair.find("bundled"), Nodes(*cpus), options(tp=tp, drafter_tp=drafter_tp))
+    pool = pool_of(Nodes(*cpus), tp=tp, drafter_tp=drafter_tp)
     assert pool.servers(1) >= targets or len(cpus) == 1
     assigned = pool.assign(Layout(Separate(targets)))
     on = {
@@ -83,7 +82,7 @@ def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp
 
 def test_devices_that_another_split_uses_are_refused(monkeypatch):
     nodes = Nodes(2, 1)
-    pool = RayDevices(Pair.find("bundled"), nodes, options(tp=2))
+    pool = pool_of(nodes, tp=2)
     (target,) = pool.assign(Layout(Separate(1)))["target"]
     pool._kept["target"] = [target]
     nodes.take(0, 2)
@@ -99,7 +98,7 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     nodes = Nodes(4, 1)
     nodes.take(0, 2)
-    pool = RayDevices(Pair.find("bundled"), nodes, options())
+    pool = pool_of(nodes)
     names = [device.label for device in pool.devices]
     assert names == ["node 0 · CPU 0", "node 1 · CPU 0", "node 0 · CPU 1"]
     nodes.places["cpu:4"] = HELD
@@ -116,7 +115,7 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
 
 
 def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
-    pool = RayDevices(Pair.find("bundled"), Nodes(2, 1), options())
+    pool = pool_of(Nodes(2, 1))
     assert [pool.memory.name(device) for device in pool.devices] == ["node 0", "node 1", "node 0"]
     drafter = replace(pool.devices[0], name=f"{pool.devices[0].name}/drafter")
     pool._workers[drafter.name] = SimpleNamespace(answer=lambda _: 77)
@@ -127,7 +126,7 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     """Both models go to the only free device; together they do not fit, each alone would."""
     nodes = Nodes(1, 1)
     nodes.take(0, 1)
-    pool = RayDevices(Pair.find("bundled"), nodes, options())
+    pool = pool_of(nodes)
     assigned = pool.assign(Layout(Separate(1)))
     parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
     sizes = [part_of(pool.pair, torch.float32, *part).weights for part in parts]
@@ -148,7 +147,7 @@ def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
     )
     nodes = Nodes(1, 1)
     nodes.places |= {"cpu:0": HELD, "cpu:1": HELD}
-    pool = RayDevices(Pair.find("bundled"), nodes, options())
+    pool = pool_of(nodes)
     assigned = pool.assign(Layout(Separate(1)))
     pool.reserve(assigned)
     drafter, target = (pool.start_worker(assigned[model][0]) for model in ("drafter", "target"))
@@ -163,7 +162,6 @@ def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
 def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch):
     nodes = Nodes(2, 4)
     nodes.take(1, 1)
-    nodes.close = Mock()
     monkeypatch.setattr("specscope.engine.cluster.open.RayCluster", lambda *_: nodes)
     message = "split over 4 devices of one node, and no node of the Ray cluster has more than 3 free CPU"
     with pytest.raises(UsageError, match=message):
@@ -181,19 +179,18 @@ def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch)
     ],
 )
 def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, bundles):
-    nodes = Nodes(*counts, resource="GPU" if kind == "cuda" else "CPU")
-    pool = RayDevices(Pair.find("bundled"), nodes, options(device=kind, tp=tp))
+    resource = "GPU" if kind == "cuda" else "CPU"
+    nodes = Nodes(*counts, resource=resource)
+    pool = pool_of(nodes, device=kind, tp=tp)
     for _ in range(2):
         pool.reserve(pool.assign(Layout(Separate(1))))
         assert sorted(nodes.reserved) == bundles, "reserved once"
-    taken = [call.kwargs for call in nodes.start.call_args_list]
-    assert sum(each["gpus"] if kind == "cuda" else each["cpus"] for each in taken) == sum(
-        int(bundle[0]) for bundle in bundles
-    )
+    taken = sum(call.kwargs[f"{resource.lower()}s"] for call in nodes.start.call_args_list)
+    assert taken == sum(int(bundle[0]) for bundle in bundles)
 
 
 def test_two_workers_never_share_a_gpu():
-    pool = RayDevices(Pair.find("bundled"), Nodes(1, resource="GPU"), options(device="cuda"))
+    pool = pool_of(Nodes(1, resource="GPU"), device="cuda")
     with pytest.raises(UsageError, match="GPU 0 has a worker already; with Ray a GPU has one only"):
         pool.reserve(pool.assign(Layout(Separate(1))))
     assert not pool.cluster.reserved
@@ -245,15 +242,19 @@ def ray(monkeypatch):
     return fake
 
 
+def await_checks(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(ray):
     cluster, worker = RayCluster(HEAD, 1), Mock()
     cluster.watch(worker)
     assert [node.name for node in cluster.nodes()] == ["node 1 (10.0.0.1)", "node 2 (10.0.0.2)"]
     ray.down.add(("10.0.0.1", 6379))
-    deadline = time.monotonic() + 20
-    while ray.connected:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    await_checks(lambda: not ray.connected)
     worker.lose.assert_called_once_with(f"lost the head of its cluster ({HEAD})")
     assert worker.check.call_count >= ray_cluster.HEADLESS
     ray.down.clear()  # the head is back; this connection is not
@@ -269,10 +270,7 @@ def test_a_head_that_is_silent_for_a_moment_ends_nothing(ray):
     cluster, worker, silent = RayCluster(HEAD, 1), Mock(), iter([False] * (ray_cluster.HEADLESS - 1))
     cluster._head_answers = lambda: next(silent, True)
     cluster.watch(worker)
-    deadline = time.monotonic() + 20
-    while worker.check.call_count < 2 * ray_cluster.HEADLESS:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    await_checks(lambda: worker.check.call_count >= 2 * ray_cluster.HEADLESS)
     assert (ray.connected, worker.lose.call_count) == (True, 0)
     cluster.close()
 

@@ -90,13 +90,16 @@ def test_the_target_gets_the_devices_after_the_drafters_or_its_own_and_then_what
     assert [i for span in spans for i in span] == list(range(sum(sizes)))
 
 
-def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit():
-    with pytest.raises(
-        ModelError, match=r"free are .* GPU 0, 10.0 MB on GPU 1; at most 5 million weights of float32"
-    ):
-        placed(gpus([20 * MB, 10 * MB]))
-    with pytest.raises(ModelError, match=r"--dtype bfloat16 takes 26\.1 MB"):
-        placed(gpus([30 * MB, 20 * MB]))
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        ((20, 10), r"free are .* GPU 0, 10.0 MB on GPU 1; at most 5 million weights of float32"),
+        ((30, 20), r"--dtype bfloat16 takes 26\.1 MB"),
+    ],
+)
+def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit(free, message):
+    with pytest.raises(ModelError, match=message):
+        placed(gpus([size * MB for size in free]))
     devices, spans = placed(gpus([30 * MB, 20 * MB], dtype="bfloat16"))
     assert (devices, spans) == ({"drafter": ["cuda:1"], "target": ["cuda:0"]}, ())
 
@@ -131,9 +134,8 @@ def names(path, span):
 def test_a_stage_reads_its_own_tensors_and_nothing_else(family, tmp_path, monkeypatch):
     tiny.save(tiny.reference(family), tmp_path)
     read, take = list[str](), Checkpoint.take
-    monkeypatch.setattr(
-        Checkpoint, "take", lambda self, key, *more: read.append(key) or take(self, key, *more)
-    )
+    record = lambda self, key, *more: read.append(key) or take(self, key, *more)  # noqa: E731
+    monkeypatch.setattr(Checkpoint, "take", record)
     for span in (range(1), range(1, 3), range(2, 3)):
         load(tmp_path, stage=span)
         assert len(read) == len(set(read))
@@ -141,18 +143,19 @@ def test_a_stage_reads_its_own_tensors_and_nothing_else(family, tmp_path, monkey
         read.clear()
 
 
-SPLIT = {"device": "cpu", "runtime": "local-thread", "memory": "0=75MB,1=60MB"}
+WHOLE = {"device": "cpu", "runtime": "local-thread"}
 
 
 @pytest.fixture(scope="module")
 def split():
-    with specscope.open("bundled", **SPLIT) as cluster:
+    with specscope.open("bundled", **WHOLE, memory="0=75MB,1=60MB") as cluster:
+        assert cluster.c > 1, "the time of the target is the sum of its stages"
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def whole():
-    with specscope.open("bundled", device="cpu", runtime="local-thread") as cluster:
+    with specscope.open("bundled", **WHOLE) as cluster:
         yield cluster
 
 
@@ -185,23 +188,18 @@ def test_the_split_target_decodes_the_text_of_the_whole_one(split, whole, method
 def test_heads_beside_the_last_stage_draft_what_they_draft_beside_the_whole_target(
     split, whole, method, temperature
 ):
-    options = {"sampling": Sampling(temperature, seed=3), "limits": Limits(12)}
-    trace, expected = (c.run(method, "Tell me a story.", **options) for c in (split, whole))
+    def ran(**more):
+        prompts = ["Tell me a story."] * (3 if "load" in more else 1)
+        return [c.run(method, *prompts, **more) for c in (split, whole)]
+
+    trace, expected = ran(sampling=Sampling(temperature, seed=3), limits=Limits(12))
     assert trace.token_ids(0) == expected.token_ids(0)
     drafts = [[(r.drafted, r.accepted) for r in t.rounds] for t in (trace, expected)]
     assert drafts[0] == drafts[1]
-    first, last = trace.header.devices
-    assert (first.role, last.role) == ("target", "drafter+target")
+    assert [device.role for device in trace.header.devices] == ["target", "drafter+target"]
     if temperature == 0:
-        load = Load((0.0,) * 3, batch=2)
-        served = [
-            c.run(method, *["Tell me a story."] * 3, limits=Limits(6), load=load) for c in (split, whole)
-        ]
-        assert [served[0].token_ids(i) for i in range(3)] == [served[1].token_ids(i) for i in range(3)]
-
-
-def test_the_time_of_a_split_target_is_the_sum_of_its_stages(split):
-    assert split.c > 1
+        served, alone = ran(limits=Limits(6), load=Load((0.0,) * 3, batch=2))
+        assert [served.token_ids(i) for i in range(3)] == [alone.token_ids(i) for i in range(3)]
 
 
 @pytest.fixture(scope="module")

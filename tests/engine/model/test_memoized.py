@@ -11,21 +11,16 @@ from specscope.engine.model.slots import PROVISIONAL, Rows
 from tests.engine.model import tiny
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-NOTHING = np.empty(0, dtype=np.int64)
 
 
 class Counted:
     """A decoder that counts the rows of its forwards."""
 
+    name = "target"
+
     def __init__(self, model):
-        self._model, self.rows = model, 0
-        self.name, self.vocab_size, self.context, self.depth = (
-            "target",
-            model.vocab_size,
-            model.context,
-            model.depth,
-        )
-        self.new_cache = model.new_cache
+        self._model, self.rows, self.new_cache = model, 0, model.new_cache
+        self.vocab_size, self.context, self.depth = model.vocab_size, model.context, model.depth
 
     def forward(self, cache, rows, want, hidden=(), fuzzy=None, **options):
         self.rows += len(rows)
@@ -47,34 +42,23 @@ def extend(model, cache, tokens, parents=None, flags=None, fuzzy=None, slot=0):
     return model.forward(cache, rows, np.arange(len(tokens)), fuzzy=fuzzy)
 
 
-def test_a_second_cache_does_not_compute_known_rows(model):
-    counted = Counted(model)
+def test_a_second_cache_computes_known_rows_only_when_a_forward_needs_their_keys(model):
+    counted, plain = Counted(model), model.new_cache(1, 32)
     memoized = MemoizedModel(counted)
-    one, other = memoized.new_cache(1, 32), memoized.new_cache(2, 32)
-    first = extend(memoized, one, TEXT)
-    assert counted.rows == len(TEXT)
-    again = extend(memoized, other, TEXT, slot=1)
+    late = memoized.new_cache(2, 32)
+    first = extend(memoized, memoized.new_cache(1, 32), TEXT)
+    again = extend(memoized, late, TEXT, slot=1)
     assert counted.rows == len(TEXT)
     assert torch.equal(first.logits, again.logits)
     assert first.cells == again.cells == len(TEXT) ** 2
-
-
-def test_missing_keys_are_computed_when_a_forward_needs_them(model):
-    counted = Counted(model)
-    memoized, plain = MemoizedModel(counted), model.new_cache(1, 32)
-    extend(memoized, memoized.new_cache(1, 32), TEXT)
-    late = memoized.new_cache(1, 32)
-    extend(memoized, late, TEXT)
-    counted.rows = 0
-    new = extend(memoized, late, [7, 8])
-    assert counted.rows == len(TEXT) + 2
+    new = extend(memoized, late, [7, 8], slot=1)
+    assert counted.rows == 2 * len(TEXT) + 2
     extend(model, plain, TEXT)
     expected = extend(model, plain, [7, 8])
     assert torch.allclose(new.logits, expected.logits, atol=1e-4)
     assert new.cells == expected.cells
-    counted.rows = 0
-    extend(memoized, late, [9])
-    assert counted.rows == 1
+    extend(memoized, late, [9], slot=1)
+    assert counted.rows == 2 * len(TEXT) + 3
 
 
 def test_a_kept_branch_gives_the_model_s_logits_computed_or_memoized(model):
@@ -138,21 +122,13 @@ def test_rows_imported_without_keys_are_computed_when_needed(model):
     assert torch.allclose(got.logits, expected.logits, atol=1e-4)
 
 
-def test_a_forward_with_hidden_states_is_computed(model):
-    memoized = MemoizedModel(model)
-    for _ in range(2):
-        cache = memoized.new_cache(1, 32)
-        rows = Rows.chain(0, TEXT, 0)
-        out = memoized.forward(cache, rows, NOTHING, hidden=(-1,))
-        assert out.hidden[-1].shape == (len(TEXT), model.shape.width)
-
-
-def test_a_full_memory_is_cleared(model, monkeypatch):
+def test_a_full_memory_is_cleared_and_hidden_states_are_computed(model, monkeypatch):
     counted = Counted(model)
     memoized = MemoizedModel(counted)
     monkeypatch.setattr("specscope.engine.model.memoized.BYTES", 4 * model.vocab_size * 12)
-    extend(memoized, memoized.new_cache(1, 32), TEXT)
-    extend(memoized, memoized.new_cache(1, 32), [8, 7, 6])
-    counted.rows = 0
-    extend(memoized, memoized.new_cache(1, 32), TEXT)
-    assert counted.rows == len(TEXT)
+    for text in (TEXT, [8, 7, 6], TEXT):
+        extend(memoized, memoized.new_cache(1, 32), text)
+    assert counted.rows == 2 * len(TEXT) + 3
+    rows = Rows.chain(0, TEXT, 0)
+    out = memoized.forward(memoized.new_cache(1, 32), rows, np.empty(0, dtype=np.int64), hidden=(-1,))
+    assert out.hidden[-1].shape == (len(TEXT), model.shape.width)

@@ -70,37 +70,30 @@ def test_padding_changes_the_cells_but_not_the_logits(decoder, inputs, kv):
 def test_only_slots_padded_to_equal_lengths_share_a_call(decoder):
     for inputs, kv, calls in ((True, True, 1), (True, False, 4), (False, True, 4), (False, False, 4)):
         _, _, cache = forward_together(decoder, inputs, kv)
-        counts = [max(NEW) if inputs else n for n in NEW]
-        ends = np.cumsum([0, *counts])
+        ends = np.cumsum([0, *(max(NEW) if inputs else n for n in NEW)])
         segments = [(slot, int(ends[slot]), int(ends[slot + 1])) for slot in range(len(NEW))]
-        parts = list(attention_parts(cache, cache.buffers(sum(counts)), segments))
+        parts = list(attention_parts(cache, cache.buffers(int(ends[-1])), segments))
         assert len(parts) == calls
         assert isinstance(parts[0], PaddedAttention) == (calls == 1)
-
-
-def test_padding_rows_have_the_parent_of_the_last_row():
     rows = padded(Rows.chain(1, [5, 6, 7], 4), 5)
-    assert rows.parents.tolist() == [3, 4, 5, 5, 5]
-    assert rows.flags.tolist() == [0, 0, 0, PAD, PAD]
-    assert set(rows.slots.tolist()) == {1}
-    same = Rows.chain(0, [5], 0)
-    assert padded(same, 1) is same
+    assert rows.parents.tolist() == [3, 4, 5, 5, 5], "padding has the parent of the last row"
+    assert (rows.flags.tolist(), set(rows.slots.tolist())) == ([0, 0, 0, PAD, PAD], {1})
 
 
 def test_a_sequence_with_fewer_new_tokens_gets_more_padding():
-    def prefixes(*lengths):
-        return [Prefix(i, np.zeros(n, dtype=np.int64)) for i, n in enumerate(lengths) if n is not None]
-
     alignment = Alignment()
-    alignment.record(prefixes(10, 4))
+
+    def record(**lengths):
+        alignment.record([Prefix(int(i[1:]), np.zeros(n, dtype=np.int64)) for i, n in lengths.items()])
+
+    record(s0=10, s1=4)
     assert alignment.length({0: 9, 1: 3}) == 9  # only the prompts differ
-    alignment.record(prefixes(14, 5))
-    alignment.record(prefixes(14, 5))  # a second call in one round changes nothing
+    record(s0=14, s1=5)
+    record(s0=14, s1=5)  # a second call in one round changes nothing
     assert alignment.length({1: 4}) == 4 + 3
-    alignment.record(prefixes(16, 11))
-    assert alignment.length({0: 15}) == 15 + 4
-    assert alignment.length({0: 15, 1: 10}) == 15 + 4
-    alignment.record(prefixes(None, 12, 40))  # a new sequence starts without padding
+    record(s0=16, s1=11)
+    assert alignment.length({0: 15}) == alignment.length({0: 15, 1: 10}) == 15 + 4
+    record(s1=12, s2=40)  # a new sequence starts without padding
     assert alignment.length({1: 11, 2: 39}) == 39
     alignment.remove(1)
     assert alignment.length({1: 11}) == 11

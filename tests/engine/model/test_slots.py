@@ -60,7 +60,7 @@ def assert_equal(slots, slot, naive):
             np.testing.assert_array_equal(slots.ancestor_mask(slot, start), want[start:])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_random_operations_agree_with_a_naive_slot(data):
     slots, naive_slots = Slots(2, CAPACITY), [NaiveSlot(), NaiveSlot()]
@@ -97,22 +97,27 @@ def test_random_operations_agree_with_a_naive_slot(data):
             assert_equal(slots, slot, naive)
 
 
-def test_match_follows_a_branch_that_matches_longer_than_the_committed_prefix():
-    slots = Slots(1, 16)
-    slots.append(Rows.chain(0, [5, 6, 7, 8], 0))
-    slots.append(Rows.of(0, [7, 9, 1], [1, 4, 5]))  # branch 5 6 7 9 1; 5 6 7 8 is committed
-    assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 6).tolist() == [0, 1, 4, 5, 6]
-    assert slots.match(0, np.array([5, 6, 7, 8, 1]), 5).tolist() == [0, 1, 2, 3]
-    assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 3).tolist() == [0, 1, 2]
-    assert slots.match(0, np.array([4, 6]), 2).tolist() == []
+BRANCH = [Rows.chain(0, [5, 6, 7, 8], 0), Rows.of(0, [7, 9, 1], [1, 4, 5])]
+"""5 6 7 8 is committed; the branch is 5 6 7 9 1."""
+WITH_PROVISIONAL = Rows.of(0, [1, 2, 3], [-1, 0, 1], [0, PROVISIONAL, 0])
 
 
-def test_match_stops_at_padding_and_provisional_rows():
+@pytest.mark.parametrize(
+    ("rows", "prefix", "limit", "path"),
+    [
+        (BRANCH, [5, 6, 7, 9, 1, 3], 6, [0, 1, 4, 5, 6]),
+        (BRANCH, [5, 6, 7, 8, 1], 5, [0, 1, 2, 3]),
+        (BRANCH, [5, 6, 7, 9, 1, 3], 3, [0, 1, 2]),
+        (BRANCH, [4, 6], 2, []),
+        ([WITH_PROVISIONAL], [1, 2, 3], 3, [0]),
+        ([WITH_PROVISIONAL, Rows.of(0, [2, 3], [0, 3], [0, PAD])], [1, 2, 3], 3, [0, 3]),
+    ],
+)
+def test_a_match_follows_the_longest_branch_up_to_padding_and_provisional_rows(rows, prefix, limit, path):
     slots = Slots(1, 16)
-    slots.append(Rows.of(0, [1, 2, 3], [-1, 0, 1], [0, PROVISIONAL, 0]))
-    assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
-    slots.append(Rows.of(0, [2, 3], [0, 3], [0, PAD]))
-    assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0, 3]
+    for each in rows:
+        slots.append(each)
+    assert slots.match(0, np.array(prefix), limit).tolist() == path
 
 
 def test_provisional_rows_do_not_match_after_keep():
@@ -124,18 +129,10 @@ def test_provisional_rows_do_not_match_after_keep():
         assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
 
 
-def test_joined_rows_enter_slots_of_different_lengths():
-    slots = Slots(3, 8)
-    index = slots.append(Rows.join([Rows.chain(2, [1, 2, 3], 0), Rows.chain(0, [4], 0)]))
-    assert index.tolist() == [0, 1, 2, 0]
-    assert [slots.length(s) for s in range(3)] == [1, 0, 3]
-    slots.reset(2)
-    assert [slots.length(s) for s in range(3)] == [1, 0, 0]
-
-
 def test_rows_beyond_the_capacity_are_refused_and_none_is_added():
     slots = Slots(2, 4, context=100)
-    slots.append(Rows.chain(1, [1, 2], 0))
+    assert slots.append(Rows.join([Rows.chain(1, [1, 2], 0), Rows.chain(0, [4], 0)])).tolist() == [0, 1, 0]
+    slots.reset(0)
     rows = Rows.join([Rows.chain(0, [1], 0), Rows.chain(1, [1, 2, 3], 2)])
     with pytest.raises(UsageError, match=r"slot 1 would hold 5 rows; its capacity is 4 .*context is 100"):
         slots.append(rows)

@@ -170,11 +170,16 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
 
 @pytest.mark.slow
 def test_a_killed_actor_ends_its_run_with_a_name(nodes, on_ray, capfd):
-    pids = [worker.pid for worker in on_ray.placement.workers]
-    error = death(on_ray, lambda: os.kill(pids[0], signal.SIGKILL))
-    assert (
-        f"the worker on node 1 ({nodes.head_node.node_ip_address}) · CPU 0 (process {pids[0]}) died" in error
-    )
+    pids, began = [worker.pid for worker in on_ray.placement.workers], list[float]()
+
+    def kill():
+        began.append(time.monotonic())
+        os.kill(pids[0], signal.SIGKILL)
+
+    name = f"the worker on node 1 ({nodes.head_node.node_ip_address}) · CPU 0 (process {pids[0]}) died"
+    with pytest.raises(WorkerDied, match=re.escape(name)):
+        on_ray.run("pearl", PROMPT, limits=Limits(1000), listener=at_span(6, kill))
+    assert time.monotonic() - began[0] < 10
     on_ray.close()
     assert not any(capfd.readouterr()), "Ray prints nothing of its own"
     assert_ended(pids)
@@ -217,36 +222,13 @@ def test_the_page_shows_clocks_stops_and_names_a_killed_node_and_its_next_run_us
     assert_ended([pid for pids in opened.pids for pid in pids])
 
 
-def death(opened, act):
-    """Return the error of a run in which `act` kills something; it must end within 10 s."""
-    began = list[float]()
-
-    def kill():
-        began.append(time.monotonic())
-        act()
-
-    with pytest.raises(WorkerDied) as raised:
-        opened.run("pearl", PROMPT, limits=Limits(1000), listener=at_span(6, kill))
-    assert time.monotonic() - began[0] < 10
-    return str(raised.value)
-
-
 @pytest.mark.slow
 def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(nodes, capsys, tmp_path):
     folder, before = Path(tempfile.gettempdir()), {p.pid for p in psutil.Process().children(recursive=True)}
-    words = [
-        "--target",
-        str(TARGET),
-        "--prompt",
-        PROMPT,
-        "--max-new-tokens",
-        "8",
-        "--db",
-        str(tmp_path / "runs.db"),
-    ]
+    words = ["--target", str(TARGET), "--prompt", PROMPT, "--max-new-tokens", "8"]
+    words += ["--db", str(tmp_path / "runs.db"), "--tp", str(min(2, len(devices_of("cpu"))))]
     handler = signal.getsignal(signal.SIGTERM)
-    split = ["--tp", str(min(2, len(devices_of("cpu"))))]
-    assert main(["run", "--method", "autoregressive", "--runtime", "ray", *split, *words]) == 0
+    assert main(["run", "--method", "autoregressive", "--runtime", "ray", *words]) == 0
     assert "measured · ray" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is handler
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
@@ -275,9 +257,8 @@ def test_a_head_that_dies_while_ray_starts_ends_the_command_with_one_line(nodes)
     began, folder = time.monotonic(), Path(tempfile.gettempdir())
     ended = run([sys.executable, "-c", DEAD_HEAD], env=environment, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert re.fullmatch(
-        r"specscope: cannot start Ray: its head \(process \d+\) ended; start it again\n", ended.stderr
-    )
+    line = r"specscope: cannot start Ray: its head \(process \d+\) ended; start it again\n"
+    assert re.fullmatch(line, ended.stderr)
     assert time.monotonic() - began < 30, "with the imports, on a busy machine"
     assert not list(folder.glob("specscope-ray-*"))
 

@@ -56,10 +56,17 @@ def test_a_batch_decides_the_same(unpad, clusters):
     assert static.footer.texts == eager.footer.texts
 
 
-def test_only_local_runtimes_have_static_forwards():
-    with pytest.raises(UsageError, match="runtime virtual takes auto only"):
-        specscope.open("bundled", runtime="virtual", profile="pearl-4xA100", forward="static")
-    with pytest.raises(UsageError, match="no forward 'fast'; choose one of auto, eager, static"):
-        specscope.open("bundled", forward="fast")
-    with pytest.raises(UsageError, match="no dtype 'int4'; choose one of auto, float32, bfloat16"):
-        specscope.open("bundled", dtype="int4")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"runtime": "virtual", "profile": "pearl-4xA100", "forward": "static"},
+            "runtime virtual takes auto only",
+        ),
+        ({"forward": "fast"}, "no forward 'fast'; choose one of auto, eager, static"),
+        ({"dtype": "int4"}, "no dtype 'int4'; choose one of auto, float32, bfloat16"),
+    ],
+)
+def test_wrong_forwards_are_refused(given, message):
+    with pytest.raises(UsageError, match=message):
+        specscope.open("bundled", **given)

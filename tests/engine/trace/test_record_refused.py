@@ -94,7 +94,7 @@ def test_what_comes_too_late_is_refused(path):
     with specscope.record(path) as rec:
         with rec.span("verify"):
             pass
-        with pytest.raises(UsageError, match="prompt 1 was given after the first span"):
+        with pytest.raises(UsageError, match="prompt 2 was given after the first span"):
             rec.prompt("two")
         rec.round(drafted=[1, 2], accepted=2, emitted=[1])
         with pytest.raises(UsageError, match="sequence 0 has a round after its end at token 1"):

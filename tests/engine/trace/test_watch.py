@@ -236,15 +236,15 @@ def test_a_call_that_cannot_be_recorded_is_refused():
         ({}, lambda: generated(target, assistant_model=drafter), "assistant_model is not watched"),
         ({}, twice, "a second call"),
         ({}, lambda: generated(drafter), "nothing was recorded"),
-        ({"target": torch.nn.Linear(1, 1)}, int, "Linear has no _prefill"),
-        ({"target": None}, int, "NoneType has no _prefill"),
+        ({"model": torch.nn.Linear(1, 1)}, int, "Linear has no _prefill"),
+        ({"model": None}, int, "NoneType has no _prefill"),
         ({"path": "/dev/full"}, lambda: generated(target), "is not a regular file; give a file"),
         ({"path": "/dev/zero"}, lambda: generated(target), "is not a regular file; give a file"),
         ({"tokenizer": Signs(ZeroDivisionError("by zero"))}, lambda: generated(target), "by zero"),
         ({"tokenizer": Signs(odd)}, lambda: generated(target), "odd"),
     ):
         with pytest.raises((UsageError, ZeroDivisionError, UnicodeDecodeError), match=message):
-            with specscope.watch(**{"target": target, **watch}):
+            with specscope.watch(**{"model": target, **watch}):
                 call()
         assert hooks(target) == (0, 0)
 

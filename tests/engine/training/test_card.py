@@ -1,25 +1,34 @@
-from __future__ import annotations
+"""Cards of pairs and of heads: what is measured, the text, the command line."""
 
 import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 from math import log
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specscope
-from specscope.app import main
 from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.config import read_config
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.errors import RunCancelled, SpecScopeError, UsageError
-from specscope.engine.training import pair
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.heads.files import HeadWeights, read_head
+from specscope.engine.model.shape import ModelShape
+from specscope.engine.plot import Line, Panel, draw
 from specscope.engine.training.card import Measured, Sample, Sizes, make_card, render
 from specscope.engine.training.cli import cancel_on_interrupt
 from specscope.engine.training.data import Encoder, find_sources, is_held_out, read_documents
+from specscope.engine.training.heads.card import chained, make_heads_card, restore
+from specscope.engine.training.heads.losses import DraftAcceptance
+from specscope.engine.training.heads.train import train_head, training_curves
 from specscope.engine.training.loop import read_facts
 from specscope.engine.training.measure import (
     Acceptance,
@@ -33,9 +42,9 @@ from specscope.engine.training.measure import (
     measure_losses,
     read_prompts,
 )
-from specscope.engine.training.settings import PROMPTS, CardSettings
+from specscope.engine.training.settings import PROMPTS, CardSettings, HeadOptions
 from specscope.engine.types import Limits, Sampling
-from tests.engine.training.tiny import train
+from tests.engine.training.tiny import HEAD, refused, train
 
 FIXED = json.loads(PROMPTS.read_text(encoding="utf-8"))
 
@@ -45,16 +54,18 @@ def loaded(trained):
     return LoadedPair.load(Pair.of(trained / "target", trained / "drafter"))
 
 
+def transformers_model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def test_the_loss_equals_transformers(loaded, trained, corpus):
-    stories, chats = sorted(measure_losses(loaded, corpus, 0.3, 16, 10_000), key=lambda loss: loss.source)[
-        ::-1
-    ]
-    assert (stories.source, chats.source) == ("stories", "chats")
-    path = find_sources(corpus)["chats"]
-    documents = [d for d in read_documents(path) if is_held_out(d, 0.3)]
+    losses = {loss.source: loss for loss in measure_losses(loaded, corpus, 0.3, 16, 10_000)}
+    assert set(losses) == {"stories", "chats"}
+    chats = losses["chats"]
+    documents = [d for d in read_documents(find_sources(corpus)["chats"]) if is_held_out(d, 0.3)]
     tokenizer = AutoTokenizer.from_pretrained(trained / "target")
     for role, loss in (("target", chats.target_nats), ("drafter", chats.drafter_nats)):
-        model, nats = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval(), 0.0
+        model, nats = transformers_model(trained / role), 0.0
         for ids in map(torch.tensor, Encoder(tokenizer)(documents)):
             for start in range(0, len(ids) - 1, 16):
                 part = ids[start : start + 17]
@@ -79,10 +90,7 @@ def test_acceptance_equals_a_comparison_by_transformers(loaded, trained):
     prompt = "Do you like the kite, Tom?"
     rates = measure_acceptance(loaded, "one", [prompt], 128, 24)
     ids = loaded.pair.encode(prompt)
-    target, drafter = (
-        AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
-        for role in ("target", "drafter")
-    )
+    target, drafter = (transformers_model(trained / role) for role in ("target", "drafter"))
     greedy = target.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0]
     drawn = torch.tensor(ids + loaded.write(ids, 24, Sampling(temperature=1.0))[0])
     with torch.no_grad():
@@ -111,11 +119,9 @@ def test_the_bundled_pair_has_a_high_acceptance_rate():
     assert rates.sampled >= 0.5
 
 
-def test_the_cost_has_three_timings_and_their_ratios(loaded):
+def test_the_cost_has_three_timings(loaded):
     cost = measure_cost(loaded, context=16, repeats=5)
     assert all(0 < time.tenth <= time.median for time in (cost.target, cost.drafter, cost.rows))
-    assert MEASURED.cost.c == (2.0, 3.0)
-    assert MEASURED.cost.rows_over_one == (1.5, 1.25)
 
 
 def test_held_out_prompts_are_first_user_turns(corpus):
@@ -138,8 +144,7 @@ def test_prompts_are_spread_over_the_file(tmp_path):
 def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path, content):
     path = tmp_path / "questions.jsonl"
     path.write_text(content)
-    with pytest.raises(UsageError, match=r"questions\.jsonl is not a list of prompts"):
-        read_prompts(path, 5)
+    refused(lambda: read_prompts(path, 5), r".*questions\.jsonl is not a list of prompts")
 
 
 def test_what_has_no_card_or_prompts_is_refused(trained, tmp_path):
@@ -183,9 +188,8 @@ load average 4.5 meanwhile
 def test_the_card_has_all_measurements_and_missed_bars():
     facts = {"sources": {"math": 6, "poems": 1}, "notes": ["Read me."]}
     card = render(facts, MEASURED, FIXED, 256)
-    assert [
-        part for part in (*CARD.strip().splitlines(), "````text\na ``` b\n````") if part not in card
-    ] == []
+    wanted = (*CARD.strip().splitlines(), "````text\na ``` b\n````")
+    assert [part for part in wanted if part not in card] == []
     bare = render({}, MEASURED._replace(losses=()), FIXED, 256)
     assert "Not trained by this project's recipe" in bare
     assert "Loss on held-out documents" not in bare
@@ -208,10 +212,8 @@ def test_train_pair_on_the_command_line(options, corpus, tmp_path, capsys):
 
 
 def test_card_of_two_models_on_the_command_line(trained, tmp_path):
-    card = f"card --target {trained / 'target'} --drafter {trained / 'drafter'}"
-    with pytest.raises(UsageError, match="needs --target, --drafter and --output"):
-        train(card)
-    assert train(f"{card} --output {tmp_path / 'card.md'} --window 100") == 0
+    words = f"card --target {trained / 'target'} --drafter {trained / 'drafter'} --window 100"
+    assert train(f"{words} --output {tmp_path / 'card.md'}") == 0
     assert "Not trained by this project's recipe" in (tmp_path / "card.md").read_text(encoding="utf-8")
 
 
@@ -221,6 +223,7 @@ def test_card_of_two_models_on_the_command_line(trained, tmp_path):
         ("pair --data nowhere --out x", "nowhere is not a folder"),
         ("pair --data x --out x --target big", "shape is 'big'"),
         ("pair --data x --out x --threads 0", "threads is 0"),
+        ("card --target a --drafter b", "needs --target, --drafter and --output"),
         ("card --pair missing", "missing"),
         ("card --count 0", "count is 0; it must be at least 1"),
     ],
@@ -231,15 +234,6 @@ def test_wrong_command_lines_are_refused(words, message, tmp_path, monkeypatch):
         train(words)
 
 
-@pytest.fixture
-def interruptible():
-    """Let Ctrl-C raise KeyboardInterrupt, even if the shell made this process ignore it."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.usefixtures("interruptible")
 def test_first_interrupt_cancels_and_the_second_interrupts():
     with cancel_on_interrupt() as cancel:
         os.kill(os.getpid(), signal.SIGINT)
@@ -248,18 +242,6 @@ def test_first_interrupt_cancels_and_the_second_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_a_training_that_a_signal_stopped_has_the_exit_code_of_a_stopped_command(
-    tmp_path, monkeypatch, capsys
-):
-    def stopped(*_, **__):
-        raise RunCancelled("stopped at step 3 of 9 of the target")
-
-    monkeypatch.setattr(pair, "train_pair", stopped)
-    assert main.main(["train", "pair", "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err == "specscope: stopped at step 3 of 9 of the target\n"
 
 
 def test_the_bundled_card_describes_the_bundled_pair():
@@ -271,3 +253,113 @@ def test_the_bundled_card_describes_the_bundled_pair():
     assert all(f"**{prompt}**" in card for prompt in FIXED["prompts"])
     assert all(note in card for note in read_facts(folder)["notes"])
     assert all(licence in card for licence in ("CDLA-Sharing-1.0", "CC BY 4.0", "CC BY-SA 3.0", "MIT"))
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def pair(trained, corpus, tmp_path_factory):
+    """The toy pair with two heads."""
+    folder = tmp_path_factory.mktemp("pair") / "toy"
+    shutil.copytree(trained, folder)
+    shared = {"data": corpus, "target": trained / "target", "target_name": trained.name}
+    sizes, text = HEAD | {"steps": 10, "checkpoint_every": 5}, None
+    for kind in ("eagle", "parallelspec_medusa"):
+        options = HeadOptions.of(kind, out=folder / "heads" / kind, text=text, **shared, **sizes)
+        out = train_head(options)
+        text = text or out / "written.safetensors"
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "questions" / "question.jsonl"
+    path.parent.mkdir()
+    lines = [{"turns": [f"Do you like the {thing}?"]} for thing in ("dog" * 100, "ball", "kite")]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_chains_begin_at_every_token_and_end_at_the_first_mismatch():
+    assert chained([True, False, True, True], 3) == DraftAcceptance((4, 2, 0), (3, 1, 0))
+    assert chained([], 2) == DraftAcceptance((0, 0), (0, 0))
+
+
+def test_the_card_has_the_trainings_and_the_measurements(pair, prompts):
+    torch.set_num_threads(1)
+    settings = CardSettings(prompts=(prompts,), window=96, new_tokens=24)
+    card = make_heads_card(Pair.of(pair / "target", pair / "drafter"), pair, settings)
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line[:1] == "|"
+    ]
+    trained = {row[0]: row for row in rows if row[0] in ("eagle", "parallelspec_medusa")}
+    for kind, row in trained.items():
+        tensors = read_head(pair / "heads" / kind).tensors
+        facts = json.loads((pair / "heads" / kind / "training.json").read_text())
+        assert row[1] == f"{sum(t.numel() for t in tensors.values()) / 1e6:.2f} M"
+        assert row[3:5] == ["10", f"{facts['phase']['tokens']:,}"]
+    assert trained["eagle"][7] == "KL(p, q) + 10 smooth L1"
+    assert trained["parallelspec_medusa"][6:8] == ["0.8^k", "KL(p, q)"]
+    measured = [row for row in rows if row[0] in ("questions", "**all**")]
+    names = ("eagle", "parallelspec_medusa", "the pair's drafter")
+    assert [row[1:3] for row in measured[:3]] == [["2", name] for name in names]
+    assert [row[2:] for row in measured[:3]] == [row[2:] for row in measured[3:]]
+    for row in measured:
+        rates = [float(cell) for cell in row[3:8] if cell]
+        assert all(0 <= rate <= 1 for rate in rates)
+        assert float(row[8]) == pytest.approx(1 + np.cumprod(rates).sum(), abs=0.01)
+    assert "half of the answers greedy" in card
+
+
+def test_what_has_no_card_of_heads_is_refused(pair, prompts, tmp_path):
+    loaded = Pair.of(pair / "target", pair / "drafter")
+    shape = ModelShape.of(read_config(pair / "target"), pair)
+    head = read_head(pair / "heads" / "eagle")
+    short = CardSettings(prompts=(prompts,), count=1, window=96, new_tokens=24)
+    biased = HeadWeights(replace(head.config, biased=True), head.tensors)
+    for call, message in (
+        (
+            lambda: make_heads_card(loaded, tmp_path, CardSettings()),
+            ".*heads holds no head; specscope train medusa",
+        ),
+        (
+            lambda: restore(biased, shape),
+            ".*kind eagle with own LM heads, biases or more layers cannot be",
+        ),
+        (
+            lambda: make_heads_card(loaded, pair, short),
+            ".*questions: no prompt with an answer fits into 96 tokens",
+        ),
+    ):
+        refused(call, message)
+
+
+def test_the_command_line_writes_the_card(pair, prompts, tmp_path, capsys):
+    output = tmp_path / "card.md"
+    assert train(f"heads --pair {pair} --prompts {prompts} --count 2 --window 96 -o {output}") == 0
+    assert capsys.readouterr().out == f"wrote {output}\n"
+    assert output.read_text().startswith("# Card: drafting heads of this pair")
+
+
+def test_the_curves_have_every_measurement(pair):
+    out = pair / "heads" / "parallelspec_medusa"
+    assert (out / "curves.svg").read_text() == training_curves(out)
+    root = ElementTree.fromstring((out / "curves.svg").read_text())
+    loss, accepted = root.findall(f"{SVG}g")
+    titles = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "t"]
+    assert titles == ["parallelspec_medusa: loss", "acceptance of token k"]
+    paths = [path.get("d", "") for path in loss.iter(f"{SVG}path")]
+    assert paths[0].count(",") == 10
+    assert 1 <= len([p for p in accepted.iter(f"{SVG}path") if p.get("d", "").count(",") == 2]) <= 5
+
+
+def test_a_line_is_drawn_at_its_points():
+    root = ElementTree.fromstring(draw([Panel("a < b", "x", [Line("l", [(0, 0.0), (10, 1.0)])])]))
+    line_path = next(root.iter(f"{SVG}path")).get("d", "")
+    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in line_path.strip("M").split())
+    assert (x0, x1) == (52, 460)
+    assert (y0, y1) == (240, 34)
+    labels = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"a < b", "0", "1", "10", "l"} <= set(labels)
+    assert draw([Panel("empty", "x", [])]).count("<path") == 0

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from specscope.engine.errors import UsageError
 from specscope.engine.training.heads.losses import distilled
 from specscope.engine.training.loop import CHECKPOINTS, Training, ignore, read_log
 from specscope.engine.training.pair import new_model
@@ -29,6 +28,7 @@ from specscope.engine.training.step import (
     make_optimisers,
     pick_dtype,
 )
+from tests.engine.training.tiny import refused
 
 Options = Callable[..., PairOptions]
 PHASE = Phase("target", "target", 4, 4, 8, 1e-2, 0)
@@ -105,18 +105,18 @@ def test_each_process_computes_its_own_rows(options, monkeypatch):
             monkeypatch.setattr(type(execution._accelerator), name, value)
         found += execution.parts(12)
     assert found == [slice(i, i + 2) for i in range(0, 12, 2)]
-    with pytest.raises(
-        UsageError, match=r"4 rows cannot be divided by 3 processes with accumulate 2; .* of 6$"
-    ):
-        execution.parts(4)
+    message = r"a batch of 4 rows cannot be divided by 3 processes with accumulate 2; .* of 6$"
+    refused(lambda: execution.parts(4), message)
 
 
 def test_a_loss_that_is_not_finite_stops_the_training(options):
-    model: torch.nn.Module = small_model()
+    model = small_model()
     model.get_parameter("model.norm.weight").data.fill_(float("inf"))
-    execution = Execution(options(out=Path("out")))
-    with pytest.raises(UsageError, match=r"^the loss is nan; lower learning_rate from 0\.5$"):
-        execution.update(model, (), lambda rows: losses_for(model)(0, rows), 4, 0.5)
+    execution, losses_of = Execution(options(out=Path("out"))), losses_for(model)
+    refused(
+        lambda: execution.update(model, (), lambda rows: losses_of(0, rows), 4, 0.5),
+        r"the loss is nan; lower learning_rate from 0\.5$",
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -143,8 +143,7 @@ TWO_PROCESSES = """
 import json, os, sys
 import torch
 from pathlib import Path
-from specscope.engine.training.step import Execution
-from specscope.engine.training.step import Losses
+from specscope.engine.training.step import Execution, Losses
 from specscope.engine.training.settings import Recipe
 
 rank = 0 if os.fork() else 1
@@ -165,16 +164,10 @@ class Descent:  # an optimiser of torch would import its compiler
         model.zero_grad(set_to_none)
 losses = execution.update(model, [Descent()], losses_of, 4, 0.1)
 with execution.main_first():
-    first = Path(sys.argv[1] + "0").exists() or execution.is_main
-    facts = {
-        "weights": model.weight[0].tolist(),
-        "loss": losses.total.item(),
-        "places": losses.places,
-        "order": [execution.is_main, first],
-    }
-    Path(sys.argv[1] + str(rank)).write_text(json.dumps(facts))
-stopped = execution.any_process(rank == 1)
-assert stopped
+    order = [execution.is_main, Path(sys.argv[1] + "0").exists() or execution.is_main]
+    facts = {"weights": model.weight[0].tolist(), "loss": losses.total.item(), "places": losses.places}
+    Path(sys.argv[1] + str(rank)).write_text(json.dumps({**facts, "order": order}))
+assert execution.any_process(rank == 1)
 torch.distributed.destroy_process_group()
 if rank == 0:
     os.wait()
@@ -187,12 +180,8 @@ def test_two_processes_make_one_update_together(options, tmp_path):
         port = str(free.getsockname()[1])
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     environment = os.environ | address | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "process")],
-        check=True,
-        env=environment,
-        timeout=250,
-    )
+    command = [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "process")]
+    subprocess.run(command, check=True, env=environment, timeout=250)
     main, other = (json.loads((tmp_path / f"process{rank}").read_text()) for rank in range(2))
     torch.manual_seed(0)
     model, data = nn.Linear(3, 1), torch.randn(4, 4)

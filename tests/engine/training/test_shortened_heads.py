@@ -36,19 +36,10 @@ FOLDERS = {"data": Path("data"), "out": Path("out")}
 @pytest.fixture(scope="module")
 def head(corpus, trained, tmp_path_factory):
     """Return a head for the toy pair that drafts 40 tokens, with its target's text beside it."""
-    options = HeadOptions.of(
-        "eagle",
-        data=corpus,
-        out=tmp_path_factory.mktemp("short") / "eagle",
-        target=trained / "target",
-        target_name="toy",
-        steps=40,
-        checkpoint_every=20,
-        vocabulary=40,
-        storage="int8",
-        **HEAD,
-    )
-    return train_head(options)
+    out = tmp_path_factory.mktemp("short") / "eagle"
+    given = {"data": corpus, "out": out, "target": trained / "target", "target_name": "toy"}
+    sizes = {"steps": 40, "checkpoint_every": 20, "vocabulary": 40, "storage": "int8"}
+    return train_head(HeadOptions.of("eagle", **given, **sizes, **HEAD))
 
 
 def test_the_most_frequent_tokens_of_the_answers_are_drafted():
@@ -156,52 +147,46 @@ def test_a_head_is_shortened_and_restored_without_training(head, trained, tmp_pa
     assert (facts["tokens"], facts["of"]) == (12, 320)
     config, tensors = read_head(tmp_path / "short", target)
     assert config.draft_vocab == 12
-    assert set(target_ids(tensors["d2t"]).tolist()) < set(target_ids(read_head(head).tensors["d2t"]).tolist())
+    before = read_head(head).tensors
+    assert set(target_ids(tensors["d2t"]).tolist()) < set(target_ids(before["d2t"]).tolist())
     assert shorten_head(tmp_path / "short", target, tmp_path / "whole") == {}
     whole = read_head(tmp_path / "whole", target)
     assert (whole.config.draft_vocab, "d2t" in whole.tensors) == (0, False)
-    torch.testing.assert_close(
-        whole.tensors["fc.weight"], read_head(head).tensors["fc.weight"], rtol=0.01, atol=0
-    )
+    torch.testing.assert_close(whole.tensors["fc.weight"], before["fc.weight"], rtol=0.01, atol=0)
     kept = json.loads((tmp_path / "whole" / "training.json").read_text())
     assert kept["kind"] == "eagle"
     assert not kept.keys() & {"acceptance", "vocabulary"}
 
 
-def test_a_head_with_its_own_lm_head_stays_as_it_is(trained, tmp_path, head):
-    target, text = trained / "target", head / "written.safetensors"
-    for kind, own in (("medusa", True), ("eagle3", False)):
-        path = make_head(tmp_path / kind, kind, target, own=own)
-        with pytest.raises(UsageError, match="has an LM head of its own, which stays as it is"):
-            shorten_head(path, target, tmp_path / "out", text=text, vocabulary=12)
-    with pytest.raises(UsageError, match="a shorter vocabulary needs --text"):
-        shorten_head(head, target, tmp_path / "out", vocabulary=12)
-    with pytest.raises(UsageError, match="vocabulary is 321; it must be at least 1 and at most 320"):
-        shorten_head(head, target, tmp_path / "out", text=text, vocabulary=321)
-    with pytest.raises(UsageError, match="is not empty; choose another --out"):
-        shorten_head(head, target, head, text=text, vocabulary=12)
-    assert not (tmp_path / "out").exists()
+def test_what_cannot_be_shortened_is_refused(trained, tmp_path, head):
+    target, text, out = trained / "target", head / "written.safetensors", tmp_path / "out"
+    medusa = make_head(tmp_path / "medusa", "medusa", target, own=True)
+    eagle3 = make_head(tmp_path / "eagle3", "eagle3", target, own=False)
+    for begun, to, given, message in (
+        (medusa, out, {"text": text, "vocabulary": 12}, "an LM head of its own, which stays as it is"),
+        (eagle3, out, {"text": text, "vocabulary": 12}, "an LM head of its own, which stays as it is"),
+        (head, out, {"vocabulary": 12}, "a shorter vocabulary needs --text"),
+        (head, out, {"text": text, "vocabulary": 321}, "vocabulary is 321; it must be at least 1 and at"),
+        (head, head, {"text": text, "vocabulary": 12}, "is not empty; choose another --out"),
+        (head, out, {"int8": True, "keep": ["fc"]}, r"fc is no matrix of this head; its .*fc\.weight"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            shorten_head(begun, target, to, **given)
+    assert not out.exists()
 
 
-def test_the_command_line_shortens_a_head(head, trained, tmp_path, capsys):
-    out = tmp_path / "out"
+def test_the_command_line_shortens_a_head_and_keeps_matrices_in_bf16(head, trained, tmp_path, capsys):
+    out, target = tmp_path / "out", trained / "target"
     words = f"shorten --head {head} --pair {trained} --text {head / 'written.safetensors'} --out {out}"
     assert train(f"{words} --vocabulary 12 --storage int8") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("12 of 320 tokens, ")
     assert lines[1] == f"wrote {out}"
     assert load_file(out / "model.safetensors")["fc.weight"].dtype == torch.int8
-
-
-def test_kept_matrices_stay_in_bf16(head, trained, tmp_path):
-    target = trained / "target"
     shorten_head(head, target, tmp_path / "kept", int8=True, keep=["fc.weight"])
     stored = load_file(tmp_path / "kept" / "model.safetensors")
     assert [name for name, t in stored.items() if t.ndim == 2 and t.dtype != torch.int8] == ["fc.weight"]
     assert stored["fc.weight"].dtype == torch.bfloat16
-    with pytest.raises(UsageError, match=r"fc is no matrix of this head; its matrices are .*fc\.weight"):
-        shorten_head(head, target, tmp_path / "wrong", int8=True, keep=["fc"])
-    assert not (tmp_path / "wrong").exists()
 
 
 def test_the_papers_recipe_has_the_settings_of_table_3():
@@ -209,10 +194,10 @@ def test_the_papers_recipe_has_the_settings_of_table_3():
         "parallelspec_medusa": {"learning_rate": 5e-4, "beta2": 0.999, "epochs": 20, "fade": 0.8},
         "parallelspec_eagle": {"learning_rate": 5e-5, "beta2": 0.95, "epochs": 40, "fade": 1.0},
     }
+    shared = {"batch": 32, "optimizer": "adamw", "weight_decay": 0, "anchors": 1, "token_loss": 1}
     for kind, column in columns.items():
-        options = HeadOptions.of(kind, "paper", **FOLDERS)
-        shared = {"batch": 32, "optimizer": "adamw", "weight_decay": 0, "anchors": 1, "token_loss": 1}
-        assert {name: getattr(options, name) for name in column | shared} == column | shared
+        options, wanted = HeadOptions.of(kind, "paper", **FOLDERS), column | shared
+        assert {name: getattr(options, name) for name in wanted} == wanted
         assert options.regression == (10 if kind == "parallelspec_eagle" else 0)
         assert HeadOptions.of(kind, **FOLDERS).anchors == 1, "a mask after every token by default"
     given = HeadOptions.of("eagle", "paper", **FOLDERS, steps=7, learning_rate=1e-3)
@@ -221,9 +206,11 @@ def test_the_papers_recipe_has_the_settings_of_table_3():
         HeadOptions.of("eagle", "fast", **FOLDERS)
 
 
-def test_a_setting_on_the_command_line_replaces_the_recipes():
-    words = "parallelspec_medusa --data d --out o"
-    options = HeadOptions.of(**cli.given(parse(f"{words} --recipe paper --batch 4"), HeadOptions))
-    assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
-    options = HeadOptions.of(**cli.given(parse(words), HeadOptions))
-    assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 1e-3, 0.95, 4)
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("--recipe paper --batch 4", (4, 5e-4, 0.999)), ("", (16, 1e-3, 0.95))],
+)
+def test_a_setting_on_the_command_line_replaces_the_recipes(words, found):
+    given = cli.given(parse(f"parallelspec_medusa --data d --out o {words}"), HeadOptions)
+    options = HeadOptions.of(**given)
+    assert (options.batch, options.learning_rate, options.beta2) == found

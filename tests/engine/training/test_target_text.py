@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from dataclasses import replace
 from itertools import repeat
 
@@ -15,10 +14,10 @@ from safetensors.numpy import save_file
 
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.errors import RunCancelled, UsageError
+from specscope.engine.errors import RunCancelled
 from specscope.engine.heads.trainable import Learned
 from specscope.engine.model.attention import attention_parts
-from specscope.engine.training.data import ASSISTANT, BOS, Stream, narrow, split_chat
+from specscope.engine.training.data import ASSISTANT, BOS, Stream, split_chat
 from specscope.engine.training.heads.features import Batches
 from specscope.engine.training.heads.train import train_head
 from specscope.engine.training.measure import LoadedPair
@@ -35,8 +34,7 @@ from specscope.engine.training.target_text import (
     slots_for,
 )
 from specscope.engine.types import Sampling
-from tests.engine.training.test_distil import toy_corpus
-from tests.engine.training.tiny import chats
+from tests.engine.training.tiny import chats, refused, stop_after, toy_corpus
 
 
 def ignore(_):
@@ -102,26 +100,24 @@ def test_keys_and_values_limit_the_slots(target, monkeypatch):
     assert slots_for(target, (20, 11), 10_000) == 3
 
 
-def test_a_chats_prompt_ends_before_an_answer():
-    chat = [BOS, 3, 50, 51, ASSISTANT, 60, 61, 3, 52, ASSISTANT, 62, 2]
-    prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 20, seed=0)
-    assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5]), tuple(chat[:10])}
-    prompts = cut_prompts(toy_corpus(chat), ASSISTANT, 6, seed=0)
-    assert {tuple(next(prompts)) for _ in range(20)} == {tuple(chat[:5])}
+CHAT = [BOS, 3, 50, 51, ASSISTANT, 60, 61, 3, 52, ASSISTANT, 62, 2]
+STORY = [BOS, *range(20, 60), 2]
 
 
-def test_a_storys_prompt_is_its_first_tokens():
-    story = [BOS, *range(20, 60), 2]
-    prompts = cut_prompts(toy_corpus(story), ASSISTANT, 16, seed=0)
-    cuts = [next(prompts).tolist() for _ in range(100)]
-    assert all(cut == story[: len(cut)] for cut in cuts)
-    assert {len(cut) for cut in cuts} == set(range(8, 17))
+@pytest.mark.parametrize(
+    ("document", "most", "ends"),
+    [(CHAT, 20, [5, 10]), (CHAT, 6, [5]), (STORY, 16, range(8, 17))],
+    ids=["a chat's ends before an answer", "it fits", "a story's is its first tokens"],
+)
+def test_the_prompts_of_a_corpus(document, most, ends):
+    prompts = cut_prompts(toy_corpus(document), ASSISTANT, most, seed=0)
+    assert {tuple(next(prompts)) for _ in range(100)} == {tuple(document[:end]) for end in ends}
 
 
 def test_a_corpus_without_prompts_is_refused():
     chat = toy_corpus([BOS, 3, *range(20, 60), ASSISTANT, 60, 2])
-    with pytest.raises(UsageError, match=r"^no document of the corpus gives a prompt of at most 16 tokens"):
-        next(cut_prompts(chat, ASSISTANT, 16, seed=0))
+    message = "no document of the corpus gives a prompt of at most 16 tokens"
+    refused(lambda: next(cut_prompts(chat, ASSISTANT, 16, seed=0)), message)
 
 
 CHATS = ["<|user|> Hi! <|assistant|>Hello.<|user|>Bye.", "<|user|>Who?<|assistant|>I.", "Once there was"]
@@ -143,65 +139,58 @@ def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated):
     found = [next(prompts).tolist() for _ in range(20)]
     assert sorted(found) == sorted([pair.encode("Hi!"), pair.encode("Who?")] * 10)
     assert pair.tokenizer.decode(pair.encode("Hi!")) == "<|bos|>Question: Hi!\nAnswer:"
-    with pytest.raises(UsageError, match="no chat of the corpus gives a prompt of at most 3 tokens"):
-        next(chat_prompts(pair, CHATS, 3, seed=0))
-    with pytest.raises(
-        UsageError, match=r"no document .* is a chat that begins with <\|user\|>; .* of model"
-    ):
-        chat_prompts(
-            pair, CHATS[2:], 100, seed=0
-        )  # before a prompt is asked for, and so before the target loads
+    refused(
+        lambda: next(chat_prompts(pair, CHATS, 3, seed=0)),
+        "no chat of the corpus gives a prompt of at most 3 tokens",
+    )
+    # before a prompt is asked for, and so before the target loads
+    refused(
+        lambda: chat_prompts(pair, CHATS[2:], 100, seed=0),
+        r"no document .* is a chat that begins with <\|user\|>; .* of model",
+    )
+
+
+SIZES = {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
 
 
 def test_a_head_is_trained_in_the_targets_own_format(templated, corpus, tmp_path):
-    out, sizes = tmp_path / "out", {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
-    train_head(HeadOptions.of("eagle", data=corpus, out=out, target=templated, precision="bf16", **sizes))
-    text, pair = read_text(tmp_path / "out" / "written.safetensors", templated), Pair.of(templated)
-    assert text.answers is not None
-    assert not (tmp_path / "out" / PART).exists()
+    out = tmp_path / "out"
+    train_head(HeadOptions.of("eagle", data=corpus, out=out, target=templated, precision="bf16", **SIZES))
+    text, pair = read_text(out / "written.safetensors", templated), Pair.of(templated)
+    assert not (out / PART).exists()
     asked = {tuple(pair.encode(split_chat(chat)[1])) for chat in chats()}
     for start, answer in zip(text.starts[:-1], text.answers, strict=True):
         assert tuple(text.ids[start:answer].tolist()) in asked
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["target"] == "model"
+    assert json.loads((out / "config.json").read_text())["target"] == "model"
 
 
 def test_an_interrupted_training_goes_on_writing(templated, corpus, tmp_path):
-    out, sizes = tmp_path / "out", {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
-    options = HeadOptions.of("medusa", data=corpus, out=out, target=templated, **sizes)
-    cancel, written = threading.Event(), list[int]()
+    options = HeadOptions.of("medusa", data=corpus, out=tmp_path / "out", target=templated, **SIZES)
+    (stop, cancel), written = stop_after(256, "written"), list[int]()
 
     def listen(progress):
+        stop(progress)
         if progress.phase == "written":
             written.append(progress.step)
-            if len(written) == 2:
-                cancel.set()
 
-    with pytest.raises(
-        RunCancelled, match=r"^stopped after the target wrote 384 tokens, which are kept: add --re"
-    ):
+    message = r"^stopped after the target wrote 384 tokens, which are kept: add --re"
+    with pytest.raises(RunCancelled, match=message):
         train_head(options, progress=listen, cancel=cancel)
     assert written == [128, 256]
     train_head(options, progress=listen, resume=True)
     assert written == [128, 256, 500]
 
 
-def test_ids_are_stored_as_small_as_they_fit():
-    assert narrow(np.array([0, 65_535])).dtype == np.uint16
-    assert narrow(np.array([0, 65_536])).dtype == np.int32
-    assert narrow(np.array([0, 65_536])).tolist() == [0, 65_536]
-    assert narrow(np.array([], dtype=np.int64)).dtype == np.uint16
-
-
-def test_text_of_a_large_vocabulary_is_stored_and_read(trained, tmp_path):
+@pytest.mark.parametrize(("largest", "dtype"), [(65_535, np.uint16), (65_536, np.int32), (128_000, np.int32)])
+def test_text_is_stored_as_small_as_its_ids_fit_and_read(trained, tmp_path, largest, dtype):
     path, target = tmp_path / "text.safetensors", trained / "target"
-    save_text(path, [Text([1, 128_000, 5], 2), Text([1, 7], 1)], target)
+    save_text(path, [Text([1, largest, 5], 2), Text([1, 7], 1)], target)
     text = read_text(path, target)
-    assert (text.ids.dtype, text.ids.tolist()) == (np.int32, [1, 128_000, 5, 1, 7])
+    assert (text.ids.dtype, text.ids.tolist()) == (dtype, [1, largest, 5, 1, 7])
     assert (text.starts.tolist(), text.repeats.tolist()) == ([0, 3, 5], [1, 1])
-    assert text.answers is not None
     assert text.answers.tolist() == [2, 4]
     inputs, _ = Stream(text, 0).batch(0, 1, 5)
-    assert sorted(inputs[0].tolist()) == [1, 1, 5, 7, 128_000]
+    assert sorted(inputs[0].tolist()) == [1, 1, 5, 7, largest]
 
 
 def test_all_tokens_of_an_old_file_count(trained, tmp_path):

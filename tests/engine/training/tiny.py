@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import lzma
+import threading
 
+import numpy as np
+import pytest
+
+from specscope.engine.errors import UsageError
 from specscope.engine.training import cli
+from specscope.engine.training.data import Corpus
 
 HEAD = {
     "batch": 8,
@@ -55,3 +61,27 @@ def parse(words):
 def train(words):
     """Run a command of `specscope train`."""
     return cli.run(parse(words))
+
+
+def toy_corpus(*documents):
+    starts = np.cumsum([0, *map(len, documents)])
+    ids = np.concatenate([np.array(d, dtype=np.uint16) for d in documents])
+    return Corpus(ids, starts, np.ones(len(documents), dtype=np.int64))
+
+
+def stop_after(steps, phase):
+    """Return a listener that stops a training from a step on, and the event that it sets."""
+    cancel = threading.Event()
+
+    def listen(progress):
+        if progress.phase == phase and progress.step >= steps:
+            cancel.set()
+
+    return listen, cancel
+
+
+def refused(call, message):
+    """Check that a call is refused in one line."""
+    with pytest.raises(UsageError, match=f"^{message}") as error:
+        call()
+    assert "\n" not in str(error.value)
