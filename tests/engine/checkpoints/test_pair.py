@@ -136,22 +136,6 @@ def test_without_a_generation_config_eos_is_read_from_the_config(copies):
     assert Pair.of(*copies).eos == ()
 
 
-@pytest.mark.parametrize(
-    "chat",
-    [
-        [("user", "Tell me a story.")],
-        [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "More\n\n")],
-    ],
-)
-def test_a_chat_is_rendered_with_the_chat_template(chat):
-    chat = [{"role": role, "content": content} for role, content in chat]
-    want = BUNDLED.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    assert BUNDLED.encode_chat(chat) == want
-    assert (want[0], want[-1]) == (BOS, ASSISTANT)
-    if len(chat) == 1:
-        assert BUNDLED.encode(chat[0]["content"]) == want
-
-
 def add_token(raw):
     raw["added_tokens"].append({**raw["added_tokens"][USER], "id": 4096, "content": "<|new|>"})
 

@@ -58,8 +58,6 @@ def test_any_tokens_of_the_bundled_tokenizer_give_the_decoded_text(ids):
     assert "".join(pushed(TOKENIZER, ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
 
 
-
-
 @settings(max_examples=60)
 @given(st.text(max_size=30))
 @example("Well, naïve 😀 text.")

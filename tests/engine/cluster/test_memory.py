@@ -15,7 +15,7 @@ import torch
 import specscope
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.checkpoints.sizes import Split, layer_sizes, model_size, shape_of
+from specscope.engine.checkpoints.sizes import Split, model_size, shape_of
 from specscope.engine.cluster import memory
 from specscope.engine.cluster.memory import MACHINE, Memory, Part, RunSize, check_caches, parse_limits
 from specscope.engine.errors import ModelError, OutOfMemory, UsageError
@@ -72,15 +72,6 @@ def test_sizes_are_those_of_the_loaded_model_its_stages_and_its_ranks(path, dtyp
     for ways in (2, 3) if dtype == torch.float32 else ():
         for rank, decoder in enumerate(on_ranks(ways, lambda ranks: load(path, ranks=ranks))):
             check_size(path, decoder, rank=rank, ways=ways)
-
-
-def test_layers_add_up_to_the_model(path):
-    sizes = layer_sizes(shape_of(path), torch.float32, on_cpu=True)
-    whole = model_size(path, torch.float32, on_cpu=True)
-    shape = shape_of(path)
-    again = 2 * 32 * 4 * (1 + shape.layer_norm) + (97 * 32 * 4 if shape.tied else 0)
-    assert sum(size.weights for size in sizes) == whole.weights + again, "each stage has the last norm"
-    assert sum(size.per_token for size in sizes) == whole.per_token
 
 
 def tensor_bytes(decoder):

@@ -17,7 +17,6 @@ from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.model import weights
 from specscope.engine.model.shape import ModelShape
-from specscope.engine.model.shard import Part, Shard, padded
 from specscope.engine.model.slots import Rows
 from specscope.engine.model.stage import StageIO, layer_stages, to_bytes
 from tests.engine.model import tiny
@@ -114,16 +113,6 @@ def test_rows_of_a_split_head_are_rows_of_the_whole_one(paths):
         expected = load(paths[family]).head.rows(chosen)
         for rows in on_ranks(3, lambda ranks, path=paths[family]: load(path, ranks=ranks).head.rows(chosen)):
             torch.testing.assert_close(rows, expected)
-
-
-def test_padding_is_zero_and_only_the_last_ranks_have_it(paths):
-    shape = ModelShape.of(read_config(paths["llama3-rope"]), paths["llama3-rope"] / "config.json")
-    shards = [Shard(shape, rank, 3) for rank in range(3)]
-    assert [(s.shape.heads, s.shape.kv_heads, s.shape.inner) for s in shards] == [(4, 1, 19)] * 3
-    assert [s.vocabulary for s in shards] == [Part(0, 0, 33), Part(0, 33, 66), Part(0, 66, 99)]
-    tensor = torch.ones(2, 3)
-    assert padded(tensor, Part(0, 4, 8)).tolist() == [[1.0] * 3] * 2 + [[0.0] * 3] * 2
-    assert padded(tensor, Part(1, 0, 4)).tolist() == [[1.0, 1.0, 1.0, 0.0]] * 2
 
 
 # Stages of a split model agree with the whole model; KV rows can move between two copies of it.

@@ -188,11 +188,6 @@ def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeyp
     assert shared_memory() <= handles
 
 
-def test_a_rank_may_sleep_as_long_as_another_rank_has_no_processor(opened):
-    assert all(member._owed().patient for member in _members(opened["two"]))
-    assert not any(worker._owed().patient for worker in opened["whole"].placement.workers)
-
-
 def test_ranks_listen_on_the_loopback_address_only(opened):
     sockets = [c for m in _members(opened["three"]) for c in psutil.Process(m.pid).net_connections("inet")]
     assert {c.laddr.ip for c in sockets} == {"127.0.0.1"}

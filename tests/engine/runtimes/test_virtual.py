@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specscope.engine.errors import Deadlock
 from specscope.engine.methods.registry import METHODS
@@ -150,31 +147,6 @@ def ends(pieces):
 )
 def test_equal_shares(pieces, expected):
     assert ends(pieces) == expected
-
-
-def slowly(pieces):
-    """Return the exact ends, computed from event to event in fractions."""
-    now, left, waiting = Fraction(0), dict[int, Fraction](), dict(enumerate(pieces))
-    done: dict[int, Fraction] = {}
-    while waiting or left:
-        arrivals = [Fraction(start) for start, _ in waiting.values()]
-        finish = now + min(left.values()) * len(left) if left else None
-        then = min([*arrivals, *([finish] if finish is not None else [])])
-        for i in left:
-            left[i] -= (then - now) / len(left)
-        now = then
-        for i in [i for i, rest in left.items() if rest == 0]:
-            done[i] = now
-            del left[i]
-        for i in [i for i, (start, _) in waiting.items() if start <= now]:
-            left[i] = Fraction(waiting.pop(i)[1])
-    return [done[i] for i in range(len(pieces))]
-
-
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 200)), min_size=1, max_size=5))
-def test_any_arrivals_end_within_a_microsecond_per_piece_of_the_exact_time(pieces):
-    for mine, exact in zip(ends(pieces), slowly(pieces), strict=True):
-        assert 0 <= mine - exact <= len(pieces)
 
 
 def test_pearl_on_one_device_takes_the_time_of_both_one_after_the_other():

@@ -11,54 +11,20 @@ from tests.engine.trace.recordings import DEVICES, TREE, read
 
 
 def test_a_loop_in_five_lines(path):
-    with specscope.record(path, method="my loop", devices=DEVICES, sampling={"temperature": 0}) as rec:
+    """Its rows are those of the golden text `record`."""
+    with specscope.record(path, method="my loop", devices=DEVICES) as rec:
         assert rec.prompt("The prompt", ids=[1, 2, 3]) == 0
         with rec.span("draft", rows=1):
             time.sleep(0.001)
         with rec.span("verify", rows=4, context=3):
             time.sleep(0.002)
-        rec.round(drafted=[4, 5, 6], accepted=2, emitted=[4, 5, 9], texts=["a", "b", "c"], q=[0.5, 0.4, 0.3])
+        rec.round(drafted=[4, 5, 6], accepted=2, emitted=[4, 5, 9], texts=["a", "b", "c"])
     trace = read(path)
-    head = trace.header
-    assert (head.title, head.clock) == ("my loop", "measured · own code")
-    assert (head.prompts, head.prompt_ids) == (("The prompt",), ((1, 2, 3),))
+    assert (trace.header.title, trace.header.clock) == ("my loop", "measured · own code")
     draft, verify = trace.spans
-    assert [(s.device, s.kind, s.model, s.step, s.rows, s.context) for s in trace.spans] == [
-        ("d", "draft", "drafter", 1, 1, -1),
-        ("t", "verify", "target", 1, 4, 3),
-    ]
     assert draft.start + 1e6 <= draft.end <= verify.start
-    assert [(c.position, c.token, c.origin, c.text) for c in trace.commits] == [
-        (3, 4, "accepted", "a"),
-        (4, 5, "accepted", "b"),
-        (5, 9, "corrected", "c"),
-    ]
-    rows = [
-        (d.node, d.parent, d.position, d.outcome, d.q, d.draft_span, d.verify_span) for d in trace.decisions
-    ]
-    assert rows == [
-        (0, -1, 3, "accepted", 0.5, draft.id, verify.id),
-        (1, 0, 4, "accepted", 0.4, draft.id, verify.id),
-        (2, 1, 5, "rejected", 0.3, draft.id, verify.id),
-        (-1, 1, 5, "corrected", None, -1, verify.id),
-    ]
-    (one,) = trace.rounds
-    assert (one.mode, one.drafted, one.accepted, one.emitted, one.span) == ("verify", 3, 2, 3, verify.id)
-    assert one.time >= verify.end
+    assert verify.start + 2e6 <= verify.end <= trace.rounds[0].time
     assert (trace.status, trace.text) == ("done", "abc")
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({"devices": ["drafter", "target"]}, [("drafter",) * 3 + ("cpu",), ("target",) * 3 + ("cpu",)]),
-        ({}, [("drafter+target",) * 3 + ("cpu",)]),
-    ],
-)
-def test_roles_alone_name_the_devices(path, given, found):
-    with specscope.record(path, "mine", **given) as rec:
-        rec.start()
-    assert [(d.name, d.role, d.label, d.kind) for d in read(path).header.devices] == found
 
 
 def test_a_plain_loop_and_the_token_of_the_prompts_forward(path):
@@ -79,10 +45,6 @@ def test_a_plain_loop_and_the_token_of_the_prompts_forward(path):
 
 
 OUTCOMES = {
-    "a tree and the number of its accepted tokens": (
-        [{**TREE, "accepted": 2, "emitted": [11, 14, 99]}],
-        "0 rejected, 0 accepted, 1 discarded, 1 rejected, 1 accepted, 2 rejected, 2 corrected",
-    ),
     "a tree and the indices of its accepted tokens": (
         [{**TREE, "accepted": [1, 4], "emitted": [11, 14, 99]}],
         "0 rejected, 0 accepted, 1 discarded, 1 rejected, 1 accepted, 2 rejected, 2 corrected",

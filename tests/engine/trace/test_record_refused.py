@@ -15,7 +15,7 @@ import specscope
 from specscope.engine.errors import UsageError
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.view.document import view_model
-from tests.engine.trace.recordings import DEVICES, TREE, Event, followed, read
+from tests.engine.trace.recordings import DEVICES, TREE, followed, read
 
 
 def round_(drafted=(1,), accepted=0, emitted=(3,), **more):
@@ -194,12 +194,6 @@ def test_times_of_another_clock_are_refused(path):
     assert not read(path).spans + read(path).rounds
 
 
-def test_a_decoder_makes_texts(path):
-    with specscope.record(path, decode=lambda ids: ids) as rec:
-        with pytest.raises(UsageError, match=r"decode of \[1\] is \[1\]; give what makes a text"):
-            rec.round(emitted=[1])
-
-
 HALF = "\ud83d"
 NOW = time.perf_counter_ns
 NUMBERS = [
@@ -354,11 +348,6 @@ def test_what_a_recording_is_opened_with_is_read_or_refused(arguments):
 def test_a_path_that_is_none_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert allowed(specscope.record, path) is None
-
-
-@pytest.mark.parametrize("events", [{}, {"cuda:1": Event}, {"cuda:0": 3}, 5])
-def test_events_are_what_makes_events_of_each_cuda_device(path, events):
-    allowed(specscope.record, path, devices={"cuda:0": "target"}, events=events)
 
 
 def test_a_decoder_of_half_characters_makes_whole_ones(path):

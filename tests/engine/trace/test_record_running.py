@@ -81,17 +81,6 @@ def test_processes_append_to_one_file_with_one_clock(path):
     assert [d.draft_span for d in trace.decisions] == [*ids(path), -1]
 
 
-def test_a_process_may_join_again_and_twice_at_once(path):
-    with specscope.record(path, devices=["drafter", "target"]) as rec:
-        rec.start()
-        for _ in range(3):
-            with specscope.record(path, join=True) as other, specscope.record(path, join=True) as third:
-                for one in (other, third, other):
-                    with one.span("draft"):
-                        pass
-    assert len(ids(path)) == 9
-
-
 def test_a_process_with_more_spans_than_ids_gets_further_ones(path, monkeypatch):
     monkeypatch.setattr("specscope.engine.trace.work.EACH", 4)
     with specscope.record(path, devices=["drafter", "target"]) as rec:

@@ -34,6 +34,9 @@ def options(corpus):
     base = PairOptions(
         data=corpus,
         out=Path("unset"),
+        device="cpu",
+        precision="fp32",
+        held_out=0.1,
         steps=24,
         drafter_steps=16,
         batch=4,
@@ -44,10 +47,7 @@ def options(corpus):
         drafter=Shape(1, 16, 1, 32),
         learning_rate=1e-2,
         warmup=2,
-        held_out=0.1,
         checkpoint_every=10,
-        device="cpu",
-        precision="fp32",
     )
     return lambda **changed: replace(base, **changed)
 

@@ -22,7 +22,6 @@ from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.heads.files import HeadWeights, read_head
 from specscope.engine.model.shape import ModelShape
-from specscope.engine.plot import Line, Panel, draw
 from specscope.engine.training.card import Measured, Sample, Sizes, make_card, render
 from specscope.engine.training.cli import cancel_on_interrupt
 from specscope.engine.training.data import Encoder, find_sources, is_held_out, read_documents
@@ -38,7 +37,6 @@ from specscope.engine.training.measure import (
     Timing,
     held_out_prompts,
     measure_acceptance,
-    measure_cost,
     measure_losses,
     read_prompts,
 )
@@ -78,14 +76,6 @@ def test_the_loss_equals_transformers(loaded, trained, corpus):
     assert chats.bits_per_byte == pytest.approx(chats.target_nats / log(2) / text)
 
 
-def test_a_model_accepts_all_its_own_drafts(trained):
-    loaded = LoadedPair.load(Pair.of(trained / "target", trained / "target"))
-    rates = measure_acceptance(loaded, "same", ["Do you like the ball, Mia?", "x" * 200], 128, 20)
-    assert (rates.prompts, rates.too_long) == (1, 1)
-    assert (rates.greedy_tokens, rates.greedy) == (rates.greedy_matches, 1.0)
-    assert rates.sampled == pytest.approx(1.0, abs=1e-4)
-
-
 def test_acceptance_equals_a_comparison_by_transformers(loaded, trained):
     prompt = "Do you like the kite, Tom?"
     rates = measure_acceptance(loaded, "one", [prompt], 128, 24)
@@ -117,11 +107,6 @@ def test_the_bundled_pair_has_a_high_acceptance_rate():
     assert rates.prompts == 5
     assert rates.greedy >= 0.7
     assert rates.sampled >= 0.5
-
-
-def test_the_cost_has_three_timings(loaded):
-    cost = measure_cost(loaded, context=16, repeats=5)
-    assert all(0 < time.tenth <= time.median for time in (cost.target, cost.drafter, cost.rows))
 
 
 def test_held_out_prompts_are_first_user_turns(corpus):
@@ -313,26 +298,22 @@ def test_the_card_has_the_trainings_and_the_measurements(pair, prompts):
 
 
 def test_what_has_no_card_of_heads_is_refused(pair, prompts, tmp_path):
-    loaded = Pair.of(pair / "target", pair / "drafter")
-    shape = ModelShape.of(read_config(pair / "target"), pair)
-    head = read_head(pair / "heads" / "eagle")
+    loaded, heads = Pair.of(pair / "target", pair / "drafter"), pair / "heads"
+    shape, head = ModelShape.of(read_config(pair / "target"), pair), read_head(heads / "eagle")
     short = CardSettings(prompts=(prompts,), count=1, window=96, new_tokens=24)
     biased = HeadWeights(replace(head.config, biased=True), head.tensors)
     for call, message in (
         (
             lambda: make_heads_card(loaded, tmp_path, CardSettings()),
-            ".*heads holds no head; specscope train medusa",
+            "heads holds no head; specscope train medusa",
         ),
-        (
-            lambda: restore(biased, shape),
-            ".*kind eagle with own LM heads, biases or more layers cannot be",
-        ),
+        (lambda: restore(biased, shape), "kind eagle with own LM heads, biases or more layers cannot be"),
         (
             lambda: make_heads_card(loaded, pair, short),
-            ".*questions: no prompt with an answer fits into 96 tokens",
+            "questions: no prompt with an answer fits into 96 tokens",
         ),
     ):
-        refused(call, message)
+        refused(call, f".*{message}")
 
 
 def test_the_command_line_writes_the_card(pair, prompts, tmp_path, capsys):
@@ -352,14 +333,3 @@ def test_the_curves_have_every_measurement(pair):
     paths = [path.get("d", "") for path in loss.iter(f"{SVG}path")]
     assert paths[0].count(",") == 10
     assert 1 <= len([p for p in accepted.iter(f"{SVG}path") if p.get("d", "").count(",") == 2]) <= 5
-
-
-def test_a_line_is_drawn_at_its_points():
-    root = ElementTree.fromstring(draw([Panel("a < b", "x", [Line("l", [(0, 0.0), (10, 1.0)])])]))
-    line_path = next(root.iter(f"{SVG}path")).get("d", "")
-    (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in line_path.strip("M").split())
-    assert (x0, x1) == (52, 460)
-    assert (y0, y1) == (240, 34)
-    labels = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"a < b", "0", "1", "10", "l"} <= set(labels)
-    assert draw([Panel("empty", "x", [])]).count("<path") == 0

@@ -38,13 +38,10 @@ def test_the_pair_has_the_configured_shapes_and_files(trained):
         generation = json.loads((trained / role / "generation_config.json").read_text())
         assert (generation["eos_token_id"], generation["pad_token_id"]) == ([2, 3], 0)
     assert (trained / "target/tokenizer.json").read_text() == (trained / "drafter/tokenizer.json").read_text()
-
-
-def test_nothing_is_pickled_and_one_checkpoint_is_left(trained):
     suffixes = {p.suffix for p in trained.rglob("*") if p.is_file()}
-    assert suffixes == {".safetensors", ".json", ".jsonl", ".jinja"}
+    assert suffixes == {".safetensors", ".json", ".jsonl", ".jinja"}, "nothing is pickled"
     checkpoints = {p.name for p in (trained / "checkpoints").iterdir()}
-    assert checkpoints == {"1-0000016.safetensors", "state.json"}
+    assert checkpoints == {"1-0000016.safetensors", "state.json"}, "one is left"
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -86,12 +83,6 @@ def test_a_killed_training_resumes_from_its_checkpoint(options, tmp_path, traine
     assert weights(settings.out) == weights(trained)
     assert len([*checkpoints.iterdir()]) == 2, "the last tensors and their state"
     assert (settings.out / "loss.jsonl").read_text() == (trained / "loss.jsonl").read_text()
-
-
-def test_another_seed_gives_other_weights(options, tmp_path):
-    short = options(steps=2, drafter_steps=1)
-    one, two = (train_pair(replace(short, out=tmp_path / str(seed), seed=seed)) for seed in (0, 1))
-    assert weights(one)["target/model.safetensors"] != weights(two)["target/model.safetensors"]
 
 
 def test_the_drafter_is_distilled_from_the_saved_target(options, tmp_path):
