@@ -81,9 +81,7 @@ def test_a_target_of_the_catalog_brings_its_heads_and_its_drafter_unless_one_is_
         ("/assets/pairs/bundled/target/int8", "int8 of bundled"),
         ("/hub/models--owner--big/snapshots/0a1b/int4", "int4 of owner/big"),
         ("/models/owner/small", "owner/small"),
-        ("small", "small"),
-        ("int4", "int4"),
-        ("", ""),
+        *((name, name) for name in ("small", "int4", "")),
     ],
 )
 def test_a_model_has_a_name_that_people_can_read(path, name):

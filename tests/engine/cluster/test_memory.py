@@ -6,7 +6,6 @@ import gc
 import re
 from dataclasses import replace
 from functools import partial
-from math import prod
 from types import FunctionType, ModuleType
 
 import pytest
@@ -111,19 +110,6 @@ def test_sizes_of_forms_are_nearly_those_of_the_loaded_drafter(untied, form, dty
         decoder = load(folder / form, dtype=dtype, stage=layers or (0, 1))
         size = model_size(folder / form, dtype, on_cpu=True, split=Split(layers))
         assert size.weights == pytest.approx(tensor_bytes(decoder), rel=0.03)
-
-
-@pytest.mark.parametrize(("form", "part"), [("int8", 1 / 4), ("int4", 5 / 32)])
-def test_large_matrices_of_a_form_take_their_part_of_float32(form, part):
-    folder = Pair.find("bundled").target_path
-    shape = shape_of(folder / form)
-    layers = [size for name, size in shape.tensors().items() if "layers" in name and len(size) > 1]
-    # Of the 4 matrices of a layer, attention's output is too small to be packed.
-    small = shape.layers * shape.width**2
-    expected = 4 * (small + part * (sum(map(prod, layers)) - small) + 5 / 4 * shape.vocab * shape.width)
-    size = model_size(folder / form, torch.float32, on_cpu=True)
-    assert size.weights == pytest.approx(expected, rel=0.01), "embeddings whole, the LM head in int8"
-    assert size.per_token == model_size(folder, torch.float32, on_cpu=True).per_token
 
 
 def test_forms_on_a_gpu_pack_layers_of_bfloat16_in_int4_only(monkeypatch):

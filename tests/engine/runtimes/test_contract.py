@@ -1,4 +1,4 @@
-"""The contract of all runtimes: the same calls give the same rows; only times differ."""
+"""The contract of all runtimes and of static forwards: the same rows; only times differ."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import specscope
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.errors import UsageError
+from specscope.engine.model import weights
 from specscope.engine.trace.events import Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
@@ -28,7 +29,7 @@ RUNTIMES = {
 }
 PROMPT = "Tell me a story about a fox who lost its hat."
 WARM = Sampling(temperature=0.9, top_k=50, top_p=0.95, seed=3)
-SHORT = Limits(8)
+SHORT = Limits(6)
 CONFIGS = {
     "autoregressive": {},
     "speculative": {"gamma": 4},
@@ -277,3 +278,56 @@ def test_one_run_at_a_time(cluster):
 def test_bad_input_is_refused_before_a_run_begins(clusters, method, config, prompt, message):
     with pytest.raises(UsageError, match=message):
         clusters("virtual").run(method, prompt, config=config, listener=pytest.fail)
+
+
+BATCH = ["Hello!", "Name a colour.", "Tell me a story about a fox who lost its hat."]
+
+
+@pytest.fixture(scope="module")
+def eager_and_static(tmp_path_factory):
+    """Return two clusters of threads; a product in int8 would round their q differently."""
+    pair = with_heads(Pair.find("bundled"), tmp_path_factory.mktemp("pair") / "heads")
+    options = {"runtime": "local-thread", "device": "cpu"}
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(weights, "PACKED_FROM", 1 << 40)
+        places = (options, {**options, "forward": "static"})
+        yield [stack.enter_context(specscope.open(pair, **place)) for place in places]
+
+
+JOBS = ("speculative", "tree", "easyspec", "lookahead", "medusa with typical acceptance", "eagle2")
+"""Each kind of a worker's jobs and of heads, also in static forwards."""
+
+
+def compared(clusters, *run, **more):
+    eager, static = (cluster.run(*run, **more) for cluster in clusters)
+    assert facts(static) == facts(eager)
+    assert static.footer.texts == eager.footer.texts
+    assert static.header.environment["forward"] == "static"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_method_decides_the_same_in_static_forwards(name, eager_and_static):
+    more = {"config": CONFIGS[name], "sampling": WARM, "limits": Limits(5)}
+    compared(eager_and_static, name.split()[0], PROMPT, **more)
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+def test_a_batch_decides_the_same_in_static_forwards(unpad, eager_and_static):
+    config = {"unpad_inputs": unpad, "unpad_kv": unpad}
+    compared(eager_and_static, "ems", *BATCH, config=config, limits=Limits(8))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"runtime": "virtual", "profile": "pearl-4xA100", "forward": "static"},
+            "runtime virtual takes auto only",
+        ),
+        ({"forward": "fast"}, "no forward 'fast'; choose one of auto, eager, static"),
+        ({"dtype": "int4"}, "no dtype 'int4'; choose one of auto, float32, bfloat16"),
+    ],
+)
+def test_wrong_forwards_are_refused(given, message):
+    with pytest.raises(UsageError, match=message):
+        specscope.open("bundled", **given)

@@ -145,19 +145,6 @@ def test_a_worker_has_the_variables_the_folder_and_the_outputs_of_its_request(
     assert gone(second.pid)
 
 
-@forks_workers
-def test_workers_end_with_their_server_and_the_next_worker_gets_a_new_one(worker, server):
-    server.kill()
-    with pytest.raises(WorkerDied, match=rf"process {worker.pid}\) was killed by SIGKILL"):
-        worker.prepare(Load("target", surroundings))()
-    again = start()
-    try:
-        with pytest.raises(SpecScopeError, match=r"^None "):
-            again.prepare(Load("target", surroundings))()
-    finally:
-        again.close()
-
-
 @pytest.fixture
 def quick(monkeypatch):
     """Let the watchdogs check often."""

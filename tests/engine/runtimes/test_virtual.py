@@ -38,7 +38,7 @@ ROUND = 1000 + 3 + 7
         # gamma = c = 4: each round drafts 4 x 250 beside a forward of 1000.
         ("pearl", "agrees", 21, {"gamma": 4}, [1, 4, 4, 4, 4, 4], 6 * ROUND),
         # gamma = 6: the target waits for the drafter.
-        ("pearl", "agrees", 7, {"gamma": 6}, [1, 6], 2 * (6 * 250 + 3 + 7)),
+        ("pearl", "agrees", 7, {"gamma": 6}, [1, 6], 6 * 250 + 3 + 7 + ROUND),
     ],
 )
 def test_a_run_takes_the_hand_computed_time(method, drafter, new, config, emitted, us):

@@ -102,49 +102,45 @@ def test_a_batch_shares_spans_and_steps(path):
     assert [c.position for c in trace.commits if c.sequence == 1] == [2, 3, 4]
 
 
-def test_drafts_of_a_wrong_text_are_no_rounds_drafts(path):
-    """PEARL: the drafter drafts on while the target verifies; a rejection throws that away."""
-    clock = iter(range(0, 1000, 10))
-
-    def add(kind, device, length):
-        start = next(clock)
-        return rec.add(kind, start, start + length, device)
-
-    with specscope.record(path, devices=DEVICES) as rec:
-        first = add("draft", "d", 9)
-        verify = add("verify", "t", 100)
-        wrong = add("draft", "d", 9)
-        rec.round(drafted=[1, 2], accepted=0, emitted=[7], time=verify.track.base + 120, verify=verify)
-        again = rec.add("draft", 130, 139, "d")
-        rec.add("verify", 140, 190, "t")
-        ahead = rec.add("draft", 150, 159, "d")
-        rec.round(drafted=[3, 4], accepted=2, emitted=[3, 4], time=verify.track.base + 200)
-        rec.add("verify", 210, 220, "t")
-        rec.round(drafted=[5, 6], accepted=2, emitted=[5, 6], time=verify.track.base + 230)
-    spans = [d.draft_span for d in read(path).decisions if d.node >= 0]
-    assert spans == [first.id] * 2 + [again.id] * 2 + [ahead.id] * 2
-    assert wrong.id not in spans
+CLOCKED = {
+    "PEARL drafts on while the target verifies; a rejection throws that away": (
+        "draft 0 9, verify 10 110, draft 20 29, round 1 2/0/7 120, draft 130 139, verify 140 190,"
+        "draft 150 159, round 3 4/2/3 4 200, verify 210 220, round 5 6/2/5 6 230",
+        [0, 0, 2, 2, 3, 3],
+    ),
+    "PEARL's first token is judged first, then one more than the forward had": (
+        "draft 0 10, draft 10 20, pre-verify 0 50, round 10/1/10 60 pre-verify,"
+        "draft 100 110, draft 110 120, verify 100 150, round 11 12/2/11 12 160 post-verify,"
+        "draft 200 210, draft 210 220, verify 200 250, round 13 14/0/19 260 post-verify,"
+        "draft 300 310, draft 310 320, pre-verify 300 350, round 16/1/16 360 pre-verify",
+        [0, 1, 2, 3, 4, 6],
+    ),
+    "a draft that began before the target's own token was known continues another text": (
+        "draft 0 10, verify 10 30, draft 12 20, round 1/1/1 2 30,draft 31 40, verify 40 50, round 3/1/3 4 50",
+        [0, 2],
+    ),
+}
+"""A fact -> spans (kind, start, end) and rounds (drafted/accepted/emitted and time, mode); which
+draft's span each drafted token has."""
 
 
-def test_a_draft_that_grows_while_it_is_judged(path):
-    """PEARL with gamma 2: its first token is judged first, then one more than the forward had."""
+@pytest.mark.parametrize(("events", "spans"), CLOCKED.values(), ids=CLOCKED)
+def test_the_span_in_which_a_token_was_drafted(path, events, spans):
+    drafts = list[int]()
     with specscope.record(path, devices=DEVICES) as rec:
         rec.start(0)
-        drafts = []
-        for step, (mode, drafted, accepted, emitted) in enumerate(
-            [
-                ("pre-verify", [10], 1, [10]),
-                ("post-verify", [11, 12], 2, [11, 12]),
-                ("post-verify", [13, 14], 0, [19]),
-                ("pre-verify", [16], 1, [16]),
-            ]
-        ):
-            now = 100 * step
-            drafts += [rec.add("draft", now + 10 * i, now + 10 * i + 10, "d").id for i in range(2)]
-            rec.add("pre-verify" if mode == "pre-verify" else "verify", now, now + 50, "t")
-            rec.round(drafted, accepted, emitted, mode=mode, time=now + 60)
-    spans = [d.draft_span for d in read(path).decisions if d.node >= 0]
-    assert spans == [drafts[i] for i in (0, 1, 2, 3, 4, 6)]
+        for event in events.split(","):
+            kind, *words = event.split()
+            if kind == "round":
+                mode = words.pop() if words[-1].endswith("verify") else None
+                tokens, accepted, emitted = (
+                    map(int, part.split()) for part in " ".join(words[:-1]).split("/")
+                )
+                rec.round([*tokens], *accepted, [*emitted], time=int(words[-1]), mode=mode)
+            else:
+                work = rec.add(kind, *map(int, words), "d" if kind == "draft" else "t")
+                drafts += [work.id] * (kind == "draft")
+    assert [d.draft_span for d in read(path).decisions if d.node >= 0] == [drafts[i] for i in spans]
 
 
 def test_drafts_that_are_thrown_away_unjudged(path):
@@ -194,20 +190,6 @@ def test_tensors_and_arrays_are_token_ids(path):
     assert [(d.p, d.q) for d in trace.decisions] == [(0.25, 0.5), (0.125, None), (1.0, None)]
 
 
-def test_a_draft_ahead_of_a_bonus_is_of_no_round(path):
-    """A draft that began before the target's own token was known continues another text."""
-    with specscope.record(path, devices=DEVICES) as rec:
-        rec.start(0)
-        rec.add("draft", 0, 10, "d")
-        rec.add("verify", 10, 30, "t")
-        rec.add("draft", 12, 20, "d")
-        rec.round([1], 1, [1, 2], time=30)
-        ready = rec.add("draft", 31, 40, "d")
-        rec.add("verify", 40, 50, "t")
-        rec.round([3], 1, [3, 4], time=50)
-    assert [d.draft_span for d in read(path).decisions if d.node == 0] == [0, ready.id]
-
-
 @pytest.mark.parametrize(
     ("temperature", "rule", "rules"), [(0, "", "match"), (0.8, "ratio", "ratio"), (0.8, "", "")]
 )
@@ -215,5 +197,4 @@ def test_the_rule_is_the_given_one_and_match_at_temperature_0(path, temperature,
     with specscope.record(path, sampling={"temperature": temperature}, rule=rule) as rec:
         rec.round([1, 2], 1, [1, 3])
         rec.round([4], 1, [4, 5])
-    found = [d.rule for d in read(path).decisions]
-    assert found == [rules, rules, rules, rules, "target" if rules else ""]
+    assert [d.rule for d in read(path).decisions] == [*[rules] * 4, "target" if rules else ""]

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -20,19 +21,24 @@ from tests.engine.trace.recordings import followed, ids, read, run
 FORKS = """
 import os, shutil, sys, specscope
 from specscope.engine.errors import UsageError
-rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
-rec.start()
 def child(*calls):
     if os.fork() == 0:
         for call in calls: call()
         os._exit(0)
     assert os.wait()[1] == 0
-def refused(call):
+def refused(call, why=""):
     def attempt():
         try: call()
-        except UsageError as error: assert "\\n" not in str(error)
+        except UsageError as error: assert "\\n" not in str(error) and why in str(error)
         else: os._exit(3)
     return attempt
+early = specscope.record(sys.argv[1] + "l")
+calls = (early.start, lambda: early.span("verify"), lambda: early.round(emitted=[1]))
+child(*(refused(call, "call start() before the fork") for call in calls))
+early.round(emitted=[1])
+early.close()
+rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
+rec.start()
 def draft():
     with rec.span("draft"): pass
 with rec.span("verify") as work: child(refused(lambda: rec.end(work)), draft)
@@ -67,31 +73,13 @@ def test_forked_children_record_spans_only_and_end_nothing_of_their_parents(path
         os.close(reading)
         os.close(writing)
     ids(path)
-    trace = read(path)
+    trace, first, early = (read(p) for p in (path, path.with_suffix(".first"), Path(f"{path}l")))
     assert (trace.header.title, trace.status, trace.spans) == ("second", "done", [])
-    first = read(path.with_suffix(".first"))
-    assert (first.header.title, first.status) == ("own loop", "done")
+    assert (first.header.title, first.status, early.status) == ("own loop", "done", "done")
     parents = [span.id for span in first.spans if span.kind == "verify"]
-    assert (parents, [span.kind for span in first.spans].count("draft")) == ([0, 1], 4)
-    assert all(2**24 <= span.id < 2**53 for span in first.spans if span.kind == "draft")
-
-
-def test_a_recording_that_has_not_started_cannot_be_forked(path):
-    code = """
-import os, sys, specscope
-rec = specscope.record(sys.argv[1])
-if os.fork() == 0:
-    for call in (rec.start, lambda: rec.span("verify"), lambda: rec.round(emitted=[1])):
-        try: call()
-        except specscope.UsageError as error: assert "call start() before the fork" in str(error)
-        else: os._exit(3)
-    os._exit(0)
-assert os.wait()[1] == 0
-rec.round(emitted=[1])
-rec.close()
-"""
-    run(code, path)
-    assert read(path).status == "done"
+    children = [span.id for span in first.spans if span.kind == "draft"]
+    assert (parents, len(children)) == ([0, 1], 4)
+    assert all(2**24 <= number < 2**53 for number in children)
 
 
 def test_only_a_running_recording_can_be_joined(path, tmp_path):
@@ -209,8 +197,7 @@ def test_a_header_that_waited_is_written_once(path, monkeypatch):
 
 
 def test_a_disk_that_stays_full_ends_the_recording_and_says_what_is_lost(path, monkeypatch):
-    disk = Disk(monkeypatch)
-    rec = specscope.record(path)
+    disk, rec = Disk(monkeypatch), specscope.record(path)
     rec.round(emitted=[1], texts=["x"])
     disk.room = 20
     with pytest.raises(UsageError, match="its last 2 rows wait"):
@@ -222,15 +209,15 @@ def test_a_disk_that_stays_full_ends_the_recording_and_says_what_is_lost(path, m
 
 
 def test_rows_that_wait_are_bounded(path, monkeypatch):
-    disk = Disk(monkeypatch)
+    disk, rec, said = Disk(monkeypatch), specscope.record(path), list[str]()
     monkeypatch.setattr(appended, "MOST_KEPT", 2000)
-    rec = specscope.record(path)
     rec.round(emitted=[1], texts=["x"])
     disk.room = 0
     for _ in range(100):
         with pytest.raises(UsageError) as error:
             rec.round(emitted=[2])
-    assert "rows are lost, and it ends before them" in str(error.value)
+        said.append(str(error.value))
+    assert "rows are lost, and it ends before them" in said[-1]
     disk.room = 10**9
     with pytest.raises(UsageError, match="are lost"):
         rec.close()
@@ -241,15 +228,13 @@ def test_a_recording_ends_before_it_is_too_large_to_be_read(path, monkeypatch):
     monkeypatch.setattr(appended, "MOST_TRACE_BYTES", appended._SPARE + 5000)
     monkeypatch.setattr(appended, "MOST_LINE", 600)
     rec = specscope.record(path)
-    with pytest.raises(UsageError, match="a row has 899 bytes; at most 600 are read"):
-        rec.round(emitted=[1], texts=["x" * 800])
-
-    def fill():
-        for _ in range(100):
-            rec.round(emitted=[1], texts=["x"])
-
-    with pytest.raises(UsageError, match="the most of a recording; end it, and record"):
-        fill()
+    for size, message in (
+        (800, "a row has 899 bytes; at most 600 are read"),
+        (1, "the most of a recording; end it, and record"),
+    ):
+        with pytest.raises(UsageError, match=message):  # noqa: PT012
+            for _ in range(100):
+                rec.round(emitted=[1], texts=["x" * size])
     assert path.stat().st_size < 5000
     with suppress(UsageError):
         rec.close()

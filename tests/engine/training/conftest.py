@@ -31,24 +31,10 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope="session")
 def options(corpus):
     """Settings of a training that takes a second."""
-    base = PairOptions(
-        data=corpus,
-        out=Path("unset"),
-        device="cpu",
-        precision="fp32",
-        held_out=0.1,
-        steps=24,
-        drafter_steps=16,
-        batch=4,
-        sequence=32,
-        context=128,
-        vocabulary=320,
-        target=Shape(2, 32, 2, 64),
-        drafter=Shape(1, 16, 1, 32),
-        learning_rate=1e-2,
-        warmup=2,
-        checkpoint_every=10,
-    )
+    place = {"data": corpus, "out": Path("unset"), "device": "cpu", "precision": "fp32", "held_out": 0.1}
+    sizes = {"steps": 24, "drafter_steps": 16, "batch": 4, "sequence": 32, "context": 128, "vocabulary": 320}
+    shapes = {"target": Shape(2, 32, 2, 64), "drafter": Shape(1, 16, 1, 32)}
+    base = PairOptions(**place, **sizes, **shapes, learning_rate=1e-2, warmup=2, checkpoint_every=10)
     return lambda **changed: replace(base, **changed)
 
 

@@ -103,10 +103,8 @@ def test_answers_equal_those_of_a_run():
 
 
 def test_the_bundled_pair_has_a_high_acceptance_rate():
-    rates = measure_acceptance(LoadedPair.load(Pair.find("bundled")), "fixed", FIXED["prompts"][:5], 256, 16)
-    assert rates.prompts == 5
-    assert rates.greedy >= 0.7
-    assert rates.sampled >= 0.5
+    rates = measure_acceptance(LoadedPair.load(Pair.find("bundled")), "fixed", FIXED["prompts"][:3], 256, 12)
+    assert (rates.prompts, rates.greedy >= 0.7, rates.sampled >= 0.5) == (3, True, True)
 
 
 def test_held_out_prompts_are_first_user_turns(corpus):

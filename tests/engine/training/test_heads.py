@@ -22,7 +22,6 @@ from specscope.engine.heads.kinds import KINDS
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.model.slots import Rows
 from specscope.engine.training import cli
-from specscope.engine.training.data import Corpus
 from specscope.engine.training.heads.features import Batches, features_of, stored_features
 from specscope.engine.training.heads.train import read_frozen, train_head
 from specscope.engine.training.loop import Progress, read_log
@@ -87,6 +86,8 @@ def test_batches_depend_on_seed_and_step_only():
     assert sorted(epoch) == batches.learned.tolist()
     assert (batches.steps(0, 5), batches.steps(2, 5)) == (0, 47), "234 texts are 47 steps of 5"
     assert batches.tokens(117, 0) == sum(min(6, n) for n in np.diff(corpus.starts)[batches.learned])
+    with pytest.raises(UsageError, match="the text is too short to learn from"):
+        Batches(toy_corpus([1, 2]), torch.zeros(2, 4), torch.zeros(8, 4), 64)
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.trainable])
@@ -123,29 +124,25 @@ def test_resumed_training_ends_with_the_same_bits(settings, tmp_path):
         assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
 
 
-def test_text_and_features_are_reused_by_another_head(settings):
-    first, reports = train_head(settings(steps=2)), list[Progress]()
-    again = settings("medusa", steps=2, text=first / "written.safetensors")
-    train_head(again, progress=reports.append)
-    assert {p.phase for p in reports} == {"medusa"}
-    assert not (again.out / "written.features").exists()
-
-
 def test_a_head_starts_with_the_tensors_of_another(settings, text, tmp_path):
-    first = train_head(settings(steps=20, text=text))
+    first, reports = train_head(settings(steps=20, text=text)), list[Progress]()
     more = settings("parallelspec_eagle", steps=1, learning_rate=1e-8, text=text, start=first)
-    copied, original = (read_head(folder).tensors for folder in (train_head(more), first))
+    train_head(more, progress=reports.append)
+    assert {p.phase for p in reports} == {more.kind}, "text and features are used again"
+    assert not (more.out / "written.features").exists()
+    copied, original = read_head(more.out).tensors, read_head(first).tensors
     for name, tensor in original.items():
         torch.testing.assert_close(copied[name], tensor, atol=1e-4, rtol=0.01)
-    other, message = tmp_path / "other", r"no tensor of that head fits this one; leave out --start$"
-    with pytest.raises(UsageError, match=message):
-        train_head(settings("medusa", text=text, start=first))
+    other = tmp_path / "other"
     shutil.copytree(first, other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"tokenizer": "0" * 64}))
-    message = "is a head for another target: its tokenizer is 000000000000, that of"
-    with pytest.raises(UsageError, match=message):
-        train_head(settings("parallelspec_eagle", out=tmp_path / "out", text=text, start=other))
+    for kind, start, message in (
+        ("medusa", first, r"no tensor of that head fits this one; leave out --start$"),
+        ("eagle", other, "is a head for another target: its tokenizer is 000000000000, that of"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            train_head(settings(kind, out=tmp_path / "out", text=text, start=start))
 
 
 @pytest.mark.parametrize(
@@ -207,12 +204,6 @@ def test_tensors_of_the_start_are_left_out_only_with_consent(settings, text):
     torch.testing.assert_close(copied["fc.weight"], original["fc.weight"], atol=1e-4, rtol=0.01)
 
 
-def test_a_text_too_short_to_learn_from_is_refused():
-    corpus = Corpus(np.array([1, 2], dtype=np.uint16), np.array([0, 2]), np.ones(1, dtype=np.int64))
-    with pytest.raises(UsageError, match="the text is too short to learn from"):
-        Batches(corpus, torch.zeros(2, 4), torch.zeros(8, 4), 64)
-
-
 def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(settings, capsys, tmp_path):
     options, alone = settings("medusa"), tmp_path / "alone"
     shutil.copytree(options.target, alone / "target")
@@ -229,11 +220,9 @@ def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(settings, c
 def test_the_command_line_takes_a_target_instead_of_a_pair(settings, capsys, monkeypatch):
     target, words = settings("medusa").target, "medusa --data data --out out --target"
     assert cli.find_target(parse(f"{words} {target}")) == (target, "target")
-    monkeypatch.setattr(
-        "specscope.engine.checkpoints.sources.resolve", lambda name, report: Path("cache", str(name))
-    )
+    resolve = "specscope.engine.checkpoints.sources.resolve"
+    monkeypatch.setattr(resolve, lambda name, report: Path("cache", str(name)))
     assert cli.find_target(parse(f"{words} owner/name")) == (Path("cache/owner/name"), "owner/name")
-    with pytest.raises(SystemExit) as error:
+    with pytest.raises(SystemExit, match="2"):
         parse(f"{words} smollm2 --pair bundled")
-    assert error.value.code == 2
     assert "argument --pair: not allowed with argument --target" in capsys.readouterr().err

@@ -13,12 +13,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.training import cli
 from specscope.engine.training.data import Corpus
 
-HEAD = {
-    "batch": 8,
-    "sequence": 64,
-    "written": 1200,
-    "answer": 40,
-    "warmup": 2,
+HEAD = {"batch": 8, "sequence": 64, "written": 1200, "answer": 40, "warmup": 2} | {
     "learning_rate": 1e-2,
     "held_out": 0.1,
     "device": "cpu",

@@ -155,7 +155,7 @@ def test_a_long_prefill_runs_in_parts_and_forwards_only_rows_that_are_not_cached
     monkeypatch.setattr(host_module, "PREFILL_ROWS", 16)
     assert prefill(worker, 25, 8) == ([16 + 7, 8], [24, 7])
     assert prefill(worker, 30, 8) == ([5], [29, 7])
-    assert prefill(worker, 40, 20) == ([10 + 6, 6], [39, 19])
+    assert prefill(worker, 40, 20) == ([10 + 12], [39, 19])
     assert torch.allclose(kept(worker), kept(whole), atol=1e-5)
     assert prefill(worker, 55, 20) == ([15], [54, 19])
     assert prefill(worker, 55, 20) == ([], [54, 19])
