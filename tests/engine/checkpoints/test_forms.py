@@ -15,7 +15,6 @@ from specscope.engine.checkpoints.forms import FORMS, split_form, usual_form
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster.measurements import measured_path
-from specscope.engine.cluster.open import find_pair
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.model import weights
 from specscope.engine.model.slots import Rows
@@ -148,17 +147,15 @@ def test_what_is_no_form_is_refused_in_one_line(here, drafter, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_form_alone_is_of_the_pairs_target_and_cannot_be_a_target(here):
-    for form in FORMS:
-        pair = find_pair("bundled", drafter=form)
-        assert pair.drafter_path == pair.target_path / form
-        message = f"{form} is for drafters; name the directory of the target's files"
-        with pytest.raises(UsageError, match=message):
-            Pair.of(TARGET / form, form)
-    models = [Pair.of(TARGET, *forms).models.values() for forms in ((), ("int4",), ("int8",))]
-    paths = [measured_path({}, [*each]) for each in models]
-    assert len(set(paths)) == 3, "measurements of forms have files of their own"
-    assert paths[1] == measured_path({}, [TARGET / "int4", TARGET])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_cannot_be_a_target_and_its_measurements_have_files_of_their_own(here, form):
+    with pytest.raises(UsageError, match=f"{form} is for drafters; name the directory of the target's files"):
+        Pair.of(TARGET / form, form)
+    plain, one, other = (
+        measured_path({}, [*Pair.of(TARGET, *forms).models.values()]) for forms in ((), (form,), FORMS)
+    )
+    assert len({plain, one, other}) == 3
+    assert one == measured_path({}, [TARGET / form, TARGET])
 
 
 def test_loading_a_form_writes_nothing(tmp_path):

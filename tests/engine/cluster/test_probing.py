@@ -199,14 +199,17 @@ def test_a_planned_run_writes_the_greedy_text_and_is_repeated_by_its_config(meth
     assert [(r.drafted, r.accepted) for r in again.rounds] == [(r.drafted, r.accepted) for r in trace.rounds]
 
 
-@pytest.mark.parametrize("method", ["medusa", "parallelspec_medusa"])
-def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(method, cluster, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "setting", "count"), [("medusa", "heads", 2), ("parallelspec_medusa", "masks", 1)]
+)
+def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(
+    method, setting, count, cluster, monkeypatch
+):
     likely = replace(PROBE, verify=((1, 0.1), (5, 0.1)), later=(), rates=((0.9, 0.5), (0.8,)))
     monkeypatch.setattr(measurements, "measure_probe", lambda *_: likely)
     trace = planned(cluster, method)
     config = trace.header.config
-    assert config["tree"] == "[[0],[1],[0,0],[1,0]]"
-    assert config["heads" if method == "medusa" else "masks"] == (2 if method == "medusa" else 1)
+    assert (config["tree"], config[setting]) == ("[[0],[1],[0,0],[1,0]]", count)
     assert trace.header.environment["planned"]["nodes"] == max(r.drafted for r in trace.rounds) == 4
     assert trace.token_ids() == planned(cluster, "autoregressive").token_ids()
 

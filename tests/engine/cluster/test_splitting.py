@@ -250,12 +250,9 @@ GREEDY, WARM = Sampling(), Sampling(temperature=0.9, top_k=60, top_p=0.95, seed=
 THREADS = {"runtime": "local-thread", "device": "cpu"}
 METHODS = {
     "speculative": {"gamma": 4},
-    "pearl": {"gamma": 3},
     "dsi": {},
-    "assisted": {},
     "easyspec": {"size": 2, "gamma": 3, "calibrate": False},
     "tree": {"width": 3, "depth": 3},
-    "ouroboros": {},
 }
 
 
@@ -307,18 +304,6 @@ def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads, expected, monk
     else:  # its values are rotated
         assert (prefills, moved) == ({"target", "drafter"}, [])
     assert sum(r.accepted for r in trace.rounds) > 8, "the rows are the prompt's"
-
-
-@pytest.mark.parametrize(
-    ("method", "config"),
-    [
-        ("dsi", {}),
-        ("tree", {"width": 3, "depth": 2, "drafts": "greedy"}),
-        ("easyspec", {"size": 2, "gamma": 3, "calibrate": False, "drafts": "greedy"}),
-    ],
-)
-def test_greedy_drafts_leave_the_warm_text_as_it_is(method, config, threads, expected):
-    assert text(threads, method, WARM, **config) == expected[False]
 
 
 def test_a_header_names_the_form_and_opens_the_same_models_again(threads):

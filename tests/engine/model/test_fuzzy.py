@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -65,46 +63,6 @@ def test_a_fuzzy_forward_is_algorithm_2(models, size):
     logits = forward(decoder, TOKENS, Fuzzy(groups))[0].logits
     torch.testing.assert_close(logits, algorithm_2(reference, TOKENS, groups), atol=2e-4, rtol=1e-4)
     assert torch.allclose(logits, forward(decoder, TOKENS)[0].logits, atol=1e-3) == (size == 1)
-
-
-def test_with_groups_of_one_layer_a_fuzzy_forward_is_bit_identical_to_the_exact_one(models):
-    decoder, _ = models
-    plain, cache = forward(decoder, TOKENS, hidden=(0, 3, -1))
-    single, other = forward(decoder, TOKENS, Fuzzy(layer_groups(LAYERS, 1)), hidden=(0, 3, -1))
-    assert torch.equal(plain.logits, single.logits)
-    assert torch.equal(cache.tensor, other.tensor)
-    assert all(torch.equal(plain.hidden[i], single.hidden[i]) for i in plain.hidden)
-
-
-class Half:
-    """One of two devices; the other device's tensors are zero."""
-
-    ways = 2
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def swap(self, mine, count, like):
-        return [mine.get(i, torch.zeros_like(like)) for i in range(count)]
-
-
-def test_each_device_computes_only_its_layers(models):
-    decoder, _ = models
-    layers: dict[int, list[int]] = {0: [], 1: []}
-    for rank in (0, 1):
-        groups = layer_groups(LAYERS, 4)
-        fuzzy = Fuzzy(groups, Half(rank), watch=lambda i, _, rank=rank: layers[rank].append(i))
-        forward(decoder, TOKENS, fuzzy)
-        parts = fuzzy.times()
-        mine = ([1, 3], [4, 6]) if rank == 0 else ([2], [5, 7])
-        expected = [
-            [*(("attention", i) for i in own), ("exchange", first)]
-            for own, first in zip(mine, (1, 4), strict=True)
-        ]
-        assert [(p.kind, p.layer) for p in parts] == [*expected[0], *expected[1]]
-        assert all(a.end <= b.start for a, b in pairwise(parts))
-        assert fuzzy.times() == ()
-    assert layers == {0: [0, 1, 3, 4, 6, 8, 9], 1: [0, 2, 5, 7, 8, 9]}
 
 
 @pytest.mark.parametrize("size", [0, -1, LAYERS + 1])

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import UsageError
-from specscope.engine.model.fuzzy import Fuzzy
 from specscope.engine.model.memoized import MemoizedModel
 from specscope.engine.model.slots import PAD, PROVISIONAL, Rows, Slots
 from tests.engine.model import tiny
@@ -221,26 +220,10 @@ def test_a_second_cache_computes_known_rows_only_when_a_forward_needs_their_keys
     assert counted.rows == 2 * len(TEXT) + 3
 
 
-def test_a_kept_branch_gives_the_model_s_logits_computed_or_memoized(model):
-    memoized, plain = MemoizedModel(model), model.new_cache(1, 32)
-    tree, parents = [11, 12, 13, 14], [9, 9, 10, 12]
-    for cache in (memoized.new_cache(1, 32), memoized.new_cache(1, 32)):  # computed, then memoized
-        extend(memoized, cache, TEXT)
-        extend(memoized, cache, tree, parents)
-        path = cache.match(0, np.array([*TEXT, 11, 13, 14]), 13)
-        cache.keep(0, path)
-        got = extend(memoized, cache, [15, 2])
-    extend(model, plain, [*TEXT, 11, 13, 14])
-    expected = extend(model, plain, [15, 2])
-    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
-
-
 def test_random_texts_give_the_model_s_logits(model):
-    rng = np.random.default_rng(5)
-    memoized = MemoizedModel(model)
+    rng, memoized = np.random.default_rng(5), MemoizedModel(model)
     for _ in range(25):
-        cache, plain = memoized.new_cache(1, 64), model.new_cache(1, 64)
-        text: list[int] = []
+        cache, plain, text = memoized.new_cache(1, 64), model.new_cache(1, 64), list[int]()
         for _ in range(5):
             kept = int(rng.integers(0, len(text) + 1))
             for slots in (cache, plain):
@@ -250,36 +233,6 @@ def test_random_texts_give_the_model_s_logits(model):
             got, expected = extend(memoized, cache, more), extend(model, plain, more)
             assert torch.allclose(got.logits, expected.logits, atol=1e-4)
             assert got.cells == expected.cells
-
-
-def test_a_fuzzy_forward_reads_exact_keys_and_is_not_memoized(model):
-    counted = Counted(model)
-    memoized, plain = MemoizedModel(counted), model.new_cache(1, 32)
-    fuzzy = Fuzzy([range(model.depth)])
-    extend(memoized, memoized.new_cache(1, 32), TEXT)
-    cache = memoized.new_cache(1, 32)
-    extend(memoized, cache, TEXT)  # memoized: no keys
-    flags = [PROVISIONAL] * 2
-    got = extend(memoized, cache, [7, 8], flags=flags, fuzzy=fuzzy)
-    extend(model, plain, TEXT)
-    expected = extend(model, plain, [7, 8], flags=flags, fuzzy=fuzzy)
-    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
-    exact = extend(memoized, memoized.new_cache(1, 32), [*TEXT, 7, 8]).logits[-2:]
-    assert not torch.allclose(exact, got.logits, atol=1e-3)
-
-
-def test_rows_imported_without_keys_are_computed_when_needed(model):
-    memoized, plain = MemoizedModel(model), model.new_cache(1, 32)
-    extend(memoized, memoized.new_cache(1, 32), [*TEXT, 7, 8])
-    source, target = (memoized.new_cache(1, 32) for _ in range(2))
-    extend(memoized, source, [*TEXT, 7, 8])  # memoized: no keys
-    extend(memoized, target, TEXT)
-    moved = np.arange(len(TEXT), len(TEXT) + 2)
-    assert source.export_kv(0, moved) == b""
-    target.import_kv(0, np.array([7, 8]), b"")
-    extend(model, plain, [*TEXT, 7, 8])
-    got, expected = extend(memoized, target, [4, 6]), extend(model, plain, [4, 6])
-    assert torch.allclose(got.logits, expected.logits, atol=1e-4)
 
 
 def test_a_full_memory_is_cleared_and_hidden_states_are_computed(model, monkeypatch):

@@ -183,9 +183,6 @@ def test_dsi_writes_the_same_text_at_any_timing(cluster, runs):
         trace = cluster.run("dsi", PROMPT, sampling=sampling, limits=SHORT)
         assert trace.status == "done"
         assert trace.text == runs("local-thread")["autoregressive", sampling.temperature].text
-
-
-def test_dsi_with_rejection_sampling_repeats_its_text(cluster):
     config = {"acceptance": "rejection"}
     one, two = (cluster.run("dsi", PROMPT, config=config, sampling=WARM, limits=SHORT) for _ in range(2))
     assert (one.status, one.text) == (two.status, two.text) == ("done", two.text)

@@ -36,14 +36,11 @@ from tests.engine.worker.harness import AnsweredWorker, chains
 
 LIMITS = Limits(8)
 METHODS = {
-    "autoregressive": ({}, Sampling()),
-    "speculative": ({"gamma": 3}, WARM),
     "pearl": ({"gamma": 3}, Sampling()),
     "pearl, sampled": ({"gamma": 3}, WARM),
     "ssd": ({"gamma": 3}, WARM),
     "tree": ({"width": 2, "depth": 3}, WARM),
     "easyspec": ({"gamma": 3}, WARM),
-    "medusa": ({}, Sampling()),
     "medusa, sampled": ({}, WARM),
 }
 """Settings and sampling by name; the name's first word is the method."""

@@ -227,9 +227,9 @@ subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.DEVNULL)
 """
 
 
-def work_of(code, path, *, detached, seconds=SECONDS):
+def work_of(code, path, *, detached):
     """Run a program as a child of this process, or as one that no process here waits for."""
-    run(*([DETACHED, "-c"] if detached else []), code, path, seconds)
+    run(*([DETACHED, "-c"] if detached else []), code, path, SECONDS)
     while not Path(f"{path}.done").exists():
         time.sleep(0.05)
 
@@ -254,37 +254,20 @@ def seconds_of_others(trace):
     return found.used * row.time / 1e9
 
 
-def test_the_work_of_a_loop_and_of_its_children_is_none_of_others(path):
-    def work():
-        end = time.process_time() + SECONDS / 2
-        while time.process_time() < end:
-            pass
-        work_of(SPIN, path, detached=False, seconds=SECONDS / 2)
-
-    trace, own, machine = recorded(path, work)
-    assert own >= SECONDS - 0.1
-    assert seconds_of_others(trace) == pytest.approx(machine - own, abs=NEAR)
-    assert "load by other programs" not in origin(trace.header).unknown
-
-
-def test_a_process_that_is_no_child_is_another_program(path):
-    trace, own, machine = recorded(path, lambda: work_of(SPIN, path, detached=True))
-    assert own < NEAR
-    assert seconds_of_others(trace) == pytest.approx(machine - own, abs=NEAR)
-    assert seconds_of_others(trace) > SECONDS - NEAR
-
-
-@pytest.mark.parametrize("detached", [False, True])
-def test_a_process_that_joined_is_no_other_program(path, detached):
+@pytest.mark.parametrize("code", [SPIN, JOINED], ids=["a program", "one that joined"])
+@pytest.mark.parametrize("detached", [False, True], ids=["a child", "no child"])
+def test_the_work_of_children_and_of_those_that_joined_is_none_of_others(path, code, detached):
     """The parent knows a child's time. A detached process records its own, which counts once."""
-    trace, own, machine = recorded(path, lambda: work_of(JOINED, path, detached=detached))
+    trace, own, machine = recorded(path, lambda: work_of(code, path, detached=detached))
     told = [row for row in trace.occupancy if row.device == MEMBER]
-    assert bool(told) == detached
-    cores = trace.header.environment["cores"]
-    member = sum(row.busy * row.time / 1e9 * cores for row in told)
-    assert member == pytest.approx(SECONDS if detached else 0, abs=0.2)
-    # its start is an other program's, as it joins after its imports
+    assert bool(told) == (detached and code == JOINED)
+    member = sum(row.busy * row.time / 1e9 * trace.header.environment["cores"] for row in told)
+    assert member == pytest.approx(SECONDS if told else 0, abs=0.2)
+    assert own < NEAR if detached else own >= SECONDS - 0.1
+    # the start of one that joins is an other program's, as it joins after its imports
     assert seconds_of_others(trace) == pytest.approx(machine - own - member, abs=NEAR)
+    assert seconds_of_others(trace) > SECONDS - NEAR or not detached or told
+    assert "load by other programs" not in origin(trace.header).unknown
 
 
 def test_where_nothing_is_known_nothing_is_recorded(path, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from specscope.engine.checkpoints.config import read_config
-from specscope.engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
+from specscope.engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, pack
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
 from specscope.engine.training.heads.train import build_head
@@ -50,15 +50,6 @@ def head_of(kind, shape, size=3):
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5)
     return head
-
-
-def test_groups_attend_to_earlier_tokens_and_their_own_masks():
-    tokens, numbers, positions, seen = lay_out(np.array([0, 2, 1]))
-    assert tokens.tolist() == [0, 1, 1, 1, 2, 2]
-    assert numbers.tolist() == [0, 0, 1, 2, 0, 1]
-    assert positions.tolist() == [0, 1, 2, 3, 2, 3]
-    drawn = ["x.....", "xx....", "xxx...", "xxxx..", "xx..x.", "xx..xx"]
-    assert seen.tolist() == [[cell == "x" for cell in line] for line in drawn]
 
 
 def test_no_row_predicts_past_the_end_of_its_text(texts):

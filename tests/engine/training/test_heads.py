@@ -16,7 +16,7 @@ import torch
 
 from specscope.engine.checkpoints.config import read_config
 from specscope.engine.checkpoints.loader import load
-from specscope.engine.errors import RunCancelled, UsageError
+from specscope.engine.errors import UsageError
 from specscope.engine.heads.files import read_head
 from specscope.engine.heads.kinds import KINDS
 from specscope.engine.model.shape import ModelShape
@@ -27,29 +27,9 @@ from specscope.engine.training.heads.train import read_frozen, train_head
 from specscope.engine.training.loop import Progress, read_log
 from specscope.engine.training.settings import HeadOptions
 from specscope.engine.training.target_text import read_text
-from tests.engine.training.tiny import HEAD, parse, refused, stop_after, toy_corpus, train
+from tests.engine.training.tiny import parse, toy_corpus, train
 
 Options = Callable[..., HeadOptions]
-
-
-@pytest.fixture
-def settings(corpus, trained, tmp_path):
-    """Return a function that makes settings of a one-second training for the toy pair's target."""
-
-    def of(kind="eagle", **changed):
-        target = {"data": corpus, "target": trained / "target", "target_name": trained.name}
-        sizes = {"size": 3, "steps": 12, "checkpoint_every": 5, "precision": "fp32"}
-        return replace(HeadOptions.of(kind, out=tmp_path / kind, **target, **sizes, **HEAD), **changed)
-
-    return of
-
-
-@pytest.fixture(scope="module")
-def text(corpus, trained, tmp_path_factory):
-    """Return the target's text, with its features beside it."""
-    out = tmp_path_factory.mktemp("text") / "head"
-    options = HeadOptions.of("medusa", data=corpus, out=out, target=trained / "target", steps=1, **HEAD)
-    return train_head(options) / "written.safetensors"
 
 
 def test_stored_features_equal_those_of_decoding(trained, tmp_path):
@@ -91,8 +71,8 @@ def test_batches_depend_on_seed_and_step_only():
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.trainable])
-def test_every_kind_learns_and_writes_its_files(kind, settings, text, trained):
-    out = train_head(settings(kind, steps=40, checkpoint_every=20, text=text))
+def test_every_kind_learns_and_writes_its_files(kind, heads, text, trained):
+    out = train_head(heads(kind, steps=40, checkpoint_every=20, text=text))
     log, measured = read_log(out / "loss.jsonl"), read_log(out / "acceptance.jsonl")
     assert [row["step"] for row in measured] == [20, 40]
     assert np.mean([sum(row["places"]) for row in log[-5:]]) < 0.9 * sum(log[0]["places"])
@@ -108,25 +88,9 @@ def test_every_kind_learns_and_writes_its_files(kind, settings, text, trained):
     assert str(trained) not in json.dumps(facts)
 
 
-def test_resumed_training_ends_with_the_same_bits(settings, tmp_path):
-    straight = train_head(settings("parallelspec_eagle"))
-    parts = settings("parallelspec_eagle", out=tmp_path / "parts")
-    for resume, (phase, step) in enumerate(
-        (("written", 128), ("features", 64), (parts.kind, 3), (parts.kind, 9))
-    ):
-        listen, cancel = stop_after(step, phase)
-        with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
-            train_head(parts, progress=listen, cancel=cancel, resume=resume > 0)
-    train_head(parts, resume=True)
-    features = [f"written.features/{path.name}" for path in (straight / "written.features").iterdir()]
-    assert features
-    for file in ("model.safetensors", *features, "loss.jsonl", "acceptance.jsonl"):
-        assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
-
-
-def test_a_head_starts_with_the_tensors_of_another(settings, text, tmp_path):
-    first, reports = train_head(settings(steps=20, text=text)), list[Progress]()
-    more = settings("parallelspec_eagle", steps=1, learning_rate=1e-8, text=text, start=first)
+def test_a_head_starts_with_the_tensors_of_another(heads, text, tmp_path):
+    first, reports = train_head(heads(steps=20, text=text)), list[Progress]()
+    more = heads("parallelspec_eagle", steps=1, learning_rate=1e-8, text=text, start=first)
     train_head(more, progress=reports.append)
     assert {p.phase for p in reports} == {more.kind}, "text and features are used again"
     assert not (more.out / "written.features").exists()
@@ -142,38 +106,17 @@ def test_a_head_starts_with_the_tensors_of_another(settings, text, tmp_path):
         ("eagle", other, "is a head for another target: its tokenizer is 000000000000, that of"),
     ):
         with pytest.raises(UsageError, match=message):
-            train_head(settings(kind, out=tmp_path / "out", text=text, start=start))
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"steps": 0}, "steps is 0; it must be at least 1"),
-        ({"size": 0}, "size is 0; it must be at least 1 and at most 64"),
-        ({"size": 65}, "size is 65; it must be at least 0 and at most 64"),
-        ({"anchors": 0.0}, "anchors is 0; it must be at least 0.001 and at most 1"),
-        ({"fade": 1.5}, "fade is 1.5; it must be at least 0.001 and at most 1"),
-        ({"kind": "medusas"}, "kind is 'medusas'; choose one of medusa, hydra, eagle,"),
-        ({"sequence": 129}, "sequence is 129; it must be at most 128: the target knows 128 positions"),
-        ({"vocabulary": 321}, "vocabulary is 321; it must be at least 0 and at most 320"),
-        ({"answer": 128}, "answer is 128; it must be at most 127: the target knows 128 positions"),
-        ({"data": Path("nowhere")}, "nowhere is not a folder; --data takes one with txt.xz files"),
-        ({"accumulate": 3}, "accumulate is 3; it must divide the batch of 8"),
-    ],
-)
-def test_wrong_settings_are_refused_before_anything_is_written(settings, changed, message):
-    refused(lambda: train_head(settings(**changed)), message)
-    assert not settings().out.exists()
+            train_head(heads(kind, out=tmp_path / "out", text=text, start=start))
 
 
 @pytest.mark.parametrize("kind", ["parallelspec_eagle", "parallelspec_medusa"])
-def test_a_parallel_drafter_without_masks_drafts_one_token(kind, settings, text):
-    out = train_head(settings(kind, size=0, steps=4, text=text))
+def test_a_parallel_drafter_without_masks_drafts_one_token(kind, heads, text):
+    out = train_head(heads(kind, size=0, steps=4, text=text))
     head = read_head(out)
     assert (head.config.masks, KINDS[kind].levels(head.config)) == (0, 1)
     assert not [name for name in head.tensors if name.startswith("mask")]
     assert len(read_log(out / "acceptance.jsonl")[-1]["rates"]) == 1
-    more = settings(kind, size=2, steps=4, out=out.with_name("more"), start=out, text=text)
+    more = heads(kind, size=2, steps=4, out=out.with_name("more"), start=out, text=text)
     again = train_head(more)
     assert read_head(again).config.masks == 2
     begun = json.loads((again / "training.json").read_text())["begun_from"]
@@ -181,10 +124,10 @@ def test_a_parallel_drafter_without_masks_drafts_one_token(kind, settings, text)
     assert (len(begun["copied"]), begun["left_out"]) == (len(head.tensors), [])
 
 
-def test_tensors_of_the_start_are_left_out_only_with_consent(settings, text):
-    first = train_head(settings("parallelspec_eagle", steps=1, text=text))
-    fewer = settings("parallelspec_eagle", out=first.with_name("fewer"), size=2, steps=1, text=text)
-    eagle = settings("eagle", steps=1, text=text)
+def test_tensors_of_the_start_are_left_out_only_with_consent(heads, text):
+    first = train_head(heads("parallelspec_eagle", steps=1, text=text))
+    fewer = heads("parallelspec_eagle", out=first.with_name("fewer"), size=2, steps=1, text=text)
+    eagle = heads("eagle", steps=1, text=text)
     add = r"; add --start-partial to leave them out$"
     for options, message in (
         (
@@ -204,8 +147,8 @@ def test_tensors_of_the_start_are_left_out_only_with_consent(settings, text):
     torch.testing.assert_close(copied["fc.weight"], original["fc.weight"], atol=1e-4, rtol=0.01)
 
 
-def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(settings, capsys, tmp_path):
-    options, alone = settings("medusa"), tmp_path / "alone"
+def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(heads, capsys, tmp_path):
+    options, alone = heads("medusa"), tmp_path / "alone"
     shutil.copytree(options.target, alone / "target")
     words = f"medusa --pair {alone} --data {options.data} --out {options.out} --threads 1 --size 2"
     words += " --steps 2 --batch 2 --sequence 16 --written 400 --answer 20 --device cpu"
@@ -217,8 +160,8 @@ def test_the_command_line_trains_a_head_for_a_pair_without_a_drafter(settings, c
     assert len(read_text(options.out / "written.safetensors", options.target).repeats)
 
 
-def test_the_command_line_takes_a_target_instead_of_a_pair(settings, capsys, monkeypatch):
-    target, words = settings("medusa").target, "medusa --data data --out out --target"
+def test_the_command_line_takes_a_target_instead_of_a_pair(heads, capsys, monkeypatch):
+    target, words = heads("medusa").target, "medusa --data data --out out --target"
     assert cli.find_target(parse(f"{words} {target}")) == (target, "target")
     resolve = "specscope.engine.checkpoints.sources.resolve"
     monkeypatch.setattr(resolve, lambda name, report: Path("cache", str(name)))

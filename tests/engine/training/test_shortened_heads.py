@@ -34,10 +34,10 @@ FOLDERS = {"data": Path("data"), "out": Path("out")}
 
 
 @pytest.fixture(scope="module")
-def head(corpus, trained, tmp_path_factory):
-    """Return a head for the toy pair that drafts 40 tokens, with its target's text beside it."""
+def head(corpus, trained, text, tmp_path_factory):
+    """Return a head for the toy pair that drafts 40 tokens."""
     out = tmp_path_factory.mktemp("short") / "eagle"
-    given = {"data": corpus, "out": out, "target": trained / "target", "target_name": "toy"}
+    given = {"data": corpus, "out": out, "target": trained / "target", "target_name": "toy", "text": text}
     sizes = {"steps": 40, "checkpoint_every": 20, "vocabulary": 40, "storage": "int8"}
     return train_head(HeadOptions.of("eagle", **given, **sizes, **HEAD))
 
@@ -115,13 +115,11 @@ def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head, trained):
     assert read_log(head / "acceptance.jsonl")[-1]["length"] > 1.2
 
 
-def test_medusa_heads_learn_lm_heads_of_their_own(head, trained, tmp_path):
+def test_medusa_heads_learn_lm_heads_of_their_own(head, trained, tmp_path, text):
     """They are written, drafted with in a lossless run, and measured for the card."""
     given = {**FOLDERS, "out": tmp_path / "medusa", "target": trained / "target", "device": "cpu"}
     sizes = {"steps": 3, "warmup": 1, "batch": 4, "sequence": 64, "size": 4, "vocabulary": 40, "answer": 40}
-    options = HeadOptions.of(
-        "medusa", **given, **sizes, text=head / "written.safetensors", lm_heads="own", learning_rate=0.01
-    )
+    options = HeadOptions.of("medusa", **given, **sizes, text=text, lm_heads="own", learning_rate=0.01)
     weights = read_head(train_head(options), trained / "target")
     assert weights.config.own_lm_head
     assert weights.tensors["0.1.weight"].shape == (40, weights.config.hidden_size)
@@ -141,8 +139,8 @@ def test_medusa_heads_learn_lm_heads_of_their_own(head, trained, tmp_path):
         train_head(replace(options, kind="eagle", out=tmp_path / "eagle"))
 
 
-def test_a_head_is_shortened_and_restored_without_training(head, trained, tmp_path):
-    target, text = trained / "target", head / "written.safetensors"
+def test_a_head_is_shortened_and_restored_without_training(head, trained, tmp_path, text):
+    target = trained / "target"
     facts = shorten_head(head, target, tmp_path / "short", text=text, vocabulary=12)
     assert (facts["tokens"], facts["of"]) == (12, 320)
     config, tensors = read_head(tmp_path / "short", target)
@@ -158,8 +156,8 @@ def test_a_head_is_shortened_and_restored_without_training(head, trained, tmp_pa
     assert not kept.keys() & {"acceptance", "vocabulary"}
 
 
-def test_what_cannot_be_shortened_is_refused(trained, tmp_path, head):
-    target, text, out = trained / "target", head / "written.safetensors", tmp_path / "out"
+def test_what_cannot_be_shortened_is_refused(trained, tmp_path, head, text):
+    target, out = trained / "target", tmp_path / "out"
     medusa = make_head(tmp_path / "medusa", "medusa", target, own=True)
     eagle3 = make_head(tmp_path / "eagle3", "eagle3", target, own=False)
     for begun, to, given, message in (
@@ -175,9 +173,9 @@ def test_what_cannot_be_shortened_is_refused(trained, tmp_path, head):
     assert not out.exists()
 
 
-def test_the_command_line_shortens_a_head_and_keeps_matrices_in_bf16(head, trained, tmp_path, capsys):
+def test_the_command_line_shortens_a_head_and_keeps_matrices_in_bf16(head, trained, tmp_path, capsys, text):
     out, target = tmp_path / "out", trained / "target"
-    words = f"shorten --head {head} --pair {trained} --text {head / 'written.safetensors'} --out {out}"
+    words = f"shorten --head {head} --pair {trained} --text {text} --out {out}"
     assert train(f"{words} --vocabulary 12 --storage int8") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("12 of 320 tokens, ")

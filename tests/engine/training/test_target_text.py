@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import repeat
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,20 +160,10 @@ def test_prompts_of_chats_are_first_turns_in_the_targets_template(templated):
 SIZES = {"steps": 2, "written": 500, "answer": 20, "sequence": 64}
 
 
-def test_a_head_is_trained_in_the_targets_own_format(templated, corpus, tmp_path):
-    out = tmp_path / "out"
-    train_head(HeadOptions.of("eagle", data=corpus, out=out, target=templated, precision="bf16", **SIZES))
-    text, pair = read_text(out / "written.safetensors", templated), Pair.of(templated)
-    assert not (out / PART).exists()
-    asked = {tuple(pair.encode(split_chat(chat)[1])) for chat in chats()}
-    for start, answer in zip(text.starts[:-1], text.answers, strict=True):
-        assert tuple(text.ids[start:answer].tolist()) in asked
-    assert json.loads((out / "config.json").read_text())["target"] == "model"
-
-
-def test_an_interrupted_training_goes_on_writing(templated, corpus, tmp_path):
-    options = HeadOptions.of("medusa", data=corpus, out=tmp_path / "out", target=templated, **SIZES)
-    (stop, cancel), written = stop_after(256, "written"), list[int]()
+def test_an_interrupted_training_goes_on_writing_in_the_targets_own_format(templated, corpus, tmp_path):
+    out, written = tmp_path / "out", list[int]()
+    options = HeadOptions.of("eagle", data=corpus, out=out, target=templated, precision="bf16", **SIZES)
+    stop, cancel = stop_after(256, "written")
 
     def listen(progress):
         stop(progress)
@@ -187,6 +176,12 @@ def test_an_interrupted_training_goes_on_writing(templated, corpus, tmp_path):
     assert written == [128, 256]
     train_head(options, progress=listen, resume=True)
     assert written == [128, 256, 500]
+    text, pair = read_text(out / "written.safetensors", templated), Pair.of(templated)
+    assert not (out / PART).exists()
+    asked = {tuple(pair.encode(split_chat(chat)[1])) for chat in chats()}
+    for start, answer in zip(text.starts[:-1], text.answers, strict=True):
+        assert tuple(text.ids[start:answer].tolist()) in asked
+    assert json.loads((out / "config.json").read_text())["target"] == "model"
 
 
 @pytest.mark.parametrize(("largest", "dtype"), [(65_535, np.uint16), (65_536, np.int32), (128_000, np.int32)])
@@ -231,25 +226,6 @@ def test_only_answers_are_learned():
 Options = Callable[..., DistilOptions]
 
 
-def options_of(corpus, trained, out, **changed):
-    """Settings of a training of a second, from the toy pair."""
-    place = {"data": corpus, "out": out, "pair": trained, "device": "cpu", "precision": "fp32"}
-    sizes = {"batch": 4, "sequence": 32, "steps": 12, "feed_forward": 24, "written": 600, "answer": 40}
-    rates = {"warmup": 2, "learning_rate": 1e-2, "held_out": 0.1, "checkpoint_every": 5}
-    return replace(DistilOptions(**place, **sizes, **rates), **changed)
-
-
-@pytest.fixture
-def settings(corpus, trained, tmp_path):
-    return lambda **changed: options_of(corpus, trained, **{"out": tmp_path / "out", **changed})
-
-
-@pytest.fixture(scope="module")
-def straight(corpus, trained, tmp_path_factory):
-    """A training without a break."""
-    return distil_drafter(options_of(corpus, trained, tmp_path_factory.mktemp("distil") / "out"))
-
-
 def divergence(target, drafter, text):
     """Return KL(p || q) on the first tokens of a text."""
     p, q = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (target, drafter))
@@ -275,19 +251,8 @@ def test_pruning_keeps_the_units_with_the_largest_output():
     assert model.config.intermediate_size == 4
 
 
-def test_pruning_units_without_output_changes_nothing():
-    model = new_model(Shape(2, 16, 1, 32), 64, 32, seed=0)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.mlp.down_proj.weight[:, 1::2] = 0
-        tokens = torch.arange(32)[None]
-        expected = model(input_ids=tokens).logits
-        prune(model, 16, tokens.numpy())
-        torch.testing.assert_close(model(input_ids=tokens).logits, expected)
-
-
-def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(settings, trained):
-    out = distil_drafter(settings(steps=40))
+def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(distil, trained):
+    out = distil_drafter(distil(steps=40))
     config = json.loads((out / "drafter/config.json").read_text())
     assert (config["intermediate_size"], config["max_position_embeddings"]) == (24, 128)
     assert {t.dtype for t in load_file(out / "drafter/model.safetensors").values()} == {torch.bfloat16}
@@ -302,7 +267,13 @@ def test_the_drafter_is_smaller_and_closer_to_the_target_on_its_text(settings, t
     assert load(out / "drafter").context == 128
 
 
-def test_facts_extend_the_facts_of_the_pair(straight, trained):
+@pytest.fixture
+def straight(distil, tmp_path):
+    """A training without a break."""
+    return distil_drafter(distil(out=tmp_path / "straight"))
+
+
+def test_facts_extend_the_facts_of_the_pair_and_the_text_is_reused(distil, straight, trained):
     old, new = (json.loads((folder / "training.json").read_text()) for folder in (trained, straight))
     assert new["phases"][:-1] == old["phases"]
     facts = {"name": "distil", "steps": 12, "tokens": 12 * 4 * 32, "length": 32}
@@ -310,43 +281,27 @@ def test_facts_extend_the_facts_of_the_pair(straight, trained):
     assert new["method"].startswith(old["method"])
     assert "cut from 32 to 24 units" in new["method"]
     assert str(trained) not in json.dumps(new)
+    again, reports = distil(text=straight / "written.safetensors"), list[Progress]()
+    distil_drafter(again, progress=reports.append)
+    assert "written" not in {p.phase for p in reports}
+    model = "drafter/model.safetensors"
+    assert (again.out / model).read_bytes() == (straight / model).read_bytes()
 
 
-def test_resumed_training_ends_with_the_same_bits(settings, straight):
-    parts = settings()
-    for resume, (phase, step) in enumerate((("written", 128), ("distil", 3), ("distil", 9), ("distil", 12))):
-        listen, cancel = stop_after(step, phase)
-        with pytest.raises(RunCancelled, match=r"^stopped .*--resume"):
-            distil_drafter(parts, progress=listen, cancel=cancel, resume=resume > 0)
-    reports = list[Progress]()
-    distil_drafter(parts, progress=reports.append, resume=True)
-    assert not [p for p in reports if p.phase in ("written", "distil")], "both were finished"
-    for file in ("drafter/model.safetensors", "written.safetensors", "loss.jsonl"):
-        assert (parts.out / file).read_bytes() == (straight / file).read_bytes()
-
-
-def test_a_training_killed_while_it_writes_the_drafter_resumes(settings, straight, monkeypatch):
+def test_a_training_killed_while_it_writes_the_drafter_resumes(distil, straight, monkeypatch):
     def die(model, folder):
         save_model(model, folder)
         with (folder / "model.safetensors").open("r+b") as file:
             file.truncate(100)
         raise KeyboardInterrupt
 
-    parts, model = settings(), "drafter/model.safetensors"
+    parts, model = distil(), "drafter/model.safetensors"
     with monkeypatch.context() as patch:
         patch.setattr(pair, "save_model", die)
         with pytest.raises(KeyboardInterrupt):
             distil_drafter(parts)
     distil_drafter(parts, resume=True)
     assert (parts.out / model).read_bytes() == (straight / model).read_bytes()
-
-
-def test_text_of_an_earlier_training_is_reused(settings, straight):
-    again, reports = settings(text=straight / "written.safetensors"), list[Progress]()
-    distil_drafter(again, progress=reports.append)
-    assert "written" not in {p.phase for p in reports}
-    model = "drafter/model.safetensors"
-    assert (again.out / model).read_bytes() == (straight / model).read_bytes()
 
 
 def test_mixed_batches_have_the_share_of_each_stream():
@@ -362,25 +317,7 @@ def test_mixed_batches_have_the_share_of_each_stream():
     assert (Mixed(*streams, 0.0).batch(0, 4, 10)[0] >= 2000).all()
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"steps": 0}, "steps is 0; it must be at least 1"),
-        ({"share": 1.5}, "share is 1.5; it must be at least 0 and at most 1"),
-        ({"written": 0}, "written is 0; it must be at least 1"),
-        ({"feed_forward": 33}, "feed_forward is 33; it must be at most the 32 of the drafter"),
-        ({"feed_forward": -1}, "feed_forward is -1; it must be at least 0"),
-        ({"sequence": 129}, "sequence is 129; it must be at most 128: the pair knows 128 positions"),
-        ({"answer": 128}, "answer is 128; it must be at most 127: the pair knows 128 positions"),
-        ({"pair": Path("nowhere")}, "pair is nowhere; it must be a folder with target and drafter in it"),
-    ],
-)
-def test_wrong_settings_are_refused_before_anything_is_written(settings, changed, message):
-    refused(lambda: distil_drafter(settings(**changed)), message)
-    assert not settings().out.exists()
-
-
-def test_text_of_another_target_or_a_broken_file_is_refused(settings, trained, tmp_path):
+def test_text_of_another_target_or_a_broken_file_is_refused(distil, trained, tmp_path):
     shutil.copytree(trained / "drafter", tmp_path / "target")
     save_text(tmp_path / "text.safetensors", [Text(range(40), 5)], tmp_path / "target")
     (tmp_path / "broken.safetensors").write_bytes(b"no")
@@ -391,12 +328,12 @@ def test_text_of_another_target_or_a_broken_file_is_refused(settings, trained, t
     ):
         file = tmp_path / f"{name}.safetensors"
         with pytest.raises((UsageError, ModelError), match=rf"{name}\.safetensors {message}") as error:
-            distil_drafter(settings(text=file, out=tmp_path / name))
+            distil_drafter(distil(text=file, out=tmp_path / name))
         assert "\n" not in str(error.value)
 
 
-def test_the_command_line_trains_a_drafter(settings, capsys):
-    options = settings()
+def test_the_command_line_trains_a_drafter(distil, capsys):
+    options = distil()
     words = f"distil --pair {options.pair} --data {options.data} --out {options.out} --threads 1"
     words += " --steps 2 --batch 2 --sequence 16 --written 100 --answer 20 --feed-forward 8 --device cpu"
     assert train(words) == 0
