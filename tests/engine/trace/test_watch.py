@@ -18,6 +18,7 @@ from specscope.traces.diff import diff
 from specscope.traces.export.report import render_report
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
+from tests.engine.trace.recordings import read
 from tests.engine.trace.watched import (
     ARCHITECTURES,
     CALLS,
@@ -29,7 +30,6 @@ from tests.engine.trace.watched import (
     hooks,
     letters,
     pair_of,
-    read,
     set_up,
 )
 

@@ -17,8 +17,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from specscope.engine.trace.jsonl import read_jsonl
-
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 ENDS = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
@@ -109,10 +107,6 @@ def check_rounds(trace):
 def hooks(model):
     """Return the numbers of hooks of a model."""
     return len(model._forward_hooks), len(model._forward_pre_hooks)
-
-
-def read(path):
-    return read_jsonl(path.read_bytes().decode().split("\n"))
 
 
 def _tokenizer(vocabulary, split=pre_tokenizers.Split("", "isolated")):  # noqa: B008
