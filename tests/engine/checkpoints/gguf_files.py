@@ -1,7 +1,5 @@
 """Tiny random GGUF files, written with the `gguf` package."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind

@@ -1,7 +1,5 @@
 """Models with a short name: downloaded by pip, verified, converted, removed."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

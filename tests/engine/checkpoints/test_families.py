@@ -1,7 +1,5 @@
 """Families with files of their own, what is refused, and text token by token."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

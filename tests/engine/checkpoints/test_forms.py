@@ -1,7 +1,5 @@
 """Drafters `int4` and `int8`: their names, and how near they are to the model they are made of."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from itertools import cycle

@@ -1,7 +1,5 @@
 """GGUF files: logits equal transformers' own loading; broken files leave no directory; names."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

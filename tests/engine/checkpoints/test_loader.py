@@ -1,7 +1,5 @@
 """Loading: one file, shards, older configs and int8 matrices; what is refused, in one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

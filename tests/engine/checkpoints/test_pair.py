@@ -1,7 +1,5 @@
 """Pairs: names, comparison of tokenizers, and prompts in which user text stays data."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

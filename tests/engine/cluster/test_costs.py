@@ -1,7 +1,5 @@
 """Times of forwards, predictions that learn from earlier runs, and the devices of a layout."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 
@@ -17,7 +15,6 @@ from specscope.engine.cluster.measurements import FEWEST, KEPT, learn, scaled
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.probing import CONTEXT, MANY_ROWS
-from specscope.engine.drafting.pace import Curve
 from specscope.engine.drafting.planner import Plan
 from specscope.engine.errors import UsageError
 from specscope.engine.layout import Layout, Separate
@@ -29,7 +26,7 @@ from tests.engine.worker.harness import scripted_cluster
 from tests.traces.samples import sample_trace
 
 LOAD, LIMITS = Load((0.0,), batch=1, policy="survival"), Limits(6)
-CURVE: Curve = ((1, 0.1), (512, 0.2))
+CURVE = ((1, 0.1), (512, 0.2))
 
 
 @pytest.fixture
@@ -79,9 +76,6 @@ def test_a_run_that_is_stopped_while_it_measures_ends_as_cancelled(cluster, monk
     trace = cluster.run("speculative", (5, 9, 23), limits=LIMITS, load=LOAD, cancel=cancel)
     assert trace.status == "cancelled"
     assert not trace.commits
-
-
-# Predictions that learn from earlier runs.
 
 
 VERIFY = ((1, 0.1), (8, 0.2))

@@ -1,7 +1,5 @@
 """Bytes of models and of KV caches before they are made, compared with real ones; refusals."""
 
-from __future__ import annotations
-
 import gc
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Occupancy samples, the load by other programs, and runs that begin on a running event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -177,9 +175,6 @@ def test_what_cannot_be_read_hides_nothing_else(nvml, broken):
             nvml.nvmlInit = refuse
     rows = collect([Device(name, "target", "", name.split(":")[0]), *others], 2, every_s=0.02)
     assert {row.device for row in rows} == {device.name for device in others}
-
-
-# The load by other programs, recorded at the end of a measured run.
 
 
 @pytest.mark.parametrize(

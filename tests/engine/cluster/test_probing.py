@@ -1,7 +1,5 @@
 """Drafts planned from measurements: the facts in a trace, the stored file, and real runs."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import replace
@@ -148,9 +146,6 @@ def test_the_file_depends_on_models_method_and_machine(tmp_path, monkeypatch):
     assert path != measured_path({"method": "hydra"}, [model])
     (model / "weights").write_text("ab")
     assert path != measured_path({"method": "eagle"}, [model])
-
-
-# Real runs.
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Ray without Ray: nodes as devices, connections, clocks, and data that travels by reference."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -205,9 +203,6 @@ def test_two_workers_never_share_a_gpu():
     with pytest.raises(UsageError, match="GPU 0 has a worker already; with Ray a GPU has one only"):
         pool.reserve(pool.assign(Layout(Separate(1))))
     assert not pool.cluster.reserved
-
-
-# A connection to Ray without Ray: what a dead head and a dead node of this machine lead to.
 
 
 HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 1}

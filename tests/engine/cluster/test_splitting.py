@@ -1,7 +1,5 @@
 """A target larger than one device, and drafters `int4` and `int8`: the texts are the target's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The decoder compared with transformers: prefill, rows, chains, trees and batches."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import numpy as np

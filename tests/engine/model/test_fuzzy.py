@@ -1,7 +1,5 @@
 """Fuzzy forwards against EasySpec's algorithm 2, and padding, which changes no logits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Matrices of drafters in int8 and int4, and rotated models, which int8 rounds better."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models split by tensors and by layers agree with the whole model; KV rows move between copies."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -113,9 +111,6 @@ def test_rows_of_a_split_head_are_rows_of_the_whole_one(paths):
         expected = load(paths[family]).head.rows(chosen)
         for rows in on_ranks(3, lambda ranks, path=paths[family]: load(path, ranks=ranks).head.rows(chosen)):
             torch.testing.assert_close(rows, expected)
-
-
-# Stages of a split model agree with the whole model; KV rows can move between two copies of it.
 
 
 TOKENS = [5, 9, 40, 3, 77, 12, 60, 31]

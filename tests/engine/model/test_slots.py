@@ -1,7 +1,5 @@
 """`Slots` against a naive model, a list of rows; and a memoized model against the model itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

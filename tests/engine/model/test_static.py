@@ -1,7 +1,5 @@
 """Static steps, and chains without a host between their forwards, equal the eager forwards."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import numpy as np
@@ -113,9 +111,6 @@ def test_a_long_prefill_is_eager_and_a_grown_cache_gets_new_steps(llama):
     assert decoder.steps.count(cache) == 1
     rows = Rows.chain(0, text(65), 0)
     assert decoder.steps.run(cache, rows, np.arange(65), np.arange(1), ()) is None
-
-
-# Chains without a host between their forwards are those of a loop (trees: `test_growths`).
 
 
 torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """Tiny random models of every family, in the format that transformers writes."""
 
-from __future__ import annotations
-
 import torch
 from transformers import (
     AutoModelForCausalLM,

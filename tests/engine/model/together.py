@@ -1,7 +1,5 @@
 """Ranks of a split model in one process: threads that meet at every exchange of tensors."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

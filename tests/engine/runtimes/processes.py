@@ -1,7 +1,5 @@
 """Worker processes for tests: the workers of a layout, and a listener that acts inside a run."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

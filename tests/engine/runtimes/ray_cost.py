@@ -4,8 +4,6 @@
 measures in alternating passes; the best tokens/s count. It prints one JSON object.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

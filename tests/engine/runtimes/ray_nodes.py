@@ -1,7 +1,5 @@
 """Runs and deaths on nodes of Ray, for tests."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

@@ -1,7 +1,5 @@
 """The contract of all runtimes and of static forwards: the same rows; only times differ."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Worker processes that work together: groups that draft, and targets in stages."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter
@@ -32,9 +30,6 @@ def test_two_devices_write_the_rows_of_one(cluster, sampling, config):
         return decided, [(r.drafted, r.accepted, r.emitted) for r in trace.rounds], trace.token_ids()
 
     assert rows(2) == rows(1)
-
-
-# Worker processes: a stop inside a draft, and attention at the same time.
 
 
 ATTEMPTS = 20
@@ -92,9 +87,6 @@ def overlaps(trace):
         assert all(max(a.end, b.end) <= p.end for p in parts if p.kind == "exchange"), "it waits for both"
         overlapping += max(a.start, b.start) < min(a.end, b.end)
     return overlapping
-
-
-# A target whose layers are split over worker processes, and a pipeline alone.
 
 
 def test_stages_run_one_after_the_other_each_on_its_device(cluster):
@@ -161,9 +153,6 @@ def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message
     place = {"runtime": "virtual", "profile": profile, "profile_pair": pair, "tokens": "bernoulli:0.8"}
     with specscope.open(**place) as opened, pytest.raises(UsageError, match=message):
         opened.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))
-
-
-# A pipeline alone.
 
 
 PREFIX = Prefix(0, None)  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """Worker processes: death and SIGSTOP in a run, a broken model, and the server that forks them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Ray: two nodes on this machine write the rows of worker processes; a death has a name."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

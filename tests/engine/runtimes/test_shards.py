@@ -1,7 +1,5 @@
 """Models split by tensors over processes: the rows of whole models, death of a rank, wrong use."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

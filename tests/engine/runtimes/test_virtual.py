@@ -1,7 +1,5 @@
 """Virtual time: exact durations, the order of events, shared devices, and deadlocks."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 
@@ -111,9 +109,6 @@ def test_a_cancelled_job_holds_its_device_until_its_forward_ends(monkeypatch):
         ("cancelled", t + 250, t + 500),
         ("done", t + 500, t + 750),
     }
-
-
-# A device shared by drafter and target: exact equal shares, and PEARL on it.
 
 
 def ends(pieces):

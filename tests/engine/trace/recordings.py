@@ -1,7 +1,5 @@
 """What the tests of the recorder share: devices, a tree, fake events, reading a file."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rows that the recorder writes of spans, rounds, trees and batches."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What the recorder refuses, in one line each; odd values of every argument, refused or read."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

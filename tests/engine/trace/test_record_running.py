@@ -1,7 +1,5 @@
 """The recorder in threads, processes and CUDA streams, in crashes, its cost, and others' load."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -198,9 +196,6 @@ def test_a_span_costs_microseconds_and_nothing_when_off(path):
     with specscope.record(path) as on, specscope.record(None) as off:
         assert min(timeit.repeat(lambda: spans(on), number=1, repeat=20)) < 200 * 50e-6
         assert min(timeit.repeat(lambda: spans(off), number=1, repeat=20)) < 200 * 5e-6
-
-
-# The load by other programs in recordings, from Linux's /proc.
 
 
 SECONDS = 1.0

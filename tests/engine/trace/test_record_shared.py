@@ -1,7 +1,5 @@
 """Recordings that several processes, forks or recorders share, and disks that are full."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import gc

@@ -1,7 +1,5 @@
 """`specscope.watch` with architectures that SpecScope's own decoder does not have."""
 
-from __future__ import annotations
-
 import time
 from unittest.mock import Mock
 

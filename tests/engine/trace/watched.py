@@ -1,7 +1,5 @@
 """What the tests of `specscope.watch` share: small random models, calls of generate, tokenizers."""
 
-from __future__ import annotations
-
 import string
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """How trainings compute, and what they learn from: documents, their order, the tokenizer."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import os
@@ -308,9 +306,6 @@ def test_the_stream_is_a_function_of_the_position():
     inputs, labels = make_stream().batch(5, 3, 4)
     assert inputs.tolist() == whole[5:17].reshape(3, 4).tolist()
     assert labels.tolist() == whole[6:18].reshape(3, 4).tolist(), "every token's label is the next one"
-
-
-# A training's tokenizer.
 
 
 @pytest.fixture(scope="module")

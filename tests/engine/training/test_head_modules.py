@@ -1,7 +1,5 @@
 """The modules of heads in training: their rows, states, losses and acceptance."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

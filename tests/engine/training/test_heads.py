@@ -1,7 +1,5 @@
 """Trainings of drafting heads: features, batches, the files they write, and resuming."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

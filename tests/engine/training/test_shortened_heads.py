@@ -1,7 +1,5 @@
 """Heads of a shortened vocabulary: which tokens they draft, their losses, and shortening."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

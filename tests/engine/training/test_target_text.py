@@ -1,7 +1,5 @@
 """Text that a target writes: its prompts, answers and files, and the drafter distilled from it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What trainings of pairs, of smaller drafters and of heads have in common: resuming, refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A corpus small enough to learn in a second."""
 
-from __future__ import annotations
-
 import argparse
 import lzma
 import threading

@@ -1,7 +1,5 @@
 """Clusters for tests: scripted models in virtual time with round numbers for latencies."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

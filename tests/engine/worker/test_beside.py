@@ -1,7 +1,5 @@
 """A worker's jobs: prefill in parts, rows beside a draft, drafts that end early."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -12,7 +10,7 @@ from specscope.engine.checkpoints.loader import load
 from specscope.engine.layout import Packing
 from specscope.engine.model.cache import zeros
 from specscope.engine.simulate.oracle import Scripted
-from specscope.engine.types import NO_TREE, Draft, DraftToken, Prefix, Sampling, Tree
+from specscope.engine.types import NO_TREE, Draft, DraftToken, Prefix, Sampling
 from specscope.engine.worker import host as host_module
 from specscope.engine.worker.host import Host
 from specscope.engine.worker.jobs import Begin, Judge, Load, Prefill, Score
@@ -21,7 +19,7 @@ from tests.engine.worker.harness import chains
 
 PROMPT = (7, 8, 9, 10)
 GUESSES = Draft((DraftToken(20), DraftToken(21, 0), DraftToken(22, -1)))
-WINDOW: Tree = ((30, 31, 32, 33, 34), (-1, 0, -1, 2, 1))
+WINDOW = ((30, 31, 32, 33, 34), (-1, 0, -1, 2, 1))
 
 
 GREEDY = Sampling()

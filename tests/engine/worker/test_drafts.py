@@ -1,7 +1,5 @@
 """Chains without a host between their forwards, and branches, are the loop's chains."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import count
 

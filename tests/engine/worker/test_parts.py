@@ -1,7 +1,5 @@
 """What workers and runs share: the wire, rows of q, memory, the exchange of a group, limits."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle
@@ -197,9 +195,6 @@ def test_turns_of_an_earlier_run_do_not_count(monkeypatch):
     monkeypatch.setattr(exchange, "FLOATS", 64)
     with pytest.raises(SpecScopeError, match="3 attention outputs of 40 numbers do not fit into 64"):
         one.swap({}, 3, torch.zeros(4, 10))
-
-
-# Shared memory: it uses neither /dev/shm nor a file, and an error names the size.
 
 
 def mapped(memory, size):

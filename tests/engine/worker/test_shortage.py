@@ -1,7 +1,5 @@
 """Out of memory: one line with what was asked for, is free and would fit; the next run works."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import re
