@@ -61,7 +61,7 @@ SECOND = draft((-1, "accepted"), (-1, "discarded"), (0, "rejected"), (0, "reject
 
 
 @pytest.mark.parametrize("prior", [0.0, probing.PRIOR])
-def test_rates_count_a_rank_when_the_node_above_was_accepted(monkeypatch, prior):
+def test_rates_and_orders_of_accepted_nodes(monkeypatch, prior):
     """A rate of few observations is drawn towards its rank over all levels."""
     monkeypatch.setattr(probing, "PRIOR", prior)
     # level 1: ranks 0 and 1 were accepted once each in two drafts; level 2 was reached in both:
@@ -70,9 +70,6 @@ def test_rates_count_a_rank_when_the_node_above_was_accepted(monkeypatch, prior)
     assert rates[0][0] == rates[1][0] == pytest.approx((1 + prior * 0.5) / (2 + prior))
     if not prior:
         assert rates == ((0.5, 0.5), (0.5, 0.0))
-
-
-def test_orders_count_the_most_probable_nodes_of_the_first_levels():
     likely = draft((-1, "accepted"), (-1, "discarded"), (0, "accepted"), q=(0.6, 0.5, 0.5))
     other = draft((-1, "rejected"), (-1, "accepted"), (0, "discarded"), q=(0.6, 0.1, 0.9))
     # by probability of the path: 0, 1, 2 (0.6, 0.5, 0.3) and 0, 2, 1 (0.6, 0.54, 0.1)

@@ -5,7 +5,6 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from threading import Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -90,6 +89,7 @@ def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp
 
 
 def test_devices_that_another_split_uses_are_refused(monkeypatch):
+    monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     nodes = Nodes(2, 1)
     pool = pool_of(nodes, tp=2)
     (target,) = pool.assign(Layout(Separate(1)))["target"]
@@ -97,7 +97,6 @@ def test_devices_that_another_split_uses_are_refused(monkeypatch):
     nodes.take(0, 2)
     nodes.take(1, 1)
     nodes.places |= dict.fromkeys((m.name for m in target.members), HELD)
-    monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     with pytest.raises(UsageError, match="cpu:0/target holds a part of the target for other devices"):
         pool.assign(Layout(Separate(1)))
 
@@ -123,24 +122,17 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
         pool.assign(Layout(Separate(1)))
 
 
-def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
-    pool = pool_of(Nodes(2, 1))
-    assert [pool.memory.name(device) for device in pool.devices] == ["node 0", "node 1", "node 0"]
-    drafter = replace(pool.devices[0], name=f"{pool.devices[0].name}/drafter")
-    pool._workers[drafter.name] = SimpleNamespace(answer=lambda _: 77)
-    assert (pool.memory.name(drafter), pool.memory.free(drafter)) == ("node 0", 77)
-
-
 def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     """Both models go to the only free device; together they do not fit, each alone would."""
+    names = pool_of(Nodes(2, 1))
+    assert [names.memory.name(device) for device in names.devices] == ["node 0", "node 1", "node 0"]
     nodes = Nodes(1, 1)
     nodes.take(0, 1)
     pool = pool_of(nodes)
     assigned = pool.assign(Layout(Separate(1)))
     parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
-    sizes = [part_of(pool.pair, torch.float32, *part).weights for part in parts]
-    free = [sum(sizes)]
-    for part in parts:
+    free = [sum(part_of(pool.pair, torch.float32, *part).weights for part in parts)]
+    for part in parts:  # the workers measure it
         pool._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
     pool.memory.check(pool.parts(parts), ())
     free[0] -= 1
@@ -151,21 +143,22 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
 
 def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
     """Workers are stand-ins: real ones import Ray, which then keeps its first token for good."""
-    monkeypatch.setattr(
-        "specscope.engine.cluster.ray_devices.RayWorker", lambda *_: SimpleNamespace(ended=False)
-    )
+    stand_in = "specscope.engine.cluster.ray_devices.RayWorker"
+    monkeypatch.setattr(stand_in, lambda *_: SimpleNamespace(ended=False))
     nodes = Nodes(1, 1)
     nodes.places |= {"cpu:0": HELD, "cpu:1": HELD}
     pool = pool_of(nodes)
     assigned = pool.assign(Layout(Separate(1)))
-    pool.reserve(assigned)
-    drafter, target = (pool.start_worker(assigned[model][0]) for model in ("drafter", "target"))
-    pool.reserve(assigned)
-    assert pool.start_worker(assigned["drafter"][0]) is drafter
+
+    def started():
+        pool.reserve(assigned)
+        return [pool.start_worker(assigned[model][0]) for model in ("drafter", "target")]
+
+    drafter, target = started()
+    assert [*map(id, started())] == [id(drafter), id(target)]
     drafter.ended = True
-    pool.reserve(assigned)
-    assert pool.start_worker(assigned["drafter"][0]) is not drafter
-    assert pool.start_worker(assigned["target"][0]) is target
+    again, kept = started()
+    assert (again is drafter, kept is target) == (False, True)
 
 
 def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch):

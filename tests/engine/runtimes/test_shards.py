@@ -101,13 +101,17 @@ def test_a_head_drafts_with_the_split_head_of_its_target(pair, tmp_path, tokens)
         torch.testing.assert_close(rows, logits(), atol=1e-4, rtol=1e-4)
 
 
-def test_a_pool_of_split_targets_has_the_text_of_one(opened, monkeypatch):
+def test_a_pool_and_easyspec_on_the_devices_of_a_split_target(opened, monkeypatch):
     monkeypatch.setattr(opened["two"], "_c", 2.0)  # the plan needs no measurement
     plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
-    config = {"sp": 2, "lookahead": 1}
-    trace = opened["two"].run("dsi", PROMPT, config=config, limits=LIMITS)
-    assert trace.text == plain.text
-    assert len({s.device for s in trace.spans if s.model == "target"}) == 4
+    pool = opened["two"].run("dsi", PROMPT, config={"sp": 2, "lookahead": 1}, limits=LIMITS)
+    trace = opened["two"].run("easyspec", PROMPT, config={"gamma": 2}, limits=LIMITS)
+    assert pool.text == trace.text == plain.text
+    assert len({s.device for s in pool.spans if s.model == "target"}) == 4
+    used = {kind: {(s.device, s.rank) for s in trace.spans if s.kind == kind} for kind in ("draft", "verify")}
+    assert used["draft"] == used["verify"]
+    assert {rank for _, rank in used["draft"]} == {0, 1}
+    assert {d.role for d in trace.header.devices} == {"drafter+target"}
 
 
 def test_every_rank_is_a_device_and_shows_its_communication(opened):
@@ -127,31 +131,20 @@ def test_every_rank_is_a_device_and_shows_its_communication(opened):
     assert settings == {"tp": 3, "drafter_tp": 2, "forward": "static"}
 
 
-def test_easyspec_drafts_on_the_devices_of_its_split_target(opened):
-    trace = opened["two"].run("easyspec", PROMPT, config={"gamma": 2}, limits=LIMITS)
-    used = {kind: {(s.device, s.rank) for s in trace.spans if s.kind == kind} for kind in ("draft", "verify")}
-    assert used["draft"] == used["verify"]
-    assert {rank for _, rank in used["draft"]} == {0, 1}
-    assert {d.role for d in trace.header.devices} == {"drafter+target"}
-
-
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_stopped_run_leaves_the_ranks_in_step(opened, split):
+def test_a_stopped_run_or_measurement_leaves_the_ranks_in_step(opened, split):
     cluster, stop = opened[split], threading.Event()
     plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
     listen = at_span(20, stop.set)
     stopped = cluster.run("speculative", PROMPT, limits=Limits(2000), listener=listen, cancel=stop)
     assert stopped.status == "cancelled"
-    assert cluster.run("speculative", PROMPT, limits=LIMITS).text == plain.text
-
-
-def test_ranks_that_measure_stop_after_the_same_forward(opened):
-    (group,) = opened["two"].placement.workers_for(opened["two"].placement.base).by_model["target"]
+    (group,) = cluster.placement.workers_for(cluster.placement.base).by_model["target"]
 
     async def times():
         return (await group.submit(Measure("target", 8, 3, (1, 2), seconds=0.0)).reply).value
 
-    assert len(opened["two"].placement.on_loop(times())) == 1
+    assert len(cluster.placement.on_loop(times())) == 1, "out of time after the first number of rows"
+    assert cluster.run("speculative", PROMPT, limits=LIMITS).text == plain.text
 
 
 KILLED = (signal.SIGKILL, "was killed by SIGKILL")
