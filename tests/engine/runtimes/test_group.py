@@ -182,30 +182,26 @@ def on_two_stages(test):
 
 @on_two_stages
 async def test_states_pass_from_stage_to_stage_and_the_judge_follows_the_last(worker, one, two):
-    """All stages drop scores once they are computed; an error fails a forward and its judge."""
+    """An error fails a forward and its judge."""
 
     def submit(number):
         job, judge = Score("target", (PREFIX,), (((), ()),), number), Judge(number, Draft.empty(), True, 0)
         return worker.submit(job), worker.submit(judge)
 
     scoring, judging = submit(7)
-    worker.submit(Drop(7))
     await _step()
     assert [type(job) for job in one.jobs] == [Begin, Score]
     assert one.jobs[1].stage == (0, 2, b"")
     assert len(two.jobs) == 1, "the forward and the judge wait for the first stage"
     one.answer(b"states")
     await _step()
-    assert [type(job) for job in two.jobs][:3] == [Begin, Score, Judge]
+    assert [type(job) for job in two.jobs] == [Begin, Score, Judge]
     assert two.jobs[1].stage == (1, 2, b"states")
     two.replies[1].set_result(Reply(None, (Stamp("verify", 0, 1, 1, 0),)))
     two.replies[2].set_result(Reply("verdict", (Stamp("sample", 0, 1, 1, 0),)))
     assert [(s.lane, s.alone) for s in (await scoring.reply).stamps] == [(0, False), (1, False)]
     judged = await judging.reply
     assert (judged.value, [(s.lane, s.alone) for s in judged.stamps]) == ("verdict", [(1, True)])
-    await _step()
-    assert isinstance(one.jobs[-1], Drop)
-    assert isinstance(two.jobs[-1], Drop)
     count, tickets = len(two.jobs), submit(8)
     await _step()
     one.replies[-1].set_exception(WorkerDied("gone"))
@@ -234,3 +230,18 @@ async def test_forwards_wait_for_each_other_and_one_stopped_before_its_start_is_
     await _step()
     two.answer()
     await third.reply
+
+
+@on_two_stages
+async def test_scores_are_dropped_on_all_stages_once_they_are_computed(worker, one, two):
+    scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
+    worker.submit(Drop(7))
+    await _step()
+    assert Drop not in map(type, one.jobs)
+    one.answer(b"x")
+    await _step()
+    two.answer()
+    await scoring.reply
+    await _step()
+    assert isinstance(one.jobs[-1], Drop)
+    assert isinstance(two.jobs[-1], Drop)
