@@ -87,7 +87,7 @@ THOROUGH = (
     ),
     "tests/security/test_stored.py::test_a_number",  # every number of a foreign file, with every value
     *("tests/engine/checkpoints/test_catalog.py", "tests/engine/cluster/test_splitting.py"),
-    *("tests/engine/cluster/test_forms.py", "tests/engine/run/test_policies.py::test_measured"),
+    "tests/engine/run/test_policies.py::test_measured",
     # looks in both themes and all widths; tabs whose results are also checked without a browser
     "tests/browser/report/test_looks.py",
     *("tests/browser/playground/test_lab.py", "tests/browser/playground/test_papers.py"),

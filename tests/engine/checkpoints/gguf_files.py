@@ -1,9 +1,5 @@
 """Tiny random GGUF files, written with the `gguf` package."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
@@ -16,24 +12,19 @@ SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Type that `gguf` cannot quantise -> offsets of the float16 scales in its blocks."""
 
 
-def tensors(arch: str, tied: bool, heads: int) -> dict[str, tuple[int, ...]]:
+def tensors(arch, tied, heads):
     """Return name -> shape (out, in) of all tensors; two query heads share a KV head."""
-    kv = WIDTH // 2
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
+    square, kv = (WIDTH, WIDTH), (WIDTH // 2, WIDTH)
+    shapes = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
     if not tied:
         shapes["output.weight"] = (VOCAB, WIDTH)
+    rows = {"attn_q": square, "attn_k": kv, "attn_v": kv, "attn_output": square}
+    rows |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
+    norms = {"attn_norm": WIDTH, "ffn_norm": WIDTH}
+    if arch == "qwen3":
+        norms |= {"attn_q_norm": WIDTH // heads, "attn_k_norm": WIDTH // heads}
     for i in range(LAYERS):
-        rows = {
-            "attn_q": (WIDTH, WIDTH),
-            "attn_k": (kv, WIDTH),
-            "attn_v": (kv, WIDTH),
-            "attn_output": (WIDTH, WIDTH),
-        }
-        rows |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
         shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in rows.items()}
-        norms = {"attn_norm": WIDTH, "ffn_norm": WIDTH}
-        if arch == "qwen3":
-            norms |= {"attn_q_norm": WIDTH // heads, "attn_k_norm": WIDTH // heads}
         shapes |= {f"blk.{i}.{name}.weight": (size,) for name, size in norms.items()}
         if arch == "qwen2":
             shapes |= {f"blk.{i}.{name}.bias": rows[name][:1] for name in ("attn_q", "attn_k", "attn_v")}
@@ -41,17 +32,8 @@ def tensors(arch: str, tied: bool, heads: int) -> dict[str, tuple[int, ...]]:
 
 
 def write(
-    path: Path,
-    kind: str = "F32",
-    arch: str = "llama",
-    *,
-    tied: bool = False,
-    drop: str = "",
-    inner: int = INNER,
-    heads: int = 2,
-    extra: dict[str, np.ndarray] | None = None,
-    rope: dict[str, object] | None = None,
-) -> Path:
+    path, kind="F32", arch="llama", *, tied=False, drop="", inner=INNER, heads=2, extra=None, rope=None
+):
     """Write a file with matrices of one block type and float32 norms and biases.
 
     `inner` is the feed-forward length in the metadata.
@@ -78,7 +60,7 @@ def write(
     return path
 
 
-def _blocks(random: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> np.ndarray:
+def _blocks(random, kind, shape):
     """Return random blocks with small finite scales, as bytes (out, bytes of a row)."""
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (shape[0] * shape[1] // elements, size), dtype=np.uint8)
@@ -88,9 +70,7 @@ def _blocks(random: np.random.Generator, kind: Kind, shape: tuple[int, ...]) -> 
     return blocks.reshape(shape[0], -1)
 
 
-def _add_metadata(
-    writer: gguf.GGUFWriter, arch: str, inner: int, heads: int, rope: dict[str, object]
-) -> None:
+def _add_metadata(writer, arch, inner, heads, rope):
     writer.add_context_length(128)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)

@@ -1,45 +1,45 @@
-"""Times of forwards for draft lengths, and predictions that learn from earlier runs."""
-
-from __future__ import annotations
+"""Times of forwards, predictions that learn from earlier runs, and the devices of a layout."""
 
 import threading
-from collections.abc import Generator
 from dataclasses import replace
 
 import pytest
 
 import specscope
 from specscope import Load
+from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster import measurements
 from specscope.engine.cluster.costs import ROWS, profile_costs
+from specscope.engine.cluster.local_devices import LocalDevices
 from specscope.engine.cluster.measurements import FEWEST, KEPT, learn, scaled
+from specscope.engine.cluster.options import Options
+from specscope.engine.cluster.placement import Placement
 from specscope.engine.cluster.probing import CONTEXT, MANY_ROWS
-from specscope.engine.drafting.pace import Curve
 from specscope.engine.drafting.planner import Plan
+from specscope.engine.errors import UsageError
+from specscope.engine.layout import Layout, Separate
 from specscope.engine.simulate.profile import Profile, profiles
-from specscope.engine.trace.events import OTHERS, Occupancy
+from specscope.engine.trace.events import OTHERS, Device, Occupancy
 from specscope.engine.types import Limits
 from tests.engine.methods.pairs import make_pair
+from tests.engine.worker.harness import scripted_cluster
 from tests.traces.samples import sample_trace
 
 LOAD, LIMITS = Load((0.0,), batch=1, policy="survival"), Limits(6)
-CURVE: Curve = ((1, 0.1), (512, 0.2))
+CURVE = ((1, 0.1), (512, 0.2))
 
 
 @pytest.fixture
-def cluster(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Generator[specscope.Cluster]:
+def cluster(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("costs")
     monkeypatch.setenv("SPECSCOPE_CACHE", str(folder / "cache"))
-    with specscope.open(
-        make_pair(folder, "qwen3", "other")[0], runtime="local-thread", device="cpu"
-    ) as opened:
+    pair = make_pair(folder, "qwen3", "other")[0]
+    with specscope.open(pair, runtime="local-thread", device="cpu") as opened:
         yield opened
 
 
 @pytest.mark.parametrize("name", profiles())
-def test_a_profiles_costs_are_its_latencies(name: str) -> None:
+def test_a_profiles_costs_are_its_latencies(name):
     latency = Profile.load(name).latency()
     costs = profile_costs(latency)
     assert [rows for rows, _ in costs.target] == [*ROWS]
@@ -49,38 +49,26 @@ def test_a_profiles_costs_are_its_latencies(name: str) -> None:
     assert costs.judging >= (latency.sample_us + latency.communicate_us) / 1e6
 
 
-def test_target_and_drafter_are_measured_once(
-    cluster: specscope.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured, asked = list[tuple[str, tuple[int, ...]]](), list[bool]()
-
-    def measure(place: object, cancel: threading.Event, model: str, rows: tuple[int, ...]) -> Curve:
-        measured.append((model, rows))
-        return CURVE
-
-    monkeypatch.setattr(measurements, "measure_rows", measure)
+def test_target_and_drafter_are_measured_once(cluster, monkeypatch):
+    measured, asked = list[tuple[str, tuple[int, ...]]](), list[int]()
+    monkeypatch.setattr(measurements, "measure_rows", lambda _, __, *asked: measured.append(asked) or CURVE)
     for policy in ("survival", "by-batch", "fixed"):
-        load = Load((0.0,), batch=1, policy=policy)
-        trace = cluster.run(
-            "speculative", (5, 9, 23), limits=LIMITS, load=load, measuring=lambda: asked.append(True)
-        )
-        assert trace.status == "done"
+        more = {"load": Load((0.0,), batch=1, policy=policy), "measuring": lambda: asked.append(1)}
+        assert cluster.run("speculative", (5, 9, 23), limits=LIMITS, **more).status == "done"
     assert sorted(measured) == [("drafter", MANY_ROWS), ("target", MANY_ROWS)]
-    assert asked == [True]
+    assert asked == [1]
 
 
-def test_the_measurement_of_real_forwards_gives_a_run(cluster: specscope.Cluster) -> None:
+def test_the_measurement_of_real_forwards_gives_a_run(cluster):
     fixed = cluster.run("speculative", (5, 9, 23), limits=LIMITS, load=Load((0.0,), batch=1))
     trace = cluster.run("speculative", (5, 9, 23), limits=LIMITS, load=LOAD)
     assert trace.token_ids() == fixed.token_ids()
 
 
-def test_a_run_that_is_stopped_while_it_measures_ends_as_cancelled(
-    cluster: specscope.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_while_it_measures_ends_as_cancelled(cluster, monkeypatch):
     cancel = threading.Event()
 
-    def measure(*_: object) -> Curve:
+    def measure(*_):
         cancel.set()
         return ()
 
@@ -90,14 +78,11 @@ def test_a_run_that_is_stopped_while_it_measures_ends_as_cancelled(
     assert not trace.commits
 
 
-# Predictions that learn from earlier runs.
-
-
 VERIFY = ((1, 0.1), (8, 0.2))
 PLAN = Plan(3, 3, 2.5, 2.0, seconds=0.05)
 
 
-def trace_of(kind: str, seconds: float, temperature: float = 0):
+def trace_of(kind, seconds, temperature=0):
     """Return a run with this time per token."""
     trace = sample_trace(kind, tokens=24)
     start = max(s.end for s in trace.spans if s.kind == "prefill")
@@ -113,7 +98,7 @@ def path(tmp_path):
     return tmp_path / "new" / "learned.json"
 
 
-def test_a_prediction_has_the_median_and_the_range_of_earlier_runs(path) -> None:
+def test_a_prediction_has_the_median_and_the_range_of_earlier_runs(path):
     for seconds in (0.1, 0.05, 0.025):  # half as fast as predicted, as fast, twice as fast
         learn(path, trace_of("speculative", seconds), PLAN, VERIFY)
     found = scaled(path, PLAN, "speculative", VERIFY, greedy=True)
@@ -121,20 +106,16 @@ def test_a_prediction_has_the_median_and_the_range_of_earlier_runs(path) -> None
     assert found.runs == found.facts()["runs"] == 3
 
 
-def test_plain_decoding_is_learned_too(path) -> None:
+def test_other_methods_and_sampled_runs_are_kept_apart(path):
     learn(path, trace_of("speculative", 0.05), PLAN, VERIFY)
-    learn(path, trace_of("autoregressive", 0.12), None, VERIFY)
-    assert scaled(path, PLAN, "speculative", VERIFY, greedy=True).speedup == pytest.approx(0.12 / 0.05)
-
-
-def test_other_methods_and_sampled_runs_are_kept_apart(path) -> None:
-    learn(path, trace_of("speculative", 0.025), PLAN, VERIFY)
     assert scaled(path, PLAN, "pearl", VERIFY, greedy=True) == PLAN
     assert scaled(path, PLAN, "speculative", VERIFY, greedy=False) == PLAN
     assert "runs" not in PLAN.facts()
+    learn(path, trace_of("autoregressive", 0.12), None, VERIFY)  # plain decoding is learned too
+    assert scaled(path, PLAN, "speculative", VERIFY, greedy=True).speedup == pytest.approx(0.12 / 0.05)
 
 
-def test_disturbed_short_and_failed_runs_do_not_count(path) -> None:
+def test_disturbed_short_and_failed_runs_do_not_count(path):
     busy, short, failed = (trace_of("speculative", 0.025) for _ in range(3))
     busy.header.environment["cores"] = 2
     busy.occupancy.append(Occupancy(OTHERS, 0, 0.5, 0))
@@ -146,7 +127,7 @@ def test_disturbed_short_and_failed_runs_do_not_count(path) -> None:
     assert not path.exists()
 
 
-def test_the_last_runs_are_kept_and_a_broken_file_counts_as_none(path) -> None:
+def test_the_last_runs_are_kept_and_a_broken_file_counts_as_none(path):
     for seconds in (0.1, *[0.05] * KEPT):
         learn(path, trace_of("speculative", seconds), PLAN, VERIFY)
     found = scaled(path, PLAN, "speculative", VERIFY, greedy=True)
@@ -154,3 +135,64 @@ def test_the_last_runs_are_kept_and_a_broken_file_counts_as_none(path) -> None:
     for broken in ("", "[1]", '{"speculative": [0]}', '{"speculative": "x"}', '{"speculative": [NaN]}'):
         path.write_text(broken)
         assert scaled(path, PLAN, "speculative", VERIFY, greedy=True) == PLAN, broken
+
+
+class _Cores(LocalDevices):
+    """Twelve cores, with models that take no time to load."""
+
+    def start_worker(self, assignment):
+        with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
+            return cluster.placement.pool.start_worker(assignment)
+
+    def loader(self, model, assignment):
+        with scripted_cluster(lambda path: 5, lambda path: 5) as cluster:
+            return cluster.placement.pool.loader(model, assignment)
+
+
+def test_a_pool_is_listed_with_the_drafter_first_and_then_as_people_count():
+    cores = tuple(Device(f"cpu:{i}", "", f"CPU core {i}", "cpu") for i in range(12))
+    pool = _Cores(Pair.find("bundled"), Options(), cores)
+    place = Placement("local-process", pool, Layout())
+    workers = place.workers_for(Layout(Separate(targets=11)))
+    assert [(d.name, d.role) for d in workers.devices] == [
+        ("cpu:0", "drafter"),
+        *((f"cpu:{i}", "target") for i in range(1, 12)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "pair", "step_us"),
+    [("A100-OPT", "opt-6.7b", 12_397), ("8xA100", "llama-3-70-vanilla", 116_104)],
+)
+def test_a_profiles_pair_without_a_drafter_runs_the_methods_that_need_none(profile, pair, step_us):
+    place = {"runtime": "virtual", "profile": profile, "profile_pair": pair, "tokens": "bernoulli:0.5"}
+    with specscope.open(**place) as cluster:
+        plain = cluster.run("autoregressive", [5, 6], limits=Limits(3))
+        (first, *_) = (s for s in plain.spans if s.kind == "verify")
+        assert (first.end - first.start) // 1000 == step_us
+        for method, config in (("llma", {}), ("ems", {"base": "plain"})):
+            assert cluster.run(method, [5, 6], config=config, limits=Limits(3)).status == "done"
+        message = rf"the pair {pair} of the profile {profile} has no drafter; choose"
+        with pytest.raises(UsageError, match=message):
+            cluster.run("speculative", [5, 6], limits=Limits(3))
+
+
+def virtual(tokens):
+    return specscope.open(runtime="virtual", profile="8xA100", tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chances"),
+    [("bernoulli:0.6", {1.0}), ("bernoulli:0.6:doubt=0.5:misses=0.5", {0.3, 0.8})],
+)
+def test_scripted_drafts_doubt_if_asked(tokens, chances):
+    with virtual(tokens) as cluster:
+        trace = cluster.run("speculative", [5, 6], config={"gamma": 3}, limits=Limits(30))
+    assert {round(d.q, 3) for d in trace.decisions if d.node >= 0 and d.q is not None} == chances
+
+
+@pytest.mark.parametrize("rest", ["", ":1.5", ":0.5:spread=1", ":0.5:doubt"])
+def test_a_wrong_token_source_is_refused(rest):
+    message = f"tokens is 'bernoulli{rest}'; it must be pair or bernoulli:RATE"
+    with pytest.raises(UsageError, match=message):
+        virtual(f"bernoulli{rest}")

@@ -1,13 +1,11 @@
 """Drafts planned from measurements: the facts in a trace, the stored file, and real runs."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,7 +23,6 @@ from specscope.engine.cluster.measurements import (
 from specscope.engine.cluster.probing import orders_of, probe_of, rates_of
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.drafting.static import tree
-from specscope.engine.model.language import LanguageModel
 from specscope.engine.trace.events import Decision, Header, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits
@@ -49,17 +46,13 @@ QUIET = lambda: 0.0  # noqa: E731
 PROMPT, LIMITS = [5, 9, 23, 4], Limits(16)
 
 
-def draft(
-    *nodes: tuple[int, str], step: int = 1, position: int = 4, q: tuple[float, ...] = ()
-) -> list[Decision]:
+def draft(*nodes, step=1, position=4, q=None):
     """Return the rows of a draft of (parent, outcome) nodes."""
-    levels = {-1: -1}
-    rows = list[Decision]()
+    levels, rows = {-1: -1}, list[Decision]()
     for node, (parent, outcome) in enumerate(nodes):
         levels[node] = levels[parent] + 1
-        chance = q[node] if q else 0.5
         place = (step, 0, node, parent, position + levels[node], 7)
-        rows.append(Decision(*place, None, chance, None, "match", outcome, 1, 2))
+        rows.append(Decision(*place, None, q[node] if q else 0.5, None, "match", outcome, 1, 2))
     return rows
 
 
@@ -67,37 +60,33 @@ FIRST = draft((-1, "rejected"), (-1, "accepted"), (0, "discarded"), (1, "accepte
 SECOND = draft((-1, "accepted"), (-1, "discarded"), (0, "rejected"), (0, "rejected"))
 
 
-def test_rates_count_a_rank_when_the_node_above_was_accepted(monkeypatch):
-    monkeypatch.setattr(probing, "PRIOR", 0.0)
+@pytest.mark.parametrize("prior", [0.0, probing.PRIOR])
+def test_rates_and_orders_of_accepted_nodes(monkeypatch, prior):
+    """A rate of few observations is drawn towards its rank over all levels."""
+    monkeypatch.setattr(probing, "PRIOR", prior)
     # level 1: ranks 0 and 1 were accepted once each in two drafts; level 2 was reached in both:
     # rank 0 was accepted once in two, rank 1 was offered once and rejected
-    assert rates_of([FIRST, SECOND]) == ((0.5, 0.5), (0.5, 0.0))
-
-
-def test_a_rate_of_few_observations_is_drawn_towards_its_rank_over_all_levels():
-    ((first, _), (second, _)) = rates_of([FIRST, SECOND])
-    assert first == second == pytest.approx((1 + probing.PRIOR * 0.5) / (2 + probing.PRIOR))
-
-
-def test_orders_count_the_most_probable_nodes_of_the_first_levels():
+    rates = rates_of([FIRST, SECOND])
+    assert rates[0][0] == rates[1][0] == pytest.approx((1 + prior * 0.5) / (2 + prior))
+    if not prior:
+        assert rates == ((0.5, 0.5), (0.5, 0.0))
     likely = draft((-1, "accepted"), (-1, "discarded"), (0, "accepted"), q=(0.6, 0.5, 0.5))
     other = draft((-1, "rejected"), (-1, "accepted"), (0, "discarded"), q=(0.6, 0.1, 0.9))
     # by probability of the path: 0, 1, 2 (0.6, 0.5, 0.3) and 0, 2, 1 (0.6, 0.54, 0.1)
     assert orders_of([likely, other]) == ((0.5, 0.5), (0.5, 0.0, 1.0))
 
 
-def trace_of(*drafts: list[Decision]) -> Trace:
+def trace_of(*drafts):
     """Return a trace in which the draft of step s takes 10 s and 20 s, its verification 50 s."""
-    header = Header(
-        "id", "", "eagle", "EAGLE", {}, ("",), ((1, 2, 3, 4),), {}, {"max_new_tokens": 9}, "", "", (), "", ""
-    )
+    limits, prompt = {"max_new_tokens": 9}, (("",), ((1, 2, 3, 4),))
+    header = Header("id", "", "eagle", "EAGLE", {}, *prompt, {}, limits, "", "", (), "", "")
     trace, second = Trace(header), 1_000_000_000
     for step, nodes in enumerate(drafts, 1):
         start = 100 * step * second
         times = [("draft", 0, 10, 3), ("draft", 10, 30, 2), ("verify", 30, 80, 5), ("sample", 80, 81, 4)]
         for number, (kind, begun, ended, rows) in enumerate(times):
             work = (start + begun * second, start + ended * second)
-            trace.add(Span(10 * step + number, "cpu", kind, *work, "", step, 0, rows, 9, "done"))  # type: ignore[arg-type]
+            trace.add(Span(10 * step + number, "cpu", kind, *work, "", step, 0, rows, 9, "done"))
         for row in nodes:
             trace.add(replace(row, step=step))
         trace.add(Round(step, 0, "verify", len(nodes), 0, 1, start + 100 * second, 0))
@@ -106,17 +95,10 @@ def trace_of(*drafts: list[Decision]) -> Trace:
 
 def test_a_trace_gives_the_times_of_drafting_by_forward():
     probe = probe_of(((1, 1.0),), [trace_of(FIRST, SECOND)])
-    assert probe is not None
-    assert (probe.first, probe.later) == (((2, 10.0),), ((2, 20.0),))
+    assert (probe.first, probe.later, probe.rounds) == (((2, 10.0),), ((2, 20.0),), 2)
     assert probe.outside == pytest.approx(100 - 80), "seconds of a round outside of its forwards"
-    assert probe.rounds == 2
-
-
-def test_drafts_that_the_end_of_the_output_cut_do_not_count_as_shallow_trees():
-    cut = draft((-1, "accepted"), position=4 + 8)
-    probe = probe_of(((1, 1.0),), [trace_of(FIRST, cut)])
-    assert probe is not None
-    assert probe.orders == orders_of([FIRST])
+    cut = draft((-1, "accepted"), position=4 + 8)  # by the end of the output: no shallow tree
+    assert probe_of(((1, 1.0),), [trace_of(FIRST, cut)]).orders == orders_of([FIRST])
     assert probe_of(((1, 1.0),), [trace_of()]) is None, "nothing was drafted"
 
 
@@ -125,22 +107,13 @@ def test_a_stored_measurement_is_read_again_and_a_broken_one_is_not(tmp_path):
     assert read_probe(path, QUIET) is None
     write_probe(path, PROBE)
     assert read_probe(path, QUIET) == PROBE
-    for broken in (
-        "",
-        "[]",
-        '{"verify": 3}',
-        "nonsense",
-        path.read_text()[:-20],
-        json.dumps({**json.loads(path.read_text()), "verify": [[1, "a"]]}),
-        json.dumps({**json.loads(path.read_text()), "verify": [[1, float("nan")]]}),
-        json.dumps({**json.loads(path.read_text()), "rates": []}),
-    ):
+    whole = path.read_text()
+    wrong = ({"verify": [[1, "a"]]}, {"verify": [[1, float("nan")]]}, {"rates": []})
+    others = [json.dumps({**json.loads(whole), **part}) for part in wrong]
+    for broken in ("", "[]", '{"verify": 3}', "nonsense", whole[:-20], *others):
         path.write_text(broken)
         assert read_probe(path, QUIET) is None, broken
-
-
-def test_a_stored_curve_is_read_again_and_a_broken_one_is_not(tmp_path):
-    path = tmp_path / "new" / "curve.json"
+    path = tmp_path / "more" / "curve.json"
     assert read_curve(path, QUIET) == ((), 0.0)
     write_curve(path, PROBE.verify, 0.25)
     assert read_curve(path, QUIET) == (PROBE.verify, 0.25)
@@ -172,11 +145,8 @@ def test_the_file_depends_on_models_method_and_machine(tmp_path, monkeypatch):
     assert path != measured_path({"method": "eagle"}, [model])
 
 
-# Real runs.
-
-
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> Pair:
+def pair(tmp_path_factory):
     """A tiny target that is its own drafter, with random heads."""
     folder = tmp_path_factory.mktemp("planned")
     save_with_tokenizer(drifting("llama"), folder / "target")
@@ -185,21 +155,24 @@ def pair(tmp_path_factory) -> Pair:
 
 
 @pytest.fixture
-def quick(tmp_path, monkeypatch) -> None:
+def quick(tmp_path, monkeypatch):
     """Measure a few rounds and store them in a folder of the test."""
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
-    monkeypatch.setattr(probing, "BUDGET_S", 0.0)
-    monkeypatch.setattr(probing, "FEWEST", 16)
-    monkeypatch.setattr(probing, "VERIFY_S", 0.0)
+    for name, value in (("BUDGET_S", 0.0), ("FEWEST", 16), ("VERIFY_S", 0.0)):
+        monkeypatch.setattr(probing, name, value)
+
+
+def opened(pair, **more):
+    return specscope.open(pair, runtime="local-thread", device="cpu", **more)
 
 
 @pytest.fixture
-def cluster(pair, quick) -> Iterator[specscope.Cluster]:
-    with specscope.open(pair, runtime="local-thread", device="cpu", plans=True) as opened:
-        yield opened
+def cluster(pair, quick):
+    with opened(pair, plans=True) as cluster:
+        yield cluster
 
 
-def planned(cluster: specscope.Cluster, method: str, **config: object) -> Trace:
+def planned(cluster, method, **config):
     return cluster.run(method, PROMPT, config=config, limits=LIMITS)
 
 
@@ -218,28 +191,28 @@ def test_a_planned_run_writes_the_greedy_text_and_is_repeated_by_its_config(meth
     assert [(r.drafted, r.accepted) for r in again.rounds] == [(r.drafted, r.accepted) for r in trace.rounds]
 
 
-@pytest.mark.parametrize("method", ["medusa", "parallelspec_medusa"])
-def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(method, cluster, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "setting", "count"), [("medusa", "heads", 2), ("parallelspec_medusa", "masks", 1)]
+)
+def test_a_planned_tree_of_several_levels_sets_the_heads_that_draft(
+    method, setting, count, cluster, monkeypatch
+):
     likely = replace(PROBE, verify=((1, 0.1), (5, 0.1)), later=(), rates=((0.9, 0.5), (0.8,)))
     monkeypatch.setattr(measurements, "measure_probe", lambda *_: likely)
     trace = planned(cluster, method)
     config = trace.header.config
-    assert config["tree"] == "[[0],[1],[0,0],[1,0]]"
-    assert config["heads" if method == "medusa" else "masks"] == (2 if method == "medusa" else 1)
+    assert (config["tree"], config[setting]) == ("[[0],[1],[0,0],[1,0]]", count)
     assert trace.header.environment["planned"]["nodes"] == max(r.drafted for r in trace.rounds) == 4
     assert trace.token_ids() == planned(cluster, "autoregressive").token_ids()
 
 
 def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_than_fewer(cluster, monkeypatch):
+    noisy, seen, measured = cycle([0.2, 0.1, 0.3]), list[object](), list[object]()
     monkeypatch.setattr("specscope.engine.worker.forwards.seconds_of", lambda *_: next(noisy))
-    noisy = cycle([0.2, 0.1, 0.3])
     monkeypatch.setattr(probing, "VERIFY_S", 60.0)
     monkeypatch.setattr(measurements, "ROWS", (1, 2, 4))
     curve = probing.measure_rows(cluster.placement, threading.Event(), "target", (1, 2, 4))
     assert curve == ((1, 0.2), (2, 0.2), (4, 0.3))
-
-    seen = list[object]()
-    measured = list[object]()
     monkeypatch.setattr(measurements, "measure_rows", lambda *_: measured.append(1) or curve)
     monkeypatch.setattr(measurements, "measure_probe", lambda verify, *_: seen.append(verify) or PROBE)
     for method in ("eagle", "speculative", "pearl"):
@@ -248,18 +221,14 @@ def test_the_targets_rows_are_timed_once_for_all_methods_and_never_cost_less_tha
 
 
 def test_a_measurement_is_made_once_and_serves_later_clusters(cluster, pair, monkeypatch):
-    def draft(opened: specscope.Cluster) -> list[float]:
+    def draft(opened):
         plan = planned(opened, "hydra").header.environment["planned"]
         return [plan[fact] for fact in ("nodes", "levels", "tokens_per_forward")]
 
     first = draft(cluster)
-
-    def forbidden(*_: object) -> None:
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(measurements, "measure_probe", forbidden)
+    monkeypatch.setattr(measurements, "measure_probe", Mock(side_effect=AssertionError("measured again")))
     assert draft(cluster) == first
-    with specscope.open(pair, runtime="local-thread", device="cpu", plans=True) as other:
+    with opened(pair, plans=True) as other:
         assert draft(other) == first
         with pytest.raises(AssertionError, match="measured again"):
             planned(other, "hydra", heads=1)
@@ -279,12 +248,10 @@ def test_a_method_measured_beside_other_programs_is_measured_again_on_a_quiet_ma
 
 
 def test_stop_during_the_measurement_ends_the_run_and_stores_nothing(cluster, tmp_path):
-    cancel = threading.Event()
+    cancel, measured = threading.Event(), list[str]()
     cancel.set()
-    measured = list[str]()
-    trace = cluster.run(
-        "eagle", PROMPT, limits=LIMITS, cancel=cancel, measuring=lambda: measured.append("eagle")
-    )
+    more = {"cancel": cancel, "measuring": lambda: measured.append("eagle")}
+    trace = cluster.run("eagle", PROMPT, limits=LIMITS, **more)
     assert (trace.status, measured) == ("cancelled", ["eagle"])
     assert "planned" not in trace.header.environment
     assert not list(tmp_path.rglob("*.json"))
@@ -293,12 +260,9 @@ def test_stop_during_the_measurement_ends_the_run_and_stores_nothing(cluster, tm
 
 def test_toys_and_virtual_clusters_use_the_papers_values(pair, monkeypatch):
     monkeypatch.setattr(measurements, "measure_probe", None)
-    papers = {
-        "eagle": {"tree": "eagle"},
-        "eagle2": {"top": 10, "depth": 6, "total": 59},
-        "speculative": {"gamma": 5},
-    }
-    with specscope.open(pair, runtime="local-thread", device="cpu") as toy:
+    eagle2 = {"top": 10, "depth": 6, "total": 59}
+    papers = {"eagle": {"tree": "eagle"}, "eagle2": eagle2, "speculative": {"gamma": 5}}
+    with opened(pair) as toy:
         for method, values in papers.items():
             trace = toy.run(method, PROMPT, limits=Limits(2))
             assert values.items() <= trace.header.config.items()
@@ -309,31 +273,24 @@ def test_toys_and_virtual_clusters_use_the_papers_values(pair, monkeypatch):
 
 def test_a_method_without_a_drafter_is_refused_before_anything_is_measured(pair, quick, monkeypatch):
     monkeypatch.setattr(measurements, "measure_probe", None)
-    alone = replace(pair, drafter_path=None)
-    with specscope.open(alone, runtime="local-thread", device="cpu", plans=True) as cluster:
+    with opened(replace(pair, drafter_path=None), plans=True) as cluster:
         with pytest.raises(specscope.UsageError, match="needs a drafter"):
             planned(cluster, "speculative")
         with pytest.raises(specscope.UsageError, match="prompt is empty"):
             cluster.run("eagle", "")
 
 
-@pytest.fixture(scope="module")
-def model(pair) -> LanguageModel:
-    return load(pair.target_path)
+def test_forwards_of_several_numbers_of_rows_are_timed_in_turn(pair):
+    model = load(pair.target_path)
+    job = Measure("target", context=8, repeats=3, rows=(1, 2, 4))
 
+    def timed(job, stopped=False):
+        return measure(model, job, lambda: stopped)
 
-def test_forwards_of_several_numbers_of_rows_are_timed_in_turn(model):
-    seconds = measure(model, Measure("target", context=8, repeats=3, rows=(1, 2, 4)), lambda: False)
+    seconds = timed(job)
     assert len(seconds) == 3
     assert min(seconds) > 0
-
-
-def test_a_measurement_that_is_stopped_or_out_of_time_has_the_first_number_of_rows(model):
-    job = Measure("target", context=8, repeats=100, rows=(1, 2, 4))
-    assert len(measure(model, job, lambda: True)) == 1
-    assert len(measure(model, replace(job, seconds=-1.0), lambda: False)) == 1
-
-
-def test_numbers_of_rows_beyond_the_context_are_left_out(model):
-    job = Measure("target", context=10_000, repeats=1, rows=(1, model.context - 2, 10 * model.context))
-    assert len(measure(model, job, lambda: False)) == 2
+    assert len(timed(job, stopped=True)) == 1, "it is stopped"
+    assert len(timed(replace(job, seconds=-1.0))) == 1, "it is out of time"
+    beyond = (1, model.context - 2, 10 * model.context)
+    assert len(timed(replace(job, context=10_000, repeats=1, rows=beyond))) == 2

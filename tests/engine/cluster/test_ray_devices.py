@@ -1,11 +1,11 @@
-"""Ray's nodes as devices, and connections to them, without Ray."""
-
-from __future__ import annotations
+"""Ray without Ray: nodes as devices, connections, clocks, and data that travels by reference."""
 
 import os
+import socket
 import sys
 import time
-from dataclasses import replace
+from contextlib import suppress
+from threading import Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -13,38 +13,41 @@ import pytest
 import torch
 
 import specscope
+from specscope.app.main import main
 from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.cluster import ray_cluster
 from specscope.engine.cluster.options import Options
 from specscope.engine.cluster.pool import ModelPart, part_of
 from specscope.engine.cluster.ray_cluster import Bundle, Place, RayCluster
-from specscope.engine.cluster.ray_connect import import_ray
+from specscope.engine.cluster.ray_connect import import_ray, reason, speaks_grpc
 from specscope.engine.cluster.ray_devices import RayDevices
 from specscope.engine.errors import ModelError, SpecScopeError, UsageError
 from specscope.engine.layout import Layout, Separate
-from specscope.engine.runtimes.ray.worker import Node
+from specscope.engine.runtimes.process import Setup
+from specscope.engine.runtimes.ray.server import RayServer
+from specscope.engine.runtimes.ray.worker import Clock, Node, References, bytes_of, compare, with_bytes
+from specscope.engine.trace.events import Device
+from specscope.engine.types import Draft, DraftToken, RowRef
+from specscope.engine.worker.host import Host
+from specscope.engine.worker.jobs import Connect, Import, Judge, JudgeAll, Prefill, Reply, Score, Stage, Stamp
+from tests.engine.worker.harness import chains
 
 HELD = Place(SimpleNamespace(id=bytes(8)), 0, Bundle(Node("", "", "", 0, own=True), "CPU", ()))
-
-
-def options(**options) -> Options:
-    return Options(runtime="ray", **options)
 
 
 class Nodes:
     """Nodes of a number of processors each, without Ray."""
 
-    def __init__(self, *cpus: int, resource: str = "CPU") -> None:
+    def __init__(self, *cpus, resource="CPU"):
         self._resource, self.reserved = resource, list[str]()
-        self.start, self.watch = Mock(), Mock()
-        self.cpus, self._used = list(cpus), dict[int, int]()
-        self.places: dict[str, Place] = {}
+        self.start, self.watch, self.close = Mock(), Mock(), Mock()
+        self.cpus, self._used, self.places = list(cpus), dict[int, int](), dict[str, Place]()
 
-    def take(self, node: int, count: int) -> None:
+    def take(self, node, count):
         """Reserve processors for this and other sessions together."""
         self._used[node] = self._used.get(node, 0) + count
 
-    def reserve(self, bundles) -> None:
+    def reserve(self, bundles):
         self.reserved += map(str, bundles)
         self.places |= {name: HELD for bundle in bundles for name in bundle.devices}
 
@@ -54,6 +57,10 @@ class Nodes:
             Node(str(i), f"node {i}", "", 0, not i, {kind: n}, {kind: n - self._used.get(i, 0)})
             for i, n in enumerate(self.cpus)
         ]
+
+
+def pool_of(nodes, **given):
+    return RayDevices(Pair.find("bundled"), nodes, Options(runtime="ray", **given))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,7 @@ class Nodes:
     ],
 )
 def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp, drafter_tp, targets, found):
-    pool = RayDevices(Pair.find("bundled"), Nodes(*cpus), options(tp=tp, drafter_tp=drafter_tp))
+    pool = pool_of(Nodes(*cpus), tp=tp, drafter_tp=drafter_tp)
     assert pool.servers(1) >= targets or len(cpus) == 1
     assigned = pool.assign(Layout(Separate(targets)))
     on = {
@@ -82,14 +89,14 @@ def test_servers_are_on_different_nodes_and_the_ranks_of_a_model_on_one(cpus, tp
 
 
 def test_devices_that_another_split_uses_are_refused(monkeypatch):
+    monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     nodes = Nodes(2, 1)
-    pool = RayDevices(Pair.find("bundled"), nodes, options(tp=2))
+    pool = pool_of(nodes, tp=2)
     (target,) = pool.assign(Layout(Separate(1)))["target"]
     pool._kept["target"] = [target]
     nodes.take(0, 2)
     nodes.take(1, 1)
     nodes.places |= dict.fromkeys((m.name for m in target.members), HELD)
-    monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     with pytest.raises(UsageError, match="cpu:0/target holds a part of the target for other devices"):
         pool.assign(Layout(Separate(1)))
 
@@ -99,7 +106,7 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
     monkeypatch.setattr("specscope.engine.cluster.ray_devices.FRESH_S", 0)
     nodes = Nodes(4, 1)
     nodes.take(0, 2)
-    pool = RayDevices(Pair.find("bundled"), nodes, options())
+    pool = pool_of(nodes)
     names = [device.label for device in pool.devices]
     assert names == ["node 0 · CPU 0", "node 1 · CPU 0", "node 0 · CPU 1"]
     nodes.places["cpu:4"] = HELD
@@ -115,24 +122,17 @@ def test_a_session_uses_what_others_leave_free_and_nodes_that_join(monkeypatch):
         pool.assign(Layout(Separate(1)))
 
 
-def test_devices_of_a_node_share_its_memory_and_their_workers_measure_it():
-    pool = RayDevices(Pair.find("bundled"), Nodes(2, 1), options())
-    assert [pool.memory.name(device) for device in pool.devices] == ["node 0", "node 1", "node 0"]
-    drafter = replace(pool.devices[0], name=f"{pool.devices[0].name}/drafter")
-    pool._workers[drafter.name] = SimpleNamespace(answer=lambda _: 77)
-    assert (pool.memory.name(drafter), pool.memory.free(drafter)) == ("node 0", 77)
-
-
 def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
     """Both models go to the only free device; together they do not fit, each alone would."""
+    names = pool_of(Nodes(2, 1))
+    assert [names.memory.name(device) for device in names.devices] == ["node 0", "node 1", "node 0"]
     nodes = Nodes(1, 1)
     nodes.take(0, 1)
-    pool = RayDevices(Pair.find("bundled"), nodes, options())
+    pool = pool_of(nodes)
     assigned = pool.assign(Layout(Separate(1)))
     parts = [ModelPart(model, group, 0) for model, (group,) in assigned.items()]
-    sizes = [part_of(pool.pair, torch.float32, *part).weights for part in parts]
-    free = [sum(sizes)]
-    for part in parts:
+    free = [sum(part_of(pool.pair, torch.float32, *part).weights for part in parts)]
+    for part in parts:  # the workers measure it
         pool._workers[part.place.name] = SimpleNamespace(ended=False, answer=lambda _: free[0])
     pool.memory.check(pool.parts(parts), ())
     free[0] -= 1
@@ -143,27 +143,27 @@ def test_models_that_do_not_fit_a_node_are_refused_with_its_name():
 
 def test_a_worker_that_ended_is_replaced_on_its_reserved_device(monkeypatch):
     """Workers are stand-ins: real ones import Ray, which then keeps its first token for good."""
-    monkeypatch.setattr(
-        "specscope.engine.cluster.ray_devices.RayWorker", lambda *_: SimpleNamespace(ended=False)
-    )
+    stand_in = "specscope.engine.cluster.ray_devices.RayWorker"
+    monkeypatch.setattr(stand_in, lambda *_: SimpleNamespace(ended=False))
     nodes = Nodes(1, 1)
     nodes.places |= {"cpu:0": HELD, "cpu:1": HELD}
-    pool = RayDevices(Pair.find("bundled"), nodes, options())
+    pool = pool_of(nodes)
     assigned = pool.assign(Layout(Separate(1)))
-    pool.reserve(assigned)
-    drafter, target = (pool.start_worker(assigned[model][0]) for model in ("drafter", "target"))
-    pool.reserve(assigned)
-    assert pool.start_worker(assigned["drafter"][0]) is drafter
+
+    def started():
+        pool.reserve(assigned)
+        return [pool.start_worker(assigned[model][0]) for model in ("drafter", "target")]
+
+    drafter, target = started()
+    assert [*map(id, started())] == [id(drafter), id(target)]
     drafter.ended = True
-    pool.reserve(assigned)
-    assert pool.start_worker(assigned["drafter"][0]) is not drafter
-    assert pool.start_worker(assigned["target"][0]) is target
+    again, kept = started()
+    assert (again is drafter, kept is target) == (False, True)
 
 
 def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch):
     nodes = Nodes(2, 4)
     nodes.take(1, 1)
-    nodes.close = Mock()
     monkeypatch.setattr("specscope.engine.cluster.open.RayCluster", lambda *_: nodes)
     message = "split over 4 devices of one node, and no node of the Ray cluster has more than 3 free CPU"
     with pytest.raises(UsageError, match=message):
@@ -181,25 +181,21 @@ def test_a_split_wider_than_every_node_is_refused_with_what_is_free(monkeypatch)
     ],
 )
 def test_a_worker_or_all_ranks_of_a_split_model_have_a_bundle(counts, tp, kind, bundles):
-    nodes = Nodes(*counts, resource="GPU" if kind == "cuda" else "CPU")
-    pool = RayDevices(Pair.find("bundled"), nodes, options(device=kind, tp=tp))
+    resource = "GPU" if kind == "cuda" else "CPU"
+    nodes = Nodes(*counts, resource=resource)
+    pool = pool_of(nodes, device=kind, tp=tp)
     for _ in range(2):
         pool.reserve(pool.assign(Layout(Separate(1))))
         assert sorted(nodes.reserved) == bundles, "reserved once"
-    taken = [call.kwargs for call in nodes.start.call_args_list]
-    assert sum(each["gpus"] if kind == "cuda" else each["cpus"] for each in taken) == sum(
-        int(bundle[0]) for bundle in bundles
-    )
+    taken = sum(call.kwargs[f"{resource.lower()}s"] for call in nodes.start.call_args_list)
+    assert taken == sum(int(bundle[0]) for bundle in bundles)
 
 
 def test_two_workers_never_share_a_gpu():
-    pool = RayDevices(Pair.find("bundled"), Nodes(1, resource="GPU"), options(device="cuda"))
+    pool = pool_of(Nodes(1, resource="GPU"), device="cuda")
     with pytest.raises(UsageError, match="GPU 0 has a worker already; with Ray a GPU has one only"):
         pool.reserve(pool.assign(Layout(Separate(1))))
     assert not pool.cluster.reserved
-
-
-# A connection to Ray without Ray: what a dead head and a dead node of this machine lead to.
 
 
 HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "NodeManagerPort": 1}
@@ -208,17 +204,17 @@ HEAD, OWN = "10.0.0.1:6379", {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "
 class FakeRay:
     """Two nodes that Ray believes alive; `down` has those whose ports take no connections."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.connected, self.down = False, set[tuple[str, int]]()
         self._private = SimpleNamespace(worker=SimpleNamespace(print_to_stdstream=print))
 
-    def init(self, **_) -> None:
+    def init(self, **_):
         self.connected = True
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         self.connected = False
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return self.connected
 
     def get_runtime_context(self):
@@ -228,12 +224,12 @@ class FakeRay:
         other = OWN | {"NodeID": "b", "NodeManagerAddress": "10.0.0.2"}
         return [{**node, "Alive": True, "Resources": {"CPU": 1}} for node in (OWN, other)]
 
-    def reachable(self, host: str, port: int) -> bool:
+    def reachable(self, host, port):
         return (host, port) not in self.down
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def ray(monkeypatch):
     fake = FakeRay()
     monkeypatch.setattr(ray_cluster, "import_ray", lambda *, starts: fake)
     monkeypatch.setattr(ray_cluster, "checked", lambda address: address)
@@ -245,15 +241,19 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return fake
 
 
-def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(ray) -> None:
+def await_checks(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(ray):
     cluster, worker = RayCluster(HEAD, 1), Mock()
     cluster.watch(worker)
     assert [node.name for node in cluster.nodes()] == ["node 1 (10.0.0.1)", "node 2 (10.0.0.2)"]
     ray.down.add(("10.0.0.1", 6379))
-    deadline = time.monotonic() + 20
-    while ray.connected:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    await_checks(lambda: not ray.connected)
     worker.lose.assert_called_once_with(f"lost the head of its cluster ({HEAD})")
     assert worker.check.call_count >= ray_cluster.HEADLESS
     ray.down.clear()  # the head is back; this connection is not
@@ -265,19 +265,16 @@ def test_a_dead_head_ends_jobs_and_the_connection_before_ray_ends_this_process(r
     again.close()
 
 
-def test_a_head_that_is_silent_for_a_moment_ends_nothing(ray) -> None:
+def test_a_head_that_is_silent_for_a_moment_ends_nothing(ray):
     cluster, worker, silent = RayCluster(HEAD, 1), Mock(), iter([False] * (ray_cluster.HEADLESS - 1))
     cluster._head_answers = lambda: next(silent, True)
     cluster.watch(worker)
-    deadline = time.monotonic() + 20
-    while worker.check.call_count < 2 * ray_cluster.HEADLESS:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    await_checks(lambda: worker.check.call_count >= 2 * ray_cluster.HEADLESS)
     assert (ray.connected, worker.lose.call_count) == (True, 0)
     cluster.close()
 
 
-def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_goes_on(ray) -> None:
+def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_goes_on(ray):
     cluster = RayCluster(HEAD, 1)
     ray.down.add(("10.0.0.2", 1))
     assert [node.own for node in cluster.nodes()] == [True]
@@ -287,7 +284,7 @@ def test_without_its_own_node_a_session_ends_at_once_and_without_another_one_it_
     cluster.close()
 
 
-def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playground(monkeypatch) -> None:
+def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playground(monkeypatch):
     name, fake = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", SimpleNamespace()
     monkeypatch.setattr(os, "environ", {key: value for key, value in os.environ.items() if key != name})
     monkeypatch.setitem(sys.modules, "ray", fake)
@@ -296,3 +293,93 @@ def test_ray_is_imported_without_its_handler_of_sigterm_which_aborts_a_playgroun
     os.environ[name] = "0"
     import_ray(starts=False)
     assert os.environ[name] == "0", "the user's choice stays"
+
+
+def test_the_fastest_round_trip_gives_a_clock_and_its_error():
+    """The other clock is 5,000 ahead; trips take 2,000 there, 400 back; the fastest 100 and 60."""
+    now, trips = [0], iter([(2000, 400)] * 7 + [(100, 60)] + [(2000, 400)] * 8)
+
+    def there():
+        out, back = next(trips)
+        now[0] += out + back
+        return now[0] - back + 5000
+
+    clock = compare(there, lambda: now[0])
+    assert clock == (5020, 80)
+    reply = clock.local(Reply(None, (Stamp("verify", 6020, 7020, 1, 0),)))
+    assert [(stamp.start, stamp.end) for stamp in reply.stamps] == [(1000, 2000)]
+    assert Clock().local(reply) is reply
+
+
+def test_rows_and_bytes_travel_by_reference_only():
+    """A message has the places of the rows of q that its job reads, and no bytes."""
+    references = References()
+    references.put("cpu:0", chains("drafter", (), (2,), sampled=True, rows=((5, 2),)), "q")
+    tokens = tuple(DraftToken(1, i - 1, RowRef("cpu:0", row)) for i, row in enumerate((5, 2)))
+    judge = Judge(1, Draft(tokens), bonus=True, skip=0)
+    places = ((("cpu:0", 5), 0, 0), (("cpu:0", 2), 0, 1))
+    for job in (judge, Score("target", (), (), 1, judges=(judge,)), JudgeAll((judge,))):
+        assert references.pack(job) == (job, places, ["q"])
+    for job in (Import("target", (), 0, "kv"), Score("target", (), (), 1, stage=Stage(1, 2, "kv"))):
+        packed, _, found = references.pack(job)
+        assert (bytes_of(packed), found) == (..., ["kv"])
+        assert bytes_of(with_bytes(packed, b"rows")) == b"rows"
+
+
+@pytest.mark.parametrize(
+    ("reply", "speaks"), [(bytes((0, 0, 6, 4, 0, 0, 0, 0, 0)), True), (b"HTTP/1.1 400 Bad Request", False)]
+)
+def test_only_a_server_of_grpc_is_taken_for_rays_head(reply, speaks, capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with suppress(OSError):  # the server is closed
+                while True:
+                    with server.accept()[0] as connection, suppress(OSError):
+                        connection.recv(1000)
+                        connection.sendall(reply)
+
+        Thread(target=answer, daemon=True).start()
+        port = server.getsockname()[1]
+        assert speaks_grpc("127.0.0.1", port) is speaks
+        if not speaks:
+            place = ["--runtime", "ray", "--address", f"127.0.0.1:{port}", "--db", str(tmp_path / "runs.db")]
+            assert main(["run", "--method", "speculative", "--prompt", "Hi", *place]) == 1
+            error = (
+                f"specscope: what answers at 127.0.0.1:{port} is not the head of a Ray cluster; give the port"
+            )
+            assert capsys.readouterr().err.startswith(error)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_cluster_with_other_versions_is_not_taken_for_one_with_a_token():
+    mismatch = reason(RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.59.0\n"))
+    assert mismatch == (
+        "Version mismatch: The cluster was started with: Ray: 2.59.0; install the cluster's versions here"
+    )
+    assert "set RAY_AUTH_MODE=token" in reason(ConnectionError("Failed to connect"))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """The second of two ranks: only the first one, `cpu:0`, has rows of q."""
+    device = Device("cpu:1", "", "CPU 1", "cpu")
+    made = RayServer(Setup("cpu:1", device, torch.get_num_threads(), None), "node 1")
+    made.handle(0, Connect((("cpu:0", "", (8, 4)),)), (), ())
+    monkeypatch.setattr(Host, "handle", lambda *_: Reply((), ()))
+    return made
+
+
+def test_each_rank_of_a_split_model_answers_a_sampled_draft(server):
+    job = chains("drafter", (), (2,), sampled=True, rows=((5, 2),))
+    assert server.handle(1, job, (), ()) == (Reply((), ()), None)
+
+
+@pytest.mark.parametrize(
+    ("job", "rows"),
+    [(Import("drafter", (), 0, ...), ()), (Prefill("drafter", ()), ((("cpu:9", 0), 0, 0),))],
+    ids=["without its bytes", "rows of an unknown worker"],
+)
+def test_a_broken_message_fails_its_job_and_not_the_worker(server, job, rows):
+    error, data = server.handle(1, job, rows, ())
+    assert (type(error), data) == (SpecScopeError, None)

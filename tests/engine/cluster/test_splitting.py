@@ -1,6 +1,4 @@
-"""A target larger than one device: its layers by memory, what each stage reads, and equal texts."""
-
-from __future__ import annotations
+"""A target larger than one device, and drafters `int4` and `int8`: the texts are the target's."""
 
 import json
 import shutil
@@ -24,8 +22,10 @@ from specscope.engine.layout import Colocated, Layout, Pipelined, Separate
 from specscope.engine.run.serving import Load
 from specscope.engine.trace.events import Device
 from specscope.engine.types import Limits, Sampling
+from tests.engine.checkpoints.gguf_files import write
 from tests.engine.heads.random_heads import make_head, make_heads
 from tests.engine.model import tiny
+from tests.engine.runtimes.processes import six_cores
 
 GPUS = tuple(Device(f"cuda:{i}", "", f"GPU {i}", "cuda") for i in range(4))
 LAYERS = [Size(30, 1), *[Size(10, 1)] * 4, Size(40, 1)]
@@ -52,7 +52,7 @@ def test_devices_are_filled_in_order_and_no_layer_is_split(limits, tokens, spans
     assert layer_spans(LAYERS, limits, tokens) == spans
 
 
-def gpus(free, dtype="float32") -> LocalDevices:
+def gpus(free, dtype="float32"):
     """Return the bundled pair on stand-ins for GPUs with these free bytes."""
     devices, by_name = GPUS[: len(free)], dict(zip((gpu.name for gpu in GPUS), free, strict=False))
     memory = Memory(measure=lambda device: by_name[device.name])
@@ -90,33 +90,40 @@ def test_the_target_gets_the_devices_after_the_drafters_or_its_own_and_then_what
     assert [i for span in spans for i in span] == list(range(sum(sizes)))
 
 
-def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit():
-    with pytest.raises(
-        ModelError, match=r"free are .* GPU 0, 10.0 MB on GPU 1; at most 5 million weights of float32"
-    ):
-        placed(gpus([20 * MB, 10 * MB]))
-    with pytest.raises(ModelError, match=r"--dtype bfloat16 takes 26\.1 MB"):
-        placed(gpus([30 * MB, 20 * MB]))
+@pytest.mark.parametrize(
+    ("free", "message"),
+    [
+        ((20, 10), r"free are .* GPU 0, 10.0 MB on GPU 1; at most 5 million weights of float32"),
+        ((30, 20), r"--dtype bfloat16 takes 26\.1 MB"),
+    ],
+)
+def test_too_little_memory_on_all_devices_is_refused_with_what_would_fit(free, message):
+    with pytest.raises(ModelError, match=message):
+        placed(gpus([size * MB for size in free]))
     devices, spans = placed(gpus([30 * MB, 20 * MB], dtype="bfloat16"))
     assert (devices, spans) == ({"drafter": ["cuda:1"], "target": ["cuda:0"]}, ())
 
 
-def test_what_cannot_run_on_a_split_target_is_refused():
-    pool = split_by_memory(gpus([40 * MB, 30 * MB, 30 * MB]), 100)
-    for layout, message in (
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
         (Layout(Colocated()), "a co-located placement has one"),
         (Layout(Pipelined(3)), "stages is 3; memory has split the target over 2 devices"),
         (Layout(Separate(targets=2)), r"2 target server\(s\) and 1 drafter\(s\) need 5 devices"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            pool.assign(layout)
-    pipeline = pool.assign(Layout(Pipelined(2)))
-    assert [a.name for a in pipeline["drafter"]] == ["cuda:2", "cuda:1"]
-    assert pool.servers(1) == 1
-    assert replace(pool, spans=()).servers(1) == 2
+        (Layout(Pipelined(2)), None),
+    ],
+)
+def test_what_cannot_run_on_a_split_target_is_refused(layout, message):
+    pool = split_by_memory(gpus([40 * MB, 30 * MB, 30 * MB]), 100)
+    assert (pool.servers(1), replace(pool, spans=()).servers(1)) == (1, 2)
+    if message is None:
+        assert [a.name for a in pool.assign(layout)["drafter"]] == ["cuda:2", "cuda:1"]
+        return
+    with pytest.raises(UsageError, match=message):
+        pool.assign(layout)
 
 
-def names(path, span) -> set[str]:
+def names(path, span):
     """Return the names of the tensors that a stage needs, from the file's own names."""
     with safe_open(path / "model.safetensors", framework="pt") as file:
         keys = set(file.keys())
@@ -131,9 +138,8 @@ def names(path, span) -> set[str]:
 def test_a_stage_reads_its_own_tensors_and_nothing_else(family, tmp_path, monkeypatch):
     tiny.save(tiny.reference(family), tmp_path)
     read, take = list[str](), Checkpoint.take
-    monkeypatch.setattr(
-        Checkpoint, "take", lambda self, key, *more: read.append(key) or take(self, key, *more)
-    )
+    record = lambda self, key, *more: read.append(key) or take(self, key, *more)  # noqa: E731
+    monkeypatch.setattr(Checkpoint, "take", record)
     for span in (range(1), range(1, 3), range(2, 3)):
         load(tmp_path, stage=span)
         assert len(read) == len(set(read))
@@ -141,18 +147,19 @@ def test_a_stage_reads_its_own_tensors_and_nothing_else(family, tmp_path, monkey
         read.clear()
 
 
-SPLIT = {"device": "cpu", "runtime": "local-thread", "memory": "0=75MB,1=60MB"}
+WHOLE = {"device": "cpu", "runtime": "local-thread"}
 
 
 @pytest.fixture(scope="module")
 def split():
-    with specscope.open("bundled", **SPLIT) as cluster:
+    with specscope.open("bundled", **WHOLE, memory="0=75MB,1=60MB") as cluster:
+        assert cluster.c > 1, "the time of the target is the sum of its stages"
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def whole():
-    with specscope.open("bundled", device="cpu", runtime="local-thread") as cluster:
+    with specscope.open("bundled", **WHOLE) as cluster:
         yield cluster
 
 
@@ -185,23 +192,18 @@ def test_the_split_target_decodes_the_text_of_the_whole_one(split, whole, method
 def test_heads_beside_the_last_stage_draft_what_they_draft_beside_the_whole_target(
     split, whole, method, temperature
 ):
-    options = {"sampling": Sampling(temperature, seed=3), "limits": Limits(12)}
-    trace, expected = (c.run(method, "Tell me a story.", **options) for c in (split, whole))
+    def ran(**more):
+        prompts = ["Tell me a story."] * (3 if "load" in more else 1)
+        return [c.run(method, *prompts, **more) for c in (split, whole)]
+
+    trace, expected = ran(sampling=Sampling(temperature, seed=3), limits=Limits(12))
     assert trace.token_ids(0) == expected.token_ids(0)
     drafts = [[(r.drafted, r.accepted) for r in t.rounds] for t in (trace, expected)]
     assert drafts[0] == drafts[1]
-    first, last = trace.header.devices
-    assert (first.role, last.role) == ("target", "drafter+target")
+    assert [device.role for device in trace.header.devices] == ["target", "drafter+target"]
     if temperature == 0:
-        load = Load((0.0,) * 3, batch=2)
-        served = [
-            c.run(method, *["Tell me a story."] * 3, limits=Limits(6), load=load) for c in (split, whole)
-        ]
-        assert [served[0].token_ids(i) for i in range(3)] == [served[1].token_ids(i) for i in range(3)]
-
-
-def test_the_time_of_a_split_target_is_the_sum_of_its_stages(split):
-    assert split.c > 1
+        served, alone = ran(limits=Limits(6), load=Load((0.0,) * 3, batch=2))
+        assert [served.token_ids(i) for i in range(3)] == [alone.token_ids(i) for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +218,7 @@ def untied(tmp_path_factory):
     return replace(Pair.of(folder), heads_path=heads)
 
 
-def opened(pair, spans, heads=()) -> specscope.Cluster:
+def opened(pair, spans, heads=()):
     """Open a pair on two threads, with its target split into these layers."""
     pool = LocalDevices(pair, Options("local-thread"), devices_of("cpu")[:2], spans)
     return specscope.Cluster(pair, Placement("local-thread", pool, base_layout(pair)), heads)
@@ -242,3 +244,123 @@ def test_a_head_that_reads_inner_layers_is_refused_on_a_split_target(untied):
         pool = cluster.placement.pool
         assert "reads the target's states" in fit(pool, heads).methods["eagle"]
         assert fit(replace(pool, spans=()), heads).methods["eagle"] == ""
+
+
+TARGET = Pair.find("bundled").target_path
+PROMPT, NEW = "Tell me a story about a dragon.", Limits(20)
+GREEDY, WARM = Sampling(), Sampling(temperature=0.9, top_k=60, top_p=0.95, seed=11)
+THREADS = {"runtime": "local-thread", "device": "cpu"}
+METHODS = {
+    "speculative": {"gamma": 4},
+    "dsi": {},
+    "easyspec": {"size": 2, "gamma": 3, "calibrate": False},
+    "tree": {"width": 3, "depth": 3},
+}
+
+
+def text(cluster, method, sampling=GREEDY, **config):
+    trace = cluster.run(method, PROMPT, config=config, sampling=sampling, limits=NEW)
+    assert trace.status == "done"
+    return tuple(trace.token_ids())
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Whether the text is greedy -> the target's own text."""
+    with specscope.open(target=TARGET, **THREADS) as cluster:
+        texts = {s.greedy: text(cluster, "autoregressive", s) for s in (GREEDY, WARM)}
+    assert texts[True] != texts[False]
+    return texts
+
+
+@pytest.fixture(scope="module", params=["int4", "int8"])
+def threads(request):
+    with specscope.open(target=TARGET, drafter=request.param, **THREADS) as cluster:
+        assert cluster.pair.drafter_path == TARGET / request.param
+        yield cluster
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_texts_are_the_targets(method, threads, expected):
+    assert text(threads, method, **METHODS[method]) == expected[True]
+
+
+def test_most_drafts_are_accepted(threads):
+    trace = threads.run("speculative", PROMPT, config={"gamma": 6}, limits=Limits(60))
+    assert 0.6 < sum(r.accepted for r in trace.rounds) / sum(r.drafted for r in trace.rounds) <= 1
+    again = Pair.of(trace.header.target_path, trace.header.drafter_path)
+    assert again.models == threads.pair.models, "a header opens the same models again"
+
+
+@pytest.mark.parametrize("most", [5, 1000], ids=["a long prompt's rows move in parts", "all at once"])
+def test_int4_drafts_from_the_targets_rows_of_the_prompt(threads, expected, monkeypatch, most):
+    monkeypatch.setattr("specscope.engine.run.models.PREFILL_ROWS", most)
+    trace = threads.run("speculative", PROMPT, limits=NEW)
+    assert tuple(trace.token_ids()) == expected[True]
+    spans = [s for s in trace.spans if s.step == 0]
+    prefills = {s.model for s in spans if s.kind == "prefill"}
+    moved = [(s.model, s.rows, s.context) for s in spans if s.kind == "communicate"]
+    rows = len(threads.pair.encode(PROMPT)) - 1
+    parts = [(min(most, rows - start), start) for start in range(0, rows, most)]
+    if threads.pair.drafter_path == TARGET / "int4":
+        assert prefills == {"target"}
+        assert sorted(moved) == sorted((model, *part) for model in ("target", "drafter") for part in parts)
+    else:  # its values are rotated
+        assert (prefills, moved) == ({"target", "drafter"}, [])
+    assert sum(r.accepted for r in trace.rounds) > 8, "the rows are the prompt's"
+
+
+VIRTUAL = {"runtime": "virtual", "profile": "pearl-4xA100"}
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        ("int8", VIRTUAL),
+        ("int4", VIRTUAL),
+        ("int4", {**THREADS, "forward": "static"}),
+        ("int8", {**THREADS, "memory": "0=75MB,1=60MB"}),
+        ("int8", {**THREADS, "dtype": "bfloat16"}),
+    ],
+    ids=str,
+)
+def test_texts_do_not_depend_on_the_runtime(form, place, expected, monkeypatch):
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
+    with specscope.open(target=TARGET, drafter=form, **place) as cluster:
+        if place.get("dtype") == "bfloat16":
+            assert text(cluster, "speculative") == text(cluster, "autoregressive")
+            return
+        assert text(cluster, "speculative") == expected[True]
+        assert text(cluster, "pearl", gamma=2) == expected[True]
+        assert text(cluster, "tree", WARM, width=2, depth=2, drafts="greedy") == expected[False]
+
+
+def test_processes_that_split_a_form_draft_for_the_targets_text(expected, monkeypatch):
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
+    with specscope.open(target=TARGET, drafter="int4", device="cpu", drafter_tp=2) as cluster:
+        trace = cluster.run("speculative", PROMPT, config={"gamma": 3}, limits=Limits(8))
+    assert tuple(trace.token_ids()) == expected[True][:8]
+    assert sum(r.accepted for r in trace.rounds) > 3
+
+
+def test_several_forms_race(expected, monkeypatch):
+    monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
+    with specscope.open(target=TARGET, drafter=["int4", "int8"], **THREADS) as cluster:
+        trace = cluster.run("dsi", PROMPT, config={"drafters": 2, "lookahead": 2}, limits=NEW)
+        assert tuple(trace.token_ids()) == expected[True]
+        assert trace.header.environment["further_drafters"] == [str(TARGET / "int8")]
+        assert len({s.device for s in trace.spans if s.model == "drafter"}) == 2
+
+
+def test_a_gguf_file_drafts_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("specscope.engine.model.weights.PACKED_FROM", 0)
+    file = write(tmp_path / "a.gguf", "Q4_0")
+    with specscope.open(target=file, drafter=["int8", "int4"], **THREADS) as cluster:
+        plain = text(cluster, "autoregressive")
+        assert text(cluster, "speculative") == text(cluster, "pearl") == plain
+        folder = cluster.pair.target_path
+        assert cluster.pair.drafter_paths == (folder / "int8", folder / "int4")
+        header = cluster.run("speculative", PROMPT, limits=Limits(2)).header
+    assert Pair.of(header.target_path, header.drafter_path).drafter_path == folder / "int8"
+    assert sorted(file.name for file in folder.iterdir() if file.is_dir()) == []

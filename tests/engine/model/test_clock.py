@@ -1,7 +1,5 @@
 """Marks of a stream become times of the host's clock."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

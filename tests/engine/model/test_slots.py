@@ -1,14 +1,16 @@
-"""`Slots` compared with a naive model: a list of (token, parent, flag) per row."""
-
-from __future__ import annotations
+"""`Slots` against a naive model, a list of rows; and a memoized model against the model itself."""
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specscope.engine.checkpoints.loader import load
 from specscope.engine.errors import UsageError
+from specscope.engine.model.memoized import MemoizedModel
 from specscope.engine.model.slots import PAD, PROVISIONAL, Rows, Slots
+from tests.engine.model import tiny
 
 CAPACITY = 24
 TOKENS = 3
@@ -60,7 +62,7 @@ def assert_equal(slots, slot, naive):
             np.testing.assert_array_equal(slots.ancestor_mask(slot, start), want[start:])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_random_operations_agree_with_a_naive_slot(data):
     slots, naive_slots = Slots(2, CAPACITY), [NaiveSlot(), NaiveSlot()]
@@ -97,45 +99,33 @@ def test_random_operations_agree_with_a_naive_slot(data):
             assert_equal(slots, slot, naive)
 
 
-def test_match_follows_a_branch_that_matches_longer_than_the_committed_prefix():
+BRANCH = [Rows.chain(0, [5, 6, 7, 8], 0), Rows.of(0, [7, 9, 1], [1, 4, 5])]
+"""5 6 7 8 is committed; the branch is 5 6 7 9 1."""
+WITH_PROVISIONAL = Rows.of(0, [1, 2, 3], [-1, 0, 1], [0, PROVISIONAL, 0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "prefix", "limit", "path"),
+    [
+        (BRANCH, [5, 6, 7, 9, 1, 3], 6, [0, 1, 4, 5, 6]),
+        (BRANCH, [5, 6, 7, 8, 1], 5, [0, 1, 2, 3]),
+        (BRANCH, [5, 6, 7, 9, 1, 3], 3, [0, 1, 2]),
+        (BRANCH, [4, 6], 2, []),
+        ([WITH_PROVISIONAL], [1, 2, 3], 3, [0]),
+        ([WITH_PROVISIONAL, Rows.of(0, [2, 3], [0, 3], [0, PAD])], [1, 2, 3], 3, [0, 3]),
+    ],
+)
+def test_a_match_follows_the_longest_branch_up_to_padding_and_provisional_rows(rows, prefix, limit, path):
     slots = Slots(1, 16)
-    slots.append(Rows.chain(0, [5, 6, 7, 8], 0))
-    slots.append(Rows.of(0, [7, 9, 1], [1, 4, 5]))  # branch 5 6 7 9 1; 5 6 7 8 is committed
-    assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 6).tolist() == [0, 1, 4, 5, 6]
-    assert slots.match(0, np.array([5, 6, 7, 8, 1]), 5).tolist() == [0, 1, 2, 3]
-    assert slots.match(0, np.array([5, 6, 7, 9, 1, 3]), 3).tolist() == [0, 1, 2]
-    assert slots.match(0, np.array([4, 6]), 2).tolist() == []
-
-
-def test_match_stops_at_padding_and_provisional_rows():
-    slots = Slots(1, 16)
-    slots.append(Rows.of(0, [1, 2, 3], [-1, 0, 1], [0, PROVISIONAL, 0]))
-    assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
-    slots.append(Rows.of(0, [2, 3], [0, 3], [0, PAD]))
-    assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0, 3]
-
-
-def test_provisional_rows_do_not_match_after_keep():
-    for path in ([0, 2, 3], [0, 1]):
-        slots = Slots(1, 16)
-        slots.append(Rows.of(0, [1, 2, 2, 3], [-1, 0, 0, 2], [0, PROVISIONAL, PROVISIONAL, 0]))
-        slots.keep(0, np.array(path))
-        assert slots.length(0) == len(path)
-        assert slots.match(0, np.array([1, 2, 3]), 3).tolist() == [0]
-
-
-def test_joined_rows_enter_slots_of_different_lengths():
-    slots = Slots(3, 8)
-    index = slots.append(Rows.join([Rows.chain(2, [1, 2, 3], 0), Rows.chain(0, [4], 0)]))
-    assert index.tolist() == [0, 1, 2, 0]
-    assert [slots.length(s) for s in range(3)] == [1, 0, 3]
-    slots.reset(2)
-    assert [slots.length(s) for s in range(3)] == [1, 0, 0]
+    for each in rows:
+        slots.append(each)
+    assert slots.match(0, np.array(prefix), limit).tolist() == path
 
 
 def test_rows_beyond_the_capacity_are_refused_and_none_is_added():
     slots = Slots(2, 4, context=100)
-    slots.append(Rows.chain(1, [1, 2], 0))
+    assert slots.append(Rows.join([Rows.chain(1, [1, 2], 0), Rows.chain(0, [4], 0)])).tolist() == [0, 1, 0]
+    slots.reset(0)
     rows = Rows.join([Rows.chain(0, [1], 0), Rows.chain(1, [1, 2, 3], 2)])
     with pytest.raises(UsageError, match=r"slot 1 would hold 5 rows; its capacity is 4 .*context is 100"):
         slots.append(rows)
@@ -175,3 +165,81 @@ def test_rows_of_one_slot_must_be_contiguous_and_complete():
         Slots(2, 8).append(rows)
     with pytest.raises(ValueError, match="2 tokens need as many parents"):
         Rows.of(0, [1, 2], [-1])
+
+
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+class Counted:
+    """A decoder that counts the rows of its forwards."""
+
+    name = "target"
+
+    def __init__(self, model):
+        self._model, self.rows, self.new_cache = model, 0, model.new_cache
+        self.vocab_size, self.context, self.depth = model.vocab_size, model.context, model.depth
+
+    def forward(self, cache, rows, want, hidden=(), fuzzy=None, **options):
+        self.rows += len(rows)
+        return self._model.forward(cache, rows, want, hidden, fuzzy)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tiny.save(tiny.reference("llama-gqa-tied-bias"), path)
+    return load(path)
+
+
+def extend(model, cache, tokens, parents=None, flags=None, fuzzy=None, slot=0):
+    """Forward rows after the cached ones and return the logits of all of them."""
+    start = cache.length(slot)
+    parents = range(start - 1, start + len(tokens) - 1) if parents is None else parents
+    rows = Rows.of(slot, tokens, list(parents), flags)
+    return model.forward(cache, rows, np.arange(len(tokens)), fuzzy=fuzzy)
+
+
+def test_a_second_cache_computes_known_rows_only_when_a_forward_needs_their_keys(model):
+    counted, plain = Counted(model), model.new_cache(1, 32)
+    memoized = MemoizedModel(counted)
+    late = memoized.new_cache(2, 32)
+    first = extend(memoized, memoized.new_cache(1, 32), TEXT)
+    again = extend(memoized, late, TEXT, slot=1)
+    assert counted.rows == len(TEXT)
+    assert torch.equal(first.logits, again.logits)
+    assert first.cells == again.cells == len(TEXT) ** 2
+    new = extend(memoized, late, [7, 8], slot=1)
+    assert counted.rows == 2 * len(TEXT) + 2
+    extend(model, plain, TEXT)
+    expected = extend(model, plain, [7, 8])
+    assert torch.allclose(new.logits, expected.logits, atol=1e-4)
+    assert new.cells == expected.cells
+    extend(memoized, late, [9], slot=1)
+    assert counted.rows == 2 * len(TEXT) + 3
+
+
+def test_random_texts_give_the_model_s_logits(model):
+    rng, memoized = np.random.default_rng(5), MemoizedModel(model)
+    for _ in range(25):
+        cache, plain, text = memoized.new_cache(1, 64), model.new_cache(1, 64), list[int]()
+        for _ in range(5):
+            kept = int(rng.integers(0, len(text) + 1))
+            for slots in (cache, plain):
+                slots.keep(0, np.arange(kept))
+            more = rng.integers(0, 3, size=int(rng.integers(1, 5))).tolist()
+            text = text[:kept] + more
+            got, expected = extend(memoized, cache, more), extend(model, plain, more)
+            assert torch.allclose(got.logits, expected.logits, atol=1e-4)
+            assert got.cells == expected.cells
+
+
+def test_a_full_memory_is_cleared_and_hidden_states_are_computed(model, monkeypatch):
+    counted = Counted(model)
+    memoized = MemoizedModel(counted)
+    monkeypatch.setattr("specscope.engine.model.memoized.BYTES", 4 * model.vocab_size * 12)
+    for text in (TEXT, [8, 7, 6], TEXT):
+        extend(memoized, memoized.new_cache(1, 32), text)
+    assert counted.rows == 2 * len(TEXT) + 3
+    rows = Rows.chain(0, TEXT, 0)
+    out = memoized.forward(memoized.new_cache(1, 32), rows, np.empty(0, dtype=np.int64), hidden=(-1,))
+    assert out.hidden[-1].shape == (len(TEXT), model.shape.width)

@@ -1,7 +1,5 @@
 """Static steps, and chains without a host between their forwards, equal the eager forwards."""
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import numpy as np
@@ -39,12 +37,10 @@ def forwards():
     yield Rows.chain(3, text(5, 1), 0), [4], (), 0
     yield Rows.chain(0, text(1, 2), 9), [0], (), 0  # one row
     yield Rows.chain(0, text(6, 3), 10), [5, 0], (0,), 12  # a chain, then a rejection
-    tree = Rows.of(0, text(7, 4), [11, 12, 12, 13, 13, 11, -1])
-    yield tree, range(7), (), 0
+    yield Rows.of(0, text(7, 4), [11, 12, 12, 13, 13, 11, -1]), range(7), (), 0
     yield Rows.of(0, text(3, 5), [14, 17, 18]), range(3), (0,), 12  # the tree's next level
     yield batch((0, [11, 12], 6), (1, [-1, 0, 1], 7), (3, [4], 8)), range(6), (), 0  # slot 2 is empty
-    flags = [0, 0, PAD, PAD]
-    yield Rows.of(1, text(4, 9), [2, 3, 4, 4], flags), [0, 1], (), 0
+    yield Rows.of(1, text(4, 9), [2, 3, 4, 4], [0, 0, PAD, PAD]), [0, 1], (), 0
     yield Rows.chain(2, text(40, 10), 0), [39], (), 0
 
 
@@ -78,20 +74,22 @@ def check_static_steps(decoder, tolerance):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_static_step_equals_the_eager_forward(family, tmp_path):
+    """Also of a split model: three ranks pad heads, columns and vocabulary."""
     save(reference(family), tmp_path)
     check_static_steps(load(tmp_path), tolerance=1e-5)
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_static_step_of_a_split_model_equals_the_eager_forward(family, tmp_path):
-    """Three ranks: heads, columns and vocabulary are padded."""
-    save(reference(family), tmp_path)
     on_ranks(3, lambda ranks: check_static_steps(load(tmp_path, ranks=ranks), tolerance=1e-5))
 
 
-def test_steps_are_used_again_and_results_stay(tmp_path):
-    save(reference("llama"), tmp_path)
-    decoder = load(tmp_path)
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A function that loads a tiny model."""
+    folder = tmp_path_factory.mktemp("llama")
+    save(reference("llama"), folder)
+    return lambda: load(folder)
+
+
+def test_steps_are_used_again_and_results_stay(llama):
+    decoder = llama()
     decoder.steps = StaticSteps(decoder)
     cache = decoder.new_cache(1, 50)
     first = decoder.forward(cache, Rows.chain(0, text(3), 0), np.arange(3))
@@ -101,9 +99,8 @@ def test_steps_are_used_again_and_results_stay(tmp_path):
     assert decoder.steps.count(cache) == 1
 
 
-def test_a_long_prefill_is_eager_and_a_grown_cache_gets_new_steps(tmp_path):
-    save(reference("llama"), tmp_path)
-    decoder = load(tmp_path)
+def test_a_long_prefill_is_eager_and_a_grown_cache_gets_new_steps(llama):
+    decoder = llama()
     decoder.steps = StaticSteps(decoder)
     cache = decoder.new_cache(2, 64)
     assert len(text(64)) == ROWS[-1]
@@ -114,9 +111,6 @@ def test_a_long_prefill_is_eager_and_a_grown_cache_gets_new_steps(tmp_path):
     assert decoder.steps.count(cache) == 1
     rows = Rows.chain(0, text(65), 0)
     assert decoder.steps.run(cache, rows, np.arange(65), np.arange(1), ()) is None
-
-
-# Chains without a host between their forwards are those of a loop (trees: `test_growths`).
 
 
 torch.set_num_threads(1)
@@ -143,17 +137,14 @@ def drafted_in_a_loop(decoder, sampling, draws):
     """Return the tokens and q of each slot, and the cache."""
     cache, logits = filled(decoder)
     tokens, qs = [], []
-    for (slot, length), row in zip(LENGTHS.items(), logits, strict=True):
-        ids, q_rows, out = [], [], row
-        for step in range(COUNTS[slot]):
-            if step:
-                out = decoder.forward(
-                    cache, Rows.chain(slot, ids[-1:], length + step - 1), np.arange(1)
-                ).logits[0]
-            position = length + step
-            token, q = propose_token(
-                out, position=position, sampling=sampling, draws=draws[slot], sampled=True
-            )
+    for (slot, length), out in zip(LENGTHS.items(), logits, strict=True):
+        ids, q_rows = [], []
+        for position in range(length, length + COUNTS[slot]):
+            if ids:
+                rows = Rows.chain(slot, ids[-1:], position - 1)
+                out = decoder.forward(cache, rows, np.arange(1)).logits[0]
+            given = {"position": position, "sampling": sampling, "draws": draws[slot], "sampled": True}
+            token, q = propose_token(out, **given)
             ids.append(token)
             q_rows.append(out.softmax(-1) if q is None else q)
         tokens.append(ids)
@@ -175,8 +166,7 @@ def drafted(decoder, sampling, draws, fused):
 
 
 @pytest.mark.parametrize(
-    ("family", "way"),
-    sorted({*zip(CONFIGS, cycle(WAYS)), *(("llama", way) for way in WAYS)}),
+    ("family", "way"), sorted({*zip(CONFIGS, cycle(WAYS)), *(("llama", way) for way in WAYS)})
 )
 def test_chains_equal_a_loop(family, way, tmp_path):
     save(reference(family), tmp_path)
@@ -200,24 +190,18 @@ def test_chains_equal_a_loop(family, way, tmp_path):
         assert all((level.q is None) == sampling.greedy for level in found.levels)
 
 
-def test_the_facts_of_every_forward(tmp_path):
-    save(reference("llama"), tmp_path)
-    decoder = load(tmp_path)
-    found, _ = drafted(decoder, Sampling(), {}, FusedDrafts(decoder))
-    marks = [mark for times in found.times for mark in times]
-    assert len(found.times) == max(COUNTS.values()) - 1
-    assert marks == sorted(marks)
-    assert set(found.cells) == {4 * 41}  # four slots with all rows of the cache, the spare one included
-
-
-def test_graphs_are_used_again_whatever_the_seed(tmp_path):
-    save(reference("llama"), tmp_path)
-    decoder = load(tmp_path)
+def test_graphs_are_used_again_whatever_the_seed_and_every_forward_has_its_facts(llama):
+    decoder = llama()
     fused, (cache, logits) = FusedDrafts(decoder), filled(decoder)
     for seed in (1, 2):
         given = Given([0, 1, 3], logits, [[[0.5]] * 3] * 3)
         fused.draft(cache, Wide(1, 3).plans(3), given, Sampling(1.0, seed=seed), Clock())
     assert fused.count(cache) == 1
+    found, _ = drafted(decoder, Sampling(), {}, fused)
+    marks = [mark for times in found.times for mark in times]
+    assert len(found.times) == max(COUNTS.values()) - 1
+    assert marks == sorted(marks)
+    assert set(found.cells) == {4 * 41}  # four slots with all rows of the cache, the spare one included
 
 
 @pytest.mark.parametrize(
@@ -225,9 +209,8 @@ def test_graphs_are_used_again_whatever_the_seed(tmp_path):
     [(11, True), (12, False), (1, False)],
     ids=["it fits", "a row more than a slot has", "nothing between two forwards"],
 )
-def test_a_draft_needs_room_and_two_levels(count, expected, tmp_path):
-    save(reference("llama"), tmp_path)
-    decoder, plans = load(tmp_path), Wide(1, count).plans(count)
+def test_a_draft_needs_room_and_two_levels(count, expected, llama):
+    decoder, plans = llama(), Wide(1, count).plans(count)
     assert FusedDrafts(decoder).fits(decoder.new_cache(2, 40), (9, 30), plans, VOCAB) is expected
 
 

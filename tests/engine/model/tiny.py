@@ -1,7 +1,5 @@
 """Tiny random models of every family, in the format that transformers writes."""
 
-from __future__ import annotations
-
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -20,24 +18,25 @@ from transformers import (
 
 VOCAB = 97
 CONTEXT = 64
-_SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 56,
-    "num_hidden_layers": 3,
+_SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3} | {
     "num_attention_heads": 4,
     "max_position_embeddings": CONTEXT,
     "pad_token_id": None,
 }
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0} | {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_GEMMA = {"num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 20}
+_TWO_ROTATIONS = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 1e3, "partial_rotary_factor": 0.5} | {
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 8.0],
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**_SIZES, num_key_value_heads=4),
     "llama-gqa-tied-bias": lambda: LlamaConfig(**_SIZES, num_key_value_heads=2, tie_word_embeddings=True, attention_bias=True, mlp_bias=True  ),
@@ -54,47 +53,22 @@ CONFIGS = {
     "gpt2": lambda: GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=CONTEXT, bos_token_id=None, eos_token_id=None),
     "phi3": lambda: Phi3Config(**_SIZES, num_key_value_heads=2),
     "phi3-window": lambda: Phi3Config(**_SIZES, num_key_value_heads=4, sliding_window=7),
-    "gemma2": lambda: Gemma2Config(
-        **_SIZES,
-        num_key_value_heads=2,
-        head_dim=12,
-        sliding_window=7,
-        query_pre_attn_scalar=20,
-        attn_logit_softcapping=2.0,
-        final_logit_softcapping=3.0,
-    ),
+    "gemma2": lambda: Gemma2Config(**_SIZES, **_GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
     "gemma3": lambda: Gemma3TextConfig(
-        **_SIZES | {"num_hidden_layers": 4},
-        num_key_value_heads=2,
-        head_dim=12,
-        sliding_window=7,
-        query_pre_attn_scalar=20,
+        **_SIZES | {"num_hidden_layers": 4}, **_GEMMA, rope_parameters=_TWO_ROTATIONS,
         layer_types=["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
-        rope_parameters={
-            "full_attention": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
-        },
     ),
     "smollm3": lambda: SmolLM3Config(**_SIZES, num_key_value_heads=2, no_rope_layers=[1, 0, 1]),
     "granite": lambda: GraniteConfig(**_SIZES, num_key_value_heads=2, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=5.0),
     "phi3-longrope": lambda: Phi3Config(
-        **_SIZES | {"max_position_embeddings": 4 * CONTEXT},
-        original_max_position_embeddings=CONTEXT,
-        num_key_value_heads=2,
-        partial_rotary_factor=0.5,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 1e3,
-            "partial_rotary_factor": 0.5,
-            "short_factor": [1.0, 1.5],
-            "long_factor": [2.0, 8.0],
-        },
+        **_SIZES | {"max_position_embeddings": 4 * CONTEXT}, original_max_position_embeddings=CONTEXT,
+        num_key_value_heads=2, partial_rotary_factor=0.5, rope_parameters=_LONGROPE,
     ),
     "qwen3-bias": lambda: Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=12, attention_bias=True),
 }  # fmt: skip
 
 
-def reference(family: str, seed: int = 0, **changes):
+def reference(family, seed=0, **changes):
     """Return a transformers model with random parameters, norms and biases included.
 
     `changes` override fields of its config.
@@ -109,7 +83,7 @@ def reference(family: str, seed: int = 0, **changes):
     return model
 
 
-def save(model, path, **options) -> None:
+def save(model, path, **options):
     """Save a model as safetensors."""
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(path, **options)

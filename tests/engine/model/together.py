@@ -1,9 +1,6 @@
 """Ranks of a split model in one process: threads that meet at every exchange of tensors."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +9,7 @@ import torch
 class Meeting:
     """The place where N threads exchange tensors."""
 
-    def __init__(self, ways: int) -> None:
+    def __init__(self, ways):
         self.barrier = threading.Barrier(ways, timeout=60)
         self.tensors: list[Any] = [None] * ways
 
@@ -20,14 +17,14 @@ class Meeting:
 class ThreadRanks:
     """One thread's side of a meeting (`specscope.engine.model.shard.Ranks`)."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
+    def __init__(self, meeting, rank):
         self.rank, self.ways = rank, len(meeting.tensors)
         self.spent = 0
         self.calls: list[str] = []
         """Names of the functions that were called, in order."""
         self._meeting = meeting
 
-    def _exchange(self, name: str, value: Any) -> list[Any]:
+    def _exchange(self, name, value):
         self.calls.append(name)
         self.spent += 1
         self._meeting.tensors[self.rank] = value
@@ -36,26 +33,26 @@ class ThreadRanks:
         self._meeting.barrier.wait()
         return values
 
-    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+    def add(self, tensor):
         return torch.stack(self._exchange("add", tensor)).sum(0)
 
-    def join(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def join(self, tensor):
         return self._exchange("join", tensor)
 
-    def agree(self, stopped: bool) -> bool:
+    def agree(self, stopped):
         return any(self._exchange("agree", stopped))
 
 
-def on_ranks(ways: int, act: Callable[[ThreadRanks], Any]) -> Sequence[Any]:
+def on_ranks(ways, act):
     """Return what `act` returns on each of N ranks that run at once; an error of one is raised."""
     meeting = Meeting(ways)
     results: list[Any] = [None] * ways
     errors: list[BaseException] = []
 
-    def run(rank: int) -> None:
+    def run(rank):
         try:
             results[rank] = act(ThreadRanks(meeting, rank))
-        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+        except BaseException as error:  # noqa: BLE001
             errors.append(error)
             meeting.barrier.abort()
 

@@ -1,9 +1,6 @@
 """Worker processes for tests: the workers of a layout, and a listener that acts inside a run."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
@@ -11,7 +8,7 @@ import psutil
 from specscope.engine.cluster.local_devices import devices_of
 from specscope.engine.layout import LayerParallel, Layout, Pipelined
 from specscope.engine.runtimes.ensemble import Ensemble
-from specscope.engine.trace.events import Device, Span
+from specscope.engine.trace.events import Span
 
 PROMPT = "Tell me a story about a lighthouse."
 SPLIT = {"gamma": 4, "placement": "pipeline", "stages": 2}
@@ -38,13 +35,13 @@ def ranks(cluster):
     return group.members
 
 
-def six_cores(device: str) -> tuple[Device, ...]:
+def six_cores(device):
     """Return six devices on the cores that this machine has."""
     cores = devices_of(device)
     return tuple(replace(cores[i % len(cores)], name=f"{cores[i % len(cores)].name}/{i}") for i in range(6))
 
 
-def worker_processes(program: int) -> list[psutil.Process]:
+def worker_processes(program):
     """Return the worker processes of a program, in the order of their start."""
     started = psutil.Process(program).children(recursive=True)
     ours = [process for process in started if "specscope.engine.runtimes" in process.cmdline()]
@@ -52,7 +49,7 @@ def worker_processes(program: int) -> list[psutil.Process]:
     return sorted(workers, key=lambda process: (process.create_time(), process.pid))
 
 
-def gone(pid: int) -> bool:
+def gone(pid):
     """Return whether a process has ended and its id is free: its parent has waited for it."""
     deadline = time.monotonic() + 10
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
@@ -60,7 +57,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
 
 
-def rested(process: psutil.Process) -> float:
+def rested(process):
     """Return the CPU seconds of a process once it rests."""
     spent = -1.0
     while spent != (spent := sum(process.cpu_times()[:2])):
@@ -68,11 +65,11 @@ def rested(process: psutil.Process) -> float:
     return spent
 
 
-def at_span(count: int, act: Callable[[], object]) -> Callable[[object], None]:
+def at_span(count, act):
     """Return a listener that calls `act` at span number `count`."""
     spans = 0
 
-    def listen(event: object) -> None:
+    def listen(event):
         nonlocal spans
         spans += isinstance(event, Span)
         if spans == count and isinstance(event, Span):

@@ -4,8 +4,6 @@
 measures in alternating passes; the best tokens/s count. It prints one JSON object.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -13,9 +11,7 @@ from itertools import pairwise
 from statistics import median
 
 import specscope
-from specscope.engine.cluster.session import Cluster
 from specscope.engine.layout import Packing
-from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.engine.worker.jobs import AskCaches, Begin
 from specscope.traces.metrics import measure
@@ -27,12 +23,12 @@ NEW_TOKENS = 48
 PROMPT = "Once upon a time, there was a little dog. One day, the dog"
 
 
-def round_trips(cluster: Cluster) -> list[float]:
+def round_trips(cluster):
     """Return the milliseconds of jobs that ask for the memory of caches and change nothing."""
     worker = cluster.placement.workers_for(cluster.placement.base).by_model["target"][0]
     room = AskCaches(Begin(Sampling(), 1, 8, cluster.placement.vocab_size, Packing()), ())
 
-    async def send() -> list[float]:
+    async def send():
         times = list[float]()
         for _ in range(TRIPS):
             start = time.perf_counter()
@@ -43,14 +39,14 @@ def round_trips(cluster: Cluster) -> list[float]:
     return cluster.placement.on_loop(send())
 
 
-def gaps(trace: Trace) -> list[float]:
+def gaps(trace):
     """Return the milliseconds from a span of one device to the next one's, which waited for it."""
     spans = sorted(trace.spans, key=lambda span: span.start)
     turns = [(a, b) for a, b in pairwise(spans) if a.device != b.device and b.start > a.end]
     return [(b.start - a.end) / 1e6 for a, b in turns]
 
 
-def main(pair: str = "bundled") -> None:
+def main(pair="bundled"):
     """Measure and print."""
     with specscope.open(pair) as here, specscope.open(pair, runtime="ray") as ray:
         clusters = {"local-process": here, "ray": ray}
@@ -65,20 +61,11 @@ def main(pair: str = "bundled") -> None:
                     speeds[method][runtime] = max(speeds[method][runtime], round(speed, 1))
                     if method == "speculative":
                         between[runtime] += gaps(trace)
-    print(
-        json.dumps(
-            {
-                "pair": pair,
-                "round_trip_ms": summary(trips),
-                "gap_ms": summary(between),
-                "tokens_per_second": speeds,
-            },
-            indent=2,
-        )
-    )
+    found = {"pair": pair, "round_trip_ms": summary(trips), "gap_ms": summary(between)}
+    print(json.dumps({**found, "tokens_per_second": speeds}, indent=2))
 
 
-def summary(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+def summary(times):
     """Return the least and the median milliseconds of each runtime."""
     return {
         name: {"least": round(min(each), 3), "median": round(median(each), 3)} for name, each in times.items()

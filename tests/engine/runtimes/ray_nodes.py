@@ -1,24 +1,19 @@
 """Runs and deaths on nodes of Ray, for tests."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
 
 import specscope
-from specscope.app.runs import LiveRun
 
 SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
 @contextmanager
-def two_nodes() -> Iterator[Any]:
+def two_nodes():
     """Start a cluster of two nodes on this machine, with a new token in the environment."""
     os.environ |= {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -39,7 +34,7 @@ def two_nodes() -> Iterator[Any]:
 class Opened:
     """`specscope.open`, with the processes of the workers of each cluster that it opened."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.pids: list[list[int]] = []
 
     def __call__(self, **place):
@@ -48,7 +43,7 @@ class Opened:
         return cluster
 
 
-def await_spans(run: LiveRun) -> None:
+def await_spans(run):
     """Wait until a run of the page has spans."""
     deadline = time.monotonic() + 60
     while sum(event.tag == "span" for event in run.since(0)[0]) < 6:
@@ -56,18 +51,18 @@ def await_spans(run: LiveRun) -> None:
         assert time.monotonic() < deadline
 
 
-def assert_ended(pids: list[int]) -> None:
+def assert_ended(pids):
     """Assert that processes end in 10 s."""
     gone = [process for process in processes(pids) if process.wait(10) is None]
     assert not any(map(psutil.pid_exists, pids)), gone
 
 
-def kill_node(node) -> None:
+def kill_node(node):
     """Kill a node's processes, as a loss of power would."""
     (raylet,) = (psutil.Process(info.process.pid) for info in node.all_processes["raylet"])
     for process in [raylet, *raylet.children(recursive=True)]:
         process.kill()
 
 
-def processes(pids: list[int]) -> list[psutil.Process]:
+def processes(pids):
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]

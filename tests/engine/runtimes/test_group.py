@@ -1,7 +1,5 @@
 """Worker processes that work together: groups that draft, and targets in stages."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter
@@ -19,19 +17,19 @@ from tests.engine.runtimes.processes import PROMPT, SPLIT, TWO, at_span, ranks, 
 from tests.engine.worker.harness import AnsweredWorker
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=5)])
-@pytest.mark.parametrize("config", [{}, {"width": 4}, {"calibrate": False}], ids=str)
+@pytest.mark.parametrize(
+    ("sampling", "config"),
+    [(Sampling(), {}), (Sampling(0.9, seed=5), {"width": 4}), (Sampling(0.9, seed=5), {"calibrate": False})],
+    ids=str,
+)
 def test_two_devices_write_the_rows_of_one(cluster, sampling, config):
-    def rows(devices: int):
+    def rows(devices):
         settings = {"gamma": 4, "devices": devices, **config}
         trace = cluster.run("easyspec", PROMPT, config=settings, sampling=sampling, limits=Limits(24))
         decided = [(d.position, d.token, d.p, d.q, d.u, d.outcome) for d in trace.decisions]
         return decided, [(r.drafted, r.accepted, r.emitted) for r in trace.rounds], trace.token_ids()
 
     assert rows(2) == rows(1)
-
-
-# Worker processes: a stop inside a draft, and attention at the same time.
 
 
 ATTEMPTS = 20
@@ -48,14 +46,8 @@ def test_cancel_stops_both_devices_inside_a_draft(cluster, method, config):
     for attempt in range(ATTEMPTS):
         stop = threading.Event()
         later = threading.Timer(0.01 * attempt, stop.set)
-        trace = cluster.run(
-            method,
-            PROMPT,
-            config={**config, "gamma": 32},
-            limits=Limits(2000),
-            listener=at_span(1, later.start),
-            cancel=stop,
-        )
+        more = {"limits": Limits(2000), "listener": at_span(1, later.start), "cancel": stop}
+        trace = cluster.run(method, PROMPT, config={**config, "gamma": 32}, **more)
         later.join()
         assert trace.status == "cancelled"
         if method == "easyspec":
@@ -76,7 +68,7 @@ def test_attention_of_a_group_runs_on_different_devices_at_the_same_time(cluster
     raise AssertionError("one device's attention always waited for the other's")
 
 
-def overlaps(trace) -> int:
+def overlaps(trace):
     """Check the parts of every fuzzy forward; return how many ran both attention layers at once."""
     spans = {s.id: s for s in trace.spans}
     leaders = [s for s in trace.spans if s.kind == "draft" and s.rank == 0]
@@ -97,13 +89,6 @@ def overlaps(trace) -> int:
     return overlapping
 
 
-def test_the_target_takes_longer_than_the_drafter(cluster):
-    assert cluster.c > 1
-
-
-# A target whose layers are split over worker processes, and a pipeline alone.
-
-
 def test_stages_run_one_after_the_other_each_on_its_device(cluster):
     trace = cluster.run("pearl", PROMPT, config=SPLIT, limits=Limits(40))
     first, last = (worker.devices[0].name for worker in stages(cluster))
@@ -120,16 +105,8 @@ def test_stages_run_one_after_the_other_each_on_its_device(cluster):
 
 def test_other_methods_and_placements_run_on_the_same_workers_in_between(cluster):
     before = [worker.pid for worker in (*stages(cluster), *ranks(cluster))]
-    runs = [
-        ("pearl", SPLIT),
-        ("pearl", {"gamma": 3}),
-        ("pearl", {"placement": "co-located"}),
-        ("easyspec", TWO),
-        ("dsi", {}),
-        ("tree", {}),
-        ("easyspec", TWO),
-        ("pearl", SPLIT),
-    ]
+    between = [("pearl", {"gamma": 3}), ("pearl", {"placement": "co-located"}), ("dsi", {}), ("tree", {})]
+    runs = [("pearl", SPLIT), ("easyspec", TWO), *between, ("easyspec", TWO), ("pearl", SPLIT)]
     assert len({cluster.run(m, PROMPT, config=c, limits=Limits(24)).text for m, c in runs}) == 1
     assert [worker.pid for worker in (*stages(cluster), *ranks(cluster))] == before
 
@@ -173,23 +150,16 @@ def test_too_many_stages_or_devices_are_refused(cluster, monkeypatch, devices, m
     ],
 )
 def test_a_profile_without_times_of_a_pipeline_is_refused(profile, pair, message):
-    with (
-        specscope.open(
-            runtime="virtual", profile=profile, profile_pair=pair, tokens="bernoulli:0.8"
-        ) as opened,
-        pytest.raises(UsageError, match=message),
-    ):
+    place = {"runtime": "virtual", "profile": profile, "profile_pair": pair, "tokens": "bernoulli:0.8"}
+    with specscope.open(**place) as opened, pytest.raises(UsageError, match=message):
         opened.run("pearl", PROMPT, config={"placement": "pipeline"}, limits=Limits(4))
-
-
-# A pipeline alone.
 
 
 PREFIX = Prefix(0, None)  # type: ignore[arg-type]
 BEGIN = Begin(Sampling(), 1, 8, 8, Packing())
 
 
-async def _step() -> None:
+async def _step():
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -197,7 +167,7 @@ async def _step() -> None:
 def on_two_stages(test):
     """Let a test have a pipeline that has begun, and its two stages."""
 
-    async def work() -> None:
+    async def work():
         one, two = AnsweredWorker("one"), AnsweredWorker("two")
         worker = pipeline_of([one, two])  # type: ignore[list-item]
         ticket = worker.submit(BEGIN)
@@ -212,8 +182,13 @@ def on_two_stages(test):
 
 @on_two_stages
 async def test_states_pass_from_stage_to_stage_and_the_judge_follows_the_last(worker, one, two):
-    scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
-    judging = worker.submit(Judge(7, Draft.empty(), True, 0))
+    """An error fails a forward and its judge."""
+
+    def submit(number):
+        job, judge = Score("target", (PREFIX,), (((), ()),), number), Judge(number, Draft.empty(), True, 0)
+        return worker.submit(job), worker.submit(judge)
+
+    scoring, judging = submit(7)
     await _step()
     assert [type(job) for job in one.jobs] == [Begin, Score]
     assert one.jobs[1].stage == (0, 2, b"")
@@ -223,12 +198,17 @@ async def test_states_pass_from_stage_to_stage_and_the_judge_follows_the_last(wo
     assert [type(job) for job in two.jobs] == [Begin, Score, Judge]
     assert two.jobs[1].stage == (1, 2, b"states")
     two.replies[1].set_result(Reply(None, (Stamp("verify", 0, 1, 1, 0),)))
-    two.answer("verdict", "sample")
-    stamps = (await scoring.reply).stamps
-    assert [(s.lane, s.alone) for s in stamps] == [(0, False), (1, False)]
+    two.replies[2].set_result(Reply("verdict", (Stamp("sample", 0, 1, 1, 0),)))
+    assert [(s.lane, s.alone) for s in (await scoring.reply).stamps] == [(0, False), (1, False)]
     judged = await judging.reply
-    assert judged.value == "verdict"
-    assert [(s.lane, s.alone) for s in judged.stamps] == [(1, True)]
+    assert (judged.value, [(s.lane, s.alone) for s in judged.stamps]) == ("verdict", [(1, True)])
+    count, tickets = len(two.jobs), submit(8)
+    await _step()
+    one.replies[-1].set_exception(WorkerDied("gone"))
+    for ticket in tickets:
+        with pytest.raises(SpecScopeError, match="gone"):
+            await ticket.reply
+    assert len(two.jobs) == count
 
 
 @on_two_stages
@@ -250,18 +230,6 @@ async def test_forwards_wait_for_each_other_and_one_stopped_before_its_start_is_
     await _step()
     two.answer()
     await third.reply
-
-
-@on_two_stages
-async def test_an_error_in_a_stage_fails_the_forward_and_its_judge(worker, one, two):
-    scoring = worker.submit(Score("target", (PREFIX,), (((), ()),), 7))
-    judging = worker.submit(Judge(7, Draft.empty(), True, 0))
-    await _step()
-    one.replies[-1].set_exception(WorkerDied("gone"))
-    for ticket in (scoring, judging):
-        with pytest.raises(SpecScopeError, match="gone"):
-            await ticket.reply
-    assert len(two.jobs) == 1
 
 
 @on_two_stages

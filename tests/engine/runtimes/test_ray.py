@@ -1,7 +1,5 @@
 """Ray: two nodes on this machine write the rows of worker processes; a death has a name."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -45,6 +43,7 @@ CONFIGS = {
     "ssd": {"gamma": 3},
     "pearl in a pipeline": {"gamma": 3, "placement": "pipeline"},
     "ems": {"base": "speculative", "width": 2},
+    "dsi": {},
 }
 """Settings by name; its first word is the method. The pipeline also moves KV rows and states."""
 
@@ -86,33 +85,25 @@ def test_two_sessions_never_have_the_same_device(nodes, monkeypatch):
     second.close()
 
 
-def prompts(method: str) -> tuple[str, ...]:
-    return (PROMPT, "Who are you?") if method == "ems" else (PROMPT,)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_two_nodes_write_the_rows_and_text_of_worker_processes(name, on_ray, cluster):
     method = name.split()[0]
+    prompts = (PROMPT, "Who are you?") if method == "ems" else (PROMPT,)
     for sampling in (Sampling(), WARM):
         settings = {"config": CONFIGS[name], "sampling": sampling, "limits": SHORT}
-        trace, expected = (each.run(method, *prompts(method), **settings) for each in (on_ray, cluster))
+        trace, expected = (each.run(method, *prompts, **settings) for each in (on_ray, cluster))
         assert trace.footer.texts == expected.footer.texts
-        assert facts(trace) == facts(expected)
         assert {span.device for span in trace.spans} == {"cpu:0", "cpu:1"}
+        if method != "dsi":  # its rounds depend on its timing
+            assert facts(trace) == facts(expected)
 
 
 @pytest.mark.slow
-def test_dsi_writes_the_same_text_across_nodes(on_ray, cluster):
-    for sampling in (Sampling(), WARM):
-        texts = {each.run("dsi", PROMPT, sampling=sampling, limits=SHORT).text for each in (on_ray, cluster)}
-        assert len(texts) == 1
-
-
-@pytest.mark.slow
-def test_the_trace_has_the_clock_of_each_node_and_the_timeline_shows_its_error(on_ray):
-    trace = on_ray.run("speculative", PROMPT, limits=SHORT)
-    here, there = (trace.header.environment["clocks"][device.name] for device in trace.header.devices)
+def test_the_trace_has_the_clock_the_samples_and_the_reservation_of_each_node(on_ray):
+    trace = on_ray.run("speculative", PROMPT, limits=Limits(300))
+    facts, devices = trace.header.environment, trace.header.devices
+    here, there = (facts["clocks"][device.name] for device in devices)
     assert (here["offset_ns"], here["uncertainty_ns"]) == (0, 0)
     assert here["node"].startswith("node 1 (")
     assert there["node"].startswith("node 2 (")
@@ -120,34 +111,23 @@ def test_the_trace_has_the_clock_of_each_node_and_the_timeline_shows_its_error(o
     labels = [track["label"] for track in view_model([trace])["runs"][0]["tracks"]]
     assert labels[0] == f"{here['node']} · CPU 0 · drafter"
     assert labels[1] == f"{there['node']} · CPU 0 · target · clock ±{there['uncertainty_ns'] / 1e6:.2g} ms"
-
-
-@pytest.mark.slow
-def test_each_node_measures_its_devices_and_the_header_names_their_reservations(on_ray):
-    trace = on_ray.run("speculative", PROMPT, limits=Limits(300))
-    for device in trace.header.devices:
+    for number, device in enumerate(devices):
         samples = [sample for sample in trace.occupancy if sample.device == device.name]
         assert samples, "sampled ten times a second"
-        assert [s.time for s in samples] == sorted(s.time for s in samples)
-        assert samples[0].time > 0
-        assert samples[-1].time < trace.footer.time + 1e9, "on the run's clock"
+        times = [s.time for s in samples]
+        assert times == sorted(times)
+        assert 0 < times[0] <= times[-1] < trace.footer.time + 1e9, "on the run's clock"
         assert max(sample.busy for sample in samples) > 0
         assert min(sample.memory for sample in samples) > 50 << 20, "resident bytes of its own process"
-    names = [trace.header.environment["reserved"][device.name] for device in trace.header.devices]
-    assert [name.partition(", ")[2] for name in names] == ["bundle 0", "bundle 1"]
+        assert facts["reserved"][device.name].partition(", ")[2] == f"bundle {number}"
 
 
 @pytest.mark.slow
-def test_a_node_without_the_model_is_named(on_ray):
+def test_a_node_without_the_model_or_with_another_specscope_or_none_is_named(on_ray, monkeypatch, tmp_path):
     (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
     wait = worker.prepare(Load("elsewhere", partial(load, "/nowhere/at/all")))
     with pytest.raises(ModelError, match=r"node 2 \(.*\) cannot load a model: /nowhere/at/all: there is no"):
         wait()
-
-
-@pytest.mark.slow
-def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatch, tmp_path):
-    (worker,) = on_ray.placement.workers_for(on_ray.placement.base).by_model["target"]
     pid, worker.pid = worker.pid, 0
     with monkeypatch.context() as patch:
         patch.setattr("specscope.engine.runtimes.ray.worker.release", lambda _: "9")
@@ -155,13 +135,11 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
             worker.answer(os.getpid)
     worker.pid = 0
     assert worker.answer(os.getpid) == pid
-
     (tmp_path / "absent.py").write_text("class Server:\n    def call(self, function):\n        return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    server = import_module("absent").Server
     import ray
 
-    actor = ray.remote(server).options(num_cpus=0).remote()
+    actor = ray.remote(import_module("absent").Server).options(num_cpus=0).remote()
     absent = RayWorker(Setup("x", worker.devices[0], 1, None), worker.node, References(), actor)
     message = r"node 2 .* cannot start \(ModuleNotFoundError: No module named 'absent'\); install SpecScope"
     with pytest.raises(WorkerDied, match=message):
@@ -170,11 +148,16 @@ def test_a_node_with_another_specscope_or_without_it_is_named(on_ray, monkeypatc
 
 @pytest.mark.slow
 def test_a_killed_actor_ends_its_run_with_a_name(nodes, on_ray, capfd):
-    pids = [worker.pid for worker in on_ray.placement.workers]
-    error = death(on_ray, lambda: os.kill(pids[0], signal.SIGKILL))
-    assert (
-        f"the worker on node 1 ({nodes.head_node.node_ip_address}) · CPU 0 (process {pids[0]}) died" in error
-    )
+    pids, began = [worker.pid for worker in on_ray.placement.workers], list[float]()
+
+    def kill():
+        began.append(time.monotonic())
+        os.kill(pids[0], signal.SIGKILL)
+
+    name = f"the worker on node 1 ({nodes.head_node.node_ip_address}) · CPU 0 (process {pids[0]}) died"
+    with pytest.raises(WorkerDied, match=re.escape(name)):
+        on_ray.run("pearl", PROMPT, limits=Limits(1000), listener=at_span(6, kill))
+    assert time.monotonic() - began[0] < 10
     on_ray.close()
     assert not any(capfd.readouterr()), "Ray prints nothing of its own"
     assert_ended(pids)
@@ -217,36 +200,13 @@ def test_the_page_shows_clocks_stops_and_names_a_killed_node_and_its_next_run_us
     assert_ended([pid for pids in opened.pids for pid in pids])
 
 
-def death(opened, act) -> str:
-    """Return the error of a run in which `act` kills something; it must end within 10 s."""
-    began = list[float]()
-
-    def kill() -> None:
-        began.append(time.monotonic())
-        act()
-
-    with pytest.raises(WorkerDied) as raised:
-        opened.run("pearl", PROMPT, limits=Limits(1000), listener=at_span(6, kill))
-    assert time.monotonic() - began[0] < 10
-    return str(raised.value)
-
-
 @pytest.mark.slow
 def test_the_command_starts_a_cluster_of_this_machine_and_leaves_nothing(nodes, capsys, tmp_path):
     folder, before = Path(tempfile.gettempdir()), {p.pid for p in psutil.Process().children(recursive=True)}
-    words = [
-        "--target",
-        str(TARGET),
-        "--prompt",
-        PROMPT,
-        "--max-new-tokens",
-        "8",
-        "--db",
-        str(tmp_path / "runs.db"),
-    ]
+    words = ["--target", str(TARGET), "--prompt", PROMPT, "--max-new-tokens", "8"]
+    words += ["--db", str(tmp_path / "runs.db"), "--tp", str(min(2, len(devices_of("cpu"))))]
     handler = signal.getsignal(signal.SIGTERM)
-    split = ["--tp", str(min(2, len(devices_of("cpu"))))]
-    assert main(["run", "--method", "autoregressive", "--runtime", "ray", *split, *words]) == 0
+    assert main(["run", "--method", "autoregressive", "--runtime", "ray", *words]) == 0
     assert "measured · ray" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) is handler
     assert {p.pid for p in psutil.Process().children(recursive=True)} <= before
@@ -275,9 +235,8 @@ def test_a_head_that_dies_while_ray_starts_ends_the_command_with_one_line(nodes)
     began, folder = time.monotonic(), Path(tempfile.gettempdir())
     ended = run([sys.executable, "-c", DEAD_HEAD], env=environment, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert re.fullmatch(
-        r"specscope: cannot start Ray: its head \(process \d+\) ended; start it again\n", ended.stderr
-    )
+    line = r"specscope: cannot start Ray: its head \(process \d+\) ended; start it again\n"
+    assert re.fullmatch(line, ended.stderr)
     assert time.monotonic() - began < 30, "with the imports, on a busy machine"
     assert not list(folder.glob("specscope-ray-*"))
 

@@ -1,7 +1,5 @@
 """Models split by tensors over processes: the rows of whole models, death of a rank, wrong use."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -36,14 +34,11 @@ from tests.engine.worker.harness import AnsweredWorker, chains
 
 LIMITS = Limits(8)
 METHODS = {
-    "autoregressive": ({}, Sampling()),
-    "speculative": ({"gamma": 3}, WARM),
     "pearl": ({"gamma": 3}, Sampling()),
     "pearl, sampled": ({"gamma": 3}, WARM),
     "ssd": ({"gamma": 3}, WARM),
     "tree": ({"width": 2, "depth": 3}, WARM),
     "easyspec": ({"gamma": 3}, WARM),
-    "medusa": ({}, Sampling()),
     "medusa, sampled": ({}, WARM),
 }
 """Settings and sampling by name; the name's first word is the method."""
@@ -65,7 +60,7 @@ def opened(pair):
         yield {n: stack.enter_context(specscope.open(pair, device="cpu", **s)) for n, s in splits.items()}
 
 
-def _members(cluster, model: str = "target"):
+def _members(cluster, model="target"):
     (group,) = cluster.placement.workers_for(cluster.placement.base).by_model[model]
     assert isinstance(group, Ensemble)
     return group.members
@@ -106,29 +101,28 @@ def test_a_head_drafts_with_the_split_head_of_its_target(pair, tmp_path, tokens)
         torch.testing.assert_close(rows, logits(), atol=1e-4, rtol=1e-4)
 
 
-def test_a_pool_of_split_targets_has_the_text_of_one(opened, monkeypatch):
+def test_a_pool_and_easyspec_on_the_devices_of_a_split_target(opened, monkeypatch):
     monkeypatch.setattr(opened["two"], "_c", 2.0)  # the plan needs no measurement
     plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
-    config = {"sp": 2, "lookahead": 1}
-    trace = opened["two"].run("dsi", PROMPT, config=config, limits=LIMITS)
-    assert trace.text == plain.text
-    assert len({s.device for s in trace.spans if s.model == "target"}) == 4
+    pool = opened["two"].run("dsi", PROMPT, config={"sp": 2, "lookahead": 1}, limits=LIMITS)
+    trace = opened["two"].run("easyspec", PROMPT, config={"gamma": 2}, limits=LIMITS)
+    assert pool.text == trace.text == plain.text
+    assert len({s.device for s in pool.spans if s.model == "target"}) == 4
+    used = {kind: {(s.device, s.rank) for s in trace.spans if s.kind == kind} for kind in ("draft", "verify")}
+    assert used["draft"] == used["verify"]
+    assert {rank for _, rank in used["draft"]} == {0, 1}
+    assert {d.role for d in trace.header.devices} == {"drafter+target"}
 
 
 def test_every_rank_is_a_device_and_shows_its_communication(opened):
     trace = opened["three"].run("speculative", PROMPT, config={"gamma": 2}, limits=LIMITS)
-    labels = sorted(d.label.partition(" · ")[2] for d in trace.header.devices)
-    assert labels == [
-        *(f"drafter rank {i} of 2" for i in range(2)),
-        *(f"target rank {i} of 3" for i in range(3)),
-    ]
+    labels = {d.label.partition(" · ")[2] for d in trace.header.devices}
+    drafters = {f"drafter rank {i} of 2" for i in range(2)}
+    assert labels == drafters | {f"target rank {i} of 3" for i in range(3)}
     forwards = [s for s in trace.spans if s.kind in ("prefill", "draft", "verify")]
+    moves = {(s.device, s.start): s for s in trace.spans if s.kind == "communicate"}
     for forward in forwards:
-        (after,) = [
-            s
-            for s in trace.spans
-            if s.kind == "communicate" and s.device == forward.device and s.start == forward.end
-        ]
+        after = moves[forward.device, forward.end]
         assert after.end > after.start
         assert (after.model, after.step, after.rank) == (forward.model, forward.step, 0)
     assert sorted({s.rank for s in forwards if s.model == "target"}) == [0, 1, 2]
@@ -137,51 +131,36 @@ def test_every_rank_is_a_device_and_shows_its_communication(opened):
     assert settings == {"tp": 3, "drafter_tp": 2, "forward": "static"}
 
 
-def test_easyspec_drafts_on_the_devices_of_its_split_target(opened):
-    trace = opened["two"].run("easyspec", PROMPT, config={"gamma": 2}, limits=LIMITS)
-    used = {kind: {(s.device, s.rank) for s in trace.spans if s.kind == kind} for kind in ("draft", "verify")}
-    assert used["draft"] == used["verify"]
-    assert {rank for _, rank in used["draft"]} == {0, 1}
-    assert {d.role for d in trace.header.devices} == {"drafter+target"}
-
-
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_stopped_run_leaves_the_ranks_in_step(opened, split):
+def test_a_stopped_run_or_measurement_leaves_the_ranks_in_step(opened, split):
     cluster, stop = opened[split], threading.Event()
     plain = opened["whole"].run("autoregressive", PROMPT, limits=LIMITS)
     listen = at_span(20, stop.set)
     stopped = cluster.run("speculative", PROMPT, limits=Limits(2000), listener=listen, cancel=stop)
     assert stopped.status == "cancelled"
-    assert cluster.run("speculative", PROMPT, limits=LIMITS).text == plain.text
-
-
-def test_ranks_that_measure_stop_after_the_same_forward(opened):
-    (group,) = opened["two"].placement.workers_for(opened["two"].placement.base).by_model["target"]
+    (group,) = cluster.placement.workers_for(cluster.placement.base).by_model["target"]
 
     async def times():
         return (await group.submit(Measure("target", 8, 3, (1, 2), seconds=0.0)).reply).value
 
-    assert len(opened["two"].placement.on_loop(times())) == 1
+    assert len(cluster.placement.on_loop(times())) == 1, "out of time after the first number of rows"
+    assert cluster.run("speculative", PROMPT, limits=LIMITS).text == plain.text
 
 
-@pytest.mark.parametrize(
-    ("rank", "number", "how"),
-    [
-        (0, signal.SIGKILL, "was killed by SIGKILL"),
-        (1, signal.SIGKILL, "was killed by SIGKILL"),
-        (1, signal.SIGSTOP, "was stopped by a signal and was killed"),
-    ],
-)
-def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeypatch, rank, number, how):
+KILLED = (signal.SIGKILL, "was killed by SIGKILL")
+STOPPED = (signal.SIGSTOP, "was stopped by a signal and was killed")
+
+
+@pytest.mark.parametrize(("rank", "end"), [(0, KILLED), (1, KILLED), (1, STOPPED)])
+def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeypatch, rank, end):
     monkeypatch.setattr("specscope.engine.cluster.open.devices_of", six_cores)
-    events = list[object]()
-    handles = shared_memory()
+    events, handles, (number, how) = list[object](), shared_memory(), end
     with specscope.open(replace(pair, drafter_path=None), device="cpu", tp=2) as cluster:
         pids = [member.pid for member in _members(cluster)]
         pid = pids[rank]
         kill = at_span(12, lambda: os.kill(pid, number))
 
-        def listen(event: object) -> None:
+        def listen(event):
             events.append(event)
             kill(event)
 
@@ -197,17 +176,15 @@ def test_a_rank_that_dies_ends_its_run_with_an_error_that_names_it(pair, monkeyp
     assert shared_memory() <= handles
 
 
-def test_a_rank_may_sleep_as_long_as_another_rank_has_no_processor(opened):
-    assert all(member._owed().patient for member in _members(opened["two"]))
-    assert not any(worker._owed().patient for worker in opened["whole"].placement.workers)
-
-
 def test_ranks_listen_on_the_loopback_address_only(opened):
     sockets = [c for m in _members(opened["three"]) for c in psutil.Process(m.pid).net_connections("inet")]
     assert {c.laddr.ip for c in sockets} == {"127.0.0.1"}
 
 
-def _submitted(answer, job=chains("drafter", (), ())):  # noqa: B008 - frozen
+CHAINS = chains("drafter", (), ())
+
+
+def _submitted(answer, job=CHAINS):
     """Return the reply of a group of two ranks whose jobs `answer` answers."""
     members = [AnsweredWorker("cpu:0"), AnsweredWorker("cpu:1")]
     group = ranks_of("group", members)
@@ -228,27 +205,25 @@ def test_a_rank_that_waits_for_a_failed_one_is_ended(monkeypatch):
         _submitted(lambda _, other: other.set_exception(SpecScopeError("out of memory")))
 
 
-def test_ranks_that_draft_different_tokens_are_an_error():
-    def answer(one, other):
-        for reply, token in ((one, 5), (other, 6)):
-            reply.set_result(Reply(((Grown(token, -1, 0, -1, 0.5, (), 0),),), ()))
-
-    with pytest.raises(SpecScopeError, match="the 2 ranks of cpu:0 decided differently"):
-        _submitted(answer)
+def _grown(token):
+    return Reply(((Grown(token, -1, 0, -1, 0.5, (), 0),),), ())
 
 
-def test_ranks_that_judge_one_of_several_sequences_differently_are_an_error():
+def _judged(token):
+    """Two judgements; the second one's token is this."""
     same = Judgement((), 4, "plain", (Judged(-1, -1, 9, 4, 0.5, nan, nan, "draw", "plain", ()),), ())
+    return Reply((same, replace(same, judged=(same.judged[0]._replace(token=token),))), ())
 
-    def answer(one, other, token):
-        (judged,) = same.judged
-        different = replace(same, judged=(judged._replace(token=token),))
-        one.set_result(Reply((same, same), ()))
-        other.set_result(Reply((same, different), ()))
 
-    assert _submitted(partial(answer, token=4), JudgeAll(())).value == (same, same)
+@pytest.mark.parametrize(("reply", "job"), [(_grown, CHAINS), (_judged, JudgeAll(()))])
+def test_ranks_that_decide_differently_are_an_error(reply, job):
+    def answer(one, other, token=4):
+        one.set_result(reply(4))
+        other.set_result(reply(token))
+
+    assert _submitted(answer, job).value == reply(4).value
     with pytest.raises(SpecScopeError, match="the 2 ranks of cpu:0 decided differently"):
-        _submitted(partial(answer, token=5), JudgeAll(()))
+        _submitted(partial(answer, token=5), job)
 
 
 ALONE = replace(Pair.find("bundled"), drafter_path=None)
@@ -270,12 +245,14 @@ def test_wrong_numbers_and_runtimes_are_refused_before_a_process_starts(message,
         specscope.open(**{"pair": "bundled", "device": "cpu", **WRONG[message]})
 
 
-@pytest.mark.parametrize("placement", ["pipeline", "co-located"])
-def test_other_placements_do_not_split_by_tensors(opened, placement):
-    with pytest.raises(UsageError, match="leave them at 1, or choose another placement"):
-        opened["two"].run("pearl", PROMPT, config={"gamma": 3, "placement": placement}, limits=LIMITS)
-
-
-def test_a_pool_that_needs_more_devices_than_there_are_is_refused(opened):
-    with pytest.raises(UsageError, match="sp is 3"):
-        opened["two"].run("dsi", PROMPT, config={"sp": 3}, limits=LIMITS)
+@pytest.mark.parametrize(
+    ("method", "config", "message"),
+    [
+        ("pearl", {"placement": "pipeline"}, "leave them at 1, or choose another placement"),
+        ("pearl", {"placement": "co-located"}, "leave them at 1, or choose another placement"),
+        ("dsi", {"sp": 3}, "sp is 3"),
+    ],
+)
+def test_what_a_split_target_cannot_run_is_refused(opened, method, config, message):
+    with pytest.raises(UsageError, match=message):
+        opened["two"].run(method, PROMPT, config=config, limits=LIMITS)

@@ -1,11 +1,13 @@
 """What the tests of the recorder share: devices, a tree, fake events, reading a file."""
 
-from __future__ import annotations
-
+import subprocess
+import sys
 from pathlib import Path
 
 from specscope.engine.trace.jsonl import read_jsonl
 from specscope.traces.checks import check
+from specscope.traces.follow import Tail
+from specscope.traces.imports.reading import read_traces
 
 ROOT = Path(__file__).parents[3]
 DEVICES = {"d": "drafter", "t": "target"}
@@ -18,6 +20,34 @@ def read(path):
     trace = read_jsonl(path.read_bytes().decode().split("\n"))
     check(trace)
     return trace
+
+
+def followed(path):
+    """Return the rows that a follower reads of a file, without its header."""
+    tail, rows = Tail(path), []
+    while new := tail.read():
+        rows += new
+    assert tail.header is not None
+    tail.close()
+    return rows
+
+
+def run(code, *words, fds=()):
+    """Run a program; return what it printed."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, pass_fds=fds)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def ids(path):
+    """Return the ids of the spans, after an import and after a follower has read the file."""
+    (trace,) = read_traces(path).traces
+    followed(path)
+    numbers = [span.id for span in trace.spans]
+    assert len(set(numbers)) == len(numbers)
+    assert all(0 <= number < 2**53 for number in numbers)
+    return numbers
 
 
 class Event:

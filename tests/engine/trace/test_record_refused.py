@@ -1,16 +1,19 @@
-"""What the recorder refuses while it records, each in one line."""
+"""What the recorder refuses, in one line each; odd values of every argument, refused or read."""
 
-from __future__ import annotations
-
-import fcntl
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import specscope
 from specscope.engine.errors import UsageError
-from tests.engine.trace.recordings import DEVICES, TREE, read
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.view.document import view_model
+from tests.engine.trace.recordings import DEVICES, TREE, followed, read
 
 
 def round_(drafted=(1,), accepted=0, emitted=(3,), **more):
@@ -26,11 +29,12 @@ def add(**given):
     return lambda rec: rec.add("verify", 1, **given)
 
 
+OF = " of round 1 of sequence 0"
 REFUSED = [
     (round_([1, 2], 3, [1, 2, 3]), "accepted 3 of 2 drafted tokens; give 0 to 2"),
     (round_([1, 2], 1, [2, 9]), "emitted token 2 at place 0, but accepted 1 there"),
     (round_([1, 2], 1, [1, 9, 9]), "emitted 3 tokens and accepted 1"),
-    (round_([1, 2], 0.5, []), "accepted of round 1 of sequence 0 is 0.5; give a whole"),
+    (round_([1, 2], 0.5, []), f"accepted{OF} is 0.5; give a whole"),
     (round_([[1, 2]], 0, [1]), "is [[1, 2]]; give a flat list of whole numbers"),
     (lambda rec: rec.round(drafted=np.ones((2, 1)), emitted=[1]), "is array([[1.],        [1.]]); give a flat list"),
     (round_([1, -2], 0, [1]), "has -2 at place 1; a token id is 0 to 2147483647"),
@@ -38,7 +42,7 @@ REFUSED = [
     (round_([1, 2], parents=[1, -1]), "parents come before children"),
     (round_(**TREE, accepted=[0, 3], emitted=[10, 13]), "has 3 after 0, which is not its parent"),
     (round_(**TREE, accepted=2, emitted=[10, 13, 1]), "no path of its tree has the output's token 13 at place 1"),
-    (round_([1, 2], q=[0.5]), "q of round 1 of sequence 0 has 1 values"),
+    (round_([1, 2], q=[0.5]), f"q{OF} has 1 values"),
     (round_(p=[1.5]), "has 1.5; a probability is 0 to 1"),
     (round_(accepted=1, emitted=[]), "emitted no token; give emitted="),
     (round_([1, 2], [True, False], [1, 3]), "give the number of accepted tok"),
@@ -46,13 +50,13 @@ REFUSED = [
     (round_(top_q=[[1, 2]]), "is [[1, 2]]; give pairs (id, probability)"),
     (round_(top_p=[[(1, 1.5)]]), "has 1.5; a probability is 0 to 1"),
     (round_(texts=[]), "0 texts of 1 emitted tokens"),
-    (round_(texts="a"), "texts of round 1 of sequence 0 is 'a'; give a text of whole characters for each emitted token"),
-    (round_(mode="fast"), "mode of round 1 of sequence 0 is 'fast'"),
-    (round_(reason="full"), "reason of round 1 of sequence 0 is 'full'"),
+    (round_(texts="a"), f"texts{OF} is 'a'; give a text of whole characters for each emitted token"),
+    (round_(mode="fast"), f"mode{OF} is 'fast'"),
+    (round_(reason="full"), f"reason{OF} is 'full'"),
     (round_(sequence=1), "sequence 1 has no prompt; give 0 to 0"),
     (round_(sequence="0"), "sequence '0' has no prompt; give 0 to 0"),
     (round_(draft=[1, 2]), "2 spans in draft= for 1 drafted tokens"),
-    (round_(draft=["d"]), "draft= of round 1 of sequence 0 has 'd'; give what span() returns, or its id"),
+    (round_(draft=["d"]), f"draft={OF} has 'd'; give what span() returns, or its id"),
     (round_(draft=-2), "has -2; give what span() returns"),
     (round_(verify="v"), "verify= of sequence 0 has 'v'; give what span() returns, or its id"),
     (round_(time=1.5), "the time of a round is 1.5; give one of time.perf_counter_ns()"),
@@ -65,7 +69,8 @@ REFUSED = [
     (add(end=2.5), "the end of a span is 2.5; give a whole number"),
     (add(end=2, rows="3"), "give whole numbers"),
     (add(end=2, outcome='do"ne'), "the outcome of a span is 'do\"ne'; give done, cancelled"),
-    *((lambda rec, text=text: rec.prompt(text), "give a text of whole characters, and token ids as ids=") for text in ([1, 2], None)),
+    (lambda rec: rec.prompt([1, 2]), "give a text of whole characters, and token ids as ids="),
+    (lambda rec: rec.prompt(None), "give a text of whole characters, and token ids as ids="),
     (lambda rec: rec.discard([1], ahead=-1), "begin 1 before the output's end"),
     (lambda rec: rec.close("success"), "is 'success'; give running, done"),
 ]  # fmt: skip
@@ -83,11 +88,19 @@ def test_a_call_that_cannot_be_is_refused_in_one_line_and_writes_no_row(path, ca
     assert ([r.emitted for r in trace.rounds], trace.spans, trace.status) == ([1], [], "done")
 
 
-def test_no_round_follows_the_end_of_an_output(path):
+def test_what_comes_too_late_is_refused(path):
     with specscope.record(path) as rec:
+        with rec.span("verify"):
+            pass
+        with pytest.raises(UsageError, match="prompt 2 was given after the first span"):
+            rec.prompt("two")
         rec.round(drafted=[1, 2], accepted=2, emitted=[1])
         with pytest.raises(UsageError, match="sequence 0 has a round after its end at token 1"):
             rec.round(emitted=[3])
+    with pytest.raises(UsageError, match="is closed; end all work before close"), rec.span("verify"):
+        pass
+    rec.close()
+    assert read(path).status == "done"
 
 
 def test_spans_that_overlap_on_a_device_are_refused(path):
@@ -95,23 +108,30 @@ def test_spans_that_overlap_on_a_device_are_refused(path):
     with specscope.record(path, devices=DEVICES) as rec:
         rec.add("verify", 1 * ms, 3 * ms, "t")
         rec.add("draft", 2 * ms, 4 * ms, "d")
-        with pytest.raises(
-            UsageError, match=r"a verify on t starts at 1.500 ms, but the verify there ends at 2.0"
+        for call, message in (
+            (
+                lambda: rec.add("verify", 5 * ms // 2, 4 * ms, "t"),
+                r"a verify on t starts at 1.500 ms, but the verify there ends at 2.0",
+            ),
+            (lambda: rec.add("verify", 5 * ms, 4 * ms, "t"), "lasts from 4000000 to 3000000 ns"),
+            (lambda: rec.round(emitted=[1], time=0), "a round is 1000000 ns before the recording's start"),
         ):
-            rec.add("verify", 5 * ms // 2, 4 * ms, "t")
-        with pytest.raises(UsageError, match="lasts from 4000000 to 3000000 ns"):
-            rec.add("verify", 5 * ms, 4 * ms, "t")
-        with pytest.raises(UsageError, match="a round is 1000000 ns before the recording's start"):
-            rec.round(emitted=[1], time=0)
+            with pytest.raises(UsageError, match=message):
+                call()
     assert [(s.start, s.end) for s in read(path).spans] == [(0, 2 * ms), (1 * ms, 3 * ms)]
 
 
-def test_a_device_is_named_where_several_fit(path):
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("verify", "a verify may be on t0, t1; give device=, one of these"),
+        ("draft", r"device 't0' has the role target; give it drafter\+target"),
+    ],
+)
+def test_a_device_is_named_where_several_fit(path, kind, message):
     with specscope.record(path, devices={"t0": "target", "t1": "target"}) as rec:
-        with pytest.raises(UsageError, match="a verify may be on t0, t1; give device=, one of these"):
-            rec.span("verify")
-        with pytest.raises(UsageError, match="device 't0' has the role target; give it drafter\\+target"):
-            rec.span("draft")
+        with pytest.raises(UsageError, match=message):
+            rec.span(kind)
 
 
 @pytest.mark.parametrize(
@@ -124,48 +144,24 @@ def test_a_device_is_named_where_several_fit(path):
         ({"sampling": 3}, "sampling is 3; give name -> value"),
         ({"sampling": {"temperature": "hot"}}, "temperature in sampling is 'hot'; give a number"),
         ({"config": "gamma"}, "config is 'gamma'; give name -> value"),
+        ({"config": {"gamma": {1, 2}}}, "set is not JSON serializable; give Python's own values"),
+        ({"path": "absent/x.jsonl"}, r"cannot record to .*absent/x.jsonl: No such file"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(path, given, message):
-    with pytest.raises(UsageError, match=message):
-        specscope.record(path, **given)
-    assert not path.exists()
-
-
-def test_settings_of_sampling_may_be_none(path):
-    with specscope.record(path, sampling={"temperature": 0.7, "top_k": None, "seed": None}) as rec:
-        rec.round(emitted=[1])
-    assert read(path).header.sampling == {"temperature": 0.7, "top_k": None, "seed": None}
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"cannot record to .*absent/x.jsonl: No such file"):
-        specscope.record(tmp_path / "absent" / "x.jsonl")
-
-
-def test_prompts_are_given_before_the_first_span(path):
-    with specscope.record(path) as rec:
-        rec.prompt("one")
-        with rec.span("verify"):
-            pass
-        with pytest.raises(UsageError, match="prompt 2 was given after the first span"):
-            rec.prompt("two")
-
-
-def test_settings_that_json_cannot_hold_are_refused(path):
     path.write_text("an older file")
-    with pytest.raises(UsageError, match=r"set is not JSON serializable; give Python's own values"):
-        specscope.record(path, config={"gamma": {1, 2}})
+    with pytest.raises(UsageError, match=message):
+        specscope.record(**{"path": path, **given})
     assert path.read_text() == "an older file"
 
 
-def test_nothing_is_recorded_after_the_end(path):
-    with specscope.record(path) as rec:
-        rec.start()
-    with pytest.raises(UsageError, match="is closed; end all work before close"), rec.span("verify"):
-        pass
-    rec.close()
-    assert read(path).status == "done"
+def test_settings_may_be_none(path):
+    names = ("devices", "rule", "decode", "config", "clocks", "events")
+    sampling = {"temperature": 0.7, "top_k": None, "seed": None}
+    with specscope.record(path, sampling=sampling, **dict.fromkeys(names)) as rec:
+        rec.round(emitted=[1])
+    header = read(path).header
+    assert (header.sampling, [d.role for d in header.devices]) == (sampling, ["drafter+target"])
 
 
 def test_a_span_that_never_ended_fails_the_recording(path):
@@ -173,9 +169,8 @@ def test_a_span_that_never_ended_fails_the_recording(path):
     for _ in range(2):
         rec.span("draft")
     rec.drop(rec.span("verify"))
-    with pytest.raises(
-        UsageError, match=r"the draft on d at \d+\.\d+ ms has not ended, nor have 1 others; use `with"
-    ):
+    message = r"the draft on d at \d+\.\d+ ms has not ended, nor have 1 others; use `with"
+    with pytest.raises(UsageError, match=message):
         rec.close()
     assert read(path).status == "failed"
     assert "has not ended" in read(path).footer.error
@@ -192,28 +187,164 @@ def test_the_blocks_own_error_is_the_one_to_see(path):
 def test_times_of_another_clock_are_refused(path):
     with specscope.record(path) as rec:
         rec.start()
+        later = time.perf_counter_ns() + 2 * 10**9
         with pytest.raises(
             UsageError, match=r"a verify on .* ends \d+ s from now; give times of time.perf_co"
         ):
-            rec.add("verify", time.perf_counter_ns(), time.perf_counter_ns() + 2 * 10**9)
+            rec.add("verify", time.perf_counter_ns(), later)
         with pytest.raises(UsageError, match=r"a round is \d+ s from now"):
-            rec.round(emitted=[1], time=time.perf_counter_ns() + 2 * 10**9)
+            rec.round(emitted=[1], time=later)
     assert not read(path).spans + read(path).rounds
 
 
-def test_a_decoder_makes_texts(path):
-    with specscope.record(path, decode=lambda ids: ids) as rec:
-        with pytest.raises(UsageError, match=r"decode of \[1\] is \[1\]; give what makes a text"):
-            rec.round(emitted=[1])
+HALF = "\ud83d"
+NOW = time.perf_counter_ns
+NUMBERS = [
+    *(0, 1, -1, -2, 2**31, 2**53 - 1, 2**53, 2**62, 2**63, 2**70, -(2**63), -(2**70), True, 10**5000),
+    *(
+        0.5,
+        1.0,
+        -0.0,
+        1e300,
+        float("nan"),
+        float("inf"),
+        1 + 2j,
+        np.int64(3),
+        np.float32(0.5),
+        np.bool_(True),
+    ),
+    *(np.array(3), np.array([1, 2]), np.ones((2, 2)), np.array([])),
+]
+TEXTS = [
+    *("", "a", "draft", "target", "x" * 400, b"a"),
+    *"\n\u2028\x85\r\0",
+    HALF,
+    "\ude00" + HALF,
+    "\x1b[2J",
+]
+OTHERS = [
+    *(None, (), [], {}, set(), object(), int, len, iter([1]), [[1]], [None], range(3), slice(2)),
+    *({1: 2}, {"a": {(1, 2): 3}}),
+]
+ANY = st.sampled_from([*NUMBERS, *TEXTS, *OTHERS])
+odd = st.one_of(
+    ANY,
+    st.lists(ANY, max_size=4),
+    st.dictionaries(st.sampled_from(["a", HALF, "\u2028", "temperature", "seed", "d"]), ANY, max_size=2),
+    st.lists(st.lists(st.tuples(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS)), max_size=2), max_size=3),
+)
+ROUND = {"drafted": [1, 2], "accepted": 1, "emitted": [1, 3]}
+SPAN = "kind device rows context sequence model"
+METHODS = {
+    "prompt": ({}, "text ids"),
+    "start": ({}, "time"),
+    "span": ({"kind": "verify"}, f"{SPAN} outcome rows_later context_later"),
+    "add": ({"kind": "verify"}, f"{SPAN} start end outcome"),
+    "round": (
+        ROUND,
+        "drafted accepted emitted parents sequence q p top_q top_p texts mode draft verify time reason",
+    ),
+    "discard": ({"drafted": [1]}, "drafted sequence ahead q draft"),
+    "end": ({}, "work outcome"),
+    "drop": ({}, "work"),
+    "close": ({}, "status error"),
+}
+"""Method -> its usual arguments, and all names that get odd values."""
+OPENED = (
+    "method devices target drafter decode sampling config rule lossless runtime clocks events join enabled"
+)
 
 
-def test_only_a_recording_can_be_joined(path, tmp_path):
-    with pytest.raises(UsageError, match=r"cannot join the recording .*absent.*call start"):
-        specscope.record(tmp_path / "absent", join=True)
-    path.write_text('{"event":"piece","token":1,"text":""}\n')
-    with pytest.raises(UsageError, match="no program records to it now; join before close"):
-        specscope.record(path, join=True)
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        with pytest.raises(UsageError, match="it is no recording"):
-            specscope.record(path, join=True)
+@st.composite
+def calls(draw):
+    """Return a method and its arguments, one or two of them odd."""
+    name = draw(st.sampled_from([*METHODS]))
+    usual, names = METHODS[name]
+    chosen = draw(st.lists(st.sampled_from(names.split()), min_size=0, max_size=2, unique=True))
+    return name, usual | {one: draw(odd) for one in chosen}
+
+
+def allowed(call, *words, **named):
+    """Call; UsageError of one line is an answer."""
+    try:
+        return call(*words, **named)
+    except UsageError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert len(message) < 2000
+    assert message.encode()
+    return None
+
+
+def apply(rec, name, arguments):
+    if name == "span":
+        outcome = arguments.pop("outcome", "done")
+        later = {key: arguments.pop(key) for key in [*arguments] if key.endswith("_later")}
+        work = rec.span(**arguments)
+        for key, value in later.items():
+            setattr(work, key.removesuffix("_later"), value)
+        rec.end(work, outcome)
+    elif name == "add":
+        start = NOW()
+        rec.add(**{"start": start, "end": start + 1, **arguments})
+    elif name in ("end", "drop") and "work" not in arguments:
+        work = rec.span("verify")
+        getattr(rec, name)(work, **arguments)
+        allowed(rec.end, work)  # twice
+    else:
+        getattr(rec, name)(**arguments)
+
+
+def check_file(path):
+    """Import the file, read it as a follower, and draw it."""
+    (trace,) = read_traces(path).traces
+    assert followed(path)
+    assert view_model([trace])["runs"]
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(calls(), max_size=6),
+    st.sampled_from([None, lambda ids: HALF * len(ids), lambda ids: "\u2028" * len(ids)]),
+)
+def test_what_the_recorder_takes_is_read(made, decode):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "odd.jsonl"
+        rec = specscope.record(path, decode=decode)
+        for name, arguments in made:
+            allowed(apply, rec, name, dict(arguments))
+        allowed(rec.close)
+        check_file(path)
+
+
+@settings(max_examples=100)
+@given(st.dictionaries(st.sampled_from(OPENED.split()), odd, max_size=3))
+def test_what_a_recording_is_opened_with_is_read_or_refused(arguments):
+    given = {k: v for k, v in arguments.items() if not (k in ("events", "decode") and callable(v))}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "odd.jsonl"
+        path.write_text("older")
+        rec = allowed(specscope.record, path, **given)
+        if rec is None:
+            assert path.read_text() == "older", "a refused recording leaves the older file"
+            return
+        allowed(rec.round, **ROUND)
+        allowed(rec.close)
+        if path.read_text() != "older":
+            check_file(path)
+
+
+@pytest.mark.parametrize("path", [5, 1.5, b"a", [], {}, object(), "", "\0", "a\0b", HALF, "x" * 5000, "/"])
+def test_a_path_that_is_none_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert allowed(specscope.record, path) is None
+
+
+def test_a_decoder_of_half_characters_makes_whole_ones(path):
+    """A half character is incomplete; two halves that follow each other are one character."""
+    pieces = {1: "\ud83d", 2: "\ude00", 3: "a", 4: "\u2028"}
+    with specscope.record(path, decode=lambda ids: "".join(pieces[i] for i in ids)) as rec:
+        rec.round(emitted=[1])
+        rec.round(emitted=[2])
+        rec.round(drafted=[4], accepted=1, emitted=[4, 3])
+    assert read_traces(path).traces[0].text == "\U0001f600\u2028a"

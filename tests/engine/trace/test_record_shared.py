@@ -1,14 +1,11 @@
 """Recordings that several processes, forks or recorders share, and disks that are full."""
 
-from __future__ import annotations
-
 import errno
+import fcntl
 import gc
 import os
-import subprocess
-import sys
-import threading
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -16,98 +13,30 @@ import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.trace import appended
 from specscope.engine.trace.jsonl import from_json
-from specscope.traces.follow import Tail
 from specscope.traces.imports.reading import read_traces
-from tests.engine.trace.recordings import ROOT, read
-
-JOINED = """
-import sys, specscope
-for _ in range(int(sys.argv[2])):
-    with specscope.record(sys.argv[1], join=True) as rec:
-        with rec.span("draft"): pass
-"""
-
-
-def run(code, *words, fds=()):
-    command = [sys.executable, "-c", code, *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, pass_fds=fds)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def ids(path):
-    """Return the ids of the spans, after an import and after a follower has read the file."""
-    (trace,) = read_traces(path).traces
-    tail = Tail(path)
-    while tail.read():
-        pass
-    tail.close()
-    numbers = [span.id for span in trace.spans]
-    assert len(set(numbers)) == len(numbers)
-    assert all(0 <= number < 2**53 for number in numbers)
-    return numbers
-
-
-def test_a_process_may_join_again_and_twice_at_once(path):
-    with specscope.record(path, devices=["drafter", "target"]) as rec:
-        rec.start()
-        for _ in range(3):
-            with specscope.record(path, join=True) as other, specscope.record(path, join=True) as third:
-                for one in (other, third, other):
-                    with one.span("draft"):
-                        pass
-        with rec.span("verify"):
-            pass
-        run(JOINED, path, 2)
-    assert len(ids(path)) == 12
-
-
-def test_joined_recorders_in_threads_have_ids_of_their_own(path):
-    devices = {f"d{i}": "drafter" for i in range(4)} | {"t": "target"}
-    with specscope.record(path, devices=devices) as rec:
-        rec.start()
-
-        def join(device):
-            for _ in range(20):
-                with specscope.record(path, join=True) as other, other.span("draft", device):
-                    pass
-
-        threads = [threading.Thread(target=join, args=(f"d{i}",)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(ids(path)) == 80
-
-
-def test_a_process_with_more_spans_than_ids_gets_further_ones(path, monkeypatch):
-    monkeypatch.setattr("specscope.engine.trace.work.EACH", 4)
-    with specscope.record(path, devices=["drafter", "target"]) as rec, suppress(ZeroDivisionError):
-        rec.start()
-        with specscope.record(path, join=True) as other:
-            for _ in range(10):
-                for one, kind in ((rec, "verify"), (other, "draft")):
-                    with one.span(kind):
-                        pass
-    assert len(ids(path)) == 20
-
+from tests.engine.trace.recordings import followed, ids, read, run
 
 FORKS = """
 import os, shutil, sys, specscope
 from specscope.engine.errors import UsageError
-rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
-rec.start()
 def child(*calls):
     if os.fork() == 0:
         for call in calls: call()
         os._exit(0)
     assert os.wait()[1] == 0
-def refused(call):
+def refused(call, why=""):
     def attempt():
         try: call()
-        except UsageError as error: assert "\\n" not in str(error)
+        except UsageError as error: assert "\\n" not in str(error) and why in str(error)
         else: os._exit(3)
     return attempt
+early = specscope.record(sys.argv[1] + "l")
+calls = (early.start, lambda: early.span("verify"), lambda: early.round(emitted=[1]))
+child(*(refused(call, "call start() before the fork") for call in calls))
+early.round(emitted=[1])
+early.close()
+rec = specscope.record(sys.argv[1], devices={"d": "drafter", "t": "target"})
+rec.start()
 def draft():
     with rec.span("draft"): pass
 with rec.span("verify") as work: child(refused(lambda: rec.end(work)), draft)
@@ -142,34 +71,18 @@ def test_forked_children_record_spans_only_and_end_nothing_of_their_parents(path
         os.close(reading)
         os.close(writing)
     ids(path)
-    trace = read(path)
+    trace, first, early = (read(p) for p in (path, path.with_suffix(".first"), Path(f"{path}l")))
     assert (trace.header.title, trace.status, trace.spans) == ("second", "done", [])
-    first = read(path.with_suffix(".first"))
-    assert (first.header.title, first.status) == ("own loop", "done")
+    assert (first.header.title, first.status, early.status) == ("own loop", "done", "done")
     parents = [span.id for span in first.spans if span.kind == "verify"]
-    assert (parents, [span.kind for span in first.spans].count("draft")) == ([0, 1], 4)
-    assert all(2**24 <= span.id < 2**53 for span in first.spans if span.kind == "draft")
+    children = [span.id for span in first.spans if span.kind == "draft"]
+    assert (parents, len(children)) == ([0, 1], 4)
+    assert all(2**24 <= number < 2**53 for number in children)
 
 
-def test_a_recording_that_has_not_started_cannot_be_forked(path):
-    code = """
-import os, sys, specscope
-rec = specscope.record(sys.argv[1])
-if os.fork() == 0:
-    for call in (rec.start, lambda: rec.span("verify"), lambda: rec.round(emitted=[1])):
-        try: call()
-        except specscope.UsageError as error: assert "call start() before the fork" in str(error)
-        else: os._exit(3)
-    os._exit(0)
-assert os.wait()[1] == 0
-rec.round(emitted=[1])
-rec.close()
-"""
-    run(code, path)
-    assert read(path).status == "done"
-
-
-def test_no_process_joins_a_recording_that_has_ended(path):
+def test_only_a_running_recording_can_be_joined(path, tmp_path):
+    with pytest.raises(UsageError, match=r"cannot join the recording .*absent.*call start"):
+        specscope.record(tmp_path / "absent", join=True)
     with specscope.record(path) as rec:
         rec.start()
         joined = specscope.record(path, join=True)
@@ -179,6 +92,11 @@ def test_no_process_joins_a_recording_that_has_ended(path):
     with pytest.raises(UsageError, match="no program records to it now; join before close"):
         specscope.record(path, join=True)
     assert read(path).status == "done"
+    path.write_text('{"event":"piece","token":1,"text":""}\n')
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        with pytest.raises(UsageError, match="it is no recording"):
+            specscope.record(path, join=True)
 
 
 def test_a_recording_that_is_forgotten_frees_its_file(path):
@@ -235,15 +153,13 @@ def test_a_disk_that_is_full_for_a_moment_loses_no_row(path, monkeypatch, room):
             assert all("No space left on device; its last" in line for line in said)
             assert all(line.endswith("rows wait in memory for the next call") for line in said)
             disk.room = 10**9
-            with other.span("draft"):
-                pass
-            with rec.span("verify"):
-                pass
+            for one, kind in ((other, "draft"), (rec, "verify")):
+                with one.span(kind):
+                    pass
     (trace,) = read_traces(path).traces
-    assert [c.token for c in trace.commits] == list(range(10))
+    assert trace.token_ids() == list(range(10))
     assert trace.text == trace.footer.texts[0] == "x" * 10
-    assert len(ids(path)) == 3
-    assert trace.status == "done"
+    assert (len(ids(path)), trace.status) == (3, "done")
 
 
 def test_a_row_that_a_killed_process_did_not_finish_loses_no_other(path):
@@ -254,19 +170,16 @@ def test_a_row_that_a_killed_process_did_not_finish_loses_no_other(path):
                 pass
             rec.round(drafted=[token], accepted=1, emitted=[token], texts=["é"])
     *before, row, behind, footer = path.read_bytes().removesuffix(b"\n").split(b"\n")
-    rows = [from_json(line.decode()) for line in before[1:] if line]
-    last = from_json(behind.decode())
+    rows, last = [from_json(line.decode()) for line in before[1:] if line], from_json(behind.decode())
     for end in range(1, len(row)):
         for rest in (b"", behind + b"\n", b"\n" + behind + b"\n" + footer + b"\n"):
             path.write_bytes(b"\n".join([*before, row[:end] + rest]))
             (trace,) = read_traces(path).traces
             said = "a row that a killed process did not finish" if rest else "the file ends within a line"
             assert (trace.status, said in trace.footer.error) == ("incomplete", True)
-            found = [*trace.rows()]
-            assert all(one in found for one in (*rows, *([last] if rest else [])))
-            tail = Tail(path)
-            assert tail.read()[1 : -1 if footer in rest else None] == [*rows, *([last] if rest else [])]
-            tail.close()
+            kept, found = [*rows, *([last] if rest else [])], [*trace.rows()]
+            assert all(one in found for one in kept)
+            assert followed(path)[1 : -1 if footer in rest else None] == kept
 
 
 def test_a_header_that_waited_is_written_once(path, monkeypatch):
@@ -282,8 +195,7 @@ def test_a_header_that_waited_is_written_once(path, monkeypatch):
 
 
 def test_a_disk_that_stays_full_ends_the_recording_and_says_what_is_lost(path, monkeypatch):
-    disk = Disk(monkeypatch)
-    rec = specscope.record(path)
+    disk, rec = Disk(monkeypatch), specscope.record(path)
     rec.round(emitted=[1], texts=["x"])
     disk.room = 20
     with pytest.raises(UsageError, match="its last 2 rows wait"):
@@ -295,55 +207,32 @@ def test_a_disk_that_stays_full_ends_the_recording_and_says_what_is_lost(path, m
 
 
 def test_rows_that_wait_are_bounded(path, monkeypatch):
-    disk = Disk(monkeypatch)
+    disk, rec, said = Disk(monkeypatch), specscope.record(path), list[str]()
     monkeypatch.setattr(appended, "MOST_KEPT", 2000)
-    rec = specscope.record(path)
     rec.round(emitted=[1], texts=["x"])
     disk.room = 0
     for _ in range(100):
         with pytest.raises(UsageError) as error:
             rec.round(emitted=[2])
-    assert "rows are lost, and it ends before them" in str(error.value)
+        said.append(str(error.value))
+    assert "rows are lost, and it ends before them" in said[-1]
     disk.room = 10**9
     with pytest.raises(UsageError, match="are lost"):
         rec.close()
     assert read_traces(path).traces[0].status == "incomplete"
 
 
-LIMITED = """
-import resource, sys, specscope
-rec = specscope.record(sys.argv[1])
-rec.start()
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-failed = 0
-for token in range(50):
-    try: rec.round(emitted=[token], texts=["x"])
-    except specscope.UsageError: failed += 1
-assert failed > 10
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-rec.close()
-"""
-
-
-@pytest.mark.parametrize("size", [1500, 1777, 2001])
-def test_a_real_limit_of_the_file_loses_no_row(path, size):
-    run(LIMITED, path, size)
-    assert read_traces(path).traces[0].text == "x" * 50
-
-
 def test_a_recording_ends_before_it_is_too_large_to_be_read(path, monkeypatch):
     monkeypatch.setattr(appended, "MOST_TRACE_BYTES", appended._SPARE + 5000)
     monkeypatch.setattr(appended, "MOST_LINE", 600)
     rec = specscope.record(path)
-    with pytest.raises(UsageError, match="a row has 899 bytes; at most 600 are read"):
-        rec.round(emitted=[1], texts=["x" * 800])
-
-    def fill():
-        for _ in range(100):
-            rec.round(emitted=[1], texts=["x"])
-
-    with pytest.raises(UsageError, match="the most of a recording; end it, and record"):
-        fill()
+    for size, message in (
+        (800, "a row has 899 bytes; at most 600 are read"),
+        (1, "the most of a recording; end it, and record"),
+    ):
+        with pytest.raises(UsageError, match=message):  # noqa: PT012
+            for _ in range(100):
+                rec.round(emitted=[1], texts=["x" * size])
     assert path.stat().st_size < 5000
     with suppress(UsageError):
         rec.close()

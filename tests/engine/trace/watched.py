@@ -1,7 +1,5 @@
 """What the tests of `specscope.watch` share: small random models, calls of generate, tokenizers."""
 
-from __future__ import annotations
-
 import string
 from itertools import pairwise
 
@@ -16,8 +14,6 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
-
-from specscope.engine.trace.jsonl import read_jsonl
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -111,11 +107,7 @@ def hooks(model):
     return len(model._forward_hooks), len(model._forward_pre_hooks)
 
 
-def read(path):
-    return read_jsonl(path.read_bytes().decode().split("\n"))
-
-
-def _tokenizer(vocabulary, split):
+def _tokenizer(vocabulary, split=pre_tokenizers.Split("", "isolated")):  # noqa: B008
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="?"))
     tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
@@ -123,15 +115,12 @@ def _tokenizer(vocabulary, split):
 
 def characters():
     """A token for each lower-case letter, the space and the digits."""
-    return _tokenizer(
-        ["?", " ", *string.ascii_lowercase, *string.digits], pre_tokenizers.Split("", "isolated")
-    )
+    return _tokenizer(["?", " ", *string.ascii_lowercase, *string.digits])
 
 
 def letters():
     """The letters and the space with other ids, and some further characters."""
-    vocabulary = ["?", *reversed(string.ascii_lowercase), ".", ",", " "]
-    return _tokenizer(vocabulary, pre_tokenizers.Split("", "isolated"))
+    return _tokenizer(["?", *reversed(string.ascii_lowercase), ".", ",", " "])
 
 
 def words():

@@ -1,26 +1,33 @@
-from __future__ import annotations
+"""Cards of pairs and of heads: what is measured, the text, the command line."""
 
 import json
 import os
+import shutil
 import signal
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import log
 from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specscope
-from specscope.app import main
 from specscope.engine.checkpoints.catalog import PAIRS
+from specscope.engine.checkpoints.config import read_config
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.errors import RunCancelled, SpecScopeError, UsageError
-from specscope.engine.training import pair
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.heads.files import HeadWeights, read_head
+from specscope.engine.model.shape import ModelShape
 from specscope.engine.training.card import Measured, Sample, Sizes, make_card, render
 from specscope.engine.training.cli import cancel_on_interrupt
 from specscope.engine.training.data import Encoder, find_sources, is_held_out, read_documents
+from specscope.engine.training.heads.card import chained, make_heads_card, restore
+from specscope.engine.training.heads.losses import DraftAcceptance
+from specscope.engine.training.heads.train import train_head, training_curves
 from specscope.engine.training.loop import read_facts
 from specscope.engine.training.measure import (
     Acceptance,
@@ -30,32 +37,33 @@ from specscope.engine.training.measure import (
     Timing,
     held_out_prompts,
     measure_acceptance,
-    measure_cost,
     measure_losses,
     read_prompts,
 )
-from specscope.engine.training.settings import PROMPTS, CardSettings, PairOptions
+from specscope.engine.training.settings import PROMPTS, CardSettings, HeadOptions
 from specscope.engine.types import Limits, Sampling
-from tests.engine.training.tiny import train
+from tests.engine.training.tiny import HEAD, refused, train
 
 FIXED = json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def loaded(trained: Path) -> LoadedPair:
+def loaded(trained):
     return LoadedPair.load(Pair.of(trained / "target", trained / "drafter"))
 
 
-def test_the_loss_equals_transformers(loaded: LoadedPair, trained: Path, corpus: Path) -> None:
-    stories, chats = sorted(measure_losses(loaded, corpus, 0.3, 16, 10_000), key=lambda loss: loss.source)[
-        ::-1
-    ]
-    assert (stories.source, chats.source) == ("stories", "chats")
-    path = find_sources(corpus)["chats"]
-    documents = [d for d in read_documents(path) if is_held_out(d, 0.3)]
+def transformers_model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_the_loss_equals_transformers(loaded, trained, corpus):
+    losses = {loss.source: loss for loss in measure_losses(loaded, corpus, 0.3, 16, 10_000)}
+    assert set(losses) == {"stories", "chats"}
+    chats = losses["chats"]
+    documents = [d for d in read_documents(find_sources(corpus)["chats"]) if is_held_out(d, 0.3)]
     tokenizer = AutoTokenizer.from_pretrained(trained / "target")
     for role, loss in (("target", chats.target_nats), ("drafter", chats.drafter_nats)):
-        model, nats = AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval(), 0.0
+        model, nats = transformers_model(trained / role), 0.0
         for ids in map(torch.tensor, Encoder(tokenizer)(documents)):
             for start in range(0, len(ids) - 1, 16):
                 part = ids[start : start + 17]
@@ -68,22 +76,11 @@ def test_the_loss_equals_transformers(loaded: LoadedPair, trained: Path, corpus:
     assert chats.bits_per_byte == pytest.approx(chats.target_nats / log(2) / text)
 
 
-def test_a_model_accepts_all_its_own_drafts(trained: Path) -> None:
-    loaded = LoadedPair.load(Pair.of(trained / "target", trained / "target"))
-    rates = measure_acceptance(loaded, "same", ["Do you like the ball, Mia?", "x" * 200], 128, 20)
-    assert (rates.prompts, rates.too_long) == (1, 1)
-    assert (rates.greedy_tokens, rates.greedy) == (rates.greedy_matches, 1.0)
-    assert rates.sampled == pytest.approx(1.0, abs=1e-4)
-
-
-def test_acceptance_equals_a_comparison_by_transformers(loaded: LoadedPair, trained: Path) -> None:
+def test_acceptance_equals_a_comparison_by_transformers(loaded, trained):
     prompt = "Do you like the kite, Tom?"
     rates = measure_acceptance(loaded, "one", [prompt], 128, 24)
     ids = loaded.pair.encode(prompt)
-    target, drafter = (
-        AutoModelForCausalLM.from_pretrained(trained / role, dtype=torch.float32).eval()
-        for role in ("target", "drafter")
-    )
+    target, drafter = (transformers_model(trained / role) for role in ("target", "drafter"))
     greedy = target.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0]
     drawn = torch.tensor(ids + loaded.write(ids, 24, Sampling(temperature=1.0))[0])
     with torch.no_grad():
@@ -94,7 +91,7 @@ def test_acceptance_equals_a_comparison_by_transformers(loaded: LoadedPair, trai
     assert rates.overlap == pytest.approx(torch.minimum(*both).sum().item(), rel=1e-3)
 
 
-def test_answers_equal_those_of_a_run() -> None:
+def test_answers_equal_those_of_a_run():
     pair = Pair.find("bundled")
     loaded, sampling = LoadedPair.load(pair), Sampling(temperature=0.8, seed=0)
     prompt = FIXED["prompts"][0]
@@ -105,28 +102,19 @@ def test_answers_equal_those_of_a_run() -> None:
     assert [c.token for c in trace.commits] == written
 
 
-def test_the_bundled_pair_has_a_high_acceptance_rate() -> None:
+def test_the_bundled_pair_has_a_high_acceptance_rate():
     rates = measure_acceptance(LoadedPair.load(Pair.find("bundled")), "fixed", FIXED["prompts"][:5], 256, 16)
-    assert rates.prompts == 5
-    assert rates.greedy >= 0.7
-    assert rates.sampled >= 0.5
+    assert (rates.prompts, rates.greedy >= 0.7, rates.sampled >= 0.5) == (5, True, True)
 
 
-def test_the_cost_has_three_timings_and_their_ratios(loaded: LoadedPair) -> None:
-    cost = measure_cost(loaded, context=16, repeats=5)
-    assert all(0 < time.tenth <= time.median for time in (cost.target, cost.drafter, cost.rows))
-    assert MEASURED.cost.c == (2.0, 3.0)
-    assert MEASURED.cost.rows_over_one == (1.5, 1.25)
-
-
-def test_held_out_prompts_are_first_user_turns(corpus: Path) -> None:
+def test_held_out_prompts_are_first_user_turns(corpus):
     prompts = held_out_prompts(corpus, 0.3, ["chats", "stories"], 3)
     assert len(prompts) == 3
     assert all(prompt.startswith("Do you like") and "|>" not in prompt for prompt in prompts)
     assert held_out_prompts(corpus, 0.3, ["stories"], 3) == []
 
 
-def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
+def test_prompts_are_spread_over_the_file(tmp_path):
     path = tmp_path / "questions.jsonl"
     rows = [{"turns": [f"q{i}", "again"]} for i in range(9)] + [{"prompt": "q\u20289"}]
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
@@ -136,14 +124,13 @@ def test_prompts_are_spread_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["not JSON", '{"text": "a"}', "[1]", '{"turns": []}', "[" * 100_000])
-def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_a_wrong_file_of_prompts_is_refused_by_name(tmp_path, content):
     path = tmp_path / "questions.jsonl"
     path.write_text(content)
-    with pytest.raises(UsageError, match=r"questions\.jsonl is not a list of prompts"):
-        read_prompts(path, 5)
+    refused(lambda: read_prompts(path, 5), r".*questions\.jsonl is not a list of prompts")
 
 
-def test_what_has_no_card_or_prompts_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_what_has_no_card_or_prompts_is_refused(trained, tmp_path):
     (tmp_path / "training.json").write_text("{")
     for call, message in (
         (lambda: read_prompts(tmp_path, 5), tmp_path.name),
@@ -181,20 +168,17 @@ load average 4.5 meanwhile
 """Parts of the card of these measurements."""
 
 
-def test_the_card_has_all_measurements_and_missed_bars() -> None:
+def test_the_card_has_all_measurements_and_missed_bars():
     facts = {"sources": {"math": 6, "poems": 1}, "notes": ["Read me."]}
     card = render(facts, MEASURED, FIXED, 256)
-    assert [
-        part for part in (*CARD.strip().splitlines(), "````text\na ``` b\n````") if part not in card
-    ] == []
+    wanted = (*CARD.strip().splitlines(), "````text\na ``` b\n````")
+    assert [part for part in wanted if part not in card] == []
     bare = render({}, MEASURED._replace(losses=()), FIXED, 256)
     assert "Not trained by this project's recipe" in bare
     assert "Loss on held-out documents" not in bare
 
 
-def test_train_pair_on_the_command_line(
-    options: Callable[..., PairOptions], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_pair_on_the_command_line(options, corpus, tmp_path, capsys):
     words = f"pair --data {corpus} --out {tmp_path / 'pair'} --threads 1 --vocabulary 320 --device cpu"
     words += " --target 2x32x2x64 --drafter 1x16x1x32 --steps 3 --drafter-steps 2 --batch 2"
     words += " --sequence 64 --context 80 --held-out 0.2"
@@ -210,11 +194,9 @@ def test_train_pair_on_the_command_line(
     assert read_facts(tmp_path / "pair")["options"]["steps"] == 3
 
 
-def test_card_of_two_models_on_the_command_line(trained: Path, tmp_path: Path) -> None:
-    card = f"card --target {trained / 'target'} --drafter {trained / 'drafter'}"
-    with pytest.raises(UsageError, match="needs --target, --drafter and --output"):
-        train(card)
-    assert train(f"{card} --output {tmp_path / 'card.md'} --window 100") == 0
+def test_card_of_two_models_on_the_command_line(trained, tmp_path):
+    words = f"card --target {trained / 'target'} --drafter {trained / 'drafter'} --window 100"
+    assert train(f"{words} --output {tmp_path / 'card.md'}") == 0
     assert "Not trained by this project's recipe" in (tmp_path / "card.md").read_text(encoding="utf-8")
 
 
@@ -224,28 +206,18 @@ def test_card_of_two_models_on_the_command_line(trained: Path, tmp_path: Path) -
         ("pair --data nowhere --out x", "nowhere is not a folder"),
         ("pair --data x --out x --target big", "shape is 'big'"),
         ("pair --data x --out x --threads 0", "threads is 0"),
+        ("card --target a --drafter b", "needs --target, --drafter and --output"),
         ("card --pair missing", "missing"),
         ("card --count 0", "count is 0; it must be at least 1"),
     ],
 )
-def test_wrong_command_lines_are_refused(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_command_lines_are_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecScopeError, match=message):
         train(words)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt, even if the shell made this process ignore it."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
+def test_first_interrupt_cancels_and_the_second_interrupts():
     with cancel_on_interrupt() as cancel:
         os.kill(os.getpid(), signal.SIGINT)
         assert cancel.wait(5)
@@ -255,19 +227,7 @@ def test_first_interrupt_cancels_and_the_second_interrupts() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.usefixtures("interruptible")
-def test_a_training_that_a_signal_stopped_has_the_exit_code_of_a_stopped_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(*_: object, **__: object) -> None:
-        raise RunCancelled("stopped at step 3 of 9 of the target")
-
-    monkeypatch.setattr(pair, "train_pair", stopped)
-    assert main.main(["train", "pair", "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err == "specscope: stopped at step 3 of 9 of the target\n"
-
-
-def test_the_bundled_card_describes_the_bundled_pair() -> None:
+def test_the_bundled_card_describes_the_bundled_pair():
     folder = PAIRS / "bundled"
     card = (folder / "README.md").read_text(encoding="utf-8")
     sizes = [p.stat().st_size for role in ("target", "drafter") for p in (folder / role).iterdir()]
@@ -276,3 +236,96 @@ def test_the_bundled_card_describes_the_bundled_pair() -> None:
     assert all(f"**{prompt}**" in card for prompt in FIXED["prompts"])
     assert all(note in card for note in read_facts(folder)["notes"])
     assert all(licence in card for licence in ("CDLA-Sharing-1.0", "CC BY 4.0", "CC BY-SA 3.0", "MIT"))
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def pair(trained, corpus, text, tmp_path_factory):
+    """The toy pair with two heads."""
+    folder = tmp_path_factory.mktemp("pair") / "toy"
+    shutil.copytree(trained, folder)
+    given = {"data": corpus, "target": trained / "target", "target_name": trained.name, "text": text}
+    for kind in ("eagle", "parallelspec_medusa"):
+        out = folder / "heads" / kind
+        train_head(HeadOptions.of(kind, out=out, **given, **HEAD | {"steps": 10, "checkpoint_every": 5}))
+    return folder
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "questions" / "question.jsonl"
+    path.parent.mkdir()
+    lines = [{"turns": [f"Do you like the {thing}?"]} for thing in ("dog" * 100, "ball", "kite")]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_chains_begin_at_every_token_and_end_at_the_first_mismatch():
+    assert chained([True, False, True, True], 3) == DraftAcceptance((4, 2, 0), (3, 1, 0))
+    assert chained([], 2) == DraftAcceptance((0, 0), (0, 0))
+
+
+def test_the_card_has_the_trainings_and_the_measurements(pair, prompts):
+    torch.set_num_threads(1)
+    settings = CardSettings(prompts=(prompts,), window=96, new_tokens=24)
+    card = make_heads_card(Pair.of(pair / "target", pair / "drafter"), pair, settings)
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in card.splitlines() if line[:1] == "|"
+    ]
+    trained = {row[0]: row for row in rows if row[0] in ("eagle", "parallelspec_medusa")}
+    for kind, row in trained.items():
+        tensors = read_head(pair / "heads" / kind).tensors
+        facts = json.loads((pair / "heads" / kind / "training.json").read_text())
+        assert row[1] == f"{sum(t.numel() for t in tensors.values()) / 1e6:.2f} M"
+        assert row[3:5] == ["10", f"{facts['phase']['tokens']:,}"]
+    assert trained["eagle"][7] == "KL(p, q) + 10 smooth L1"
+    assert trained["parallelspec_medusa"][6:8] == ["0.8^k", "KL(p, q)"]
+    measured = [row for row in rows if row[0] in ("questions", "**all**")]
+    names = ("eagle", "parallelspec_medusa", "the pair's drafter")
+    assert [row[1:3] for row in measured[:3]] == [["2", name] for name in names]
+    assert [row[2:] for row in measured[:3]] == [row[2:] for row in measured[3:]]
+    for row in measured:
+        rates = [float(cell) for cell in row[3:8] if cell]
+        assert all(0 <= rate <= 1 for rate in rates)
+        assert float(row[8]) == pytest.approx(1 + np.cumprod(rates).sum(), abs=0.01)
+    assert "half of the answers greedy" in card
+
+
+def test_what_has_no_card_of_heads_is_refused(pair, prompts, tmp_path):
+    loaded, heads = Pair.of(pair / "target", pair / "drafter"), pair / "heads"
+    shape, head = ModelShape.of(read_config(pair / "target"), pair), read_head(heads / "eagle")
+    short = CardSettings(prompts=(prompts,), count=1, window=96, new_tokens=24)
+    biased = HeadWeights(replace(head.config, biased=True), head.tensors)
+    for call, message in (
+        (
+            lambda: make_heads_card(loaded, tmp_path, CardSettings()),
+            "heads holds no head; specscope train medusa",
+        ),
+        (lambda: restore(biased, shape), "kind eagle with own LM heads, biases or more layers cannot be"),
+        (
+            lambda: make_heads_card(loaded, pair, short),
+            "questions: no prompt with an answer fits into 96 tokens",
+        ),
+    ):
+        refused(call, f".*{message}")
+
+
+def test_the_command_line_writes_the_card(pair, prompts, tmp_path, capsys):
+    output = tmp_path / "card.md"
+    assert train(f"heads --pair {pair} --prompts {prompts} --count 2 --window 96 -o {output}") == 0
+    assert capsys.readouterr().out == f"wrote {output}\n"
+    assert output.read_text().startswith("# Card: drafting heads of this pair")
+
+
+def test_the_curves_have_every_measurement(pair):
+    out = pair / "heads" / "parallelspec_medusa"
+    assert (out / "curves.svg").read_text() == training_curves(out)
+    root = ElementTree.fromstring((out / "curves.svg").read_text())
+    loss, accepted = root.findall(f"{SVG}g")
+    titles = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "t"]
+    assert titles == ["parallelspec_medusa: loss", "acceptance of token k"]
+    paths = [path.get("d", "") for path in loss.iter(f"{SVG}path")]
+    assert paths[0].count(",") == 10
+    assert 1 <= len([p for p in accepted.iter(f"{SVG}path") if p.get("d", "").count(",") == 2]) <= 5

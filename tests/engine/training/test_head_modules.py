@@ -1,17 +1,15 @@
 """The modules of heads in training: their rows, states, losses and acceptance."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from specscope.engine.checkpoints.config import read_config
-from specscope.engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, lay_out, pack
+from specscope.engine.heads.trainable import Frozen, Learned, Packed, Texts, TrainableHead, pack
 from specscope.engine.model.shape import ModelShape
 from specscope.engine.training.heads.losses import DraftAcceptance, acceptance, head_losses
 from specscope.engine.training.heads.train import build_head
@@ -23,12 +21,12 @@ NOTHING = list[Any]()
 
 
 @pytest.fixture
-def shape(trained: Path) -> ModelShape:
+def shape(trained):
     return ModelShape.of(read_config(trained / "target"), trained)
 
 
 @pytest.fixture
-def texts() -> Texts:
+def texts():
     """Two texts of 12 and 9 tokens with random features, and four anchors, one near the end."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, VOCABULARY, (21,), generator=generator)
@@ -36,12 +34,12 @@ def texts() -> Texts:
     return Texts(ids, embedding[ids], features, np.array([0, 12, 21]), np.array([3, 5, 9, 15]))
 
 
-def states_of(head: TrainableHead, texts: Texts, packed: Packed) -> Tensor:
+def states_of(head, texts, packed):
     """Return the states of the rows, (R, D)."""
     return head.module(texts.embedded[packed.tokens], texts.features[packed.tokens - 1], packed)
 
 
-def head_of(kind: str, shape: ModelShape, size: int = 3) -> TrainableHead:
+def head_of(kind, shape, size=3):
     """Return a head with larger weights than an untrained one, so that every row matters."""
     head = build_head(kind, shape, size, seed=1)
     generator = torch.Generator().manual_seed(2)
@@ -52,16 +50,7 @@ def head_of(kind: str, shape: ModelShape, size: int = 3) -> TrainableHead:
     return head
 
 
-def test_groups_attend_to_earlier_tokens_and_their_own_masks() -> None:
-    tokens, numbers, positions, seen = lay_out(np.array([0, 2, 1]))
-    assert tokens.tolist() == [0, 1, 1, 1, 2, 2]
-    assert numbers.tolist() == [0, 0, 1, 2, 0, 1]
-    assert positions.tolist() == [0, 1, 2, 3, 2, 3]
-    drawn = ["x.....", "xx....", "xxx...", "xxxx..", "xx..x.", "xx..xx"]
-    assert seen.tolist() == [[cell == "x" for cell in line] for line in drawn]
-
-
-def test_no_row_predicts_past_the_end_of_its_text(texts: Texts) -> None:
+def test_no_row_predicts_past_the_end_of_its_text(texts):
     packed = pack(texts, 3, within=True)
     ends = torch.tensor([12] * 12 + [21] * 9)
     assert bool((packed.tokens + packed.numbers + 1 < ends[packed.tokens]).all())
@@ -72,9 +61,7 @@ def test_no_row_predicts_past_the_end_of_its_text(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parallelspec_eagle", "parallelspec_medusa"])
-def test_packed_training_is_k_plus_1_forwards_of_inference(
-    kind: str, shape: ModelShape, texts: Texts
-) -> None:
+def test_packed_training_is_k_plus_1_forwards_of_inference(kind, shape, texts):
     """The paper's claim: with its attention mask and positions, training equals inference."""
     head, masks = head_of(kind, shape), 3
     packed, compared = pack(texts, masks, within=True), 0
@@ -97,31 +84,14 @@ def test_packed_training_is_k_plus_1_forwards_of_inference(
     assert compared == 10
 
 
-def test_a_mask_hidden_from_its_group_changes_the_state(shape: ModelShape, texts: Texts) -> None:
-    """The comparison above can fail."""
-    head = head_of("parallelspec_eagle", shape)
-    packed = pack(texts, 3, within=True)
-    row = int(packed.at(2)[0])
-    seen = packed.seen[0].clone()
-    seen[row, row - 1] = False
-    with torch.no_grad():
-        whole, cut = (
-            states_of(head, texts, packed),
-            states_of(head, texts, packed._replace(seen=(seen, packed.seen[1]))),
-        )
-    assert float((whole[row] - cut[row]).abs().max()) > 1e-3
-
-
-def frozen_of(shape: ModelShape) -> Frozen:
+def frozen_of(shape):
     embedding = torch.randn(shape.vocab, WIDTH, generator=torch.Generator().manual_seed(3))
     return Frozen(embedding, embedding)
 
 
 @pytest.mark.parametrize("kind", HEAD_DEFAULTS)
 @torch.no_grad()
-def test_drafts_are_those_of_the_states_after_the_text_and_earlier_drafts(
-    kind: str, shape: ModelShape, texts: Texts
-) -> None:
+def test_drafts_are_those_of_the_states_after_the_text_and_earlier_drafts(kind, shape, texts):
     head, frozen = head_of(kind, shape), frozen_of(shape)
     texts = texts._replace(embedded=frozen.embedding[texts.ids])
     drafts = head.draft(texts, frozen, 3)
@@ -133,7 +103,7 @@ def test_drafts_are_those_of_the_states_after_the_text_and_earlier_drafts(
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "medusa", "parallelspec_eagle"])
-def test_saved_weights_include_the_scale_of_embeddings(kind: str, shape: ModelShape, texts: Texts) -> None:
+def test_saved_weights_include_the_scale_of_embeddings(kind, shape, texts):
     trained, saved = build_head(kind, shape, 3, 0, scale=7.5), build_head(kind, shape, 3, 1)
     with torch.no_grad():
         for parameter in trained.module.parameters():
@@ -145,12 +115,12 @@ def test_saved_weights_include_the_scale_of_embeddings(kind: str, shape: ModelSh
             torch.testing.assert_close(a.states, b.states, atol=1e-4, rtol=1e-4)
 
 
-def stub(learned: list[Learned] = NOTHING, drafts: list[list[int]] = NOTHING) -> TrainableHead:
+def stub(learned=NOTHING, drafts=NOTHING):
     """Return a head with these states and these drafts."""
     return TrainableHead(nn.Module(), lambda _: learned, lambda *_: torch.tensor(drafts))
 
 
-def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:
+def test_losses_are_equations_3_and_4_of_parallelspec(texts):
     """Offline and online distillation, term by term."""
     folders = {"data": Path("data"), "out": Path("out")}
     generator = torch.Generator().manual_seed(5)
@@ -159,7 +129,7 @@ def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:
     states = [torch.randn(len(where), WIDTH, generator=generator) for where in labels]
     head = stub([Learned(s, where) for s, where in zip(states, labels, strict=True)])
 
-    def log_q(state: Tensor) -> Tensor:
+    def log_q(state):
         return (lm_head @ state).log_softmax(-1)
 
     offline = [
@@ -182,7 +152,7 @@ def test_losses_are_equations_3_and_4_of_parallelspec(texts: Texts) -> None:
     assert losses.total.item() == pytest.approx(sum(online), rel=1e-5)
 
 
-def test_the_gradient_of_own_lm_heads_is_autograds(shape: ModelShape, texts: Texts) -> None:
+def test_the_gradient_of_own_lm_heads_is_autograds(shape, texts):
     """The loss of Medusa heads with their own LM heads, against autograd over whole logits."""
     head, frozen = head_of("medusa", shape), frozen_of(shape)
     frozen = frozen.shortened(torch.arange(5, 35))
@@ -210,7 +180,7 @@ def test_the_gradient_of_own_lm_heads_is_autograds(shape: ModelShape, texts: Tex
         torch.testing.assert_close(ours_part, autograds, atol=1e-6, rtol=1e-4)
 
 
-def test_own_lm_heads_decide_the_drafts(shape: ModelShape, texts: Texts) -> None:
+def test_own_lm_heads_decide_the_drafts(shape, texts):
     head, frozen = head_of("medusa", shape), frozen_of(shape)
     shared = head.draft(texts, frozen, 3)
     assert head.add_lm_heads is not None
@@ -223,7 +193,7 @@ def test_own_lm_heads_decide_the_drafts(shape: ModelShape, texts: Texts) -> None
     assert not torch.equal(changed[:, 1], shared[:, 1])
 
 
-def test_acceptance_counts_drafts_where_the_text_is_greedy() -> None:
+def test_acceptance_counts_drafts_where_the_text_is_greedy():
     """Text 0 1 2 3 4 5; the target's argmax is the next number, except 9 after 3."""
     lm_head, ids = torch.eye(10), torch.tensor([0, 1, 2, 3, 4, 5])
     greedy = torch.tensor([1, 2, 3, 9, 5, 6])

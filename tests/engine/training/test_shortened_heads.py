@@ -1,7 +1,5 @@
 """Heads of a shortened vocabulary: which tokens they draft, their losses, and shortening."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 import specscope
 from specscope.engine.checkpoints.config import read_config
@@ -35,24 +32,15 @@ FOLDERS = {"data": Path("data"), "out": Path("out")}
 
 
 @pytest.fixture(scope="module")
-def head(corpus: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a head for the toy pair that drafts 40 tokens, with its target's text beside it."""
-    options = HeadOptions.of(
-        "eagle",
-        data=corpus,
-        out=tmp_path_factory.mktemp("short") / "eagle",
-        target=trained / "target",
-        target_name="toy",
-        steps=40,
-        checkpoint_every=20,
-        vocabulary=40,
-        storage="int8",
-        **HEAD,
-    )
-    return train_head(options)
+def head(corpus, trained, text, tmp_path_factory):
+    """Return a head for the toy pair that drafts 40 tokens."""
+    out = tmp_path_factory.mktemp("short") / "eagle"
+    given = {"data": corpus, "out": out, "target": trained / "target", "target_name": "toy", "text": text}
+    sizes = {"steps": 40, "checkpoint_every": 20, "vocabulary": 40, "storage": "int8"}
+    return train_head(HeadOptions.of("eagle", **given, **sizes, **HEAD))
 
 
-def test_the_most_frequent_tokens_of_the_answers_are_drafted() -> None:
+def test_the_most_frequent_tokens_of_the_answers_are_drafted():
     ids = np.array([9, 9, 9, 3, 4, 9, 9, 4, 6, 6], dtype=np.uint16)
     corpus = Corpus(ids, np.array([0, 5, 10]), np.ones(2, dtype=np.int64), np.array([3, 7]))
     # The answers are 3 4 and 4 6 6; 9 is in prompts only.
@@ -65,7 +53,7 @@ def test_the_most_frequent_tokens_of_the_answers_are_drafted() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_losses_are_those_over_the_drafted_tokens(share: float) -> None:
+def test_losses_are_those_over_the_drafted_tokens(share):
     """Places whose token is not drafted do not count; p is renormalised."""
     generator = torch.Generator().manual_seed(5)
     lm_head, tokens = torch.randn(VOCABULARY, WIDTH, generator=generator), torch.tensor([2, 3, 5, 7])
@@ -86,7 +74,7 @@ def test_losses_are_those_over_the_drafted_tokens(share: float) -> None:
     assert losses.total.item() == pytest.approx(np.mean(expected), rel=1e-4)
 
 
-def test_a_batch_without_drafted_tokens_has_a_loss_of_zero() -> None:
+def test_a_batch_without_drafted_tokens_has_a_loss_of_zero():
     lm_head, ids = torch.eye(6), torch.tensor([1, 1, 1])
     texts = Texts(ids, lm_head[ids], lm_head[ids], np.array([0, 3]), np.array([1]))
     states = torch.ones(1, 6, requires_grad=True)
@@ -98,20 +86,20 @@ def test_a_batch_without_drafted_tokens_has_a_loss_of_zero() -> None:
     assert not states.grad.any()
 
 
-def test_acceptance_compares_drafts_with_the_whole_vocabulary() -> None:
+def test_acceptance_compares_drafts_with_the_whole_vocabulary():
     """The target writes 1 2 5; a head that drafts 1 and 2 only is right, then wrong."""
     lm_head, ids = torch.eye(6), torch.tensor([0, 1, 2, 5])
     texts = Texts(ids, lm_head[ids], lm_head[[1, 2, 5, 0]], np.array([0, 4]), np.array([1, 2]))
     frozen = Frozen(lm_head, lm_head).shortened(torch.tensor([1, 2]))
 
-    def draft(texts: Texts, frozen: Frozen, count: int) -> Tensor:
+    def draft(texts, frozen, count):
         return torch.stack([frozen.draft_best(texts.features[texts.anchors])] * count, 1)
 
     counts = acceptance(replace(stub(), draft=draft), texts, frozen, 1)
     assert (counts.reached, counts.accepted) == ((2,), (1,))
 
 
-def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head: Path, trained: Path) -> None:
+def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head, trained):
     config, tensors = read_head(head, trained / "target")
     assert (config.draft_vocab, len(tensors["d2t"])) == (40, 40)
     ids = target_ids(tensors["d2t"])
@@ -125,13 +113,11 @@ def test_a_training_writes_a_head_that_drafts_the_chosen_tokens(head: Path, trai
     assert read_log(head / "acceptance.jsonl")[-1]["length"] > 1.2
 
 
-def test_medusa_heads_learn_lm_heads_of_their_own(head: Path, trained: Path, tmp_path: Path) -> None:
+def test_medusa_heads_learn_lm_heads_of_their_own(head, trained, tmp_path, text):
     """They are written, drafted with in a lossless run, and measured for the card."""
     given = {**FOLDERS, "out": tmp_path / "medusa", "target": trained / "target", "device": "cpu"}
     sizes = {"steps": 3, "warmup": 1, "batch": 4, "sequence": 64, "size": 4, "vocabulary": 40, "answer": 40}
-    options = HeadOptions.of(
-        "medusa", **given, **sizes, text=head / "written.safetensors", lm_heads="own", learning_rate=0.01
-    )
+    options = HeadOptions.of("medusa", **given, **sizes, text=text, lm_heads="own", learning_rate=0.01)
     weights = read_head(train_head(options), trained / "target")
     assert weights.config.own_lm_head
     assert weights.tensors["0.1.weight"].shape == (40, weights.config.hidden_size)
@@ -151,71 +137,63 @@ def test_medusa_heads_learn_lm_heads_of_their_own(head: Path, trained: Path, tmp
         train_head(replace(options, kind="eagle", out=tmp_path / "eagle"))
 
 
-def test_a_head_is_shortened_and_restored_without_training(head: Path, trained: Path, tmp_path: Path) -> None:
-    target, text = trained / "target", head / "written.safetensors"
+def test_a_head_is_shortened_and_restored_without_training(head, trained, tmp_path, text):
+    target = trained / "target"
     facts = shorten_head(head, target, tmp_path / "short", text=text, vocabulary=12)
     assert (facts["tokens"], facts["of"]) == (12, 320)
     config, tensors = read_head(tmp_path / "short", target)
     assert config.draft_vocab == 12
-    assert set(target_ids(tensors["d2t"]).tolist()) < set(target_ids(read_head(head).tensors["d2t"]).tolist())
+    before = read_head(head).tensors
+    assert set(target_ids(tensors["d2t"]).tolist()) < set(target_ids(before["d2t"]).tolist())
     assert shorten_head(tmp_path / "short", target, tmp_path / "whole") == {}
     whole = read_head(tmp_path / "whole", target)
     assert (whole.config.draft_vocab, "d2t" in whole.tensors) == (0, False)
-    torch.testing.assert_close(
-        whole.tensors["fc.weight"], read_head(head).tensors["fc.weight"], rtol=0.01, atol=0
-    )
+    torch.testing.assert_close(whole.tensors["fc.weight"], before["fc.weight"], rtol=0.01, atol=0)
     kept = json.loads((tmp_path / "whole" / "training.json").read_text())
     assert kept["kind"] == "eagle"
     assert not kept.keys() & {"acceptance", "vocabulary"}
 
 
-def test_a_head_with_its_own_lm_head_stays_as_it_is(trained: Path, tmp_path: Path, head: Path) -> None:
-    target, text = trained / "target", head / "written.safetensors"
-    for kind, own in (("medusa", True), ("eagle3", False)):
-        path = make_head(tmp_path / kind, kind, target, own=own)
-        with pytest.raises(UsageError, match="has an LM head of its own, which stays as it is"):
-            shorten_head(path, target, tmp_path / "out", text=text, vocabulary=12)
-    with pytest.raises(UsageError, match="a shorter vocabulary needs --text"):
-        shorten_head(head, target, tmp_path / "out", vocabulary=12)
-    with pytest.raises(UsageError, match="vocabulary is 321; it must be at least 1 and at most 320"):
-        shorten_head(head, target, tmp_path / "out", text=text, vocabulary=321)
-    with pytest.raises(UsageError, match="is not empty; choose another --out"):
-        shorten_head(head, target, head, text=text, vocabulary=12)
-    assert not (tmp_path / "out").exists()
+def test_what_cannot_be_shortened_is_refused(trained, tmp_path, head, text):
+    target, out = trained / "target", tmp_path / "out"
+    medusa = make_head(tmp_path / "medusa", "medusa", target, own=True)
+    eagle3 = make_head(tmp_path / "eagle3", "eagle3", target, own=False)
+    for begun, to, given, message in (
+        (medusa, out, {"text": text, "vocabulary": 12}, "an LM head of its own, which stays as it is"),
+        (eagle3, out, {"text": text, "vocabulary": 12}, "an LM head of its own, which stays as it is"),
+        (head, out, {"vocabulary": 12}, "a shorter vocabulary needs --text"),
+        (head, out, {"text": text, "vocabulary": 321}, "vocabulary is 321; it must be at least 1 and at"),
+        (head, head, {"text": text, "vocabulary": 12}, "is not empty; choose another --out"),
+        (head, out, {"int8": True, "keep": ["fc"]}, r"fc is no matrix of this head; its .*fc\.weight"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            shorten_head(begun, target, to, **given)
+    assert not out.exists()
 
 
-def test_the_command_line_shortens_a_head(
-    head: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    words = f"shorten --head {head} --pair {trained} --text {head / 'written.safetensors'} --out {out}"
+def test_the_command_line_shortens_a_head_and_keeps_matrices_in_bf16(head, trained, tmp_path, capsys, text):
+    out, target = tmp_path / "out", trained / "target"
+    words = f"shorten --head {head} --pair {trained} --text {text} --out {out}"
     assert train(f"{words} --vocabulary 12 --storage int8") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("12 of 320 tokens, ")
     assert lines[1] == f"wrote {out}"
     assert load_file(out / "model.safetensors")["fc.weight"].dtype == torch.int8
-
-
-def test_kept_matrices_stay_in_bf16(head: Path, trained: Path, tmp_path: Path) -> None:
-    target = trained / "target"
     shorten_head(head, target, tmp_path / "kept", int8=True, keep=["fc.weight"])
     stored = load_file(tmp_path / "kept" / "model.safetensors")
     assert [name for name, t in stored.items() if t.ndim == 2 and t.dtype != torch.int8] == ["fc.weight"]
     assert stored["fc.weight"].dtype == torch.bfloat16
-    with pytest.raises(UsageError, match=r"fc is no matrix of this head; its matrices are .*fc\.weight"):
-        shorten_head(head, target, tmp_path / "wrong", int8=True, keep=["fc"])
-    assert not (tmp_path / "wrong").exists()
 
 
-def test_the_papers_recipe_has_the_settings_of_table_3() -> None:
+def test_the_papers_recipe_has_the_settings_of_table_3():
     columns = {
         "parallelspec_medusa": {"learning_rate": 5e-4, "beta2": 0.999, "epochs": 20, "fade": 0.8},
         "parallelspec_eagle": {"learning_rate": 5e-5, "beta2": 0.95, "epochs": 40, "fade": 1.0},
     }
+    shared = {"batch": 32, "optimizer": "adamw", "weight_decay": 0, "anchors": 1, "token_loss": 1}
     for kind, column in columns.items():
-        options = HeadOptions.of(kind, "paper", **FOLDERS)
-        shared = {"batch": 32, "optimizer": "adamw", "weight_decay": 0, "anchors": 1, "token_loss": 1}
-        assert {name: getattr(options, name) for name in column | shared} == column | shared
+        options, wanted = HeadOptions.of(kind, "paper", **FOLDERS), column | shared
+        assert {name: getattr(options, name) for name in wanted} == wanted
         assert options.regression == (10 if kind == "parallelspec_eagle" else 0)
         assert HeadOptions.of(kind, **FOLDERS).anchors == 1, "a mask after every token by default"
     given = HeadOptions.of("eagle", "paper", **FOLDERS, steps=7, learning_rate=1e-3)
@@ -224,9 +202,11 @@ def test_the_papers_recipe_has_the_settings_of_table_3() -> None:
         HeadOptions.of("eagle", "fast", **FOLDERS)
 
 
-def test_a_setting_on_the_command_line_replaces_the_recipes() -> None:
-    words = "parallelspec_medusa --data d --out o"
-    options = HeadOptions.of(**cli.given(parse(f"{words} --recipe paper --batch 4"), HeadOptions))
-    assert (options.batch, options.learning_rate, options.beta2) == (4, 5e-4, 0.999)
-    options = HeadOptions.of(**cli.given(parse(words), HeadOptions))
-    assert (options.batch, options.learning_rate, options.beta2, options.size) == (16, 1e-3, 0.95, 4)
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("--recipe paper --batch 4", (4, 5e-4, 0.999)), ("", (16, 1e-3, 0.95))],
+)
+def test_a_setting_on_the_command_line_replaces_the_recipes(words, found):
+    given = cli.given(parse(f"parallelspec_medusa --data d --out o {words}"), HeadOptions)
+    options = HeadOptions.of(**given)
+    assert (options.batch, options.learning_rate, options.beta2) == found

@@ -1,29 +1,26 @@
 """Clusters for tests: scripted models in virtual time with round numbers for latencies."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
 
 from specscope.engine.checkpoints.pair import Pair
-from specscope.engine.cluster.memory import Memory, Part
+from specscope.engine.cluster.memory import Memory
 from specscope.engine.cluster.placement import Placement
-from specscope.engine.cluster.pool import Assignment, Loader, StageLimits, pipeline_assignments
+from specscope.engine.cluster.pool import Assignment, StageLimits, pipeline_assignments
 from specscope.engine.cluster.session import Cluster
 from specscope.engine.drafting.tree import Wide
 from specscope.engine.errors import UsageError, WorkerDied
-from specscope.engine.heads.work import Work
 from specscope.engine.layout import Colocated, LayerParallel, Layout, Pipelined, Separate
 from specscope.engine.model.fuzzy import PartTime
 from specscope.engine.model.language import LanguageModel
 from specscope.engine.runtimes.virtual import Processor, VirtualLoop, VirtualWorker
 from specscope.engine.simulate.oracle import Scripted
 from specscope.engine.trace.events import Device
-from specscope.engine.types import Limits, Prefix, drafter_key
+from specscope.engine.types import Limits, drafter_key
 from specscope.engine.worker.jobs import Job, Preparation, Propose, Reply, Stamp
 from specscope.engine.worker.worker import Ticket
 
@@ -44,40 +41,36 @@ class Flat:
     fuzzy_us: int = 100
     row_move_us: int = 0
 
-    def __call__(self, model: str, rows: int, context: int, batch: int = 1) -> int:
+    def __call__(self, model, rows, context, batch=1):
         return self.target_us if model == "target" else self.drafter_us
 
-    def head(self, work: Work, rows: int, context: int, batch: int = 1) -> int:
+    def head(self, work, rows, context, batch=1):
         return self.drafter_us
 
-    def parallel(
-        self, model: str, rows: int, context: int, size: int, batch: int = 1, devices: int = 0
-    ) -> int:
+    def parallel(self, model, rows, context, size, batch=1, devices=0):
         return self.fuzzy_us
 
-    def stage(self, model: str, rows: int, context: int, number: int, count: int, batch: int = 1) -> int:
+    def stage(self, model, rows, context, number, count, batch=1):
         return self(model, rows, context) // count
 
-    def move_us(self, model: str, rows: int) -> int:
+    def move_us(self, model, rows):
         return self.row_move_us * rows
 
-    def parts(
-        self, model: str, rows: int, context: int, size: int, devices: int, batch: int = 1
-    ) -> list[list[PartTime]]:
+    def parts(self, model, rows, context, size, devices, batch=1):
         """Layer 1 + i on device i in the first half, then an exchange."""
         half, end = 500 * self.fuzzy_us, 1000 * self.fuzzy_us
         exchange = PartTime("exchange", 1, half, end)
         return [[PartTime("attention", 1 + i, 0, half), exchange] for i in range(devices)]
 
     @property
-    def c(self) -> float:
+    def c(self):
         return self.target_us / self.drafter_us
 
 
 class PreemptedWorker(VirtualWorker):
     """A stopped job leaves its device in the middle of a forward, as DSI's theorems assume."""
 
-    async def _wait(self, over, pending) -> None:
+    async def _wait(self, over, pending):
         await asyncio.wait([over, pending.stop], return_when=asyncio.FIRST_COMPLETED)
 
 
@@ -87,10 +80,10 @@ class TestCluster(Cluster):
     __test__ = False
 
     @staticmethod
-    def limits(max_new_tokens: int, **more: object) -> Limits:
+    def limits(max_new_tokens, **more):
         return Limits(max_new_tokens, **more)  # type: ignore[arg-type]
 
-    def _with_eos(self, limits: Limits) -> Limits:
+    def _with_eos(self, limits):
         return limits
 
 
@@ -104,7 +97,7 @@ class Racks:
     processors: dict[str, Processor] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
 
-    def assign(self, layout: Layout) -> dict[str, list[Assignment]]:
+    def assign(self, layout):
         match layout.arrangement:
             case Colocated():
                 device = Device("gpu-target", "", "GPU target", "virtual")
@@ -126,76 +119,76 @@ class Racks:
                     model: [_assignment(f"gpu-{model}", i) for i in range(n)] for model, n in counts.items()
                 }
 
-    def reserve(self, assigned) -> None:
+    def reserve(self, assigned):
         pass
 
-    def parts(self, models) -> list[Part]:
+    def parts(self, models):
         return []
 
-    def servers(self, drafters: int) -> int:
+    def servers(self, drafters):
         return self.devices - drafters
 
-    def drafters(self) -> int:
+    def drafters(self):
         return len(self.models) - 1
 
-    def ranks(self) -> int:
+    def ranks(self):
         return self.devices
 
-    def depth(self) -> int:
+    def depth(self):
         return 0
 
-    def stage_limits(self) -> StageLimits:
+    def stage_limits(self):
         return StageLimits(2, self.devices)
 
-    def start_worker(self, assignment: Assignment) -> VirtualWorker:
+    def start_worker(self, assignment):
         name, devices, lanes = assignment.name, assignment.devices, dict(assignment.lanes)
         if self.latency.preempts:
             return PreemptedWorker(name, devices, self.latency, lanes=lanes)
         processor = self.processors.setdefault(devices[0].name, Processor())
         return VirtualWorker(name, devices, self.latency, processor, lanes)
 
-    def loader(self, model: str, assignment: Assignment) -> Loader:
+    def loader(self, model, assignment):
         return lambda **_: self.models[model]
 
 
 class AnsweredWorker:
     """A stand-in for a worker on one device; the test answers its jobs."""
 
-    def __init__(self, name: str, value: object = None) -> None:
+    def __init__(self, name, value=None):
         self.name, self.devices = name, (Device(name, "", name, name.partition(":")[0]),)
         self.value = value
         """The answer to jobs between runs."""
         self.prepared, self.jobs = list[Preparation](), list[Job]()
         self.replies = list[asyncio.Future[Reply]]()
 
-    def prepare(self, job: Preparation) -> Callable[[], Reply]:
+    def prepare(self, job):
         self.prepared.append(job)
         return lambda: Reply(self.value, ())
 
-    def submit(self, job: Job) -> Ticket:
+    def submit(self, job):
         self.jobs.append(job)
         self.replies.append(asyncio.get_running_loop().create_future())
         return Ticket(self.replies[-1], lambda: None)
 
-    def answer(self, value: object = None, kind: str = "verify") -> None:
+    def answer(self, value=None, kind="verify"):
         self.replies[-1].set_result(Reply(value, (Stamp(kind, 0, 1, 1, 0),)))
 
-    def kill(self, why: str) -> None:
+    def kill(self, why):
         self.replies[-1].set_exception(WorkerDied(f"{self.name} {why}"))
 
 
-def _assignment(name: str, number: int) -> Assignment:
+def _assignment(name, number):
     name += f"-{number}" if number else ""
     return Assignment(name, (Device(name, "", name.replace("gpu-", "GPU "), "virtual"),))
 
 
-def chains(model: str, prefixes: Sequence[Prefix], counts: Sequence[int], **more: object) -> Propose:
+def chains(model, prefixes, counts, **more):
     """Return the job that drafts `counts` tokens after the prefixes; greedy by default."""
     fields = {"sampled": False, "rows": ((),) * len(prefixes), "chain": True, **more}
     return Propose(model, tuple(prefixes), Wide(1, max(counts, default=0)), tuple(counts), **fields)  # type: ignore[arg-type]
 
 
-def scripted_pair(target: NextToken, drafter: NextToken, vocab_size: int = 1024) -> tuple[Scripted, Scripted]:
+def scripted_pair(target, drafter, vocab_size=1024):
     """Return (target, drafter) given by functions of the tokens so far, (L,) int64."""
     return (
         Scripted("target", lambda path, _: target(path), vocab_size),
@@ -204,14 +197,12 @@ def scripted_pair(target: NextToken, drafter: NextToken, vocab_size: int = 1024)
 
 
 @cache
-def bundled() -> Pair:
+def bundled():
     """Return the bundled pair, read once."""
     return Pair.find("bundled")
 
 
-def scripted_cluster(
-    target: NextToken, drafter: NextToken, latency: Flat | None = None, further: Sequence[NextToken] = ()
-) -> TestCluster:
+def scripted_cluster(target, drafter, latency=None, further=()):
     """A virtual cluster whose target and drafters are functions of the token path."""
     latency = latency or Flat()
     models = dict(zip(("target", "drafter"), scripted_pair(target, drafter), strict=True))
