@@ -222,6 +222,26 @@ def test_rows_that_wait_are_bounded(path, monkeypatch):
     assert read_traces(path).traces[0].status == "incomplete"
 
 
+LIMITED = """
+import resource, sys, specscope
+rec = specscope.record(sys.argv[1])
+rec.start()
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+failed = 0
+for token in range(50):
+    try: rec.round(emitted=[token], texts=["x"])
+    except specscope.UsageError: failed += 1
+assert failed > 10
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+rec.close()
+"""
+
+
+def test_a_real_limit_of_the_file_loses_no_row(path):
+    run(LIMITED, path, 1777)
+    assert read_traces(path).traces[0].text == "x" * 50
+
+
 def test_a_recording_ends_before_it_is_too_large_to_be_read(path, monkeypatch):
     monkeypatch.setattr(appended, "MOST_TRACE_BYTES", appended._SPARE + 5000)
     monkeypatch.setattr(appended, "MOST_LINE", 600)
