@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import OTHERS
+from specscope.engine.trace.header import SERVER
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.work import DRAFTS
 from specscope.traces.definitions import FACTS, FIGURES
-from specscope.traces.waiting import FORWARDS
+from specscope.traces.waiting import FORWARDS, divided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,7 @@ TEXTS = "texts of the tokens"
 SPANS_OF_DRAFTS = "span of each draft"
 CACHED = "rows cached before each forward"
 LOAD = "load by other programs"
+INSIDE = "work inside each step"
 FED = FORWARDS | {"prefill"}
 """Kinds of spans that feed rows to a model; one of 0 rows, a search for n-grams, feeds none."""
 NO_TOKEN = -1
@@ -158,6 +160,7 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
     running = trace.status == "running"
     begun = decoded or running
     loads = [row for row in trace.occupancy if row.device == OTHERS]
+    told = trace.header.environment.get(SERVER, {}).get("unknown", ())
     return {
         "times": bool(trace.spans) or running,
         "number of tokens": begun,
@@ -174,4 +177,5 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
         "ids of rejected tokens": all(d.token != NO_TOKEN for d in drafted),
         LOAD: bool(loads) or running or not trace.spans,
         "probabilities": not tested or any(d.p is not None or d.q is not None for d in tested),
-    }
+        INSIDE: divided(trace),
+    } | dict.fromkeys(told, False)

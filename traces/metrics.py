@@ -119,7 +119,7 @@ def _of_counts(counts: Counts) -> dict[str, Any]:
 
 def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
     start, end = waiting.decode_window(trace)
-    forwards = waiting.forwards(trace)
+    forwards, steps = waiting.forwards(trace), sum(s.kind == "step" for s in trace.spans)
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
     verifies = [s for s in forwards if waiting.side(s) == "target"]
     fates = [d.outcome for d in trace.decisions if d.outcome in FATES]
@@ -148,7 +148,7 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         tokens_per_second_with_prefill=_ratio(tokens, whole / 1e9),
         ttft_ms=min((c.time for c in trace.commits), default=0) / 1e6 if tokens else None,
         tpot_ms=_time_per_token(trace),
-        target_forwards=len(verifies),
+        target_forwards=len(verifies) + steps,
         draft_forwards=len(drafts),
         drafted=drafted,
         accepted=accepted,
@@ -160,7 +160,7 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         expected_acceptance=calibrated and calibrated.expected,
         calibration_error=calibrated and calibrated.error,
         dsi_acceptance=None if run_length is None else 1 - 1 / (1 + run_length),
-        tokens_per_target_forward=_ratio(decoded, len(verifies)),
+        tokens_per_target_forward=_ratio(decoded, len(verifies) + steps),
         mean_accepted_length=_mean(judging),
         acceptance_length=_mean([n for counts in emitted.values() for n in counts]),
         least_acceptance_length=_mean([min(batch) for batch in batches if batch]),

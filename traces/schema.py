@@ -33,7 +33,7 @@ NAMING_CONVENTION = {
 
 KINDS = (
     *("prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"),
-    *("glue", "branch", "other"),
+    *("glue", "branch", "other", "step"),
 )
 MODELS = ("target", "drafter")
 SPAN_OUTCOMES = ("done", "cancelled")

@@ -13,11 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from specscope.engine.trace.ranges import Amount, Count, Id, Place, Range, Share, Size, Time, TokenId
 
-SCHEMA = 6
+SCHEMA = 7
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
 of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`,
-`forecast`, `chain`, and the kinds `glue`, `branch` and `other`."""
+`forecast`, `chain`, and the kinds `glue`, `branch` and `other`; 7 added the kind `step`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -38,6 +38,7 @@ SpanKind = Literal[
     "glue",
     "branch",
     "other",
+    "step",
 ]
 PartKind = Literal["attention", "exchange"]
 Stop = Literal["full", "uncertain", "end", "cancelled", "off", "load"]

@@ -202,12 +202,12 @@ def band(trace: Trace, stretches: Sequence[waiting.Band]) -> list[tuple[str, flo
 
 
 def headline(trace: Trace, stretches: Sequence[waiting.Band]) -> list[ShareOfTime]:
-    """Return the shares of the band; empty if nothing was decoded.
+    """Return the shares of the band; empty if nothing was decoded, or the sides are unknown.
 
     Without a drafter, the kinds in which a drafter works are left out.
     """
     start, end = waiting.decode_window(trace)
-    if start == end:
+    if start == end or not waiting.divided(trace):
         return []
     drafts, apart = (
         any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans),
