@@ -28,6 +28,7 @@ from specscope.engine.servers.recording import Heard, Listener, Rows, trace_of
 from specscope.engine.servers.steps import Answered, Reader, Step
 from specscope.engine.trace.events import Device, Header
 from specscope.engine.trace.header import SERVER
+from specscope.engine.trace.record import environment
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
@@ -93,16 +94,19 @@ class Server:
     ) -> Trace:
         """Send prompts at once, each as a request of its own, and return the trace.
 
-        The listener gets rows as they arrive. What the server tells only at the end is in the
-        returned trace alone: it replaces the rows. Its status is `failed` if the server ended with
-        an error, and `cancelled` after `cancel`.
+        Prompt i has seed + i. The listener gets rows as they arrive; what the server tells only at
+        the end is in the returned trace, which replaces them. Its status is `failed` if the server
+        ended with an error, and `cancelled` after `cancel`.
         """
         drawn, ends, stop = sampling or Sampling(), limits or Limits(), cancel or Flag()
         check_prompts(prompts)
         if not 0 < len(prompts) <= MOST_REQUESTS:
             raise UsageError(f"{len(prompts)} prompts were given; a server gets 1 to {MOST_REQUESTS} at once")
         kind, before = self.found.kind, self.found.counters()
-        requests = [kind.request(self.found, prompt, drawn, ends) for prompt in prompts]
+        requests = [
+            kind.request(self.found, prompt, replace(drawn, seed=drawn.seed + i), ends)
+            for i, prompt in enumerate(prompts)
+        ]
         readers = [kind.reader(self.found) for _ in prompts]
         header = self._header(prompts, drawn, ends, group)
         begun, rule = perf_counter_ns(), "match" if drawn.greedy else kind.rule
@@ -120,7 +124,8 @@ class Server:
             "unknown": unknown(final),
             "notes": notes(final, before, after),
         }
-        return trace_of(replace(header, environment={SERVER: entry}), final, rule, status, error)
+        told = replace(header, environment=header.environment | {SERVER: entry})
+        return trace_of(told, final, rule, status, error)
 
     def _steps(
         self, requests: Sequence[tuple[str, dict[str, Any]]], readers: Sequence[Reader], stop: Flag
@@ -172,7 +177,7 @@ class Server:
             devices=tuple(_device(found, i, len(prompts)) for i in range(len(prompts))),
             target_path=found.model,
             drafter_path="",
-            environment={SERVER: server},
+            environment=(environment() if found.address.local else {}) | {SERVER: server},
             group=group,
         )
 

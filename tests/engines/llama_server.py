@@ -10,7 +10,7 @@ from xllamacpp import CommonParams, Server, common_speculative_type
 
 def main(model: str, drafts: str = "plain", drafter: str = "", slots: str = "2") -> None:
     params = CommonParams()
-    params.model.path, params.model_alias = model, "target"
+    params.model.path, params.model_alias = model, ["target"]
     params.n_ctx, params.n_parallel, params.warmup = 2048, int(slots), False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.endpoint_metrics, params.port = True, 0
