@@ -28,7 +28,7 @@ class LivePane:
         self.html = ""
         self._cursor = 0
         self._name, request = run.name, run.request
-        self._badge = clock(request.runtime, request.profile, request.profile_pair) if request.method else ""
+        self._badge = clock(request.runtime, request.profile, request.profile_pair) if request.decodes else ""
         self._marks = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""
