@@ -67,6 +67,9 @@ class Imported:
     """Of a run without rounds."""
     recorded: bool = False
     """Whether a program recorded it by `specscope.record`."""
+    notes: tuple[str, ...] = ()
+    """Of a run on a server, whether its totals agree."""
+    server: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}
@@ -89,7 +92,8 @@ class Imported:
     def sentence(self) -> str:
         unknown = ", ".join(self.unknown)
         if self.recorded:
-            return f"Not recorded: {unknown}." if unknown else ""
+            what = "Not told by the server" if self.server else "Not recorded"
+            return " ".join((*self.notes, *([f"{what}: {unknown}."] if unknown else [])))
         return f"Imported from {self.source}.{f' Not in the file: {unknown}.' if unknown else ''}"
 
 
@@ -102,7 +106,9 @@ def origin(header: Header) -> Imported | None:
     unknown, counts = entry.get("unknown", ()), entry.get("counts")
     source = header.title if recorded else entry.get("source", "")
     facts = tuple(fact for fact in FACTS if fact in unknown)
-    return Imported(source, facts, _counts(counts) if counts else None, recorded)
+    server: Any = header.environment.get(SERVER)
+    notes = tuple(server.get("notes", ())) if server else ()
+    return Imported(source, facts, _counts(counts) if counts else None, recorded, notes, bool(server))
 
 
 def _counts(entry: Mapping[str, Any]) -> Counts:

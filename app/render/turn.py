@@ -57,6 +57,8 @@ def _sentence(state: str, runs: Sequence[LiveRun]) -> str:
         return _download(runs)
     if state == "failed" and all(run.state == "failed" for run in runs):
         return "Failed. Nothing was decoded." if not any(run.run_id for run in runs) else "Failed."
+    if state == "running" and len(runs) > 1 and all(run.request.server for run in runs):
+        return "Running. The servers are asked one after another, so that none slows another down."
     measured = any(not run.request.profile for run in runs)
     if state in ("running", "loading") and measured and len(runs) > 1:
         return f"{WORDS[state]} Measured methods share the devices, so they run one after another."

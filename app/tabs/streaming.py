@@ -99,7 +99,7 @@ class LivePane:
             "queued": "Waiting for the devices, which runs use one at a time.",
             "loading": "Starting the workers and loading the models.",
             "running": "Waiting for the first token."
-            if self.run.run_id
+            if self.run.run_id or self.run.request.server
             else "Preparing the run: new models are measured first, to plan the drafts.",
             "cancelled": "Stopped before the first token.",
         }.get(state, "")

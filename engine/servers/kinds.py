@@ -102,6 +102,15 @@ def _llama(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> 
     return "/completion", body | _shared(sampling, limits)
 
 
+def prompt_ids(found: Found, prompt: object) -> tuple[int, ...]:
+    """Return the ids of a prompt's text, as llama.cpp tokenizes it; empty if unknown."""
+    if found.kind is not LLAMA or not isinstance(prompt, str):
+        return ()
+    body = {"content": prompt, "add_special": True, "parse_special": True}
+    ids = found.address.ask("/tokenize", body).get("tokens")
+    return tuple(ids) if isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) else ()
+
+
 def _templated(address: Address, messages: Sequence[Mapping[str, str]]) -> str:
     """Return chat messages as a text, by the model's template: the chat route names no ids."""
     answer = address.ask("/apply-template", {"messages": [dict(message) for message in messages]})

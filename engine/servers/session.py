@@ -23,7 +23,7 @@ from specscope.engine.bounds import check_prompts
 from specscope.engine.errors import UsageError, named_arguments, one_line
 from specscope.engine.servers.address import KEY, Address, ServerError, Stream
 from specscope.engine.servers.checks import notes, unknown
-from specscope.engine.servers.kinds import Found, Prompt, find
+from specscope.engine.servers.kinds import Found, Prompt, find, prompt_ids
 from specscope.engine.servers.recording import Heard, Listener, Rows, trace_of
 from specscope.engine.servers.steps import Answered, Reader, Step
 from specscope.engine.trace.events import Device, Header
@@ -109,7 +109,10 @@ class Server:
         ]
         readers = [kind.reader(self.found) for _ in prompts]
         header = self._header(prompts, drawn, ends, group)
-        begun, rule = perf_counter_ns(), "match" if drawn.greedy else kind.rule
+        rule = "match" if drawn.greedy else kind.rule
+        for reader, (_, body) in zip(readers, requests, strict=True):
+            reader.told.prompt = prompt_ids(self.found, body.get("prompt"))
+        begun = perf_counter_ns()
         answers = [Answered(begun, [], reader.told) for reader in readers]
         rows, error = Rows(Heard(listener), header, answers, rule), ""
         for number, step, why in self._steps(requests, readers, stop):
