@@ -31,19 +31,19 @@ def notes(
         sum(step.drafted or 0 for answer in answers for step in answer.steps),
         sum(step.accepted for answer in answers for step in answer.steps),
     )
-    told = [(a.told.drafted, a.told.accepted or 0) for a in answers if a.told.drafted is not None]
     found = [answer.told.why for answer in answers if answer.told.why][:1]
-    if len(told) == len(answers):
-        theirs = sum(drafted or 0 for drafted, _ in told), sum(accepted for _, accepted in told)
-        found.append(_agreement("The totals of its answers", theirs, ours))
-    new = after.since(before) if before and after else None
-    if new is not None:
-        found.append(_agreement("Its counters at /metrics", (new.drafted, new.accepted), ours))
+    sums = dict[str, tuple[int, int]]()
+    if all(answer.told.drafted is not None for answer in answers):
+        theirs = [(answer.told.drafted or 0, answer.told.accepted or 0) for answer in answers]
+        sums["totals"] = sum(drafted for drafted, _ in theirs), sum(accepted for _, accepted in theirs)
+    if before and after and (new := after.since(before)) is not None:
+        sums["counters"] = new.drafted, new.accepted
+    if agreed := [name for name, theirs in sums.items() if theirs == ours]:
+        found.append(f"The server's {' and '.join(agreed)} agree: {ours[0]} drafted, {ours[1]} accepted.")
+    for name, (drafted, accepted) in sums.items():
+        if name not in agreed:
+            more = " Other clients used it, too." if drafted > ours[0] else ""
+            found.append(
+                f"The server's {name} say {drafted} drafted, {accepted} accepted; the steps {ours[0]} and {ours[1]}.{more}"
+            )
     return found
-
-
-def _agreement(what: str, theirs: tuple[int, int], ours: tuple[int, int]) -> str:
-    if theirs == ours:
-        return f"{what} agree with the steps: {ours[0]} drafted, {ours[1]} accepted."
-    more = " Other clients used the server, too." if theirs[0] > ours[0] else ""
-    return f"{what} say {theirs[0]} drafted and {theirs[1]} accepted; the steps have {ours[0]} and {ours[1]}.{more}"

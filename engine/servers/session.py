@@ -193,7 +193,7 @@ def _close(streams: Sequence[Stream]) -> None:
 def _device(found: Found, number: int, requests: int) -> Device:
     name = f"server:{number}"
     which = f" · request {number + 1}" if requests > 1 else ""
-    return Device(name, "drafter+target", f"{found.title}{which}", "server")
+    return Device(name, "drafter+target", f"{found.kind.name}{which}", "server")
 
 
 def shown_prompt(prompt: Prompt) -> str:
