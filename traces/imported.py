@@ -26,6 +26,22 @@ if TYPE_CHECKING:
 
 TEXTS = "texts of the tokens"
 """The fact without which ids or blocks are shown."""
+COUNTED = (
+    "origin of each token",
+    "order of the steps",
+    "draft length of each step",
+    "forwards of the drafter",
+    "span of each draft",
+    "rows cached before each forward",
+    "prompt",
+    TEXTS,
+    "ids of the tokens",
+    "ids of rejected tokens",
+    "probabilities",
+    "load by other programs",
+    "work inside each step",
+)
+"""Facts that windows of counts never tell."""
 SPANS_OF_DRAFTS = "span of each draft"
 CACHED = "rows cached before each forward"
 LOAD = "load by other programs"
@@ -65,6 +81,8 @@ class Imported:
     unknown: tuple[str, ...]
     counts: Counts | None = None
     """Of a run without rounds."""
+    known: tuple[str, ...] = ()
+    """Figures that its windows of counts determine, whatever facts they would need otherwise."""
     recorded: bool = False
     """Whether a program recorded it by `specscope.record`."""
     notes: tuple[str, ...] = ()
@@ -73,6 +91,8 @@ class Imported:
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}
+        if self.known:
+            entry["known"] = list(self.known)
         if self.counts is not None:
             entry["counts"] = {**asdict(self.counts), "histogram": list(self.counts.histogram)}
         return entry
@@ -86,7 +106,7 @@ class Imported:
         """The figures that are unknown; a recorder does not see the cells of attention."""
         never = {"attention_cells"} if self.recorded else set[str]()
         lacking = (key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
-        return frozenset((*lacking, *never))
+        return frozenset((*lacking, *never)) - {*self.known}
 
     @property
     def sentence(self) -> str:
@@ -108,7 +128,8 @@ def origin(header: Header) -> Imported | None:
     facts = tuple(fact for fact in FACTS if fact in unknown)
     server: Any = header.environment.get(SERVER)
     notes = tuple(server.get("notes", ())) if server else ()
-    return Imported(source, facts, _counts(counts) if counts else None, recorded, notes, bool(server))
+    known = tuple(entry.get("known", ()))
+    return Imported(source, facts, _counts(counts) if counts else None, known, recorded, notes, bool(server))
 
 
 def _counts(entry: Mapping[str, Any]) -> Counts:

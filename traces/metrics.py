@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import NO_DEVICES
-from specscope.traces import padding, waiting
+from specscope.traces import counted, padding, waiting
 from specscope.traces.calibration import calibration, trials
 from specscope.traces.forks import lookups, untaken
 from specscope.traces.imported import origin, with_unknown
@@ -40,8 +40,8 @@ class Metrics:
     tpot_ms: float | None
     target_forwards: int | None
     draft_forwards: int | None
-    drafted: int
-    accepted: int
+    drafted: int | None
+    accepted: int | None
     rejected: int | None
     discarded: int | None
     acceptance_rate: float | None
@@ -94,7 +94,8 @@ def measure(trace: Trace, band: Sequence[waiting.Band] | None = None) -> Metrics
         "per_level": (),
     }
     names = imported.figures & {f.name for f in fields(Metrics)}
-    return replace(metrics, **{name: empty.get(name) for name in names})
+    known = {name: empty.get(name) for name in names}
+    return replace(metrics, **known | (counted.figures(trace.windows) if trace.windows else {}))
 
 
 def _of_counts(counts: Counts) -> dict[str, Any]:

@@ -49,6 +49,7 @@ _FORMS: dict[str, Any] = {
         "imported": {
             "source": str,
             "unknown": _Texts,
+            "known": _Texts,
             "counts": {
                 "histogram": tuple[Size, ...],
                 "drafted": (Size,),
