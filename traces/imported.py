@@ -82,7 +82,7 @@ class Imported:
     counts: Counts | None = None
     """Of a run without rounds."""
     known: tuple[str, ...] = ()
-    """Figures that its windows of counts determine, whatever facts they would need otherwise."""
+    """The figures that its windows of counts determine; empty without windows."""
     recorded: bool = False
     """Whether a program recorded it by `specscope.record`."""
     notes: tuple[str, ...] = ()
@@ -105,8 +105,10 @@ class Imported:
     def figures(self) -> frozenset[str]:
         """The figures that are unknown; a recorder does not see the cells of attention."""
         never = {"attention_cells"} if self.recorded else set[str]()
+        if self.known:
+            return frozenset(FIGURES) - {*self.known}
         lacking = (key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
-        return frozenset((*lacking, *never)) - {*self.known}
+        return frozenset((*lacking, *never))
 
     @property
     def sentence(self) -> str:
@@ -114,6 +116,8 @@ class Imported:
         if self.recorded:
             what = "Not told by the server" if self.server else "Not recorded"
             return " ".join((*self.notes, *([f"{what}: {unknown}."] if unknown else [])))
+        if self.known:
+            return f"Imported from {self.source}, which tells counts and no single tokens."
         return f"Imported from {self.source}.{f' Not in the file: {unknown}.' if unknown else ''}"
 
 

@@ -17,7 +17,7 @@ _ROW = re.compile(
     r"^\s*(\S+)\s+pred=\s*(\d+)\s+draft=\s*(\d+)\s+acc=\s*(\d+)\s+rate=[\d.]+\s+tok/s=([\d.]+)\s*$"
 )
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
-SINCE = "counters since the server's start; import a later text of them with --since this file for what is between"
+SINCE = "Counters since the server's start; import a later text of them with --since this file for what is between"
 
 
 def counted(now: Counters, label: str = "") -> Printed:

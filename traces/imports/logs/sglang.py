@@ -15,7 +15,7 @@ from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, window
 
 STEPS = 40
-NOTE = f"counts follow from the log's averages over {STEPS} steps, as --decode-log-interval has it by default"
+NOTE = f"Counts follow from the log's averages over {STEPS} steps, as --decode-log-interval has it by default"
 _LINE = re.compile(
     r"Decode batch[.,]? .*?#running-req: (\d+),.*?accept len: ([\d.]+)(?:, accept rate: ([\d.]+))?,.*?"
     r"gen throughput \(token/s\): ([\d.]+)"

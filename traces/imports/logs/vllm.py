@@ -24,7 +24,7 @@ _ENGINE = re.compile(
 )
 _TIME = re.compile(r"^(.*?)(?:INFO|WARNING|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) ")
 _NAME = re.compile(r"^\s*([\w./:-]+?)\s*(?:\||:(?=\())")
-NOTE = "numbers of drafts and accepted tokens by place follow from rounded averages of the log"
+NOTE = "Numbers of drafts and accepted tokens by place follow from rounded averages of the log"
 _MONTH, _DAY = 31 * 86400, 86400
 
 
