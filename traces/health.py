@@ -34,6 +34,8 @@ LONG = 16
 """Least tests of a stretch with one outcome."""
 PART = 32
 """Least tests on either side of a change; below, shares are far from normal."""
+SCARCE = 0.02
+"""Accepted tokens per draft below which drafting brings nothing."""
 LOOP_TOKENS = 48
 LOOP_TIMES = 4
 """Least length of a loop, and least number of times that its tokens occur in a row."""
@@ -120,6 +122,15 @@ def _of_windows(windows: Sequence[Window]) -> str:
         part = list(rows)
         if none and (note := _of_nothing(part, [one for one in windows if one not in part])):
             found.append(note)
+    kept, drafts = total(windows, "accepted"), total(windows, "drafts")
+    few = kept is not None and drafts is not None and drafts >= PART and kept < SCARCE * drafts
+    if few and not found:
+        found = [
+            (
+                0.0,
+                f"Of {drafts} drafts, {kept} token{'s' * (kept != 1)} in all were accepted: they bring nothing.",
+            )
+        ]
     return max(found, default=(0.0, ""))[1]
 
 

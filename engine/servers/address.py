@@ -132,7 +132,7 @@ class Stream:
             for line in call.lines(response):
                 now, value = perf_counter_ns(), line.removeprefix(b"data:").strip()
                 if line.startswith(b"error:"):  # llama.cpp, in the middle of a stream
-                    raise call.error(f"ended with an error: {_words(line.removeprefix(b'error:'))}")
+                    raise call.error(f"ended with an error: {_words(line.removeprefix(b'error:').strip())}")
                 if not line.startswith(b"data:") or value == b"[DONE]":
                     continue
                 yield now, call.value(value)
@@ -148,6 +148,7 @@ class _Call:
         self._address, self._lock, self._stopped = address, Lock(), False
         kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
         self._connection = kind(address.host, address.port, timeout=patience)
+        self._socket: socket.socket | None = None
 
     def __enter__(self) -> _Call:
         return self
@@ -159,9 +160,9 @@ class _Call:
         """End a call that waits in another thread."""
         with self._lock:
             self._stopped = True
-            if (link := self._connection.sock) is not None:
+            if self._socket is not None:
                 with suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, verb: str, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
         headers = {"Accept": "*/*", "User-Agent": "specscope"}
@@ -170,8 +171,10 @@ class _Call:
         content = None if body is None else json.dumps(body).encode()
         try:
             self._connection.connect()
-            if self._stopped:
-                raise ConnectionAbortedError
+            with self._lock:
+                self._socket = self._connection.sock  # the answer may take it from the connection
+                if self._stopped:
+                    raise ConnectionAbortedError("it was stopped")
             more = {} if content is None else {"Content-Type": "application/json"}
             self._connection.request(verb, self._address.path + path, content, headers | more)
             response = self._connection.getresponse()

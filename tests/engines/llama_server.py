@@ -1,6 +1,6 @@
 """Serve a GGUF model by llama.cpp (`xllamacpp`) on a free port: MODEL [DRAFTS [DRAFTER]].
 
-DRAFTS is `plain`, `draft` or `ngram`; the address is printed once it serves, and it ends with stdin.
+DRAFTS is `plain`, `draft` or `ngram`. It prints its address once it serves, and ends with stdin.
 """
 
 import sys
