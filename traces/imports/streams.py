@@ -70,8 +70,9 @@ def read(text: str) -> Trace | None:
     steps, timed = list[Step](), True
     for event in events:
         time = _own_time(event.value) if event.time is None else event.time
-        timed = timed and time is not None
-        steps += reader.add(time or 0, event.value)
+        found = reader.add(time or 0, event.value)
+        timed = timed and (time is not None or not found)
+        steps += found
     steps = reader.final([*steps, *reader.end()])
     if not steps:
         raise ValueError("the stream has no tokens")

@@ -94,6 +94,8 @@ class _Server:
             elif not match[1]:
                 self._now.ms, self._now.tokens, self._now.at = float(match[2]), whole(match[3]), at
         if match := _DRAFT.search(text):
+            if not self.requests:
+                self._begin("request 1")
             places = _PLACES.search(match[3])
             self._now.accepted, self._now.drafted = whole(match[1]), whole(match[2])
             self._now.rates, self._now.at = (
