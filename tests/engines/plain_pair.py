@@ -26,7 +26,9 @@ def main(folder: str) -> None:
                 stored |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
         scales = {key: stored.pop(key) for key in [*stored] if key.endswith(".scale")}
         tensors = {
-            key: dequantised(tensor, scales[f"{key}.scale"]).float().contiguous() if f"{key}.scale" in scales else tensor.float()
+            key: dequantised(tensor, scales[f"{key}.scale"]).float().contiguous()
+            if f"{key}.scale" in scales
+            else tensor.float()
             for key, tensor in stored.items()
         }
         save_file(tensors, place / "model.safetensors", {"format": "pt"})

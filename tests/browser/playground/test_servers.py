@@ -28,7 +28,7 @@ def test_a_chat_with_two_servers_is_drawn_stored_and_compared(page: Page) -> Non
     shown.wait_for()
     panes = shown.locator(".ss-pane")
     expect(panes).to_have_count(2)
-    expect(panes.nth(0)).to_contain_text("measured · llama.cpp")
+    expect(shown.locator(".ss-badge").first).to_have_text("measured · llama.cpp")
     expect(panes.nth(0).locator(".ss-accepted")).to_have_count(16)
     expect(panes.nth(1).locator(".ss-accepted")).to_have_count(0)
     expect(shown).to_contain_text("a whole step, not divided")
