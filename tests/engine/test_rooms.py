@@ -16,6 +16,7 @@ ROOMS = (
     *GROUND,
     "sampling",
     "trace",
+    "servers",
     "drafting",
     "model",
     "checkpoints",

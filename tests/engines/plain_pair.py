@@ -1,4 +1,4 @@
-"""Write the bundled pair without int8 to a folder, for engines that do not read its form: FOLDER."""
+"""Write the bundled pair without int8 to a folder, for engines that do not read it: FOLDER."""
 
 import shutil
 import sys
