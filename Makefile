@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := src/specscope/__init__.py engine traces app tests
 
-.PHONY: play test thorough lint style types format unit model package browser bench clean
+.PHONY: play test thorough engines lint style types format unit model package browser bench clean
 .DEFAULT_GOAL := play
 
 # The first start downloads a chat model (93 MB; Ctrl-C skips it). Later starts do not try again.
@@ -36,10 +36,15 @@ format: $(VENV)/.dev
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 unit: $(VENV)/.dev browser
-	$(PYTEST) -m "not gpu and not thorough"
+	$(PYTEST) -m "not gpu and not engines and not thorough"
 
 thorough: $(VENV)/.dev browser model  ## the tests that `make test` leaves out (THOROUGH in tests/conftest.py)
-	$(PYTEST) -m "thorough and not gpu"
+	$(PYTEST) -m "thorough and not gpu and not engines"
+
+# Gigabytes: vLLM brings its own torch.
+engines: $(VENV)/.dev  ## set up llama.cpp and vLLM in .engines, and test against the real servers
+	PYTHON=$(PYTHON) sh tests/engines/setup.sh $(CURDIR)/.engines
+	SPECSCOPE_ENGINES=$(CURDIR)/.engines $(BIN)/pytest -q -n 0 -m engines tests/engines
 
 # Without it, the tests on a real model are skipped and say so.
 model: $(VENV)/.dev

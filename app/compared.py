@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
@@ -38,7 +38,7 @@ def speeds_of(passes: Sequence[Traces], prompts: Collection[int]) -> dict[str, l
     """Return the tokens per second of each pass of a method, over these prompts."""
 
     def speed(runs: dict[int, Trace]) -> float:
-        return _figures([trace for i, trace in runs.items() if i in prompts])["tokens_per_second"] or 0.0
+        return pooled([trace for i, trace in runs.items() if i in prompts])["tokens_per_second"] or 0.0
 
     return {name: [speed(one[name]) for one in passes] for name in passes[0]}
 
@@ -93,7 +93,7 @@ def _doubt(traces: Traces, key: str, baseline: str | None, speeds: dict[str, lis
 
 def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     """Return the figures of each method, with its speed-up or the reason why it has none."""
-    figures = {key: _figures(runs) for key, runs in groups.items()}
+    figures = {key: pooled(runs) for key, runs in groups.items()}
     for key, passes in speeds.items():
         if len(passes) == 2:
             figures[key]["tokens_per_second"] = statistics.fmean(passes)
@@ -109,31 +109,46 @@ def _compared(groups: dict[str, list[Trace]], speeds: dict[str, list[float]]) ->
     return figures
 
 
-def _figures(runs: list[Trace]) -> dict[str, Any]:
+def pooled(runs: list[Trace]) -> dict[str, Any]:
+    """Return the figures over all tokens of several runs; None for what one of them lacks."""
     mine = [measure(t).to_dict() for t in runs]
-    forwards = sum(m["target_forwards"] for m in mine)
-    tokens = sum(m["tokens"] for m in mine)
-    drafted, accepted = sum(m["drafted"] for m in mine), sum(m["accepted"] for m in mine)
+    tokens, forwards, drafted, accepted, rejected, drafting = (
+        _total(m[name] for m in mine)
+        for name in ("tokens", "target_forwards", "drafted", "accepted", "rejected", "draft_forwards")
+    )
+    both = [m["waiting"].get("both") for m in mine]
+    tested = _total([accepted, rejected])
     judging = [r.accepted for t in runs for r in t.rounds if r.drafted]
     hits = [bool(one.taken) for t in runs for one in lookups(t)]
     return {
         "tokens_per_second": _speed(mine, "tokens_per_second"),
         "tokens_per_second_per_sequence": _speed(mine, "tokens_per_second_per_sequence"),
         "batch": max(map(batch_size, runs)),
-        "tokens_per_target_forward": _ratio(tokens, forwards),
+        "tokens_per_target_forward": _ratio(_decoded(mine), forwards),
         "acceptance_rate": _ratio(accepted, drafted),
-        "acceptance_rate_tested": _ratio(accepted, accepted + sum(m["rejected"] for m in mine)),
-        "rollback_rate": _ratio(drafted - accepted, drafted),
+        "acceptance_rate_tested": _ratio(accepted, tested),
+        "rollback_rate": None if drafted is None or accepted is None else _ratio(drafted - accepted, drafted),
         "accepted_per_round": _ratio(sum(judging), len(judging)),
         "hit_rate": _ratio(sum(hits), len(hits)),
         "per_level": [asdict(level) for level in per_level_of(runs)],
         "trees": any(has_trees(t.decisions) for t in runs),
         "tokens": tokens,
         "target_forwards": forwards,
-        "draft_forwards": sum(m["draft_forwards"] for m in mine),
+        "draft_forwards": drafting,
         "drafted": drafted,
-        "both_busy": statistics.fmean(m["waiting"]["both"] for m in mine),
+        "both_busy": None if None in both else statistics.fmean(both),
     }
+
+
+def _decoded(metrics: list[dict[str, Any]]) -> int | None:
+    """Return the tokens that target forwards decided while decoding: not those of a prefill."""
+    parts = [(m["tokens_per_target_forward"], m["target_forwards"]) for m in metrics]
+    return _total(None if ratio is None else round(ratio * forwards) for ratio, forwards in parts)
+
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    known = list(numbers)
+    return None if None in known else sum(filter(None, known))
 
 
 def texts_of(runs: list[Trace]) -> list[list[int]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specscope.engine.checkpoints.progress import Progress
 from specscope.engine.errors import ModelError, PairError, RunCancelled, SpecScopeError, UsageError
 from specscope.engine.methods import METHODS
+from specscope.engine.servers.address import ServerError
 from specscope.engine.trace.events import Event, Footer, Header
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
@@ -29,7 +30,7 @@ class RunRequest:
     """One run: prompts, method, settings, models and place."""
 
     method: str
-    """Key of the method; empty to load the models only."""
+    """Key of the method; empty to load the models only, or with a server."""
     prompt: Prompt
     """Text, or chat messages with role and content."""
     further: tuple[Prompt, ...] = ()
@@ -50,13 +51,27 @@ class RunRequest:
     head: tuple[str, ...] = ()
     """Directories of drafting heads; a method uses the first of its kind."""
     group: str = ""
+    server: str = ""
+    """Address of a running server, which decodes with models of its own."""
+    remote: bool = False
+    """Whether it may be on another machine."""
     load: tuple[tuple[float, ...], int, int, str] | None = None
     """Arguments of `specscope.Load`; None if all prompts begin at once."""
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is more than loading the models."""
+        return bool(self.method or self.server)
+
+    @property
+    def title(self) -> str:
+        """Its name before its header is known."""
+        return METHODS[self.method].title if self.method else self.server
+
+    @property
     def models(self) -> tuple[str, ...]:
         """Names of the models: a bundled pair, directories, GGUF files, short names or hub ids."""
-        return (self.target or self.pair, *self.drafter)
+        return () if self.server else (self.target or self.pair, *self.drafter)
 
     @property
     def place(self) -> tuple[tuple[str, str | tuple[str, ...] | None], ...]:
@@ -74,7 +89,7 @@ class LiveRun:
 
     def __init__(self, request: RunRequest, leave: Callable[[LiveRun], None], name: str = "") -> None:
         self.request = request
-        self.name = name or (METHODS[request.method].title if request.method else "")
+        self.name = name or request.title
         self.ticket = uuid.uuid4().hex[:12]
         """Id of the request; it exists before the run id."""
         self.run_id = ""
@@ -97,7 +112,8 @@ class LiveRun:
     @property
     def refused(self) -> bool:
         """Whether it never began because of an input; the page shows the error at Run."""
-        return not self.run_id and isinstance(self.cause, UsageError | ModelError | PairError)
+        wrong = UsageError | ModelError | PairError | ServerError
+        return not self.run_id and isinstance(self.cause, wrong)
 
     @property
     def ended(self) -> bool:
@@ -148,6 +164,13 @@ class LiveRun:
         if isinstance(event, Header):
             self.run_id = event.run_id
         self._log.append(event)
+
+    def settle(self, trace: Trace) -> None:
+        """Take the events of a whole trace in place of those that were appended."""
+        log = LiveLog()
+        for event in trace.events():
+            log.append(event)
+        self._log = log
 
     def enter(self, state: State) -> bool:
         """Enter a state that is not final; return False if the run has ended."""

@@ -20,6 +20,8 @@ from specscope.app.runs import LiveRun, RunRequest
 from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.sources import resolve
 from specscope.engine.errors import OutOfMemory, UsageError
+from specscope.engine.servers.address import ServerError
+from specscope.engine.servers.session import connect
 from specscope.engine.trace.events import Event
 from specscope.engine.trace.trace import Trace
 from specscope.traces.store import Store
@@ -130,7 +132,7 @@ class Service:
         """
         with self._changed:
             users = [run for run in self._runs.values() if not run.ended and name in run.request.models]
-            if any(run.request.method for run in users):
+            if any(run.request.decodes for run in users):
                 raise UsageError(f"a run uses {name}; stop it first, or wait until it has ended")
             size = catalog.remove(name)
         for run in users:  # they only load the model
@@ -206,7 +208,7 @@ class Service:
             if not self._queue:
                 return None
             run = self._queue.popleft()
-            self._preparing = not run.request.method
+            self._preparing = not run.request.decodes
             self._number()
             return run
 
@@ -217,6 +219,9 @@ class Service:
 
     def _execute(self, run: LiveRun) -> None:
         request = run.request
+        if request.server:
+            self._ask(run)
+            return
         if not run.enter("loading"):
             return
         cluster = self._cluster_for(request)
@@ -236,6 +241,29 @@ class Service:
             same = {name: getattr(request, name) for name in ("config", "sampling", "limits", "group")}
             prompts, watched = (request.prompt, *request.further), {"listener": listen, "cancel": run.stopped}
             trace = cluster.run(request.method, *prompts, **same, **watched, **more)
+        run.end("cancelled" if trace.status == "cancelled" else "done")
+
+    def _ask(self, run: LiveRun) -> None:
+        """Send a run's prompts to its server; the models that were open leave it the machine."""
+        request = run.request
+        self._drop()
+        server = connect(request.server, remote=request.remote)
+        if not run.enter("running"):
+            return
+        with self.store.listening() if self.store else nullcontext() as record:
+
+            def listen(event: Event) -> None:
+                run.append(event)
+                if record is not None:
+                    record(event)
+
+            same = {name: getattr(request, name) for name in ("sampling", "limits", "group")}
+            trace = server.run(request.prompt, *request.further, **same, listener=listen, cancel=run.stopped)
+        run.settle(trace)
+        if self.store is not None:
+            self.store.replace(trace)
+        if trace.status == "failed" and trace.footer is not None:
+            raise ServerError(trace.footer.error)
         run.end("cancelled" if trace.status == "cancelled" else "done")
 
     def _cluster_for(self, request: RunRequest) -> Cluster:

@@ -295,12 +295,15 @@ window.SpecScopeApp = (() => {
     });
     const chooser = document.createElement("input");
     chooser.type = "file";
-    chooser.accept = ".jsonl,.json,.gz";
+    chooser.accept = ".jsonl,.json,.gz,.log,.txt,.prom,.sse";
     chooser.hidden = true;
     document.body.append(chooser);
     // Gradio may replace the button, so the document listens.
-    document.addEventListener("click", (event) => {
+    document.addEventListener("click", async (event) => {
       if (event.target.closest("#history-import")) chooser.click();
+      if (!event.target.closest("#history-paste")) return;
+      const text = document.querySelector("#history-pasted textarea").value;
+      trigger("imported", text.trim() ? await importFile(new Blob([text])) : { run: "", error: "the text is empty; paste what an engine printed" });
     });
     chooser.addEventListener("change", async () => {
       const [file] = chooser.files;

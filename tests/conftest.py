@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
 """Of the processes that tests start: this tree's package, and the tests' own models."""
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and one under nohup the end of its terminal
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 

@@ -10,6 +10,7 @@ from specscope.engine.errors import shown
 from specscope.engine.trace.events import NO_DEVICES, Span
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
+from specscope.engine.trace.ranges import LONGEST_DRAFT
 from specscope.traces.schema import ROWS, RUN, Code
 
 if TYPE_CHECKING:
@@ -89,6 +90,13 @@ def _faults(
     for row in trace.chains:
         if row.drafted > row.asked:
             yield f"a draft of {row.drafted} tokens was asked for {row.asked}"
+    for row in trace.windows:
+        if row.start > row.end:
+            yield f"a window lasts from {row.start} to {row.end}"
+        if (row.accepted or 0) > (row.drafted if row.drafted is not None else row.accepted or 0):
+            yield f"a window accepted {row.accepted} of {row.drafted} drafted tokens"
+        if len(row.places) > LONGEST_DRAFT:
+            yield f"a window has {len(row.places)} places; at most {LONGEST_DRAFT} are read"
     texts = {d.document for d in trace.documents}
     for copy in trace.copies:
         if copy.document != -1 and copy.document not in texts and copy.document not in documents:

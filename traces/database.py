@@ -6,7 +6,7 @@ import os
 import sqlite3
 import stat
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine
 
+ADDED_TO = 8
+"""The version to which the newest one only adds: a file of it gets what it lacks."""
 BUSY_MS = 5000
 """Milliseconds that a statement waits for another program's lock."""
 
@@ -53,6 +55,8 @@ def open_engine(path: Path, *, readonly: bool) -> Engine:
     """
     with explained(path):
         _check_file(path, readonly=readonly)
+    if readonly and _is_older(path):
+        open_engine(path, readonly=False).dispose()
     engine = create_engine(
         "sqlite://", creator=lambda: _connect(path, readonly), poolclass=QueuePool, json_serializer=dump
     )
@@ -209,11 +213,18 @@ def _is_empty(connection: Connection, path: Path) -> bool:
             f"{path} is a database of another program; move it away, or set SPECSCOPE_DB to another file"
         )
     version = _version(connection)
-    if version != VERSION:
+    if version not in (VERSION, ADDED_TO):
         raise StoreError(
             f"{path} has the tables of version {version}, and this SpecScope reads version {VERSION}; export its runs "
             "with the SpecScope that wrote it and import them here, or set SPECSCOPE_DB to another file"
         )
+    return False
+
+
+def _is_older(path: Path) -> bool:
+    """Return whether the file is of the version that is upgraded."""
+    with suppress(sqlite3.Error, UnicodeDecodeError), closing(_connect(path, readonly=True)) as connection:
+        return connection.execute("PRAGMA user_version").fetchone() == (ADDED_TO,)
     return False
 
 
@@ -233,7 +244,9 @@ def _prepare(engine: Engine, path: Path) -> None:
         if _is_empty(connection, path):
             Base.metadata.create_all(connection, checkfirst=False)
             connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
+        elif _version(connection) == ADDED_TO:
+            Base.metadata.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
         # an index changes no meaning: a file of this version may have been made without it
         for index in (index for table in Base.metadata.tables.values() for index in table.indexes):
             connection.execute(CreateIndex(index, if_not_exists=True))

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specscope.traces.calibration import trials
 from specscope.traces.comparable import drafts
+from specscope.traces.counted import total, whole_windows
 from specscope.traces.imported import NO_TOKEN
 from specscope.traces.places import decided_levels, rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from specscope.engine.trace.events import Window
     from specscope.engine.trace.trace import Trace
 
 ALPHA = 1e-4
@@ -32,6 +34,8 @@ LONG = 16
 """Least tests of a stretch with one outcome."""
 PART = 32
 """Least tests on either side of a change; below, shares are far from normal."""
+SCARCE = 0.02
+"""Accepted tokens per draft below which drafting brings nothing."""
 LOOP_TOKENS = 48
 LOOP_TIMES = 4
 """Least length of a loop, and least number of times that its tokens occur in a row."""
@@ -92,6 +96,8 @@ def health(trace: Trace) -> str:
 
     A loop explains acceptances and changes, so they are then left out.
     """
+    if trace.windows:
+        return _of_windows(whole_windows(trace.windows))
     texts = trace.outputs()
     tests = level_tests(trace)
     size = sum(map(len, tests.values()))
@@ -103,6 +109,43 @@ def health(trace: Trace) -> str:
     changes = {i: _of_change(found, tests[i]) for i, (_, found) in parts.items() if found}
     notes = (loops, rejections) if loops else (rejections, changes, acceptances)
     return " ".join([note for note in (disobeyed(trace), *(_worst(trace, n) for n in notes)) if note][:2])
+
+
+def _of_windows(windows: Sequence[Window]) -> str:
+    """Return that no draft of some windows in a row, or of all, was accepted; else nothing.
+
+    The probability is that of as many rejected first tokens as they had drafts, if these are
+    accepted as often as all drafted tokens of the other windows.
+    """
+    found: list[tuple[float, str]] = []
+    for none, rows in groupby(windows, lambda one: one.accepted == 0 and one.drafts != 0):
+        part = list(rows)
+        if none and (note := _of_nothing(part, [one for one in windows if one not in part])):
+            found.append(note)
+    kept, drafts = total(windows, "accepted"), total(windows, "drafts")
+    few = kept is not None and drafts is not None and drafts >= PART and kept < SCARCE * drafts
+    if few and not found:
+        found = [
+            (
+                0.0,
+                f"Of {drafts} drafts, {kept} token{'s' * (kept != 1)} in all were accepted: they bring nothing.",
+            )
+        ]
+    return max(found, default=(0.0, ""))[1]
+
+
+def _of_nothing(part: Sequence[Window], others: Sequence[Window]) -> tuple[float, str] | None:
+    drafted, drafts = total(part, "drafted"), total(part, "drafts")
+    kept, all_drafted = total(others, "accepted"), total(others, "drafted")
+    rate = kept / all_drafted if kept is not None and all_drafted else DIFFERENCE
+    if drafts is None or drafts < LONG or rate >= 1 or drafts * log(1 - rate) > log(ALPHA):
+        return None
+    what = f"of {drafted} drafted tokens" if drafted is not None else f"token of {drafts} drafts"
+    first, last = part[0].label, part[-1].label
+    before = next((one.label for one in reversed(others) if one.end <= part[0].start and one.label), first)
+    where = f"From {before} to {last}" if first and others else "In all windows" if not others else "In some"
+    rest = f"; of those of the other windows, {100 * rate:.0f} % were" if others and all_drafted else ""
+    return float(drafts), f"{where}, 0 {what} were accepted{rest}."
 
 
 def disobeyed(trace: Trace) -> str:

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import OTHERS
+from specscope.engine.trace.header import SERVER
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.work import DRAFTS
 from specscope.traces.definitions import FACTS, FIGURES
-from specscope.traces.waiting import FORWARDS
+from specscope.traces.waiting import FORWARDS, divided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +26,26 @@ if TYPE_CHECKING:
 
 TEXTS = "texts of the tokens"
 """The fact without which ids or blocks are shown."""
+COUNTED = (
+    "origin of each token",
+    "order of the steps",
+    "draft length of each step",
+    "forwards of the drafter",
+    "span of each draft",
+    "rows cached before each forward",
+    "prompt",
+    TEXTS,
+    "ids of the tokens",
+    "ids of rejected tokens",
+    "probabilities",
+    "load by other programs",
+    "work inside each step",
+)
+"""Facts that windows of counts never tell."""
 SPANS_OF_DRAFTS = "span of each draft"
 CACHED = "rows cached before each forward"
 LOAD = "load by other programs"
+INSIDE = "work inside each step"
 FED = FORWARDS | {"prefill"}
 """Kinds of spans that feed rows to a model; one of 0 rows, a search for n-grams, feeds none."""
 NO_TOKEN = -1
@@ -63,11 +81,18 @@ class Imported:
     unknown: tuple[str, ...]
     counts: Counts | None = None
     """Of a run without rounds."""
+    known: tuple[str, ...] = ()
+    """The figures that its windows of counts determine; empty without windows."""
     recorded: bool = False
     """Whether a program recorded it by `specscope.record`."""
+    notes: tuple[str, ...] = ()
+    """Of a run on a server, whether its totals agree."""
+    server: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}
+        if self.known:
+            entry["known"] = list(self.known)
         if self.counts is not None:
             entry["counts"] = {**asdict(self.counts), "histogram": list(self.counts.histogram)}
         return entry
@@ -80,6 +105,8 @@ class Imported:
     def figures(self) -> frozenset[str]:
         """The figures that are unknown; a recorder does not see the cells of attention."""
         never = {"attention_cells"} if self.recorded else set[str]()
+        if self.known:
+            return frozenset(FIGURES) - {*self.known}
         lacking = (key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
         return frozenset((*lacking, *never))
 
@@ -87,7 +114,10 @@ class Imported:
     def sentence(self) -> str:
         unknown = ", ".join(self.unknown)
         if self.recorded:
-            return f"Not recorded: {unknown}." if unknown else ""
+            what = "Not told by the server" if self.server else "Not recorded"
+            return " ".join((*self.notes, *([f"{what}: {unknown}."] if unknown else [])))
+        if self.known:
+            return f"Imported from {self.source}, which tells counts and no single tokens."
         return f"Imported from {self.source}.{f' Not in the file: {unknown}.' if unknown else ''}"
 
 
@@ -100,7 +130,10 @@ def origin(header: Header) -> Imported | None:
     unknown, counts = entry.get("unknown", ()), entry.get("counts")
     source = header.title if recorded else entry.get("source", "")
     facts = tuple(fact for fact in FACTS if fact in unknown)
-    return Imported(source, facts, _counts(counts) if counts else None, recorded)
+    server: Any = header.environment.get(SERVER)
+    notes = tuple(server.get("notes", ())) if server else ()
+    known = tuple(entry.get("known", ()))
+    return Imported(source, facts, _counts(counts) if counts else None, known, recorded, notes, bool(server))
 
 
 def _counts(entry: Mapping[str, Any]) -> Counts:
@@ -158,6 +191,7 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
     running = trace.status == "running"
     begun = decoded or running
     loads = [row for row in trace.occupancy if row.device == OTHERS]
+    told = trace.header.environment.get(SERVER, {}).get("unknown", ())
     return {
         "times": bool(trace.spans) or running,
         "number of tokens": begun,
@@ -174,4 +208,5 @@ def _known_facts(trace: Trace) -> dict[str, bool]:
         "ids of rejected tokens": all(d.token != NO_TOKEN for d in drafted),
         LOAD: bool(loads) or running or not trace.spans,
         "probabilities": not tested or any(d.p is not None or d.q is not None for d in tested),
-    }
+        INSIDE: divided(trace),
+    } | dict.fromkeys(told, False)

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import NO_DEVICES
-from specscope.traces import padding, waiting
+from specscope.traces import counted, padding, waiting
 from specscope.traces.calibration import calibration, trials
 from specscope.traces.forks import lookups, untaken
 from specscope.traces.imported import origin, with_unknown
@@ -40,8 +40,8 @@ class Metrics:
     tpot_ms: float | None
     target_forwards: int | None
     draft_forwards: int | None
-    drafted: int
-    accepted: int
+    drafted: int | None
+    accepted: int | None
     rejected: int | None
     discarded: int | None
     acceptance_rate: float | None
@@ -94,7 +94,8 @@ def measure(trace: Trace, band: Sequence[waiting.Band] | None = None) -> Metrics
         "per_level": (),
     }
     names = imported.figures & {f.name for f in fields(Metrics)}
-    return replace(metrics, **{name: empty.get(name) for name in names})
+    known = {name: empty.get(name) for name in names}
+    return replace(metrics, **known | (counted.figures(trace.windows) if trace.windows else {}))
 
 
 def _of_counts(counts: Counts) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _of_counts(counts: Counts) -> dict[str, Any]:
 
 def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
     start, end = waiting.decode_window(trace)
-    forwards = waiting.forwards(trace)
+    forwards, steps = waiting.forwards(trace), sum(s.kind == "step" for s in trace.spans)
     drafts = [s for s in forwards if waiting.side(s) == "drafter"]
     verifies = [s for s in forwards if waiting.side(s) == "target"]
     fates = [d.outcome for d in trace.decisions if d.outcome in FATES]
@@ -148,7 +149,7 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         tokens_per_second_with_prefill=_ratio(tokens, whole / 1e9),
         ttft_ms=min((c.time for c in trace.commits), default=0) / 1e6 if tokens else None,
         tpot_ms=_time_per_token(trace),
-        target_forwards=len(verifies),
+        target_forwards=len(verifies) + steps,
         draft_forwards=len(drafts),
         drafted=drafted,
         accepted=accepted,
@@ -160,7 +161,7 @@ def _of_rows(trace: Trace, band: Sequence[waiting.Band]) -> Metrics:
         expected_acceptance=calibrated and calibrated.expected,
         calibration_error=calibrated and calibrated.error,
         dsi_acceptance=None if run_length is None else 1 - 1 / (1 + run_length),
-        tokens_per_target_forward=_ratio(decoded, len(verifies)),
+        tokens_per_target_forward=_ratio(decoded, len(verifies) + steps),
         mean_accepted_length=_mean(judging),
         acceptance_length=_mean([n for counts in emitted.values() for n in counts]),
         least_acceptance_length=_mean([min(batch) for batch in batches if batch]),

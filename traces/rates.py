@@ -70,6 +70,7 @@ def rates_of(trace: Trace, metrics: Metrics, baseline: Trace) -> Rates | None:
         is_foreign(trace.header)
         or (origin(trace.header) and not _drafts_in_turns(trace, judging))
         or batch_size(trace) > 1
+        or not waiting.divided(trace)
         or not judging
         or not plain
         or rate is None

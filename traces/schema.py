@@ -21,7 +21,7 @@ from specscope.engine.trace import events
 
 APPLICATION_ID = 0x53505343
 """In the header of every SpecScope database file ("SPSC"), so that a foreign file is recognised."""
-VERSION = 8
+VERSION = 9
 """Number of these tables, in the header of every file (`PRAGMA user_version`)."""
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -33,7 +33,7 @@ NAMING_CONVENTION = {
 
 KINDS = (
     *("prefill", "draft", "verify", "pre-verify", "calibrate", "communicate", "sample"),
-    *("glue", "branch", "other"),
+    *("glue", "branch", "other", "step"),
 )
 MODELS = ("target", "drafter")
 SPAN_OUTCOMES = ("done", "cancelled")
@@ -104,6 +104,10 @@ def _code(*names: str, nullable: bool = False) -> Any:
 
 def _big() -> Any:
     return Field(sa_type=BigInteger)
+
+
+def _count() -> Any:
+    return Field(default=None, sa_column=Column(BigInteger, nullable=True))
 
 
 class Base(SQLModel):
@@ -316,6 +320,24 @@ class Occupancy(_Row, table=True):
     power: float | None
 
 
+class Window(_Row, table=True):
+    """What an engine counted in a stretch of time."""
+
+    start: int = _big()
+    end: int = _big()
+    drafter: str
+    label: str
+    steps: int | None = _count()
+    drafts: int | None = _count()
+    drafted: int | None = _count()
+    accepted: int | None = _count()
+    places: tuple[int, ...] = _json()
+    tokens: int | None = _count()
+    busy: int | None = _count()
+    drafting: int | None = _count()
+    running: float | None
+
+
 def _table(model: type[SQLModel]) -> Table:
     table = inspect(model).local_table
     assert isinstance(table, Table), "a mapped class has a table"
@@ -337,6 +359,7 @@ ROWS: dict[type[Any], Table] = {
     events.Forecast: _table(Forecast),
     events.Chain: _table(Chain),
     events.Occupancy: _table(Occupancy),
+    events.Window: _table(Window),
 }
 """Its columns are `run`, `number`, and the event's fields."""
 COLUMNS: dict[type[Any], list[Column[Any]]] = {event: [*table.c][2:] for event, table in ROWS.items()}

@@ -119,6 +119,15 @@ class Store:
 
         self._writing().call(work)
 
+    def replace(self, trace: Trace) -> None:
+        """Store a run in place of the rows that were recorded of it, in one transaction."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(delete(RUN).where(RUN.c.run_id == trace.header.run_id))
+            _insert(connection, [trace])
+
+        self._writing().call(work)
+
     def delete(self, run_ids: Iterable[str]) -> int:
         """Delete runs with all their rows, none if one is being recorded; return how many."""
         wanted = set(run_ids)

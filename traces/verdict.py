@@ -15,6 +15,7 @@ from specscope.traces.race import Racer, Speed, speedup_of
 from specscope.traces.rates import OVERLAP, rates_of
 from specscope.traces.view.settings import predicted_speedup
 from specscope.traces.view.tokens import has_trees
+from specscope.traces.waiting import divided
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specscope.traces.places import Level
 
 LOADED = "under the load of other programs."
+UNDIVIDED = "How a step is divided between drafting and verifying is not known."
 OFTEN = 0.25
 """Share of wrong first tokens from which on another drafter is named."""
 FEWEST = 8
@@ -105,7 +107,9 @@ def _predicted(trace: Trace) -> str:
 def _why(trace: Trace, metrics: Metrics, baseline: Trace, faster: Speed) -> str:
     """Return why a run is not faster than plain decoding, whatever its passes leave open."""
     loses = faster.high < 1 or (faster.low == faster.high and round(faster.value, 2) <= 1)
-    return slow(trace, metrics, baseline, faster.value, faster.high) if loses and drafts(trace) else ""
+    if not loses or not drafts(trace):
+        return ""
+    return slow(trace, metrics, baseline, faster.value, faster.high) if divided(trace) else UNDIVIDED
 
 
 def _of_drafter(trace: Trace, metrics: Metrics) -> Verdict:
@@ -126,7 +130,7 @@ def _compared(faster: Speed) -> str:
 
 
 def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
-    both, brings = metrics.waiting["both"] or 0.0, metrics.tokens_per_target_forward
+    both, brings = metrics.waiting.get("both") or 0.0, metrics.tokens_per_target_forward
     if both >= OVERLAP:
         right = level_rate(metrics.per_level)
         noun = "levels had a right draft" if has_trees(trace.decisions) else "drafts were right"
@@ -135,7 +139,8 @@ def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
     elif brings is None:
         work = "no forward of the target was recorded"
     else:
-        work = f"a target forward brought {brings:.2f} tokens in the time of {brings / faster:.2f} plain ones"
+        what = "target forward" if divided(trace) else "step"
+        work = f"a {what} brought {brings:.2f} tokens in the time of {brings / faster:.2f} plain ones"
     return "; ".join(filter(None, (work, _lost(trace, metrics))))
 
 
@@ -146,7 +151,7 @@ def _lost(trace: Trace, metrics: Metrics) -> str:
     if not metrics.drafted:
         return "nothing was drafted"
     lost = metrics.drafted - metrics.accepted
-    noun = "drafts" if metrics.draft_forwards else "copied tokens"
+    noun = "copied tokens" if metrics.draft_forwards == 0 else "drafts"
     return f"{lost} of {metrics.drafted} {noun} were thrown away"
 
 

@@ -156,8 +156,16 @@ def unworked(trace: Trace) -> Unworked:
     return Unworked(inside, outside)
 
 
+def divided(trace: Trace) -> bool:
+    """Return whether it is known what each side did: not of steps whose inside is unknown."""
+    return all(span.kind != "step" for span in trace.spans)
+
+
 def band(trace: Trace) -> list[Band]:
+    """Return the stretches of the decode window; none if it is unknown which side works."""
     row = list[Band]()
+    if not divided(trace):
+        return row
     for start, end, _, active in _states(trace):
         _extend_band(row, start, end, active)
     return row
@@ -173,6 +181,8 @@ def timeline(trace: Trace) -> Timeline:
             f"run {trace.header.run_id} has {len(trace.spans)} spans on {len(trace.header.devices)} devices, too many to "
             f"show at once (at most {MOST_WAITS} spans x devices); open a window of it in the History"
         )
+    if not divided(trace):
+        return Timeline([], [])
     waits_of: dict[str, list[Wait]] = {d.name: [] for d in trace.header.devices}
     roles = {d.name: d.role for d in trace.header.devices}
     stages, row = _stages(trace), list[Band]()

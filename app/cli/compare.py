@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from specscope.app.cli import common, options
+from specscope.app.cli import common, options, servers
 from specscope.app.cli.inputs import equipped, prompt_for, prompts_of
 from specscope.app.named import MAX_PASSES, PromptRow, able, method_keys
 from specscope.engine.bounds import check_prompt
@@ -43,7 +43,7 @@ BOUNDS: options.Options = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_methods(parser)
+    options.add_methods(parser, servers=True)
     options.add_options(parser, {"--repeat": REPEAT}, BOUNDS)
     options.add_generation(parser, required=False)
     options.add_run(parser)
@@ -52,6 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from specscope.app.floors import above_baseline, above_bounds, check_baseline, given_bounds, read_baseline
 
+    options.check_server(args)
+    if args.servers:
+        return servers.compare(args)
     keys = method_keys(args.methods)
     configs = options.parse_settings(args.fields, keys)
     _check_repeat(args)
@@ -143,10 +146,10 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         m = result["methods"][key]
         same = "identical" if m["equal_to_autoregressive"] else "differs"
         same += "" if m["lossless"] else " (lossy)"
-        cells = [_cell(m["tokens_per_second"], ".1f", 10), _cell(m["speedup"], ".2f", 10, "×")]
-        cells += [_cell(m["tokens"], ",", 8), _cell(m["tokens_per_target_forward"], ".2f", 13)]
-        cells += [_cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
-        cells += [_cell(m["accepted_per_round"], ".2f", 13)]
+        cells = [cell(m["tokens_per_second"], ".1f", 10), cell(m["speedup"], ".2f", 10, "×")]
+        cells += [cell(m["tokens"], ",", 8), cell(m["tokens_per_target_forward"], ".2f", 13)]
+        cells += [cell(m[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
+        cells += [cell(m["accepted_per_round"], ".2f", 13)]
         yield f"{key:20}{''.join(cells)}  {' · '.join([same, *_notes(m)])}"
     yield from doubt_lines(result)
     for key, reason in result["left_out"].items():
@@ -183,5 +186,5 @@ def _notes(figures: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _cell(value: float | None, form: str, width: int, unit: str = "") -> str:
+def cell(value: float | None, form: str, width: int, unit: str = "") -> str:
     return f"{'-' if value is None else format(value, form) + unit:>{width}}"

@@ -55,6 +55,12 @@ DEVICES: Options = {
     "--drafter-tp": (1, "M", "split the drafter over M devices (1)"),
     "--memory": ("", "SIZES", "bytes for models by device, as in 0=4GiB,1=4GiB; may split by layers (all)"),
 }
+SERVER: Options = {
+    "--remote": (False, "", "with --server: it may be on another machine, to which the prompts are sent"),
+    "--at-once": (1, "N", "with --server: requests at once (1)"),
+    "--chat": (False, "", "with --server: send each prompt as a chat message, in the model's template"),
+}
+"""Of a run on a server; its address is an option in place of a method."""
 PROMPT: Options = {
     "--prompt": (str, "TEXT", "one prompt"),
     "--prompt-file": (Path, "F", "text with one prompt, or .jsonl: turns, prompt, question or text in a row"),
@@ -88,13 +94,41 @@ def add_output(parser: argparse.ArgumentParser, metavar: str, text: str, *, requ
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", required=True, metavar="KEY", help="a key of `specscope methods`")
+    """Add `--method`, or in its place `--server` with its options."""
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--method", metavar="KEY", help="a key of `specscope methods`")
+    _add_server(parser, choice, "the address of a running llama.cpp, vLLM or other server, instead")
 
 
-def add_methods(parser: argparse.ArgumentParser) -> None:
-    """Add `--methods`, and `--set` with settings that `parse_settings` reads."""
-    parser.add_argument("--methods", required=True, metavar="A,B|all", help="keys with commas, or all")
+def add_methods(parser: argparse.ArgumentParser, *, servers: bool = False) -> None:
+    """Add `--methods`, perhaps `--server` in its place, and `--set`, see `parse_settings`."""
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--methods", metavar="A,B|all", help="keys with commas, or all")
+    if servers:
+        _add_server(parser, choice, "the address of a running server, instead of methods; repeatable")
     add_settings(parser, "a setting of a method; repeatable", "METHOD.FIELD=VALUE")
+
+
+def _add_server(parser: argparse.ArgumentParser, choice: argparse._ActionsContainer, text: str) -> None:
+    choice.add_argument("--server", action="append", default=[], metavar="URL", dest="servers", help=text)
+    add_options(parser, SERVER)
+
+
+def check_server(args: argparse.Namespace) -> None:
+    """Refuse options that a run on a server does not have, or that only such a run has."""
+    ours = (MODELS, RUNTIME, DEVICES) if args.servers else (SERVER,)
+    given = [
+        flag
+        for flag, (default, _, _) in (row for table in ours for row in table.items())
+        if getattr(args, flag[2:].replace("-", "_")) != (None if isinstance(default, type) else default)
+    ]
+    given += ["--set"] * bool(args.servers and args.fields)
+    if given and args.servers:
+        raise UsageError(
+            f"{given[0]} is of SpecScope's own engine; a server has its own models: leave it out"
+        )
+    if given:
+        raise UsageError(f"{given[0]} is for a run on a server; add --server URL, or leave it out")
 
 
 def add_settings(parser: argparse.ArgumentParser, text: str, metavar: str = "FIELD=VALUE") -> None:

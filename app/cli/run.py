@@ -11,7 +11,7 @@ import sys
 import uuid
 from typing import Any
 
-from specscope.app.cli import common, options
+from specscope.app.cli import common, options, servers
 from specscope.app.cli.inputs import checked_prompts, lacking
 from specscope.app.named import seeded
 from specscope.engine.drafting.suffix import Finished
@@ -31,6 +31,9 @@ def run(args: argparse.Namespace) -> int:
     from specscope.app.busy import read_load
     from specscope.traces.view.settings import planned_text
 
+    options.check_server(args)
+    if args.servers:
+        return servers.run(args)
     config, method = options.parse_fields(args.fields), find(args.method)
     cfg = method.configure(config)  # before anything is opened
     if args.head and not method.layout(cfg).head:
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     for result, trace in zip(results, traces, strict=True):
         if not streams or "sequences" in result:
             lines += [sequence["text"] for sequence in result.get("sequences", [result])]
-        lines += filter(None, [planned_text(trace.header), _line(result), result["health"]])
+        lines += filter(None, [planned_text(trace.header), line_of(result), result["health"]])
     sequences = {"sequences": results} if len(results) > 1 else {}
     return common.answer(args, {**results[0], **sequences, "warning": warning or None}, lines)
 
@@ -107,7 +110,7 @@ def _sequence(trace: Trace, i: int) -> dict[str, Any]:
     }
 
 
-def _line(result: dict[str, Any]) -> str:
+def line_of(result: dict[str, Any]) -> str:
     m = result["metrics"]
     speed = f"{m['tokens_per_second']:.1f} tokens/s" if m["tokens_per_second"] else "no tokens"
     sequence = m["tokens_per_second_per_sequence"]

@@ -9,7 +9,6 @@ from specscope.app import pairs
 from specscope.app.render.html import clock, run_address, text
 from specscope.app.routes import report_address
 from specscope.app.runs import Lane, LiveRun, RunRequest
-from specscope.engine.methods import METHODS
 from specscope.traces.view.settings import config_text
 
 Turns: TypeAlias = "Sequence[Sequence[str]]"
@@ -45,7 +44,7 @@ def turn_line(state: str, lanes: Sequence[Lane] = (), warning: str = "", earlier
 
 def _not_begun(state: str, lanes: Sequence[Lane]) -> str:
     """Return the names of the methods that a stop kept from beginning; empty without one."""
-    waited = [METHODS[lane.request.method].title for lane in lanes if not lane.name]
+    waited = [lane.request.title for lane in lanes if not lane.name]
     some = state == "cancelled" and 0 < len(waited) < len(lanes)
     return f" Not begun: {', '.join(waited)}." if some else ""
 
@@ -58,6 +57,8 @@ def _sentence(state: str, runs: Sequence[LiveRun]) -> str:
         return _download(runs)
     if state == "failed" and all(run.state == "failed" for run in runs):
         return "Failed. Nothing was decoded." if not any(run.run_id for run in runs) else "Failed."
+    if state == "running" and len(runs) > 1 and all(run.request.server for run in runs):
+        return "Running. The servers are asked one after another, so that none slows another down."
     measured = any(not run.request.profile for run in runs)
     if state in ("running", "loading") and measured and len(runs) > 1:
         return f"{WORDS[state]} Measured methods share the devices, so they run one after another."
@@ -91,7 +92,7 @@ def folded_line(values: Mapping[str, Any], requests: Sequence[RunRequest], passe
     `turn` is the id of the turn whose settings they are: a new one folds the form.
     """
     request = requests[0]
-    models = request.target or pairs.label(values["models"])
+    models = request.target or ("" if request.server else pairs.label(values["models"]))
     facts = [
         models.rstrip("/").rpartition("/")[2],
         *(f"drafter {name.rstrip('/').rpartition('/')[2]}" for name in request.drafter),
@@ -102,6 +103,7 @@ def folded_line(values: Mapping[str, Any], requests: Sequence[RunRequest], passe
     if passes > 1:
         facts.append(f"{passes} passes")
     methods = ", ".join(map(name_of_request, requests))
+    facts = [fact for fact in facts if fact]
     return (
         f'<div class="app-folded" data-turn="{text(turn)}"><b>{text(methods)}</b>'
         f'<span>{text(" · ".join(facts))}</span><button type="button" class="app-link">Change settings</button></div>'
@@ -118,4 +120,4 @@ def kept_line() -> str:
 def name_of_request(request: RunRequest) -> str:
     """Return the title of a method with the settings that differ from the usual ones."""
     config = config_text(request.method, request.config)
-    return " · ".join(filter(None, (METHODS[request.method].title, config)))
+    return " · ".join(filter(None, (request.title, config)))

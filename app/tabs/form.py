@@ -15,7 +15,8 @@ from specscope.app.loaded import bench_prompts
 from specscope.app.ray import RUNTIME, Ray
 from specscope.app.render.html import note
 from specscope.app.tabs.library import absent_note
-from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, USUAL, VIRTUAL, rows_of
+from specscope.app.tabs.requests import MOST_METHODS, MOST_PASSES, OTHER, OWN, SERVER, USUAL, VIRTUAL, rows_of
+from specscope.app.tabs.servers import build_server
 from specscope.app.tabs.wiring import QUIET, SMALL, Update, build_message
 from specscope.engine.checkpoints.forms import FORMS, form_title
 from specscope.engine.errors import UsageError
@@ -185,6 +186,8 @@ def _fits(name: str, control: Any, value: Any) -> bool:
         )
     if isinstance(control, gr.Radio | gr.Dropdown):
         return value in [choice for _, choice in control.choices]
+    if isinstance(control, gr.Checkbox):
+        return isinstance(value, bool)
     kinds = str if isinstance(control, gr.Textbox) else (int, float)
     return isinstance(value, kinds)
 
@@ -199,10 +202,12 @@ def build_settings(form: Form, pair: str, ray: Ray | None = None) -> gr.Column:
             with gr.Column(elem_classes="app-card", min_width=280):
                 _build_sampling(form)
             with gr.Column(elem_classes="app-card", min_width=280):
-                _build_place(form, ray)
-        with gr.Column(elem_classes="app-card"):
+                place = _build_place(form, ray)
+        with gr.Column(elem_classes="app-card") as methods:
             gr.HTML("<h2>Methods</h2>")
             picker.render()
+    for part in (place, methods):
+        _show_when(form.controls["models"], SERVER, part, shown=False)
     return models
 
 
@@ -236,22 +241,24 @@ def _number(form: Form, name: str, value: float, label: str, info: str) -> None:
     form.add(name, gr.Number(value, label=label, info=info, elem_id=name.replace("_", "-"), min_width=110))
 
 
-def _build_place(form: Form, ray: Ray | None) -> None:
+def _build_place(form: Form, ray: Ray | None) -> gr.Column:
+    """Build the card of the place; return the part that a server does not have."""
     gr.HTML("<h2>Where it runs</h2>")
     here = "this machine or on Ray's nodes" if ray else "this machine"
     about = f"Times are measured on {here}, or computed from a cluster's published figures."
     places = [*RUNTIMES, *([(ray.title, RUNTIME)] if ray else [])]
-    runtime = gr.Radio(places, value=RUNTIMES[0][1], label="Devices", info=about, elem_id="runtime")
-    form.add("runtime", runtime)
     names = profiles()
     first = names[0] if names else None
-    with _hidden() as virtual:
-        about = "Times are computed from its published speeds; tokens come from the models below."
-        clusters = [(Profile.load(name).title, name) for name in names]
-        profile = gr.Dropdown(clusters, value=first, label="Cluster", info=about, elem_id="profile")
-        form.add("profile", profile)
-        pair = gr.Dropdown(**_pairs(first or ""), label="Modelled pair", elem_id="profile-pair")
-        form.add("profile_pair", pair)
+    with gr.Column(scale=0, elem_classes="app-plain") as devices:
+        runtime = gr.Radio(places, value=RUNTIMES[0][1], label="Devices", info=about, elem_id="runtime")
+        form.add("runtime", runtime)
+        with _hidden() as virtual:
+            about = "Times are computed from its published speeds; tokens come from the models below."
+            clusters = [(Profile.load(name).title, name) for name in names]
+            profile = gr.Dropdown(clusters, value=first, label="Cluster", info=about, elem_id="profile")
+            form.add("profile", profile)
+            pair = gr.Dropdown(**_pairs(first or ""), label="Modelled pair", elem_id="profile-pair")
+            form.add("profile_pair", pair)
     about = (
         "Measured runs alternate; the median and the spread are shown. A busy machine needs more than one."
     )
@@ -259,11 +266,12 @@ def _build_place(form: Form, ray: Ray | None) -> None:
     form.add("passes", passes)
     _show_when(runtime, VIRTUAL, virtual)
     profile.change(lambda *given: gr.update(**_pairs(*given)), [profile, pair], pair, **QUIET)
+    return devices
 
 
 def _build_models(form: Form, pair: str) -> None:
     gr.HTML("<h2>Models</h2>")
-    choices = [*((pairs.label(name), name) for name in pairs.NAMES), ("My own", OWN)]
+    choices = [*((pairs.label(name), name) for name in pairs.NAMES), ("My own", OWN), ("My server", SERVER)]
     models = gr.Radio(choices, value=pair, label="Models", show_label=False, elem_id="models")
     form.add("models", models)
     form.about = gr.HTML(note(pairs.about(pair)), elem_id="about-models")
@@ -273,8 +281,13 @@ def _build_models(form: Form, pair: str) -> None:
         heads = "Folders of this target's heads, one per line, for Medusa, EAGLE and the like."
         head = gr.Textbox("", label="Drafting heads", info=heads, elem_id="heads", lines=1, max_lines=8)
         form.add("head", head)
-    _build_drafter(form)
+    with gr.Column(scale=0, elem_classes="app-plain") as ours:
+        _build_drafter(form)
+    with _hidden() as server:
+        build_server(form)
     _show_when(models, OWN, own)
+    _show_when(models, SERVER, server)
+    _show_when(models, SERVER, ours, shown=False)
     models.change(None, [models, form.controls["methods"]], form.offered, js=offer_script(), **QUIET)
 
 
@@ -306,9 +319,16 @@ def offer_script() -> str:
     return f"(models, chosen) => [SpecScopePicker.offer(models, chosen), {about}]"
 
 
-def _show_when(control: gr.components.Component, value: str, part: gr.Column) -> None:
-    """Show a part of the form while a control has a value, by JavaScript without the server."""
-    update = f"(value) => ({{ __type__: 'update', visible: value === {json.dumps(value)} }})"
+def _show_when(
+    control: gr.components.Component,
+    value: str,
+    part: gr.components.Component | gr.Column,
+    *,
+    shown: bool = True,
+) -> None:
+    """Show a part of the form while a control has a value, or has not, by JavaScript alone."""
+    equal = "===" if shown else "!=="
+    update = f"(value) => ({{ __type__: 'update', visible: value {equal} {json.dumps(value)} }})"
     control.change(None, control, part, js=update, **QUIET)
 
 

@@ -68,6 +68,14 @@ class History:
             # `app.js` posts the file to /specscope/import: others could read Gradio's uploads.
             gr.Button("Import", elem_id="history-import", **SMALL)
             self.picker = build_picker()
+        with gr.Accordion("Paste what an engine printed", open=False, elem_classes="app-fold"):
+            what = (
+                "Lines of the log of llama.cpp, vLLM or SGLang, the text of /metrics, a response or a stream: "
+                "it is stored as a run, with its drafts by place and over time."
+            )
+            pasted: dict[str, Any] = {"label": "Text", "info": what, "elem_id": "history-pasted"}
+            gr.Textbox("", lines=4, max_lines=12, **pasted)
+            gr.Button("Import the text", elem_id="history-paste", **SMALL)
         with gr.Row(visible=False, elem_id="history-confirm", elem_classes="app-confirm") as self.confirm:
             self.question = gr.HTML()
             self.really = gr.Button("Delete for good", variant="stop", elem_id="delete-yes", **SMALL)

@@ -323,6 +323,6 @@ def _noted(value: Any) -> list[Any]:
 
 def _warning(lanes: Sequence[Lane], before: ProcessorTime) -> str:
     """Return the warning of a busy machine for a comparison that it measured; else empty."""
-    elsewhere = any(lane.request.profile or lane.request.address for lane in lanes)
+    elsewhere = any(r.profile or r.address or r.server for r in (lane.request for lane in lanes))
     decoded = any((trace := lane.trace()) is not None and trace.commits for lane in lanes)
     return busy_since(before) if decoded and not elsewhere else ""

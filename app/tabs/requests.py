@@ -11,22 +11,28 @@ from typing import Any, NamedTuple
 from specscope.app import pairs
 from specscope.app.ray import RUNTIME, Ray
 from specscope.app.runs import LiveRun, RunRequest
-from specscope.engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt
+from specscope.engine.bounds import MOST_CHARACTERS, MOST_PROMPTS, characters, check_prompt, check_prompts
 from specscope.engine.checkpoints.forms import FORMS, usual_form
 from specscope.engine.errors import ModelError, PairError, UsageError, shown
 from specscope.engine.layout import Layout
 from specscope.engine.methods import METHODS, find
+from specscope.engine.servers.address import Address, ServerError
+from specscope.engine.servers.session import MOST_REQUESTS
 from specscope.engine.simulate.profile import Profile, profiles
 from specscope.engine.types import Limits, Sampling
 
 OWN = "own"
 """Value of `models` for models that the user names."""
+SERVER = "server"
+"""Value of `models` for servers that run already, which the user names by their addresses."""
 USUAL, OTHER = "usual", "other"
 """Values of `drafting`, beside the forms of the target's own weights."""
 VIRTUAL = "virtual"
 MOST_PASSES = 3
 MOST_METHODS = 6
 """Most methods that can be chosen; a method counts once for each of its settings."""
+MOST_SERVERS = 4
+"""Most servers of a turn."""
 MOST_RUNS = 8
 """Most runs of a turn, baselines of batches included."""
 
@@ -158,8 +164,11 @@ def make_requests(
 
     Values by control: methods (see `read_choices`), temperature, top_k, top_p, seed,
     max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`), target,
-    drafting (a form of the target's weights, `usual` or `other`), drafter, head.
+    drafting (a form of the target's weights, `usual` or `other`), drafter, head; with `server`
+    servers, remote and together in place of the methods, one request per server.
     """
+    if values["models"] == SERVER:
+        return _of_servers(values, messages, group)
     with at("methods"):
         choices = with_baselines(read_choices(values["methods"]))
     further = [_further(choice, messages) for choice in choices]
@@ -167,19 +176,56 @@ def make_requests(
         check_prompt(messages)  # for any model; the engine checks the context later
     for choice, prompts in zip(choices, further, strict=True):
         _check_size(choice, prompts)
-    with at("stop-strings", {name: name.replace("_", "-") for name in values}):
-        heat, nucleus = _number(values, "temperature"), _number(values, "top_p")
-        sampling = Sampling(heat, _whole(values, "top_k"), nucleus, _whole(values, "seed"))
-        stop = tuple(line for line in (values["stop"] or "").split("\n") if line)
-        limits = Limits(_whole(values, "max_new_tokens"), stop)
+    more = {**_generation(values), "group": group}
     with at("runtime"):
         place = _place(values, ray)
     with at("models"):
         place |= _own_models(values, choices) if values["models"] == OWN else _pair(values, choices)
-    prompt, more = [dict(m) for m in messages], {"sampling": sampling, "limits": limits, "group": group}
+    prompt = [dict(m) for m in messages]
     return [
         RunRequest(choice.method, prompt, prompts, choice.config, **more, **place)
         for choice, prompts in zip(choices, further, strict=True)
+    ]
+
+
+def _generation(values: Mapping[str, Any]) -> dict[str, Any]:
+    with at("stop-strings", {name: name.replace("_", "-") for name in values}):
+        heat, nucleus = _number(values, "temperature"), _number(values, "top_p")
+        sampling = Sampling(heat, _whole(values, "top_k"), nucleus, _whole(values, "seed"))
+        stop = tuple(line for line in (values["stop"] or "").split("\n") if line)
+        return {"sampling": sampling, "limits": Limits(_whole(values, "max_new_tokens"), stop)}
+
+
+def _of_servers(
+    values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str
+) -> list[RunRequest]:
+    with at("servers"):
+        addresses = [Address.of(line).url for line in lines_of(values["servers"])]
+        if not addresses:
+            raise UsageError("no server is named; type the address of one, such as http://127.0.0.1:8080")
+        if len(addresses) > MOST_SERVERS:
+            raise UsageError(f"{len(addresses)} servers are named; at most {MOST_SERVERS} are compared")
+    with at("prompt"):
+        check_prompt(messages)
+    system = [dict(m) for m in messages if m["role"] == "system"]
+    further = [[*system, {"role": "user", "content": p}] for p in further_prompts(values["together"])]
+    with at("together"):
+        if len(further) >= MOST_REQUESTS:
+            raise UsageError(f"{len(further)} more prompts are given; at most {MOST_REQUESTS - 1} are sent")
+        check_prompts([messages, *further])
+    prompt, more = [dict(m) for m in messages], _generation(values)
+    return [
+        RunRequest(
+            "",
+            prompt,
+            tuple(further),
+            runtime=SERVER,
+            server=address,
+            remote=bool(values["remote"]),
+            group=group,
+            **more,
+        )
+        for address in addresses
     ]
 
 
@@ -292,6 +338,8 @@ def blame(requests: Sequence[RunRequest], failed: LiveRun) -> FormError | None:
     `requests` are those of all panes, in the order of the picker.
     """
     request, cause = failed.request, failed.cause
+    if request.server and isinstance(cause, UsageError | ServerError):
+        return FormError("servers", failed.error)
     if isinstance(cause, ModelError | PairError):
         return FormError("target" if request.target else "models", failed.error)
     if not isinstance(cause, UsageError):

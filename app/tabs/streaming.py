@@ -28,7 +28,7 @@ class LivePane:
         self.html = ""
         self._cursor = 0
         self._name, request = run.name, run.request
-        self._badge = clock(request.runtime, request.profile, request.profile_pair) if request.method else ""
+        self._badge = clock(request.runtime, request.profile, request.profile_pair) if request.decodes else ""
         self._marks = self._planned = ""
         self._text: dict[int, list[str]] = {0: []}
         """HTML of the tokens, by sequence."""
@@ -99,7 +99,7 @@ class LivePane:
             "queued": "Waiting for the devices, which runs use one at a time.",
             "loading": "Starting the workers and loading the models.",
             "running": "Waiting for the first token."
-            if self.run.run_id
+            if self.run.run_id or self.run.request.server
             else "Preparing the run: new models are measured first, to plan the drafts.",
             "cancelled": "Stopped before the first token.",
         }.get(state, "")

@@ -20,6 +20,7 @@ function stripLabel(run, row) {
 
 /** A sentence in place of the timeline of a run without times. */
 function untimedCard(run) {
+  if (run.counts?.length) return ""; // its windows have a chart
   return el("section", { class: "ss-card ss-untimed" },
     el("div", { class: "ss-gantt-title" }, el("h3", {}, runName(run)), el("span", { class: "ss-badge" }, run.badge)),
     el("p", {}, "There is no timeline: the file holds no times. ", run.tokens.length ? run.note : ""));

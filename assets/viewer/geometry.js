@@ -17,7 +17,7 @@ function geometry(model, tracksOf) {
     for (const track of tracksOf(run)) {
       const [name, clock] = track.label.split(" · clock "); // a label has room for two lines
       row("track", SIZE.lane * track.lanes, 3, { label: name, track });
-      if (track.role === "requests") continue; // no device
+      if (["requests", "server"].includes(track.role)) continue; // no device, or unknown sides
       row("strip", SIZE.strip, track.measured ? 6 : SIZE.gap, { label: track.measured ? "from spans" : "", track });
       if (track.measured) row("measured", SIZE.strip, SIZE.gap, { label: track.measured.label, track });
       if (clock) row("clock", SIZE.strip, SIZE.gap, { label: `clock ${clock}`, track });
@@ -30,7 +30,7 @@ function geometry(model, tracksOf) {
   return { cards, height: Math.max(0, top - SIZE.between) };
 }
 
-const drafted = (run) => (run.long && run.tracks.some((track) => track.role !== "target")) || run.headline.some((part) => part.kind === "both");
+const drafted = (run) => (run.long && run.tracks.some((track) => track.role.includes("drafter"))) || run.headline.some((part) => part.kind === "both");
 
 /** The window that shows everything; of a long prefill only the end. */
 function fitWindow(model) {

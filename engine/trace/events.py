@@ -13,11 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from specscope.engine.trace.ranges import Amount, Count, Id, Place, Range, Share, Size, Time, TokenId
 
-SCHEMA = 6
+SCHEMA = 7
 """Version of this format; older ones are read, newer ones refused. 2 added `document`, `copied`,
 `part`, the power of `occupancy`, and cells and rank of `span`; 3 added `pooled`; 4 added `lossless`
 of the header and the rule `typical`; 5 added the `occupancy` of other programs; 6 added `forked`,
-`forecast`, `chain`, and the kinds `glue`, `branch` and `other`."""
+`forecast`, `chain`, and the kinds `glue`, `branch` and `other`; 7 added `window` and the kind
+`step`."""
 
 OTHERS = "others"
 """In place of a device's name: the load of the whole machine by other programs."""
@@ -38,6 +39,7 @@ SpanKind = Literal[
     "glue",
     "branch",
     "other",
+    "step",
 ]
 PartKind = Literal["attention", "exchange"]
 Stop = Literal["full", "uncertain", "end", "cancelled", "off", "load"]
@@ -366,6 +368,39 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """What an engine counted in a stretch of time, as its log or its counters tell.
+
+    A count is None where it is unknown. Times are since the first window's start.
+    """
+
+    tag: ClassVar[str] = "window"
+    start: Time
+    end: Time
+    """Equal to `start` if the length is unknown."""
+    drafter: str
+    """The drafter that these drafts are of, where an engine has several; empty for all of them."""
+    label: str
+    """The engine's name for it, such as a request's number; may be empty."""
+    steps: Size | None
+    """Forwards of the target for the output, each sequence counted."""
+    drafts: Size | None
+    """Those that verified a draft."""
+    drafted: Size | None
+    accepted: Size | None
+    places: tuple[Size, ...]
+    """Accepted tokens by place in the draft; empty if unknown."""
+    tokens: Size | None
+    """Of the output."""
+    busy: Time | None
+    """Nanoseconds of decoding that made these tokens."""
+    drafting: Time | None
+    """Nanoseconds of these for drafts."""
+    running: Amount | None
+    """Requests that were decoded at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Footer:
     """The end of a run."""
 
@@ -392,5 +427,6 @@ Row: TypeAlias = (
     | Chain
     | Piece
     | Occupancy
+    | Window
 )
 Event: TypeAlias = Header | Row | Footer

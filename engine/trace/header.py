@@ -29,6 +29,8 @@ from specscope.engine.trace.ranges import (
 
 _ID = re.compile(r"\w[\w.-]{0,99}")
 """An id is a part of addresses, file names and command lines; `,`, `~` and `;` join ids."""
+SERVER = "server"
+"""The entry of the environment about the server of a run, see `specscope.engine.servers`."""
 _ANY = "*"
 """In a form of an object: all names that are not listed."""
 _Moment = Annotated[int, Range(-MOST_TIME, MOST_TIME)]
@@ -47,6 +49,7 @@ _FORMS: dict[str, Any] = {
         "imported": {
             "source": str,
             "unknown": _Texts,
+            "known": _Texts,
             "counts": {
                 "histogram": tuple[Size, ...],
                 "drafted": (Size,),
@@ -73,6 +76,7 @@ _FORMS: dict[str, Any] = {
             "others": Amount,
         },
         "profile_pair": str,
+        SERVER: {"kind": str, "version": str, "address": str, "unknown": _Texts, "notes": _Texts},
         "recorded": {"start_ns": _Moment, "unknown": _Texts},
         "whatif": {"run": str},
     },

@@ -7,7 +7,7 @@ known, and a recording has no such row.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -114,37 +114,32 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _processes() -> dict[int, tuple[int, int]]:
-    """Return the processes by id: each one's parent, and its ticks with those of ended children."""
-    found = dict[int, tuple[int, int]]()
-    for entry in os.scandir(_PROC):
-        if entry.name.isdigit():
-            try:
-                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:  # it has just ended
-                continue
-            found[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15]))
-    return found
+def _fields(pid: int) -> list[int]:
+    """Return the fields of /proc/PID/stat from the parent's id on."""
+    return list(map(int, (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1:]))
+
+
+def _children(pid: int, thread: int) -> list[int]:
+    return list(map(int, (_PROC / f"{pid}/task/{thread}/children").read_bytes().split()))
 
 
 def _own_ticks() -> int:
-    """Return the ticks of this process and of all that it started."""
-    processes, children = _processes(), defaultdict[int, list[int]](list)
-    for pid, (parent, _) in processes.items():
-        children[parent].append(pid)
-    tree = [os.getpid()]
+    """Return the ticks of this process and of all that it started, with those of ended children."""
+    tree, ticks = [os.getpid()], 0
+    _children(tree[0], tree[0])  # an OSError where the kernel lists none
     for pid in tree:
-        tree += children[pid]
-    return sum(processes[pid][1] for pid in tree)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            ticks += sum(_fields(pid)[10:14])
+            for thread in os.listdir(_PROC / f"{pid}/task"):
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    tree += _children(pid, int(thread))
+    return ticks
 
 
 def _ancestors(pid: int) -> list[int]:
     """Return a process, its parent, and so on; only itself where nothing is known."""
-    try:
-        processes = _processes()
-    except OSError:
-        return [pid]
     found = [pid]
-    while (parent := processes.get(found[-1], (0, 0))[0]) > 0:
-        found.append(parent)
+    with suppress(OSError):
+        while (parent := _fields(found[-1])[0]) > 0:
+            found.append(parent)
     return found

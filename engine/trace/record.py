@@ -118,7 +118,7 @@ def record(
         devices=places,
         target_path=text("target", target),
         drafter_path=text("drafter", drafter),
-        environment=_environment() | _clocks(clocks, places),
+        environment=environment() | _clocks(clocks, places),
         lossless=lossless and rule != "typical",
     )
     check_readable(header)
@@ -178,7 +178,7 @@ def _streams(devices: Sequence[Device], events: Any) -> dict[str, Stream]:
     return found
 
 
-def _environment() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Return the machine, torch's threads, and the versions of the imported packages."""
     facts: dict[str, Any] = {
         "python": platform.python_version(),

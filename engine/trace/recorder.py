@@ -51,8 +51,13 @@ class Recorder:
         texts: Texts | None = None,
         rule: str = "",
         streams: Mapping[str, Stream] | None = None,
+        *,
+        measured: bool = True,
     ) -> None:
-        """Begin a recording; without `texts`, join the one that this header is of."""
+        """Begin a recording; without `texts`, join the one that this header is of.
+
+        With `measured`, it tells the load by programs that are none of this process's.
+        """
         self._lines, self._header = lines, header
         self._texts, self._rule = texts, rule
         self._claims, self._lock = Claims(), RLock()
@@ -76,7 +81,7 @@ class Recorder:
             self._pending.align()
             self._run(header)
             self._member = Member(self._begin, header.environment[RECORDED].get("pid"))
-        else:
+        elif measured:
             self._load = Load()
 
     def prompt(self, text: str = "", ids: Any = ()) -> int:
@@ -379,8 +384,8 @@ class Recorder:
                 self._read_events(wait=True)
                 if self._texts is not None:
                     outputs, _ = self._rounds(0, perf_counter_ns())
-                    assert self._load is not None, "this process opened the recording"
-                    self._tell(self._load)
+                    if self._load is not None:
+                        self._tell(self._load)
                     ended: Status = "failed" if left else status
                     self._emit(Footer(ended, outputs.reasons, outputs.texts, self._time, why or left))
                 elif self._member is not None:

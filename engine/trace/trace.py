@@ -27,6 +27,7 @@ from specscope.engine.trace.events import (
     Row,
     Span,
     Status,
+    Window,
 )
 
 _LISTS: dict[type[Row], str] = {
@@ -42,6 +43,7 @@ _LISTS: dict[type[Row], str] = {
     Forecast: "forecasts",
     Chain: "chains",
     Occupancy: "occupancy",
+    Window: "windows",
 }
 _NOTEBOOK = "specscope.app.notebook.run"
 """Imported when a notebook asks for a picture or a data frame; see docs/decisions.md."""
@@ -65,6 +67,7 @@ class Trace:
     chains: list[Chain] = field(default_factory=list[Chain])
     pieces: dict[int, str] = field(default_factory=dict[int, str])
     occupancy: list[Occupancy] = field(default_factory=list[Occupancy])
+    windows: list[Window] = field(default_factory=list[Window])
     footer: Footer | None = None
 
     def add(self, event: Row | Footer) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specscope.engine.drafting.suffix import Finished
     from specscope.engine.errors import SpecScopeError, UsageError
     from specscope.engine.run.serving import Load
+    from specscope.engine.servers.session import connect
     from specscope.engine.trace.record import record
     from specscope.engine.trace.watch import watch
     from specscope.engine.types import Limits, Sampling
@@ -29,6 +30,7 @@ __all__ = [
     "SpecScopeError",
     "UsageError",
     "compare",
+    "connect",
     "diff",
     "open",
     "record",
@@ -44,6 +46,7 @@ _HOME = {
     "SpecScopeError": "specscope.engine.errors",
     "UsageError": "specscope.engine.errors",
     "compare": "specscope.app.notebook.compare",
+    "connect": "specscope.engine.servers.session",
     "diff": "specscope.app.notebook.diff",
     "open": "specscope.engine.cluster.open",
     "record": "specscope.engine.trace.record",

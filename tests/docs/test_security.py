@@ -53,7 +53,12 @@ def test_the_limits_in_the_document_are_the_codes(document) -> None:
 
 def test_every_test_in_the_document_exists() -> None:
     tests = ROOT / "tests"
-    names = ("app/test_notebook", "browser/report/test_notebook", "browser/report/test_names")
+    names = (
+        "app/test_notebook",
+        "browser/report/test_notebook",
+        "browser/report/test_names",
+        "engine/servers/test_servers",
+    )
     files = [*(tests / "security").glob("test_*.py"), *(tests / f"{name}.py" for name in names)]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text(encoding="utf-8"))

@@ -31,6 +31,7 @@ ROOMS = (
     *GROUND,
     "sampling",
     "trace",
+    "servers",
     "drafting",
     "model",
     "checkpoints",

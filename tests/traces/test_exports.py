@@ -151,7 +151,7 @@ def test_a_file_of_schema_1_is_read(tmp_path):
     old.header = replace(old.header, schema=1)
     write_file(old, tmp_path / "trace.jsonl")
     assert read_file(tmp_path / "trace.jsonl") == old
-    assert SCHEMA == 6
+    assert SCHEMA == 7
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ SCRIPTS = (
     "batch.js",
     "layers.js",
     "lengths.js",
+    "counts.js",
     "calibration.js",
     "kv.js",
     "ngrams.js",

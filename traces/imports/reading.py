@@ -12,20 +12,36 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
 from specscope.engine.files import check_values, parse_json, read_bytes
-from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, RECORDING, read_jsonl, whole_part
+from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, RECORDING, ROW, read_jsonl, whole_part
 from specscope.traces.checks import check
 from specscope.traces.imported import with_unknown
+from specscope.traces.imports import streams
+from specscope.traces.imports.logs import llama, sglang, vllm
+from specscope.traces.imports.logs import printed as prints
+from specscope.traces.imports.logs.answers import ROWS, printed
+from specscope.traces.imports.logs.windows import Text, lines_of, trace_of
 from specscope.traces.imports.modelopt import MODELOPT
 from specscope.traces.imports.profiler import PROFILER
 from specscope.traces.imports.servers import AIPERF, SGLANG, VLLM
 from specscope.traces.imports.vcr import VCR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from specscope.engine.trace.trace import Trace
+    from specscope.traces.imports.logs.answers import Rows
     from specscope.traces.imports.request_trace import Form
 
+TEXTS = (
+    Text("a log of llama.cpp's server", llama.read),
+    Text("a log of vLLM", vllm.read),
+    Text("a log of SGLang", sglang.read),
+    Text("counters of /metrics", prints.counters),
+    Text("the output of vLLM's example", prints.example),
+    Text("the output of a bench", prints.bench),
+)
+MOST_WRAPPED = 6
+"""Entries of a wrapper around a row."""
 FORMS = (VLLM, AIPERF, SGLANG, VCR, MODELOPT, PROFILER)
 MAX_BYTES = 128 * 2**20
 """Size of the largest file of another engine: parsed, it needs several times as much memory."""
@@ -58,6 +74,11 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
         parts = [rows] if form and form.whole else [[row] for row in rows]
         if len(parts) > MOST_RUNS:
             raise ValueError(f"it has {len(parts)} requests; at most {MOST_RUNS} are read")
+    except ValueError as error:
+        raise UsageError(f"cannot import {path}: {error}") from None
+    try:
+        if form is None and (found := _printed(rows, content)):
+            return Imports(tuple(found))
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
     if form is None:
@@ -94,6 +115,36 @@ def _unpacked(content: bytes, most: int) -> bytes:
     if not packed.eof:
         raise ValueError("the gzip file is cut")
     return unpacked
+
+
+def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
+    """Return the traces of what an engine printed: JSON rows or lines of text; else none."""
+    if rows:
+        form = _rows_of(rows)
+        return [checked(trace_of(printed(form, rows), form.name))] if form else []
+    if ROW in content[:4096] or len(content) > MAX_BYTES:
+        return []
+    whole = content.decode("utf-8", "replace")
+    if (stream := streams.read(whole)) is not None:
+        return [checked(stream)]
+    lines = lines_of(whole)
+    for text in TEXTS:
+        if found := text.read(lines):
+            return [checked(trace_of(one, text.name)) for one in found]
+    return []
+
+
+def _rows_of(rows: Sequence[Any]) -> Rows | None:
+    return next((form for form in ROWS if rows and form.recognises(rows[0])), None)
+
+
+def checked(trace: Trace) -> Trace:
+    """Return a trace with the date of its import, after checking it."""
+    if not trace.header.created:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        trace.header = replace(trace.header, created=now)
+    check(trace)
+    return trace
 
 
 def _form_of(rows: list[Any]) -> Form | None:
@@ -152,10 +203,7 @@ def _read(form: Form, part: list[Any], number: int) -> Trace | None:
             raise ValueError(f"expected {form.name}")
         trace = form.read(part if form.whole else part[0])
         if trace is not None:
-            if not trace.header.created:
-                now = datetime.now(UTC).isoformat(timespec="milliseconds")
-                trace.header = replace(trace.header, created=now)
-            check(trace)
+            checked(trace)
     except RecursionError:
         raise ValueError("the JSON nests too deeply") from None
     except ValueError as error:
@@ -182,7 +230,13 @@ def _rows(content: bytes) -> list[Any]:
         return []
     else:
         rows = whole if isinstance(whole, list) else [whole]
-    return rows
+    return [_unwrapped(row) for row in rows]
+
+
+def _unwrapped(row: Any) -> Any:
+    """Return what is in a wrapper `{"data": {...}}`, as proxies keep the events of a stream."""
+    inner = row.get("data") if isinstance(row, dict) and len(row) <= MOST_WRAPPED else None
+    return inner if isinstance(inner, dict) and (_form_of([inner]) or _rows_of([inner])) else row
 
 
 def _lines(content: bytes) -> list[Any]:
@@ -193,10 +247,10 @@ def _lines(content: bytes) -> list[Any]:
             try:
                 rows.append(parse_json(line))
             except ValueError as error:
-                if _form_of(rows) is None:
+                if _form_of(rows) is None and _rows_of(rows) is None:
                     return []
                 raise ValueError(f"line {number} is no JSON ({error}); is the file cut?") from None
-            if _form_of(rows) is None:
+            if _form_of(rows) is None and _rows_of(rows) is None:
                 return []
     return rows
 

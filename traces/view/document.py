@@ -16,6 +16,7 @@ from specscope.traces.verdict import Verdict, verdict
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
 from specscope.traces.view.caches import CacheView, PackingView, caches, packings
 from specscope.traces.view.calibration import CalibrationView, calibration_views
+from specscope.traces.view.counts import CountView, counts
 from specscope.traces.view.fan import FanView, PlaceView, fans, hits
 from specscope.traces.view.figures import LOSSY, FigureView, figure_rows, figure_texts
 from specscope.traces.view.forecasts import ForecastSum, ForecastView, forecasts, sums_of
@@ -114,6 +115,8 @@ class Sections(Extent):
     caches: list[CacheView]
     layers: LayersView | None
     lengths: list[LengthView]
+    counts: list[CountView]
+    """Windows of an engine's log or counters."""
     calibration: list[CalibrationView]
     """Empty for a part of a run."""
     packings: list[PackingView]
@@ -241,7 +244,7 @@ def heading(trace: Trace, redact_prompt: bool) -> Heading:
         "greedy": header.sampling.get("temperature") == 0,
         "imported": found is not None and not (found.recorded and _has_rule(trace)),
         "busy": load.warning if (load := other_load(trace)) else "",
-        "timed": is_timed(header),
+        "timed": is_timed(header) and not trace.windows,
     }
 
 
@@ -287,6 +290,7 @@ def sections(
         "caches": views.of("KV caches", lambda: caches(trace, around), []),
         "layers": views.of("layers", lambda: layers(trace), None),
         "lengths": views.of("draft lengths", lambda: lengths(trace), []),
+        "counts": views.of("windows of counts", lambda: counts(trace), []),
         "calibration": views.of("calibration", lambda: calibration_views(trace), []),
         "packings": views.of("batches", lambda: packings(trace, around), []),
         "pool": views.of("target servers", lambda: server_pool(trace, around), None),

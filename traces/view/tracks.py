@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from specscope.engine.run.policies import MINEDRAFT
 from specscope.engine.trace.events import Span
+from specscope.engine.trace.header import SERVER
 from specscope.traces import waiting
 from specscope.traces.imported import SPANS_OF_DRAFTS, origin
 from specscope.traces.metrics import measured_occupancy
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 METERS = {"cpu": ("whole core", "psutil"), "cuda": ("whole card", "NVML")}
 """What is measured by a device's kind, by all programs, and by what; on Ray a worker's own time."""
 ROLE = "requests"
+UNDIVIDED = "server"
+"""Role of a track on which it is unknown what each side does."""
 
 
 class SpanColumns(TypedDict):
@@ -88,6 +91,7 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
     for sample in trace.occupancy:
         samples[sample.device].append(sample)
     busy, rows = measured_occupancy(trace), list[TrackView]()
+    sides = waiting.divided(trace) and SERVER not in trace.header.environment
     for device in working_devices(trace) if devices is None else devices:
         own = sorted(spans.get(device.name, ()), key=lambda s: (s.start, s.end, s.id))
         columns = _columns(trace, own, fates)
@@ -95,7 +99,7 @@ def tracks(trace: Trace, waits: Sequence[Wait], devices: Sequence[Device] | None
             {
                 "device": device.name,
                 "label": _label(trace, device),
-                "role": device.role,
+                "role": device.role if sides else UNDIVIDED,
                 "lanes": max(columns["lane"], default=0) + 1,
                 "spans": columns,
                 "waits": [(clock(w.start), clock(w.end), w.reason) for w in idle[device.name]],
@@ -202,12 +206,12 @@ def band(trace: Trace, stretches: Sequence[waiting.Band]) -> list[tuple[str, flo
 
 
 def headline(trace: Trace, stretches: Sequence[waiting.Band]) -> list[ShareOfTime]:
-    """Return the shares of the band; empty if nothing was decoded.
+    """Return the shares of the band; empty if nothing was decoded, or the sides are unknown.
 
     Without a drafter, the kinds in which a drafter works are left out.
     """
     start, end = waiting.decode_window(trace)
-    if start == end:
+    if start == end or not waiting.divided(trace):
         return []
     drafts, apart = (
         any(s.model == "drafter" and s.kind != "prefill" for s in trace.spans),

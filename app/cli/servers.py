@@ -1,0 +1,157 @@
+"""Runs on servers that are already running: `run --server` and `compare --server`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from specscope.app.cli import common, options
+from specscope.app.cli.inputs import checked_prompts
+from specscope.app.named import seeded
+from specscope.engine.errors import SpecScopeError, UsageError
+from specscope.engine.servers.session import MOST_REQUESTS, Server, connect
+from specscope.engine.trace.header import SERVER
+from specscope.engine.types import check_range, whole
+
+if TYPE_CHECKING:
+    from specscope.engine.trace.trace import Trace
+    from specscope.engine.types import Sampling
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send prompts to a server; print text, ids and metrics as for a method."""
+    from specscope.app.cli.run import line_of, result_of
+
+    if len(args.servers) > 1:
+        raise UsageError(
+            f"--server is given {len(args.servers)} times; to compare servers, use specscope compare"
+        )
+    prompts, sampling = _prompts(args)
+    server = _connected(args, args.servers[0])
+    streams = not args.json and sys.stdout.isatty() and len(prompts) == 1
+    with common.open_store(args) as store:
+        traces = list(_traces(args, store, server, prompts, sampling, uuid.uuid4().hex[:12], stream=streams))
+    results = [{**result_of(trace), "server": trace.header.environment[SERVER]} for trace in traces]
+    lines = list[str]()
+    for result in results:
+        lines += [] if streams else [part["text"] for part in result.get("sequences", [result])]
+        lines += [line_of(result), *result["server"]["notes"], *filter(None, [result["health"]])]
+    more = {"sequences": results} if len(results) > 1 else {}
+    return common.answer(args, results[0] | more, lines)
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Send the same prompts to several servers in turn; print their figures side by side.
+
+    A server that drafts nothing is the baseline of the speed-ups. With --repeat, passes alternate.
+    """
+    if args.fail_below or args.baseline is not None:
+        raise UsageError("--fail-below and --baseline compare methods; leave them out with --server")
+    check_range("--repeat", args.repeat, 1)
+    prompts, sampling = _prompts(args)
+    servers = [_connected(args, address) for address in args.servers]
+    group, found = uuid.uuid4().hex[:12], [list["Trace"]() for _ in servers]
+    with common.open_store(args) as store:
+        for number in range(args.repeat):
+            order = [*enumerate(servers)]
+            for i, server in order[::-1] if number % 2 else order:
+                found[i] += _traces(args, store, server, prompts, sampling, group)
+    result = {
+        "prompts": len(prompts),
+        "group": group,
+        "servers": [
+            {**figures, "server": server.found.title}
+            for server, figures in zip(servers, _figures(found), strict=True)
+        ],
+    }
+    return common.answer(args, result, _table(result))
+
+
+def _prompts(args: argparse.Namespace) -> tuple[list[Any], Sampling]:
+    whole("--at-once", args.at_once, 1, MOST_REQUESTS)
+    prompts = checked_prompts(args)
+    if args.chat:
+        prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
+    return prompts, options.sampling_of(args, len(prompts))
+
+
+def _connected(args: argparse.Namespace, address: str) -> Server:
+    with common.Status(f"asking {address}"):
+        server = connect(address, remote=args.remote)
+    common.note(f"{server.found.address.url}: {server.found.line}")
+    return server
+
+
+def _traces(
+    args: argparse.Namespace,
+    store: Any,
+    server: Server,
+    prompts: Sequence[Any],
+    sampling: Sampling,
+    group: str,
+    *,
+    stream: bool = False,
+) -> Iterator[Trace]:
+    """Yield the runs of a server, `--at-once` prompts each, stored as they end."""
+    numbers, parts = count(1), -(-len(prompts) // args.at_once)
+    for first in range(0, len(prompts), args.at_once):
+        part = list(prompts[first : first + args.at_once])
+        given = {"limits": options.limits_of(args), "sampling": seeded(sampling, first), "group": group}
+        which = f"({next(numbers)} of {parts})" if parts > 1 else ""
+        trace = common.recorded(store, _Named(server), server.found.title, part, given, which, stream=stream)
+        store.replace(trace)
+        if trace.status == "failed" and trace.footer is not None:
+            raise SpecScopeError(
+                f"{trace.footer.error}; what came before is stored as run {trace.header.run_id}"
+            )
+        yield trace
+
+
+class _Named:
+    """A server with the arguments of a cluster's run, whose first is the method."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def run(self, _: str, *prompts: Any, measuring: object, **given: Any) -> Trace:  # noqa: ARG002
+        return self._server.run(*prompts, **given)
+
+
+def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
+    """Return the figures of each server over all its runs."""
+    from specscope.app.compared import pooled, texts_of
+    from specscope.traces.comparable import comparisons
+
+    rows = [pooled(traces) for traces in found]
+    for i, compared in enumerate(comparisons(found)):
+        plain = None if compared.baseline is None else rows[compared.baseline]["tokens_per_second"]
+        mine = rows[i]["tokens_per_second"]
+        rows[i] |= {
+            "runs": [trace.header.run_id for trace in found[i]],
+            "speedup": mine / plain if mine and plain else None,
+            "not_comparable": compared.reason or None,
+            "equal_to_first": texts_of(found[i]) == texts_of(found[0]),
+            "notes": [note for trace in found[i] for note in trace.header.environment[SERVER]["notes"]],
+        }
+    return rows
+
+
+def _table(result: dict[str, Any]) -> Iterator[str]:
+    from specscope.app.cli.compare import cell
+
+    accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
+    yield f"{'server':32}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/step':>10}{accepted}  text"
+    for row in result["servers"]:
+        cells = [cell(row["tokens_per_second"], ".1f", 10), cell(row["speedup"], ".2f", 10, "×")]
+        cells += [cell(row["tokens"], ",", 8), cell(row["tokens_per_target_forward"], ".2f", 10)]
+        cells += [cell(row[name], ".0%", 13) for name in ("acceptance_rate", "acceptance_rate_tested")]
+        same = "identical" if row["equal_to_first"] else "differs"
+        why = f" · no speed-up: {row['not_comparable']}" if row["not_comparable"] else ""
+        yield f"{row['server']:32}{''.join(cells)}{cell(row['accepted_per_round'], '.2f', 13)}  {same}{why}"
+    for row in result["servers"]:
+        yield from (f"{row['server']}: {note}" for note in dict.fromkeys(row["notes"]))
+    yield f"side by side: specscope report {' '.join(row['runs'][0] for row in result['servers'])} -o report.html"

@@ -1,0 +1,66 @@
+"""My server: the addresses of running servers, what each of them is, and what it will show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import gradio as gr
+
+from specscope.app.render.html import text
+from specscope.app.tabs.requests import MOST_SERVERS, lines_of
+from specscope.app.tabs.wiring import QUIET, SMALL
+from specscope.engine.errors import SpecScopeError
+from specscope.engine.servers.session import connect
+
+if TYPE_CHECKING:
+    from specscope.app.tabs.form import Form
+
+ABOUT = (
+    "A running llama.cpp, vLLM or other server with OpenAI's routes, one address per line: each gets a "
+    "pane of its own, such as one with drafts and one without. A key is read from SPECSCOPE_SERVER_KEY."
+)
+HINT = "http://127.0.0.1:8080"
+
+
+def build_server(form: Form) -> None:
+    """Add the controls `servers`, `remote` and `together`, and a button that asks the servers."""
+    servers = gr.Textbox(
+        "",
+        label="Addresses",
+        info=ABOUT,
+        placeholder=HINT,
+        elem_id="servers",
+        lines=1,
+        max_lines=MOST_SERVERS,
+    )
+    form.add("servers", servers)
+    sent = "Off: only servers of this machine are asked."
+    remote = gr.Checkbox(False, label="Send my prompts to other machines, too", info=sent, elem_id="remote")
+    form.add("remote", remote)
+    at_once = "Sent at the same time, blank lines separate them: how the server decodes several requests."
+    form.add(
+        "together",
+        gr.Textbox("", label="More prompts", info=at_once, elem_id="together", lines=1, max_lines=8),
+    )
+    ask = gr.Button("What will it show?", elem_id="ask-server", **SMALL)
+    answer = gr.HTML("", elem_id="server-answer")
+    gr.on([ask.click, servers.submit], asked, [servers, remote], answer, **QUIET)
+
+
+def asked(servers: str, remote: bool) -> str:
+    """Return a line for each server: what it is and shows, or why it cannot be asked."""
+    addresses = lines_of(servers)
+    if not addresses:
+        return _line("Type the address of a server first.", "ss-bad")
+    return "".join(_about(address, remote=remote) for address in addresses[:MOST_SERVERS])
+
+
+def _about(address: str, *, remote: bool) -> str:
+    try:
+        return _line(connect(address, remote=remote).found.line)
+    except SpecScopeError as error:
+        return _line(str(error), "ss-bad")
+
+
+def _line(message: str, kind: str = "") -> str:
+    return f'<p class="app-note {kind}" role="status">{text(message)}</p>'

@@ -1,0 +1,96 @@
+// Windows of counts: a column per window, as high as its accepted share of the drafted tokens, and all numbers as a table.
+
+const COUNTS = { top: 10, height: 96, most: 46, columns: 160, foot: 18 };
+const MOST_COUNTS = 1000;
+INSETS.push(() => new Counts());
+
+class Counts {
+  constructor() {
+    this.node = el("div", {});
+    this.resizing = new ResizeObserver(() => this.draw());
+    this.resizing.observe(this.node);
+  }
+
+  update(model) {
+    this.runs = model.runs.filter((run) => run.counts?.length);
+    this.charts = this.runs.map(countsCard);
+    this.node.replaceChildren(...this.charts.map(({ node }) => node));
+    this.draw();
+  }
+
+  followed(model) {
+    this.update(model);
+  }
+
+  draw() {
+    for (const { svg, note, run } of this.charts ?? []) if (svg.clientWidth) drawCounts(svg, note, run);
+  }
+
+  range() {}
+  at() {}
+  highlight() {}
+
+  destroy() {
+    this.resizing.disconnect();
+  }
+}
+
+const wholeCounts = (run) => run.counts.filter((row) => !row.drafter);
+
+function countsCard(run) {
+  const svg = drawn("svg", { role: "img", height: COUNTS.top + COUNTS.height + COUNTS.foot, "aria-label": `Accepted drafts of ${runName(run)} by window` });
+  const note = el("p", { class: "ss-detail", role: "status" });
+  const rows = run.counts.slice(0, MOST_COUNTS);
+  const drafters = rows.some((row) => row.drafter);
+  const places = rows.reduce((most, row) => Math.max(most, row.places.length), 0);
+  const heads = ["window", ...(drafters ? ["drafter"] : []), "seconds", "running", "tokens", "tokens/s", "drafts", "drafted", "accepted", "accepted / drafted", "tokens / draft", "ms / draft",
+    ...Array.from({ length: Math.min(places, 16) }, (_, i) => `place ${i + 1}`)];
+  const cells = rows.map((row, i) => [row.label || i + 1, ...(drafters ? [row.drafter || "all"] : []), counted(row.seconds, 2), counted(row.running, 1), counted(row.tokens, 0), counted(row.speed, 1), counted(row.drafts, 0),
+    counted(row.drafted, 0), counted(row.accepted, 0), acceptedShare(row), counted(row.length, 2), counted(row.drafting, 2), ...row.places.slice(0, 16).map((rate) => `${number(100 * rate, 0)} %`)]);
+  const cut = run.counts.length > rows.length ? `The first ${number(rows.length, 0)} of ${number(run.counts.length, 0)} windows.` : "";
+  const all = el("details", { class: "ss-fold" }, el("summary", {}, "The windows as a table"), cut ? el("p", { class: "ss-note" }, cut) : null,
+    el("div", { class: "ss-scroll", ...scrolls("The windows as a table") }, table("The windows as a table", heads, cells)));
+  const node = el("section", { class: "ss-card ss-pool ss-counts", "aria-label": `Windows, ${runName(run)}` },
+    el("div", { class: "ss-gantt-title" }, el("h3", {}, `Accepted drafts by window · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge)),
+    el("div", { class: "ss-pool-plot" }, svg), note, all);
+  return { svg, note, run, node };
+}
+
+const counted = (value, digits) => (value === null ? "unknown" : number(value, digits));
+const acceptedShare = ({ accepted, drafted }) => (accepted === null || drafted === null ? "unknown" : drafted ? `${number((100 * accepted) / drafted, 1)} %` : "none drafted");
+
+/** At most so many columns: neighbours are summed up. */
+function countColumns(rows, most) {
+  const each = Math.ceil(rows.length / most);
+  const sum = (part, name) => (part.some((row) => row[name] === null) ? null : part.reduce((total, row) => total + row[name], 0));
+  return Array.from({ length: Math.ceil(rows.length / each) }, (_, i) => rows.slice(i * each, (i + 1) * each))
+    .map((part) => ({ first: part[0].label, last: part.at(-1).label, accepted: sum(part, "accepted"), drafted: sum(part, "drafted"), size: part.length }));
+}
+
+function drawCounts(svg, note, run) {
+  const width = svg.clientWidth;
+  const columns = countColumns(wholeCounts(run), Math.min(COUNTS.columns, Math.floor(width / 5)));
+  const wide = Math.min(COUNTS.most, width / Math.max(1, columns.length));
+  const y = (rate) => COUNTS.top + COUNTS.height * (1 - rate);
+  const line = (rate) => drawn("line", { x1: 0, x2: width, y1: y(rate), y2: y(rate), class: rate ? "ss-pool-grid" : "ss-pool-edge" });
+  const text = (x, at, anchor, words) => drawn("text", { x, y: at, "text-anchor": anchor }, words);
+  const every = Math.max(1, Math.ceil(64 / wide));
+  const bars = columns.map((column, i) => {
+    const [rate, left] = [column.drafted ? column.accepted / column.drafted : null, i * wide];
+    const names = column.first === column.last || column.size === 1 ? column.first || `window ${i + 1}` : `${column.first} to ${column.last}`;
+    const mark = rate === null || Number.isNaN(rate) ? drawn("rect", { x: left + 0.1 * wide, width: 0.8 * wide, y: y(1), height: COUNTS.height, class: "ss-counts-unknown" })
+      : drawn("rect", { x: left + 0.1 * wide, width: Math.max(1, 0.8 * wide), y: Math.min(y(rate), y(0) - 2), height: Math.max(2, y(0) - y(rate)), class: rate ? "ss-counts-accepted" : "ss-counts-none" });
+    return drawn("g", {}, drawn("title", {}, `${names}: ${counted(column.accepted, 0)} of ${counted(column.drafted, 0)} drafted tokens accepted, ${acceptedShare(column)}`), mark);
+  });
+  svg.replaceChildren(
+    drawn("g", { "aria-hidden": "true", class: "ss-pool-axes" }, [0, 0.5, 1].map((rate) => [line(rate), text(-8, y(rate) + 4, "end", `${100 * rate} %`)]),
+      columns.map((column, i) => (i % every || !column.first ? null : text((i + 0.5) * wide, y(0) + 14, "middle", column.first)))), ...bars);
+  note.textContent = countsSentence(wholeCounts(run));
+}
+
+function countsSentence(rows) {
+  const total = (name) => rows.reduce((sum, row) => (sum === null || row[name] === null ? null : sum + row[name]), 0);
+  const [accepted, drafted, drafts] = ["accepted", "drafted", "drafts"].map(total);
+  const length = drafts && accepted !== null ? `, ${number(1 + accepted / drafts, 2)} tokens per draft with the target's own` : "";
+  return `${number(rows.length, 0)} window${rows.length === 1 ? "" : "s"}: ${counted(accepted, 0)} of ${counted(drafted, 0)} drafted tokens were accepted${length}.`;
+}

@@ -1,0 +1,1 @@
+"""Clients of running servers: llama.cpp, vLLM, others with OpenAI's routes."""

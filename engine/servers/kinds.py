@@ -1,0 +1,185 @@
+"""The servers that are known: how each is recognised, asked for text, and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specscope.engine.servers.address import Address, ServerError
+from specscope.engine.servers.counters import Counters, counters
+from specscope.engine.servers.steps import LlamaReader, PlainReader, Reader, VllmReader
+
+if TYPE_CHECKING:
+    from specscope.engine.types import Limits, Sampling
+
+Prompt = str | Sequence[Mapping[str, str]]
+"""A text, or chat messages."""
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of server."""
+
+    name: str
+    shows: str
+    """What it tells, and which flag would tell more."""
+    rule: str
+    """Its rule of acceptance above temperature 0; empty if unknown."""
+    request: Callable[[Found, Prompt, Sampling, Limits], tuple[str, Body]]
+    """Returns the path and the body of a request."""
+    reader: Callable[[Found], Reader]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server that answered, and what it is."""
+
+    address: Address
+    kind: Kind
+    version: str
+    model: str
+    longest: int | None
+    """The most tokens of its drafts; None if it does not tell."""
+    counted: bool
+    """Whether it counts drafts at `/metrics`."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind.name} at {self.address.url.partition('://')[2]}"
+
+    @property
+    def line(self) -> str:
+        """One line on what the server is and shows."""
+        version = f" {self.version}" if self.version else ""
+        model = f", model {self.model}" if self.model else ""
+        return f"{self.kind.name}{version}{model}. {self.kind.shows}"
+
+    def counters(self) -> Counters | None:
+        return counters(self.address) if self.counted else None
+
+
+def find(address: Address) -> Found:
+    """Ask a server what it is.
+
+    Raises:
+        ServerError: It does not answer, or has none of the routes of a known server.
+    """
+    props, models = address.json("/props"), address.json("/v1/models")
+    entry = next((row for row in _rows(models) if isinstance(row, dict)), {})
+    model, owner = _text(entry.get("id")), _text(entry.get("owned_by"))
+    known = counters(address)
+    if isinstance(props, dict) and ("default_generation_settings" in props or "build_info" in props):
+        version = _text(props.get("build_info"))
+        return Found(
+            address, LLAMA, version, _text(props.get("model_alias")) or model, None, known is not None
+        )
+    if not isinstance(models, dict):
+        raise ServerError(
+            f"the server at {address.url} has neither /v1/models nor /props; give the address of llama-server, "
+            "vLLM, or another server with OpenAI's routes"
+        )
+    if owner == "vllm":
+        row = address.json("/version")
+        version = _text(row.get("version")) if isinstance(row, dict) else ""
+        longest = len(known.places) if known else None
+        return Found(address, VLLM, version, model, longest or None, known is not None)
+    return Found(address, PLAIN, "", model, None, False)
+
+
+def _llama(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
+    text = prompt if isinstance(prompt, str) else _templated(found.address, prompt)
+    body: Body = {
+        "prompt": text,
+        "n_predict": limits.max_new_tokens,
+        "return_tokens": True,
+        "timings_per_token": True,
+        "cache_prompt": False,
+        "min_p": 0.0,
+        "top_k": sampling.top_k,
+    }
+    return "/completion", body | _shared(sampling, limits)
+
+
+def prompt_ids(found: Found, prompt: object) -> tuple[int, ...]:
+    """Return the ids of a prompt's text, as llama.cpp tokenizes it; empty if unknown."""
+    if found.kind is not LLAMA or not isinstance(prompt, str):
+        return ()
+    body = {"content": prompt, "add_special": True, "parse_special": True}
+    ids = found.address.ask("/tokenize", body).get("tokens")
+    return tuple(ids) if isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) else ()
+
+
+def _templated(address: Address, messages: Sequence[Mapping[str, str]]) -> str:
+    """Return chat messages as a text, by the model's template: the chat route names no ids."""
+    answer = address.ask("/apply-template", {"messages": [dict(message) for message in messages]})
+    text = answer.get("prompt")
+    if not isinstance(text, str):
+        raise ServerError(f"the server at {address.url} answered /apply-template without a prompt")
+    return text
+
+
+def _openai(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
+    body: Body = {
+        "model": found.model,
+        "max_tokens": limits.max_new_tokens,
+        "stream_options": {"include_usage": True},
+        **_shared(sampling, limits),
+    }
+    if isinstance(prompt, str):
+        return "/v1/completions", body | {"prompt": prompt}
+    return "/v1/chat/completions", body | {"messages": [dict(message) for message in prompt]}
+
+
+def _vllm(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
+    path, body = _openai(found, prompt, sampling, limits)
+    chances: Body = {"logprobs": 0} if isinstance(prompt, str) else {"logprobs": True, "top_logprobs": 0}
+    return path, body | chances | {"return_token_ids": True, "top_k": sampling.top_k or -1}
+
+
+def _shared(sampling: Sampling, limits: Limits) -> Body:
+    stop = {"stop": list(limits.stop)} if limits.stop else {}
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "stream": True,
+        **stop,
+    }
+
+
+def _rows(value: Any) -> list[Any]:
+    rows = value.get("data") if isinstance(value, dict) else None
+    return rows if isinstance(rows, list) else []
+
+
+def _text(value: Any) -> str:
+    return value[:120] if isinstance(value, str) and value.isprintable() else ""
+
+
+LLAMA = Kind(
+    "llama.cpp",
+    "It tells drafted and accepted tokens with every token, so rounds, origins and their times are exact; "
+    "not the rejected tokens, q, or how a step is divided between drafter and target. "
+    "Started with --metrics, its totals are checked, too.",
+    "match",
+    _llama,
+    lambda _: LlamaReader(),
+)
+VLLM = Kind(
+    "vLLM",
+    "Each step arrives as one event, so rounds and their times are shown at once; started with "
+    "--per-request-spec-decode-metrics detailed, it tells the draft length of each step at the end. "
+    "It does not tell rejected tokens, q, or how a step is divided between drafter and target.",
+    "ratio",
+    _vllm,
+    lambda found: VllmReader(found.longest),
+)
+PLAIN = Kind(
+    "another server",
+    "It tells texts and their times, and nothing of drafts; with llama-server or vLLM their rounds are shown.",
+    "",
+    _openai,
+    lambda _: PlainReader(),
+)

@@ -1,0 +1,336 @@
+"""The steps of a server's answer, read from the events of its stream. Standard library only.
+
+A step is one forward of the target, with the draft that it verified. What each server tells:
+
+llama.cpp (`timings_per_token`): the counters `draft_n` and `draft_n_accepted` with every token, so
+a step is known with its first token, and `accepted + 1` tokens belong to it.
+
+vLLM: one event for each step, if none are merged under load; the last event has `per_step_drafted`
+and `per_step_accepted` of the steps with a draft. Until then the draft length is unknown.
+
+Others: texts and their times; what belongs to one step is unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from specscope.engine.trace.given import MOST_TOKEN
+from specscope.engine.trace.ranges import LONGEST_DRAFT
+
+NO_TOKEN = -1
+"""The id of a token that the server does not name."""
+REASONS = {"length": "length", "limit": "length", "stop": "stop", "eos": "eos", "word": "stop"}
+
+
+class Token(NamedTuple):
+    """One token of the output."""
+
+    id: int
+    text: str
+    p: float | None = None
+    """The target's probability of it, by its log-probability."""
+
+
+class Step(NamedTuple):
+    """One step: a forward of the target that verified a draft, or decoded plainly."""
+
+    time: int
+    """When its tokens arrived, by `perf_counter_ns`."""
+    tokens: tuple[Token, ...]
+    accepted: int
+    drafted: int | None
+    """None while unknown."""
+
+
+@dataclass
+class Told:
+    """What a server told of one answer besides its steps."""
+
+    prompt: tuple[int, ...] = ()
+    model: str = ""
+    reason: str = ""
+    tokens: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    rounds: int | None = None
+    """Steps that verified a draft."""
+    longest: int | None = None
+    """The most tokens of a draft, as the server is set up."""
+    disordered: bool = False
+    """Whether the draft length of a step is one of several that fit."""
+    why: str = ""
+    """Why it told no counts; empty if it did."""
+    times: dict[str, float] = field(default_factory=dict[str, float])
+    """Its own times, in milliseconds."""
+
+
+class Answered(NamedTuple):
+    """A request: when it was sent, and its answer so far."""
+
+    begun: int
+    """By `perf_counter_ns`."""
+    steps: list[Step]
+    told: Told
+
+
+class Reader(Protocol):
+    """Reads one answer, event by event."""
+
+    told: Told
+
+    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
+        """Return the steps that an event completes."""
+        ...
+
+    def end(self) -> list[Step]:
+        """Return the steps that the end completes."""
+        ...
+
+    def final(self, steps: Sequence[Step]) -> list[Step]:
+        """Return the steps as the end of the answer shows them."""
+        ...
+
+
+class LlamaReader:
+    """Of llama.cpp: `/completion`, or its chat route, which names no ids."""
+
+    def __init__(self) -> None:
+        self.told = Told()
+        self._seen = (0, 0)
+        self._open: list[Token] = []
+        self._missing = 0
+        self._step = Step(0, (), 0, 0)
+        self._started = False
+
+    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
+        timings = _object(event.get("timings"))
+        found = [*self._choice(event), *self._completion(event)]
+        self._tell(event, timings)
+        steps: list[Step] = []
+        for token in found:
+            if not self._missing:
+                steps += self._begin(time, timings)
+            self._open.append(token)
+            self._missing -= 1
+            if not self._missing:
+                steps += self._close()
+        return steps
+
+    def _begin(self, time: int, timings: dict[str, Any]) -> list[Step]:
+        counters = _count(timings, "draft_n"), _count(timings, "draft_n_accepted")
+        drafted, accepted = (max(0, new - old) for new, old in zip(counters, self._seen, strict=True))
+        self._seen = counters
+        self._step = Step(time, (), accepted, max(drafted, accepted))
+        self._missing = accepted + 1
+        return []
+
+    def _close(self) -> list[Step]:
+        tokens, self._open, self._missing = tuple(self._open), [], 0
+        return [self._step._replace(tokens=tokens)] if tokens else []
+
+    def end(self) -> list[Step]:
+        return self._close()
+
+    def final(self, steps: Sequence[Step]) -> list[Step]:
+        return [*steps]
+
+    def _completion(self, event: dict[str, Any]) -> list[Token]:
+        ids = [*map(_id, _list(event.get("tokens")))]
+        text = event.get("content")
+        texts = [""] * (len(ids) - 1) + [text if isinstance(text, str) else ""]
+        return [Token(i, text) for i, text in zip(ids, texts, strict=False)]
+
+    def _choice(self, event: dict[str, Any]) -> list[Token]:
+        """Return the token of an event of the chat route: each event is one token."""
+        choice = _first(event.get("choices"))
+        if reason := choice.get("finish_reason"):
+            self.told.reason = REASONS.get(str(reason), "")
+        text = _object(choice.get("delta")).get("content")
+        thought = _object(choice.get("delta")).get("reasoning_content")
+        words = "".join(part for part in (thought, text) if isinstance(part, str))
+        return [Token(NO_TOKEN, words)] if words else []
+
+    def _tell(self, event: dict[str, Any], timings: dict[str, Any]) -> None:
+        told = self.told
+        told.model = _text(event, "model") or told.model
+        if event.get("stop") is True:
+            told.reason = REASONS.get(_text(event, "stop_type"), "")
+        if timings:
+            told.tokens = _count(timings, "predicted_n")
+            told.drafted, told.accepted = _count(timings, "draft_n"), _count(timings, "draft_n_accepted")
+            told.times = {
+                name: value for name in ("prompt_ms", "predicted_ms") if (value := _number(timings, name))
+            }
+
+
+class VllmReader:
+    """Of vLLM: `/v1/completions` or `/v1/chat/completions`, with `return_token_ids`."""
+
+    def __init__(self, longest: int | None = None) -> None:
+        self.told = Told(longest=longest)
+        self._counts: dict[str, Any] = {}
+        self._first = True
+
+    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
+        told, choice = self.told, _first(event.get("choices"))
+        told.model = _text(event, "model") or told.model
+        for holder in (event, choice):
+            if ids := _list(holder.get("prompt_token_ids")):
+                told.prompt = tuple(map(_id, ids))
+        if reason := choice.get("finish_reason"):
+            told.reason = REASONS.get(str(reason), "")
+        if usage := _object(event.get("usage")):
+            told.tokens = _count(usage, "completion_tokens")
+        if "metrics" in event:
+            self._totals(_object(event["metrics"]))
+        tokens = self._tokens(choice)
+        if not tokens:
+            return []
+        accepted = 0 if self._first else len(tokens) - 1
+        drafted = 0 if self._first else None
+        self._first = False
+        return [Step(time, tokens, accepted, drafted)]
+
+    def _tokens(self, choice: dict[str, Any]) -> tuple[Token, ...]:
+        ids = [*map(_id, _list(choice.get("token_ids")))]
+        words = _object(choice.get("delta")).get("content") or choice.get("text") or ""
+        chances = _chances(_object(choice.get("logprobs")))
+        if not ids:
+            return (Token(NO_TOKEN, words),) if words else ()
+        known = len(chances) == len(ids)
+        texts = [text for text, _ in chances] if known else [""] * (len(ids) - 1) + [words]
+        if "".join(texts) != words:  # half characters, or a stop string that is held back
+            texts = [""] * (len(ids) - 1) + [words]
+        return tuple(Token(ids[i], texts[i], chances[i][1] if known else None) for i in range(len(ids)))
+
+    def _totals(self, metrics: dict[str, Any]) -> None:
+        told, counts = self.told, _object(metrics.get("speculative_decoding"))
+        told.times = {n: v for n in ("time_to_first_token_ms", "mean_itl_ms") if (v := _number(metrics, n))}
+        if counts:
+            told.drafted, told.accepted = (
+                _count(counts, "num_draft_tokens"),
+                _count(counts, "num_accepted_draft_tokens"),
+            )
+            told.rounds = _count(counts, "num_spec_steps")
+            told.longest = _count(counts, "num_spec_tokens") or told.longest
+            self._counts = counts
+
+    def end(self) -> list[Step]:
+        return []
+
+    def final(self, steps: Sequence[Step]) -> list[Step]:
+        """Return the steps of the last event's arrays, at the times of their tokens.
+
+        The arrays leave out steps without a draft: if events and arrays fit nowhere together, the
+        steps stay as they arrived.
+        """
+        drafted = [*map(int, filter(_is_count, _list(self._counts.get("per_step_drafted"))))]
+        accepted = [*map(int, filter(_is_count, _list(self._counts.get("per_step_accepted"))))]
+        if not steps or not drafted or len(drafted) != len(accepted):
+            return [*steps]
+        found, self.told.disordered = _aligned(steps, list(zip(drafted, accepted, strict=True)))
+        return found
+
+
+class PlainReader:
+    """Of any other server: each event is tokens without a known step."""
+
+    def __init__(self) -> None:
+        self.told = Told(why="this server tells no counts of speculative decoding")
+        self._vllm = VllmReader()
+
+    def add(self, time: int, event: dict[str, Any]) -> list[Step]:
+        steps = self._vllm.add(time, event)
+        same = self._vllm.told
+        self.told.model, self.told.reason, self.told.tokens = same.model, same.reason, same.tokens
+        self.told.prompt = same.prompt
+        return [step._replace(accepted=0, drafted=0) for step in steps]
+
+    def end(self) -> list[Step]:
+        return []
+
+    def final(self, steps: Sequence[Step]) -> list[Step]:
+        return [*steps]
+
+
+def _aligned(steps: Sequence[Step], counts: Sequence[tuple[int, int]]) -> tuple[list[Step], bool]:
+    """Return steps of these (drafted, accepted), in order, with the tokens and times of `steps`.
+
+    The first step is the prompt's. Events of several steps may be merged, so tokens are counted,
+    not events; a step without a draft, which the counts leave out, is one event of one token. The
+    second value is whether such steps could also be others.
+    """
+    tokens = [(token, step.time) for step in steps for token in step.tokens]
+    ends = {0}
+    for step in steps:
+        ends.add(max(ends) + len(step.tokens))
+    found, at, number = [steps[0]._replace(tokens=steps[0].tokens[:1], accepted=0, drafted=0)], 1, 0
+    spare = len(tokens) - 1 - sum(accepted + 1 for _, accepted in counts)
+    disordered = spare > 0
+    while at < len(tokens):
+        drafted, accepted = counts[number] if number < len(counts) else (0, 0)
+        whole = min(len(tokens), at + accepted + 1)
+        alone = at + 1 in ends and at in ends
+        if spare > 0 and alone and (number >= len(counts) or accepted or whole not in ends):
+            drafted, accepted, whole, spare = 0, 0, at + 1, spare - 1
+        elif number < len(counts):
+            number += 1
+        part = tokens[at:whole]
+        found.append(Step(part[-1][1], tuple(token for token, _ in part), accepted, drafted))
+        at = whole
+    return (found, disordered) if number == len(counts) else ([*steps], False)
+
+
+def _chances(logprobs: dict[str, Any]) -> list[tuple[str, float | None]]:
+    """Return text and probability of each token, from the form of chats or of completions."""
+    if content := _list(logprobs.get("content")):
+        rows = [(_text(_object(one), "token"), _object(one).get("logprob")) for one in content]
+    else:
+        rows = list(
+            zip(map(str, _list(logprobs.get("tokens"))), _list(logprobs.get("token_logprobs")), strict=False)
+        )
+    return [(text, _chance(value)) for text, value in rows]
+
+
+def _chance(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and value <= 1e-3
+    return min(1.0, math.exp(max(-700.0, value))) if known else None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _first(value: Any) -> dict[str, Any]:
+    return _object(next(iter(_list(value)), None))
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    value = row.get(name)
+    return value[:200] if isinstance(value, str) else ""
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LONGEST_DRAFT
+
+
+def _count(row: dict[str, Any], name: str) -> int:
+    value = row.get(name)
+    return value if type(value) is int and 0 <= value < 2**53 else 0
+
+
+def _number(row: dict[str, Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value >= 0 else 0.0
+
+
+def _id(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= MOST_TOKEN else NO_TOKEN

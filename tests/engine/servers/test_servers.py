@@ -1,0 +1,284 @@
+"""Runs on servers: recorded answers of llama.cpp and vLLM, addresses, errors, cancelling."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import specscope
+from specscope.engine.errors import UsageError
+from specscope.engine.servers.address import KEY, Address, ServerError
+from specscope.engine.servers.counters import read_counters
+from specscope.engine.servers.steps import LlamaReader, VllmReader
+from specscope.engine.trace.events import Commit, Header
+from specscope.engine.types import Limits, Sampling
+from specscope.traces.checks import check
+from specscope.traces.imported import origin, with_unknown
+from specscope.traces.metrics import measure
+from tests.engine.servers.replayed import RECORDED, llama, serving, stream, vllm
+
+PROMPT = "List the numbers."
+STREAMS: dict[str, tuple[int, int, int, str]] = {
+    "llama-draft-chat-t0": (9, 8, 8, "stop"),
+    "llama-draft-completion-t0": (20, 16, 16, "eos"),
+    "llama-draft-completion-t0.8": (24, 20, 17, "length"),
+    "llama-ngram-completion-t0": (20, 0, 0, "eos"),
+    "vllm-pair-chat-t0": (40, 36, 30, "length"),
+    "vllm-pair-chat-t0.8": (40, 136, 5, "length"),
+    "vllm-pair-completion-t0": (40, 60, 28, "length"),
+    "vllm-smol-completion-t0.8": (24, 34, 4, "length"),
+}
+"""Recorded stream -> tokens, and the server's own totals: drafted, accepted, why it ended."""
+
+
+def events(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix(b"data: ")) for line in stream(name) if line.startswith(b"data: {")]
+
+
+def read(name: str):
+    reader = LlamaReader() if name.startswith("llama") else VllmReader(4)
+    steps = [step for i, event in enumerate(events(name)) for step in reader.add(i, event)]
+    return reader, reader.final([*steps, *reader.end()])
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_steps_of_a_stream_have_the_servers_totals(name):
+    tokens, drafted, accepted, reason = STREAMS[name]
+    reader, steps = read(name)
+    assert sum(len(step.tokens) for step in steps) == tokens
+    assert (reader.told.drafted or 0, reader.told.accepted or 0) == (drafted, accepted)
+    assert sum(step.drafted or 0 for step in steps) == drafted
+    assert sum(step.accepted for step in steps) == accepted
+    assert reader.told.reason == reason
+    assert all(len(step.tokens) <= step.accepted + 1 for step in steps)
+    assert reader.told.disordered == ("smol" in name)  # its arrays leave out steps without a draft
+
+
+def test_merged_events_of_vllm_are_parted_by_its_arrays():
+    name, reader = "vllm-pair-chat-t0", VllmReader(4)
+    rows = events(name)
+    merged = [row for row in rows if row["choices"] and row["choices"][0].get("token_ids")]
+    first, second = merged[2]["choices"][0], merged[3]["choices"][0]
+    second["token_ids"] = first["token_ids"] + second["token_ids"]
+    second["delta"]["content"] = first["delta"]["content"] + second["delta"]["content"]
+    second["logprobs"] = None
+    rows.remove(merged[2])
+    steps = [step for i, event in enumerate(rows) for step in reader.add(i, event)]
+    assert [(s.drafted, s.accepted) for s in reader.final(steps)] == [
+        (s.drafted, s.accepted) for s in read(name)[1]
+    ]
+
+
+def test_a_run_on_llama_cpp_is_a_trace_with_its_counts():
+    heard: list[Any] = []
+    with llama() as server:
+        trace = specscope.connect(server.url).run(
+            PROMPT, sampling=Sampling(0.8, seed=7), limits=Limits(24), listener=heard.append
+        )
+    check(trace)
+    path, body = server.requests[-1]
+    assert path == "/completion"
+    assert (body["prompt"], body["n_predict"], body["temperature"], body["seed"]) == (PROMPT, 24, 0.8, 7)
+    figures = measure(trace)
+    assert (figures.tokens, figures.drafted, figures.accepted, figures.target_forwards) == (24, 20, 17, 6)
+    assert (figures.c, figures.occupancy, figures.waiting) == (None, {}, {})  # a step is not divided
+    assert {span.kind for span in trace.spans} == {"prefill", "step"}
+    assert trace.header.clock == "measured · llama.cpp"
+    assert trace.header.prompt_ids == ((1, 2, 3),)
+    assert "work inside each step" in origin(with_unknown(trace).header).unknown
+    assert trace.header.environment["server"]["notes"] == [
+        "The server's totals agree: 20 drafted, 17 accepted."
+    ]
+    assert isinstance(heard[0], Header)
+    assert "".join(row.text for row in heard if isinstance(row, Commit)) == trace.text
+
+
+def test_a_chat_is_sent_in_the_models_template_so_that_ids_are_known():
+    with llama() as server:
+        trace = specscope.connect(server.url).run([{"role": "user", "content": "hi"}])
+    assert [path for path, _ in server.requests] == ["/apply-template", "/tokenize", "/completion"]
+    assert server.requests[-1][1]["prompt"] == "<user>hi<assistant>"
+    assert -1 not in trace.token_ids()
+
+
+def test_a_run_on_vllm_takes_draft_lengths_from_the_last_event():
+    heard: list[Any] = []
+    with vllm() as server:
+        found = specscope.connect(server.url)
+        assert (found.found.kind.name, found.found.version, found.found.longest) == ("vLLM", "0.32.0", 4)
+        trace = found.run([{"role": "user", "content": "hi"}], listener=heard.append)
+    check(trace)
+    assert server.requests[-1][0] == "/v1/chat/completions"
+    assert [(r.drafted, r.accepted) for r in trace.rounds][:3] == [(4, 2), (4, 3), (4, 4)]
+    assert trace.header.prompt_ids[0][:3] == (1, 3, 1518)
+    assert trace.header.environment["server"]["unknown"] == []
+    first = trace.decisions[0]
+    assert first.outcome == "accepted"
+    assert first.p == pytest.approx(0.6463, abs=1e-3)  # by its log-probability
+
+
+def test_draft_lengths_that_vllm_does_not_tell_are_unknown():
+    bare = [line for line in stream("vllm-pair-chat-t0") if b'"metrics"' not in line]
+    with vllm() as server:
+        server.events = bare
+        trace = with_unknown(specscope.connect(server.url).run([{"role": "user", "content": "hi"}]))
+    figures = measure(trace)
+    assert (figures.tokens, figures.drafted, figures.acceptance_rate) == (40, None, None)
+
+
+def test_another_server_has_texts_and_times_only():
+    words = [f'data: {{"choices": [{{"text": " word{i}"}}]}}'.encode() for i in range(5)]
+    with serving({"/v1/models": {"data": [{"id": "m"}]}}, words) as server:
+        trace = with_unknown(specscope.connect(server.url).run(PROMPT))
+    figures = measure(trace)
+    assert trace.text == " word0 word1 word2 word3 word4"
+    assert (figures.tokens, figures.drafted) == (5, None)
+    assert figures.tokens_per_second
+
+
+def test_several_prompts_are_requests_at_once_with_seeds_of_their_own():
+    with llama(pause=0.01) as server:
+        trace = specscope.connect(server.url).run("a", "b", sampling=Sampling(seed=5))
+    check(trace)
+    seeds = {body["prompt"]: body["seed"] for path, body in server.requests if path == "/completion"}
+    assert seeds == {"a": 5, "b": 6}
+    assert [len(ids) for ids in trace.outputs()] == [24, 24]
+    assert [device.label for device in trace.header.devices] == [
+        "llama.cpp · request 1",
+        "llama.cpp · request 2",
+    ]
+
+
+def test_a_cancelled_run_keeps_what_came():
+    stop = threading.Event()
+
+    def listen(row: object) -> None:
+        if isinstance(row, Commit):
+            stop.set()
+
+    with llama(pause=0.2) as server:
+        trace = specscope.connect(server.url).run(PROMPT, listener=listen, cancel=stop)
+    check(trace)
+    assert trace.status == "cancelled"
+    assert 0 < len(trace.commits) < 24
+
+
+ENDS = {
+    b'data: {"error": {"message": "slot is busy"}}': "ended with an error: 'slot is busy'",
+    b"error: no memory": "ended with an error: 'no memory'",
+    b"data: {nonsense": "which is no JSON",
+    b"data: [1]": "expected an object",
+    b"data: " + b"x" * 2**20: "sent more than 1048576 bytes",
+}
+
+
+@pytest.mark.parametrize("event", ENDS, ids=range(len(ENDS)))
+def test_a_stream_that_ends_badly_is_a_failed_run_with_what_came(event):
+    with llama() as server:
+        server.events = [*server.events[:6], event]
+        trace = specscope.connect(server.url).run(PROMPT)
+    check(trace)
+    assert trace.status == "failed"
+    assert trace.commits
+    assert server.url in trace.footer.error
+    assert ENDS[event] in trace.footer.error
+
+
+ODD: list[Any] = [None, True, -1, 1e400, "x", [], {}, [None], {"a": 1}, 2**63, float("nan"), "\ud800"]
+
+
+@pytest.mark.parametrize("name", ["llama-draft-completion-t0.8", "vllm-pair-chat-t0"])
+def test_any_value_in_an_event_is_read_without_an_error(name):
+    """A server is no friend: each entry of each event is replaced by each odd value in turn."""
+
+    def replaced(value: Any, odd: Any):
+        if isinstance(value, dict):
+            for key in value:
+                yield {**value, key: odd}
+                yield from ({**value, key: inner} for inner in replaced(value[key], odd))
+        elif isinstance(value, list) and value:
+            yield from ([inner, *value[1:]] for inner in replaced(value[0], odd))
+        else:
+            yield odd
+
+    rows = events(name)
+    chosen = [rows[0], rows[2], rows[-1]]
+    for odd in ODD:
+        for row in chosen:
+            for changed in replaced(row, odd):
+                reader = LlamaReader() if name.startswith("llama") else VllmReader(4)
+                steps = [s for i, e in enumerate([rows[1], changed, rows[2]]) for s in reader.add(i, e)]
+                reader.final([*steps, *reader.end()])
+
+
+ADDRESSES = {
+    "http://127.0.0.1:8080": "http://127.0.0.1:8080",
+    "127.0.0.1:8080/v1/": "http://127.0.0.1:8080",
+    "https://[::1]/proxy/v1": "https://[::1]:443/proxy",
+    "localhost": "http://localhost:80",
+}
+NO_ADDRESSES = [
+    "",
+    "  ",
+    "ftp://a",
+    "http://",
+    "http://a:99999",
+    "http://u:p@a",
+    "http://a/?x=1",
+    "http://a b",
+    "http://a\nb",
+    "http://[::1",
+]
+
+
+def test_addresses():
+    assert {text: Address.of(text).url for text in ADDRESSES} == ADDRESSES
+    for text in NO_ADDRESSES:
+        with pytest.raises(UsageError, match="the server's address"):
+            Address.of(text)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "example.com", "127.0.0.1.example.com", "0.0.0.0"])
+def test_another_machine_is_asked_only_after_a_confirmation(host):
+    with pytest.raises(UsageError, match=r"another machine.*remote=True"):
+        specscope.connect(f"http://{host}:1")
+
+
+def test_a_key_is_sent_and_stored_nowhere(monkeypatch):
+    monkeypatch.setenv(KEY, "secret-of-the-server")
+    with llama() as server:
+        trace = specscope.connect(server.url).run(PROMPT)
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret-of-the-server"}
+    assert "secret-of-the-server" not in repr(trace.header) + repr(Address.of("a", "secret-of-the-server"))
+
+
+def test_servers_that_do_not_answer_or_are_none_are_named():
+    with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        specscope.connect("127.0.0.1:9")
+    with serving({}, []) as server, pytest.raises(ServerError, match="neither /v1/models nor /props"):
+        specscope.connect(server.url)
+
+
+def test_counters_of_both_engines_are_read_and_subtracted():
+    llamas, vllms = (
+        read_counters((RECORDED / f"{name}-metrics.txt").read_text()) for name in ("llama", "vllm")
+    )
+    assert (llamas.drafts, llamas.drafted, llamas.accepted, llamas.places) == (28, 104, 98, (28, 24, 24, 22))
+    assert (vllms.drafts, vllms.drafted, vllms.accepted) == (186, 744, 135)
+    assert vllms.since(llamas).places == tuple(
+        b - a for a, b in zip(llamas.places, vllms.places, strict=True)
+    )
+    assert llamas.since(vllms) is None  # the server was started anew
+    assert read_counters("# nothing\n") is None
+
+
+def test_no_torch_is_needed():
+    with llama() as server:
+        code = f"import sys, specscope; t = specscope.connect({server.url!r}).run('a'); print(len(t.commits), 'torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["24", "False"]

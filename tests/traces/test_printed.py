@@ -1,0 +1,255 @@
+"""What engines print: every form in which people post it, with the numbers that follow from it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specscope.engine.errors import UsageError
+from specscope.engine.trace.events import Window
+from specscope.traces.counted import figures, whole_windows
+from specscope.traces.health import health
+from specscope.traces.imported import origin
+from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure
+from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
+
+FOLDER = Path(__file__).parent / "imported"
+PRINTED = FOLDER / "printed"
+WHOLE: dict[str, dict[str, Any]] = {
+    "01-llama-server.log": {"tokens": 312, "target_forwards": 140, "drafted": 420, "accepted": 170, "acceptance_length": 2.214},
+    "01b-llama-server-old.log": {"tokens": 200, "target_forwards": 139, "drafted": 320, "accepted": 60, "acceptance_length": 4.0},
+    "02-llama-server-response.json": {"tokens": 211, "target_forwards": 90, "drafted": 270, "accepted": 120, "tpot_ms": 12.51},
+    "03-llama-metrics.prom": {"tokens": None, "drafted": 420, "accepted": 170, "acceptance_length": 2.214},
+    "04-vllm.log": {"drafted": 2312, "accepted": 730, "acceptance_length": 2.263, "tokens_per_second": 43.53, "target_forwards": None},
+    "05-vllm-metrics-after.prom": {"drafted": 20000, "accepted": 10500, "acceptance_length": 3.1, "tokens_per_second": None},
+    "07-sglang.log": {"tokens": 121, "target_forwards": 120, "accepted": 1, "drafted": None, "tokens_per_second": 42.11},
+    "11-spec-bench-sps.jsonl": {"tokens": 30, "target_forwards": 9, "acceptance_length": 3.333, "tokens_per_second": 27.78, "drafted": None},
+    "11-spec-bench-vanilla.jsonl": {"tokens": 30, "target_forwards": 30, "drafted": 0, "tokens_per_second": 33.33},
+    "12-eagle-answers.jsonl": {"tokens": 20, "target_forwards": 7, "tokens_per_target_forward": 2.857},
+    "18-vllm-offline.txt": {"tokens": 15500, "drafted": 20000, "accepted": 10500, "acceptance_length": 3.1},
+    "39-mtp-bench.txt": {"tokens": 384, "drafted": 309, "accepted": 226, "target_forwards": 156, "tokens_per_second": 12.45},
+}  # fmt: skip
+"""File -> figures over all its windows; None is unknown."""
+PLACES = {
+    "01-llama-server.log": ([0.657, 0.379, 0.179], [0.657, 0.576, 0.472]),
+    "05-vllm-metrics-after.prom": ([0.844, 0.6, 0.386, 0.27], [0.844, 0.711, 0.643, 0.699]),
+    "18-vllm-offline.txt": ([0.84, 0.6, 0.39, 0.27], [0.84, 0.714, 0.65, 0.692]),
+    "11-spec-bench-sps.jsonl": ([1.0, 0.778, 0.333, 0.222], [1.0, 0.778, 0.429, 0.667]),
+}
+"""File -> acceptance by place, of all drafts and of those that reach it."""
+
+
+def windows(name: str) -> list[Window]:
+    (trace,) = read_traces(PRINTED / name).traces
+    return trace.windows
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_file_has_the_figures_that_follow_from_it(name):
+    (trace,) = read_traces(PRINTED / name).traces
+    found = measure(trace).to_dict()
+    assert {key: found[key] for key in WHOLE[name]} == pytest.approx(WHOLE[name], abs=0.005)
+    by_place = [(one["unconditional"], one["conditional"]) for one in found["per_position"]]
+    if name in PLACES:
+        assert list(zip(*by_place, strict=True)) == [pytest.approx(rates, abs=1e-3) for rates in PLACES[name]]
+    unknown = origin(trace.header).figures
+    assert not unknown & {key for key, value in WHOLE[name].items() if value is not None}
+    assert {key for key, value in WHOLE[name].items() if value is None} <= unknown
+
+
+def test_requests_of_a_llama_log_are_windows_with_times():
+    first, second = windows("01-llama-server.log")
+    assert (first.label, first.steps, first.drafts, first.drafted, first.accepted) == (
+        "task 0",
+        90,
+        90,
+        270,
+        120,
+    )
+    assert first.places == (64, 38, 18)
+    assert (first.busy, first.drafting) == (2640_000_000, 810_124_000)
+    assert first.end - first.start == first.busy
+    # its statistics line has the totals of both: the difference is its own
+    assert (second.drafts, second.drafted, second.accepted, second.drafting) == (50, 150, 50, 450_063_000)
+    assert second.end - first.end == pytest.approx(2.5067e9, abs=1e6)
+
+
+def test_several_drafters_of_a_request_have_windows_of_their_own():
+    lines = (PRINTED / "01b-llama-server-old.log").read_text().splitlines()
+    other = lines[-1].replace("draft-simple", "ngram-mod").replace("= 320", "= 100").replace("= 60", "= 10")
+    (trace,) = read_traces(_file("\n".join([*lines, other]))).traces
+    found = {row.drafter: (row.drafted, row.accepted) for row in trace.windows}
+    assert found == {"": (320, 60), "draft-simple": (320, 60), "ngram-mod": (100, 10)}
+    assert figures(trace.windows)["drafted"] == 320
+
+
+def test_windows_of_a_vllm_log_tell_when_nothing_was_accepted():
+    found = windows("04-vllm.log")
+    assert [row.drafts for row in found] == [188, 180, 210]
+    assert [row.label for row in found] == ["09:03:44", "09:03:54", "09:04:04"]
+    assert [round(row.start / 1e9) for row in found] == [0, 10, 20]
+    (trace,) = read_traces(PRINTED / "04-vllm.log").traces
+    assert health(trace) == (
+        "From 09:03:54 to 09:04:04, 0 of 840 drafted tokens were accepted; of those of the other windows, 50 % were."
+    )
+
+
+def test_a_log_in_which_drafts_bring_nothing_says_so():
+    (trace,) = read_traces(PRINTED / "07-sglang.log").traces
+    assert health(trace) == "Of 120 drafts, 1 token in all were accepted: they bring nothing."
+
+
+def test_lines_of_several_servers_are_runs_of_their_own():
+    found = read_traces(PRINTED / "two-llama-servers.log").traces
+    assert [(t.header.title, measure(t).drafted, measure(t).accepted) for t in found] == [
+        ("llama.cpp · llama-draft.err", 104, 98),
+        ("llama.cpp · llama-ngram.err", 32, 16),
+    ]
+
+
+def test_two_texts_of_counters_in_a_file_are_what_is_between():
+    after = (PRINTED / "05-vllm-metrics-after.prom").read_text()
+    before = after.replace("5000.0", "4000.0").replace("20000.0", "16000.0").replace("10500.0", "9000.0")
+    (trace,) = read_traces(_file(before + after)).traces
+    found = measure(trace)
+    assert (found.drafted, found.accepted, found.acceptance_length) == (4000, 1500, 2.5)
+
+
+NOISE = {
+    "colours": lambda text: "\n".join(f"\x1b[32m{line}\x1b[0m" for line in text.split("\n")),
+    "a container's name": lambda text: "\n".join(f"vllm-1  | {line}" for line in text.split("\n")),
+    "line ends of Windows": lambda text: text.replace("\n", "\r\n"),
+    "other lines between": lambda text: text.replace(
+        "\n", "\nINFO: 127.0.0.1 - POST /v1/completions 200 OK\n"
+    ),
+    "a cut last line": lambda text: text + text.split("\n")[-2][:60],
+    "bytes that are no text": lambda text: text + "\udcff",
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("name", ["01-llama-server.log", "04-vllm.log", "07-sglang.log"])
+def test_noise_around_the_lines_changes_no_count(name, noise):
+    changed = NOISE[noise]((PRINTED / name).read_text())
+    (trace,) = read_traces(_file(changed)).traces
+    counts = [(row.drafted, row.accepted, row.tokens) for row in trace.windows]
+    assert counts == [(row.drafted, row.accepted, row.tokens) for row in windows(name)]
+
+
+STREAMS = {
+    "llama-draft-completion-t0.8": (24, 20, 17, True),
+    "llama-draft-chat-t0": (9, 8, 8, True),
+    "vllm-pair-chat-t0": (40, 36, 30, True),
+    "vllm-smol-completion-t0.8": (24, 34, 4, True),
+}
+
+
+@pytest.mark.parametrize("form", ["with times", "lines", "wrapped"])
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_recorded_stream_has_its_steps(name, form):
+    """As a client with a clock keeps it, as `curl -N` does, and as a proxy wraps its events."""
+    import json
+
+    text = (FOLDER / "servers" / f"{name}.jsonl").read_text()
+    lines = [json.loads(row)["raw"] for row in text.splitlines()]
+    if form == "lines":
+        text = "\n\n".join(lines)
+    elif form == "wrapped":
+        text = "\n".join(
+            line.replace("data: {", 'data: {"data": {', 1) + "}" if line.startswith("data: {") else line
+            for line in lines
+        )
+    (trace,) = read_traces(_file(text)).traces
+    found, (tokens, drafted, accepted, _) = measure(trace), STREAMS[name]
+    assert (found.tokens, found.drafted, found.accepted) == (tokens, drafted, accepted)
+    timed = form == "with times" or name.startswith("llama")  # its events have times of their own
+    assert (found.tokens_per_second is not None) == timed
+    view_model([trace])
+
+
+def test_windows_are_stored_shown_and_exported(tmp_path):
+    (trace,) = read_traces(PRINTED / "01-llama-server.log").traces
+    with Store(tmp_path / "traces.db") as store:
+        store.insert(trace)
+        loaded = store.load(trace.header.run_id)
+    assert loaded.windows == trace.windows
+    (run,) = view_model([loaded])["runs"]
+    assert [(row["label"], row["length"], row["drafting"]) for row in run["counts"]] == [
+        ("task 0", pytest.approx(2.333, abs=1e-3), pytest.approx(9.0, abs=0.01)),
+        ("task 91", 2.0, pytest.approx(9.0, abs=0.01)),
+    ]
+    assert not run["timed"]
+
+
+def test_a_database_of_the_version_before_gets_what_it_lacks(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "traces.db"
+    (trace,) = read_traces(PRINTED / "04-vllm.log").traces
+    Store(path).close()
+    with sqlite3.connect(path) as old:
+        old.execute("DROP TABLE window")
+        old.execute("PRAGMA user_version=8")
+    with Store(path, readonly=True) as store:
+        assert store.runs()[1] == 0
+    with Store(path) as store:
+        store.insert(trace)
+        assert len(store.load(trace.header.run_id).windows) == 3
+
+
+def test_any_cut_and_any_change_of_a_byte_is_read_or_refused(tmp_path):
+    """Engines are killed and disks are full: what is left is read, or refused in words."""
+    chance, file = random.Random(41), tmp_path / "cut"
+    for name in WHOLE:
+        content = (PRINTED / name).read_bytes()
+        for _ in range(12):
+            damaged = bytearray(
+                content[: chance.randrange(len(content))] if chance.random() < 0.5 else content
+            )
+            if damaged:
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            file.write_bytes(damaged)
+            try:
+                for trace in read_traces(file).traces:
+                    measure(trace)
+                    health(trace)
+                    figures(whole_windows(trace.windows))
+            except UsageError:
+                pass
+
+
+HUGE = {
+    "a count": "draft acceptance = 0.5 (  1 accepted / 99999999999999999999 generated)",
+    "digits": "draft acceptance = 0.5 (  1 accepted / " + "9" * 5000 + " generated)",
+    "places": "draft acceptance = 0.5 (  1 accepted / 2 generated), mean acceptance length = 2.0, acceptance rate per position = ("
+    + ", ".join(["0.5"] * 5000) + ")",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_numbers_are_refused_or_left_out(name):
+    try:
+        (trace,) = read_traces(_file(f"{HUGE[name]}\n")).traces
+    except UsageError as error:
+        assert "expected at most" in str(error) or "digits" in str(error)  # noqa: PT017
+    else:
+        assert trace.windows[0].places == ()
+
+
+_files: list[Path] = []
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path):
+    _files[:] = [tmp_path]
+
+
+def _file(text: str) -> Path:
+    path = _files[0] / "printed"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return path

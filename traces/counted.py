@@ -1,0 +1,102 @@
+"""The figures of a run whose file tells windows of counts: `engine.trace.events.Window` rows.
+
+A figure is None where a window lacks a count that it needs: what is unknown is never zero.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specscope.traces.places import Level, Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from specscope.engine.trace.events import Window
+
+
+def whole_windows(windows: Iterable[Window]) -> list[Window]:
+    """Return the windows of all drafters together: not those of one among several."""
+    return [one for one in windows if not one.drafter]
+
+
+def total(windows: Iterable[Window], name: str) -> int | None:
+    """Return the sum of a count; None if a window does not tell it, or there is none."""
+    counts = [getattr(one, name) for one in windows]
+    return None if None in counts or not counts else sum(counts)
+
+
+def places(windows: Sequence[Window]) -> tuple[int, ...]:
+    """Return the accepted tokens by place; empty if a window that drafted does not tell them."""
+    rows = [one.places for one in windows if one.drafts != 0]
+    if not rows or not all(rows):
+        return ()
+    most = max(map(len, rows))
+    return tuple(sum(row[i] for row in rows if i < len(row)) for i in range(most))
+
+
+def seconds(window: Window) -> float | None:
+    """Return the seconds of decoding, else of the window; None if both are unknown."""
+    if window.busy is not None:
+        return window.busy / 1e9
+    return (window.end - window.start) / 1e9 or None
+
+
+def figures(windows: Iterable[Window]) -> dict[str, Any]:
+    """Return the figures that windows determine, by the names of `Metrics`."""
+    rows = whole_windows(windows)
+    drafts, drafted, accepted = (total(rows, name) for name in ("drafts", "drafted", "accepted"))
+    steps, tokens, drafting = (total(rows, name) for name in ("steps", "tokens", "drafting"))
+    times = [seconds(one) for one in rows]
+    decode = None if None in times or not times else sum(filter(None, times))
+    slots = slots_of(places(rows), drafts)
+    fixed = bool(slots) and drafted == (drafts or 0) * len(slots)
+    rejected = None if not fixed or drafts is None else drafts - (slots[-1].accepted or 0)
+    tested = None if rejected is None or accepted is None else accepted + rejected
+    return {
+        "tokens": tokens,
+        "seconds": (max(one.end for one in rows) / 1e9 or None) if rows else None,
+        "decode_seconds": decode,
+        "tokens_per_second": _ratio(tokens, decode),
+        "tpot_ms": _ratio(None if decode is None else 1e3 * decode, tokens),
+        "target_forwards": steps,
+        "drafted": drafted,
+        "accepted": accepted,
+        "rejected": rejected,
+        "discarded": None if tested is None or drafted is None else drafted - tested,
+        "acceptance_rate": _ratio(accepted, drafted),
+        "acceptance_rate_tested": _ratio(accepted, tested),
+        "tokens_per_target_forward": _ratio(_plus(accepted, steps), steps),
+        "mean_accepted_length": _ratio(accepted, drafts),
+        "acceptance_length": _ratio(_plus(accepted, drafts), drafts),
+        "per_position": slots,
+        "per_level": levels_of(slots),
+        "draft_seconds_per_100_tokens": _ratio(None if drafting is None else drafting / 1e7, tokens),
+    }
+
+
+def slots_of(accepted: Sequence[int], drafts: int | None) -> tuple[Slot, ...]:
+    """Return the acceptance by place; a place is tested where the one before was accepted."""
+    if not drafts:
+        return ()
+    tested = [drafts, *accepted[:-1]]
+    return tuple(
+        Slot(i, None, tested[i - 1], kept, _ratio(kept, tested[i - 1]), kept / drafts)
+        for i, kept in enumerate(accepted, 1)
+    )
+
+
+def levels_of(slots: Iterable[Slot]) -> tuple[Level, ...]:
+    return tuple(
+        Level(one.slot, one.tested, one.accepted or 0, one.conditional)
+        for one in slots
+        if one.conditional is not None
+    )
+
+
+def _plus(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

@@ -1,0 +1,1 @@
+"""What engines print: their logs, counters and summaries as windows of counts with times."""

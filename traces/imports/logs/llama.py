@@ -1,0 +1,194 @@
+"""The log of llama.cpp's server: `print_timing`, `draft acceptance` and `statistics` lines.
+
+Each request is a window. Its `statistics` lines, one per drafter, are totals since the server's
+start, so a window has the difference of two. A drafter's `dur(b,g,a)` is the time of its drafts:
+begin, generate, accept. Source: `server-context.cpp` and `common/speculative.cpp`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from specscope.engine.trace.events import Window
+from specscope.traces.imports.logs.windows import Printed, places_of, whole, window
+
+_TIME = re.compile(r"^(.*?)(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
+_SLOT = re.compile(r"slot\s+print_timing:\s+id\s+(\d+)\s+\|\s+task\s+(-?\d+)\s+\|")
+_EVAL = re.compile(r"(prompt )?eval time =\s*([\d.]+) ms /\s*(\d+) (?:tokens|runs)")
+_DRAFT = re.compile(r"draft acceptance(?: rate)? =\s*[\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)(.*)")
+_PLACES = re.compile(r"acceptance rate per position = \(([\d., ]*)\)")
+_TOTALS = re.compile(
+    r"statistics\s+([\w-]+): #calls\(b,g,a\) =\s*(\d+)\s+(\d+)\s+(\d+), #gen drafts =\s*(\d+), #acc drafts =\s*(\d+), "
+    r"#gen tokens =\s*(\d+), #acc tokens =\s*(\d+)(.*)"
+)
+_RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
+_DURATION = re.compile(r"dur\(b,g,a\) = ([\d.]+), ([\d.]+), ([\d.]+) ms")
+_MODEL = re.compile(r"load_model: loading model '([^']+)'")
+
+
+class _Totals(NamedTuple):
+    """A drafter's counters since the server's start."""
+
+    drafts: int
+    drafted: int
+    accepted: int
+    places: tuple[int, ...]
+    ms: float | None
+
+    def since(self, before: _Totals | None) -> _Totals:
+        """Return what was counted since an earlier line; all of it after a restart."""
+        if before is None or before.drafts > self.drafts or before.drafted > self.drafted:
+            return self
+        then = before.places or (0,) * len(self.places)
+        places = tuple(max(0, a - b) for a, b in zip(self.places, then, strict=False))
+        ms = None if self.ms is None or before.ms is None else max(0.0, self.ms - before.ms)
+        return _Totals(
+            self.drafts - before.drafts,
+            self.drafted - before.drafted,
+            self.accepted - before.accepted,
+            places,
+            ms,
+        )
+
+
+@dataclass
+class _Request:
+    """What was printed of one request."""
+
+    label: str
+    at: float | None = None
+    tokens: int | None = None
+    ms: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    rates: str = ""
+    drafters: dict[str, _Totals] = field(default_factory=dict[str, _Totals])
+
+    @property
+    def told(self) -> bool:
+        return self.drafted is not None or any(one.drafts for one in self.drafters.values())
+
+
+class _Server:
+    """The requests of one server, in the order of their lines."""
+
+    def __init__(self) -> None:
+        self.model = ""
+        self.requests: list[_Request] = []
+        self._open: dict[str, _Request] = {}
+        self._last: dict[str, _Totals] = {}
+        self._now = _Request("")
+
+    def line(self, text: str, at: float | None) -> None:
+        if match := _MODEL.search(text):
+            self.model = match[1].replace("\\", "/").rpartition("/")[2]
+        slot = _SLOT.search(text)
+        if slot:
+            self._begin(f"task {slot[2]}")
+        if match := _EVAL.search(text):
+            if match[1] and not slot:  # an old log names no task: its first line begins a request
+                self._begin(f"request {len(self.requests) + 1}", again=True)
+            elif not match[1]:
+                self._now.ms, self._now.tokens, self._now.at = float(match[2]), whole(match[3]), at
+        if match := _DRAFT.search(text):
+            if not self.requests:
+                self._begin("request 1")
+            places = _PLACES.search(match[3])
+            self._now.accepted, self._now.drafted = whole(match[1]), whole(match[2])
+            self._now.rates, self._now.at = (
+                places[1] if places else "",
+                at if at is not None else self._now.at,
+            )
+        if match := _TOTALS.search(text):
+            self._totals(match, at)
+
+    def _begin(self, label: str, *, again: bool = False) -> None:
+        known = None if again else self._open.get(label)
+        if known is None and self._now.label.startswith("request") and not again and not self._now.drafters:
+            known, self._now.label = self._now, label  # the same request, whose later lines have a task
+        if known is None:
+            known = _Request(label)
+            self.requests.append(known)
+        self._open[label] = self._now = known
+
+    def _totals(self, match: re.Match[str], at: float | None) -> None:
+        """Take a drafter's line, which follows the lines of the request it ends."""
+        if not self.requests or match[1] in self._now.drafters:  # of a request without other lines
+            self._begin(f"request {len(self.requests) + 1}", again=True)
+        drafts, rates, times = whole(match[5]), _RATES.search(match[9]), _DURATION.search(match[9])
+        places = places_of(rates[1], drafts) if rates else ()
+        ms = sum(float(times[i]) for i in (1, 2, 3)) if times else None
+        totals = _Totals(drafts, whole(match[7]), whole(match[8]), places, ms)
+        self._now.drafters[match[1]] = totals.since(self._last.get(match[1]))
+        self._last[match[1]], self._now.at = totals, at if at is not None else self._now.at
+
+    def windows(self) -> Iterator[Window]:
+        at = 0.0
+        for request in filter(lambda one: one.told, self.requests):
+            seconds = (request.ms or 0.0) / 1e3
+            at = at + seconds if request.at is None else request.at
+            yield from _windows(request, at - seconds, at)
+
+
+def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
+    """Yield the window of a request, and if it has several drafters one for each."""
+    parts = request.drafters
+    drafted = sum(p.drafted for p in parts.values()) if request.drafted is None else request.drafted
+    accepted = sum(p.accepted for p in parts.values()) if request.accepted is None else request.accepted
+    drafts = sum(p.drafts for p in parts.values()) if parts else None
+    steps = None if request.tokens is None else max(0, request.tokens - accepted - 1)
+    ms = [p.ms for p in parts.values()]
+    places = places_of(request.rates, drafts)
+    if not places and len(parts) == 1:
+        (places,) = (p.places for p in parts.values())
+    whole_one = window(
+        max(0.0, start),
+        end,
+        label=request.label,
+        steps=steps,
+        drafts=drafts,
+        drafted=drafted,
+        accepted=accepted,
+        places=places,
+        tokens=request.tokens,
+        busy=None if request.ms is None else round(1e6 * request.ms),
+        drafting=None if not ms or None in ms else round(1e6 * sum(filter(None, ms))),
+        running=None,
+    )
+    yield whole_one
+    for name, part in parts.items() if len(parts) > 1 else ():
+        yield replace(
+            whole_one,
+            drafter=name,
+            steps=None,
+            tokens=None,
+            busy=None,
+            drafts=part.drafts,
+            drafted=part.drafted,
+            accepted=part.accepted,
+            places=part.places,
+            drafting=None if part.ms is None else round(1e6 * part.ms),
+        )
+
+
+def read(lines: Sequence[str]) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by what is before the time."""
+    servers = dict[str, _Server]()
+    prefix = ""
+    for line in lines:
+        if not any(
+            word in line
+            for word in ("eval time", "draft acceptance", "statistics", "load_model", "print_timing")
+        ):
+            continue
+        match = _TIME.match(line)
+        at = None
+        if match is not None:
+            prefix, minutes = match[1].strip(" :|"), int(match[2])
+            at = 60 * minutes + int(match[3]) + int(match[4]) / 1e3 + int(match[5]) / 1e6
+        servers.setdefault(prefix, _Server()).line(line, at)
+    found = [(name, one, [*one.windows()]) for name, one in servers.items()]
+    return [Printed("llama.cpp", name, rows, one.model) for name, one, rows in found if rows]

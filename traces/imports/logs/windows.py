@@ -1,0 +1,138 @@
+"""Windows of counts as a trace, and the counts that printed averages stand for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specscope.engine.trace.events import Footer, Window
+from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
+from specscope.engine.trace.trace import Trace
+from specscope.traces.counted import figures
+from specscope.traces.imported import COUNTED, Imported
+from specscope.traces.imports.request_trace import new_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_WINDOWS = 200_000
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class Text(NamedTuple):
+    """A form of text that an engine prints."""
+
+    name: str
+    read: Callable[[Sequence[str]], list[Printed]]
+    """Lines without colours -> what they tell; empty if they are of no such form."""
+
+
+class Printed(NamedTuple):
+    """What one engine printed."""
+
+    engine: str
+    key: str
+    """What tells it from others in the same text, such as a container's name; may be empty."""
+    windows: list[Window]
+    model: str = ""
+    note: str = ""
+    """How counts follow from what is printed, where they are not printed themselves."""
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text without colours and control characters."""
+    return [_COLOURS.sub("", line) for line in text.replace("\r", "\n").split("\n")]
+
+
+def trace_of(printed: Printed, source: str) -> Trace:
+    """Return the trace of what an engine printed.
+
+    Windows begin at the first one's start. ValueError if there are too many.
+    """
+    windows = sorted(printed.windows, key=lambda one: (one.start, one.end))
+    if len(windows) > MOST_WINDOWS:
+        raise ValueError(f"it has {len(windows)} windows of counts; at most {MOST_WINDOWS} are read")
+    begin = min((one.start for one in windows), default=0)
+    rows = [shifted(one, -begin) for one in windows]
+    lacking = {
+        "number of tokens": all(one.tokens is None for one in rows),
+        "times": all(one.busy is None and one.end == one.start for one in rows),
+    }
+    known = tuple(name for name, value in figures(rows).items() if value not in (None, ()))
+    unknown = (*COUNTED, *(fact for fact, missing in lacking.items() if missing))
+    content: Any = [
+        list(map(str, (one.start, one.end, one.label, one.drafter, one.drafted, one.accepted)))
+        for one in rows
+    ]
+    header = new_header(
+        Imported(source, unknown, known=known),
+        engine=printed.engine,
+        key=printed.key,
+        content=content,
+        prompts=0,
+        model=printed.model,
+    )
+    noted = {**header.environment, "note": printed.note} if printed.note else header.environment
+    trace = Trace(replace(header, environment=noted))
+    for row in rows:
+        trace.add(row)
+    trace.footer = Footer("done", (), (), max((one.end for one in rows), default=0))
+    return trace
+
+
+def shifted(window: Window, by: int) -> Window:
+    return replace(window, start=window.start + by, end=window.end + by)
+
+
+def window(start: float, end: float, **counts: Any) -> Window:
+    """Return a window from seconds, with what is not given as unknown."""
+    empty: dict[str, Any] = {
+        "drafter": "",
+        "label": "",
+        "steps": None,
+        "drafts": None,
+        "drafted": None,
+        "accepted": None,
+        "places": (),
+        "tokens": None,
+        "busy": None,
+        "drafting": None,
+        "running": None,
+    }
+    return Window(nanoseconds(start), nanoseconds(max(start, end)), **(empty | counts))
+
+
+def nanoseconds(seconds: float) -> int:
+    return max(0, round(1e9 * seconds))
+
+
+def places_of(rates: str | Iterable[float], drafts: int | None) -> tuple[int, ...]:
+    """Return the accepted tokens by place of printed shares of the drafts; empty if unknown."""
+    shares = [float(one) for one in re.findall(r"\d+\.?\d*", rates)] if isinstance(rates, str) else [*rates]
+    if drafts is None or len(shares) > LONGEST_DRAFT:
+        return ()
+    return tuple(round(share * drafts) for share in shares)
+
+
+def drafts_of(drafted: int, accepted: int, longest: int, mean: float | None) -> int | None:
+    """Return the number of drafts; None if the averages allow none.
+
+    All of them have the longest length if that fits the printed mean acceptance length.
+    """
+    if longest and not drafted % longest:
+        number = drafted // longest
+        if not number or mean is None or abs(1 + accepted / number - mean) < 0.0051:
+            return number
+    if mean is None or mean <= 1 or not accepted:
+        return None
+    return round(accepted / (mean - 1))
+
+
+def whole(text: str) -> int:
+    """Return a whole number in a text; ValueError if it is too large."""
+    number = int(text)
+    if number > MOST_WHOLE:
+        raise ValueError(f"a count is {text[:40]}; expected at most {MOST_WHOLE}")
+    return number

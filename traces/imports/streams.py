@@ -1,0 +1,118 @@
+"""Recorded streams of servers: the events of one answer, as `curl -N` or a proxy keeps them.
+
+Lines are `data: {...}`, or JSON rows {"t_ms": ..., "raw": "data: ..."} of a client that noted when
+each arrived. llama.cpp's events have times of their own.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specscope.engine.files import parse_json
+from specscope.engine.servers.checks import unknown
+from specscope.engine.servers.recording import trace_of
+from specscope.engine.servers.steps import NO_TOKEN, Answered, LlamaReader, Reader, Step, VllmReader
+from specscope.engine.trace.events import Device, Header
+from specscope.traces.imported import Imported, with_unknown
+from specscope.traces.imports.request_trace import new_header
+
+if TYPE_CHECKING:
+    from specscope.engine.trace.trace import Trace
+
+NAME = "a recorded stream of a server"
+
+
+class Event(NamedTuple):
+    """One event of a stream."""
+
+    time: int | None
+    """Nanoseconds since the request; None if unknown."""
+    value: dict[str, Any]
+
+
+def events_of(text: str) -> list[Event]:
+    """Return the events of a stream in a text; empty if it is none."""
+    found = list[Event]()
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        time, value = None, line
+        if line.startswith('{"t_ms"'):
+            with suppress(ValueError):
+                row = parse_json(line)
+                time, value = _nanoseconds(row.get("t_ms")), str(row.get("raw", ""))
+        if not value.startswith("data:"):
+            if found or value.startswith((":", "event:", "id:", "retry:")):
+                continue
+            return []
+        if value.startswith(("data: {", "data:{")):
+            with suppress(ValueError):
+                event = parse_json(value.removeprefix("data:"))
+                inner = event.get("data") if isinstance(event.get("data"), dict) else event
+                found.append(Event(time, inner))
+    return found
+
+
+def _nanoseconds(ms: Any) -> int | None:
+    return round(1e6 * ms) if isinstance(ms, int | float) and 0 <= ms < 1e12 else None
+
+
+def read(text: str) -> Trace | None:
+    """Return the trace of a stream; None if the text is none.
+
+    ValueError if it tells neither tokens nor counts.
+    """
+    events = events_of(text)
+    if not events:
+        return None
+    llama = any("timings" in event.value or "tokens_predicted" in event.value for event in events)
+    reader: Reader = LlamaReader() if llama else VllmReader()
+    steps, timed = list[Step](), True
+    for event in events:
+        time = _own_time(event.value) if event.time is None else event.time
+        found = reader.add(time or 0, event.value)
+        timed = timed and (time is not None or not found)
+        steps += found
+    steps = reader.final([*steps, *reader.end()])
+    if not steps:
+        raise ValueError("the stream has no tokens")
+    answer = Answered(0, steps, reader.told)
+    return _trace("llama.cpp" if llama else "vLLM", answer, text, timed=timed and bool(steps[-1].time))
+
+
+def _own_time(event: dict[str, Any]) -> int | None:
+    """Return the time of an event of llama.cpp: those of the prompt and of the tokens until it."""
+    timings = event.get("timings")
+    if not isinstance(timings, dict):
+        return None
+    parts = [timings.get(name) for name in ("prompt_ms", "predicted_ms")]
+    return None if None in parts else _nanoseconds(sum(parts))
+
+
+def _trace(engine: str, answer: Answered, text: str, *, timed: bool) -> Trace:
+    device = Device("server:0", "drafter+target", engine, "server")
+    plain = Header("stream", "", "", "", {}, ("",), ((),), {}, {}, engine, "", (device,), "", "")
+    found = trace_of(plain, [answer], "")
+    facts = with_unknown(found).header.environment["recorded"]["unknown"]
+    lacking = [*facts, *unknown([answer])]
+    if not timed:
+        lacking.append("times")
+        found.spans.clear()
+        found.rounds = [replace(r, time=0, span=-1) for r in found.rounds]
+        found.commits = [replace(c, time=0) for c in found.commits]
+        found.decisions = [replace(d, verify_span=-1) for d in found.decisions]
+    if any(token.id == NO_TOKEN for step in answer.steps for token in step.tokens):
+        lacking.append("ids of the tokens")
+    found.header = new_header(
+        Imported(f"a stream of {engine}", tuple(dict.fromkeys(lacking))),
+        engine=engine,
+        key="stream",
+        content=text,
+        prompts=1,
+        prompt=answer.told.prompt,
+        model=answer.told.model.replace("\\", "/").rpartition("/")[2],
+        devices=(device,) if timed else (),
+    )
+    if found.footer is not None and not timed:
+        found.footer = replace(found.footer, time=0)
+    return found

@@ -1,0 +1,57 @@
+"""Windows of counts: what an engine counted in each stretch of time, or of each request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from specscope.traces import counted
+
+if TYPE_CHECKING:
+    from specscope.engine.trace.events import Window
+    from specscope.engine.trace.trace import Trace
+
+
+class CountView(TypedDict):
+    """The fields of `events.Window` with rates; null is unknown."""
+
+    label: str
+    drafter: str
+    t: float
+    """Its end, in milliseconds since the first window's start."""
+    seconds: float | None
+    tokens: int | None
+    speed: float | None
+    """Tokens per second."""
+    drafts: int | None
+    drafted: int | None
+    accepted: int | None
+    length: float | None
+    """Tokens per draft, the target's own included."""
+    places: list[float]
+    """Accepted tokens by place, per draft."""
+    drafting: float | None
+    """Milliseconds of each draft."""
+    running: float | None
+
+
+def counts(trace: Trace) -> list[CountView]:
+    return [_view(row) for row in trace.windows]
+
+
+def _view(row: Window) -> CountView:
+    seconds, drafts = counted.seconds(row), row.drafts or None
+    return {
+        "label": row.label,
+        "drafter": row.drafter,
+        "t": row.end / 1e6,
+        "seconds": seconds,
+        "tokens": row.tokens,
+        "speed": row.tokens / seconds if seconds and row.tokens is not None else None,
+        "drafts": row.drafts,
+        "drafted": row.drafted,
+        "accepted": row.accepted,
+        "length": 1 + row.accepted / drafts if drafts and row.accepted is not None else None,
+        "places": [kept / drafts for kept in row.places] if drafts else [],
+        "drafting": row.drafting / drafts / 1e6 if drafts and row.drafting is not None else None,
+        "running": row.running,
+    }
