@@ -43,8 +43,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(cluster):
     def decode(method, config, sampling=WARM, limits=ENDS[0], **more):
-        several = METHODS[method].batched or "load" in more
-        prompts = PROMPTS if several else PROMPTS[:1]
+        prompts = PROMPTS if METHODS[method].batched or "load" in more else PROMPTS[:1]
         return cluster.run(method, *prompts, config=config, sampling=sampling, limits=limits, **more)
 
     return decode

@@ -21,8 +21,7 @@ from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import packed, packed_run
 from specscope.traces.view.part import bins_view, part_document, part_sections
 from tests.traces.samples import sample_trace
-from tests.traces.test_layers import easyspec
-from tests.traces.test_servers import dsi
+from tests.traces.scripted import dsi, easyspec
 
 SCRIPTED = {
     "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),
