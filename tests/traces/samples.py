@@ -386,9 +386,8 @@ OPEN: dict[str, specscope.Cluster] = {}
 """Clusters of the bundled pair by profile, open until the tests end."""
 
 
-def bundled(profile="pearl-4xA100", runtime="virtual"):
-    """Return a cluster of the bundled pair; without a profile it measures."""
-    key = profile or runtime
-    if key not in OPEN:
-        OPEN[key] = specscope.open("bundled", runtime=runtime, profile=profile or None)
-    return OPEN[key]
+def bundled(profile="pearl-4xA100"):
+    """Return a cluster of the bundled pair in virtual time."""
+    if profile not in OPEN:
+        OPEN[profile] = specscope.open("bundled", runtime="virtual", profile=profile)
+    return OPEN[profile]
