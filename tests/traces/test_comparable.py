@@ -173,17 +173,6 @@ def test_a_batch_has_a_throughput_and_a_speed_per_sequence():
     assert "tokens_per_second_per_sequence" not in usual
 
 
-def test_a_sequence_that_waits_for_a_place_is_timed_from_its_own_prefill():
-    batch = batched("autoregressive", 2)
-    end, prefill = batch.commits[-1].time, batch.spans[0]
-    batch.spans.append(replace(prefill, id=9999, start=end, end=end + prefill.end, step=9))
-    later = [c if c.sequence == 0 else replace(c, time=c.time + end) for c in batch.commits]
-    batch.commits = sorted(later, key=lambda c: c.time)
-    alone, metrics = measure(sample("autoregressive")), measure(batch)
-    assert metrics.tokens_per_second_per_sequence == pytest.approx(alone.tokens_per_second)
-    assert metrics.tokens_per_second < alone.tokens_per_second, "the second prefill is in between"
-
-
 def test_the_acceptance_of_trees_is_a_number_of_tokens_per_round():
     model = view_model([sample("tree"), sample("pearl")])
     tree, chain = (run["figures"]["acceptance_rate"] for run in model["runs"])

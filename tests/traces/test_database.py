@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specscope.engine.errors import StoreError
-from specscope.traces import database, schema
+from specscope.traces import schema
 from specscope.traces.store import Store, default_path
 from tests.traces.samples import sample_trace
 
@@ -155,19 +155,6 @@ def test_a_database_whose_columns_were_added_one_by_one_keeps_its_runs(path):
         assert store.load(trace.header.run_id) == trace
         store.insert(other)
         assert store.load(other.header.run_id) == other
-
-
-def test_a_locked_database(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_MS", 50)
-    with Store(path):
-        pass
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(StoreError, match="is locked by another program; close that program"):
-            Store(path)
-        other.rollback()
-    with Store(path) as store:
-        assert store.runs() == ([], 0)
 
 
 def test_a_damaged_database(path):

@@ -60,31 +60,18 @@ def edited(line, **fields):
 @pytest.mark.parametrize(
     ("number", "edit", "message"),
     [
-        (0, lambda _: '{"event":"header"}', "line 1: a header is incomplete"),
         (0, lambda x: edited(x, schema=99), "schema 99.*please update"),
         (0, lambda x: edited(x, prompts=["a", "b"]), "token ids of 1 prompts, but 2 prompts"),
         (0, lambda x: edited(x, devices=json.loads(x)["devices"] * 2), "two devices have the same name"),
-        (0, lambda x: edited(x, config={"gamma": "\ud800"}), "config of a header"),
         (1, lambda x: x[:-9], "line 2: "),
         (1, lambda x: x + "\n" + to_json(sample_trace().header), "this file holds a second one"),
-        (1, lambda _: '{"event":"weather"}', "line 2: not a trace event"),
         (1, lambda x: edited(x, shoe=42), "line 2: a piece has no field shoe"),
-        (-1, lambda x: edited(x, time="soon"), "time of a footer is 'soon'"),
-        (-1, lambda x: edited(x, time=-1), "time of a footer is -1; expected 0 to"),
-        (-1, lambda x: edited(x, status="fine"), "status of a footer is 'fine'"),
         (-1, lambda x: edited(x, texts=["a", "b"]), "the footer has more texts"),
-        (-1, lambda x: x + "\n" + x.replace("footer", "header"), "a header has no field"),
         ("span", lambda x: edited(x, device="gpu9"), "device 'gpu9' is not among"),
         ("span", lambda x: edited(x, end=0, start=5), "lasts from 5 to 0"),
         ("span", lambda x: edited(x, sequence=1), "sequence 1 is not among the header's 1 prompts"),
-        ("span", lambda x: edited(x, kind="nap"), "kind of a span is 'nap'"),
-        ("span", lambda x: edited(x, start=True), "start of a span is True"),
         ("span", lambda x: edited(x, id=3), "two spans have the same id"),
-        ("span", lambda x: edited(x, end=2**64), "end of a span is"),
         ("decision", lambda x: x[:-1] + ',"u":1e999}', "u of a decision is inf"),
-        ("decision", lambda x: edited(x, p=float("inf")), "p of a decision is inf"),
-        ("decision", lambda x: edited(x, top_p=[[1, 0.5, 2]]), "top_p of a decision"),
-        ("commit", lambda x: edited(x, text=None), "text of a commit is None"),
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(path, number, edit, message):
@@ -118,26 +105,17 @@ FORECAST = {
     ("kind", "usual", "fields", "message"),
     [
         (Copied, COPY, {"document": 3}, "document 3 of a copy is not in the trace"),
-        (Copied, COPY, {"document": -2}, "document of a copied is -2; expected -1 to"),
         (Copied, COPY, {"start": 1}, "a copy has start 1, match 2 and length 4"),
-        (Copied, COPY, {"match": -1}, "match of a copied is -1"),
-        (Copied, COPY, {"length": -4}, "length of a copied is -4"),
         (Copied, COPY, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
         (Pooled, POOL, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
         (Pooled, POOL, {"window": (("a",),)}, "window of a pooled is"),
         (Pooled, POOL, {"model": "nobody"}, "'nobody'; it must be one of target, drafter"),
-        (Pooled, POOL, {"size": -1}, "size of a pooled is -1"),
         (Pooled, POOL, {"tried": ((),)}, "an n-gram without tokens"),
-        (Forked, FORK, {"place": -1}, "place of a forked is -1"),
-        (Forked, FORK, {"length": -2}, "length of a forked is -2"),
         (Forked, FORK, {"taken": 1}, "taken of a forked is 1"),
         (Forked, FORK, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
-        (Forecast, FORECAST, {"tree": "oak"}, "tree of a forecast is 'oak'; it must be one of "),
-        (Forecast, FORECAST, {"score": -1.0}, "score of a forecast is -1"),
         (Forecast, FORECAST, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
         (Chain, CHAIN, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
         (Chain, CHAIN, {"drafted": 5}, "a draft of 5 tokens was asked for 4"),
-        (Chain, CHAIN, {"stop": "tired"}, "stop of a chain is 'tired'"),
     ],
 )
 def test_an_invalid_row_is_refused(path, kind, usual, fields, message):
@@ -155,14 +133,8 @@ def test_a_file_of_schema_1_is_read(path):
     assert read_file(path) == old
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"hello", b"\xff\xfe\x00", b"[" * 100_000, b'{"event":"span"}', b"null", b"7" * 5000]
-)
-def test_files_that_are_not_traces_or_cannot_be_used(path, content):
+def test_files_that_cannot_be_used(path):
     with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
-        read_file(path)
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match="is not a SpecScope trace"):
         read_file(path)
     write_file(sample_trace(), path)
     with pytest.raises(UsageError, match="the limit is 1000"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from math import isclose
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,6 @@ from specscope.engine.run.serving import Load
 from specscope.engine.trace.events import Span
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.imported import origin
-from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
 from specscope.traces.places import first_rate, level_rate
 from specscope.traces.view.document import view_model
@@ -24,13 +21,12 @@ from specscope.traces.view.tokens import has_trees
 from tests.engine.heads.random_heads import with_heads
 from tests.engine.methods.lossless import CASES
 from tests.traces import plain_figures
-from tests.traces.samples import KINDS, recorded_loop, sample_trace
+from tests.traces.samples import KINDS, recorded_loop, sample_trace, shown
 
 PROMPTS = ("Once upon a time there was a small town", "The sea is salty because", "Hello, my name is")
 WARM = Sampling(temperature=0.9, seed=3)
 ENDS = (Limits(20), Limits(20, stop=("s",)), Limits(3))
 """The text ends by its length, by a stop string inside of a draft, or in the first rounds."""
-IMPORTED = sorted(Path("tests/traces/imported").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -72,54 +68,28 @@ def same(a, b):
 
 
 def agree(trace, m):
-    """Check what must hold between the figures of a run, and between its rows and its page."""
-    fates = Counter(d.outcome for d in trace.decisions)
-    own = sum(c.origin != "accepted" for c in trace.commits)
-    unplaced = sum(fork.length for fork in trace.forks if not fork.taken)
+    """Check what must hold between the figures of a run and its rows."""
     cut = m.accepted - sum(c.origin == "accepted" for c in trace.commits)
-    assert 0 <= m.accepted <= m.accepted + m.rejected <= m.drafted
-    assert m.drafted == m.accepted + m.rejected + m.discarded
-    assert m.tokens == m.accepted - cut + own
-    ends = Counter(
-        max(r.step for r in trace.rounds if r.sequence == s) for s in {r.sequence for r in trace.rounds}
-    )
+    ends = {max(r.step for r in trace.rounds if r.sequence == s) for s in {r.sequence for r in trace.rounds}}
     late = sum(max(0, r.accepted - r.emitted) for r in trace.rounds if r.step in ends)
     assert cut == late, "only the end of a text cuts accepted tokens off"
-    assert sum(r.accepted for r in trace.rounds) == m.accepted == fates["accepted"]
-    assert sum(s.drafted for s in m.per_position) == m.drafted - unplaced
-    assert sum(s.tested for s in m.per_position) == m.accepted + m.rejected
+    assert m.tokens == m.accepted - cut + sum(c.origin != "accepted" for c in trace.commits)
+    assert sum(r.accepted for r in trace.rounds) == m.accepted
     assert sum(s.accepted for s in m.per_position) == sum(r.accepted for r in m.per_level) == m.accepted
-    if m.drafted:
-        assert m.rollback_rate in (None, pytest.approx(1 - m.acceptance_rate))
-        assert m.acceptance_rate <= (m.acceptance_rate_tested or 0)
+    assert sum(s.tested for s in m.per_position) == m.accepted + m.rejected
     if m.acceptance_rate_tested is not None:
-        assert m.acceptance_rate_tested <= level_rate(m.per_level) + 1e-9
+        assert (m.acceptance_rate or 0) <= m.acceptance_rate_tested <= level_rate(m.per_level) + 1e-9
         chain = not has_trees(trace.decisions)
         assert not chain or first_rate(trace.decisions) == pytest.approx(m.acceptance_rate_tested)
-    if m.wasted_device_seconds is not None:
-        assert m.preempted_device_seconds <= m.wasted_device_seconds + 1e-12
-    assert (m.sp_degree or 0) <= m.target_forwards
-    decided = m.tokens - plain_figures.prefilled(trace, before=False)
-    assert (m.tokens_per_target_forward or 0) * m.target_forwards == pytest.approx(decided)
+    assert (m.preempted_device_seconds or 0) <= (m.wasted_device_seconds or 0) + 1e-12
     if not m.drafted and len(trace.header.prompts) == 1 and m.target_forwards and trace.status == "done":
         assert m.tokens_per_target_forward == 1
-    on_page(trace, m)
-
-
-def on_page(trace, m):
-    """Check that the page's rows and its texts are of the same run."""
-    page = view_model([trace])["runs"][0]
-    assert len(page["tokens"]) == m.tokens
+    page = shown(trace)
     lost = sum(d.outcome in ("rejected", "discarded") for d in trace.decisions)
-    assert len(page["ghosts"]) == lost
-    texts = page["figures"]
-    assert texts["accepted"] == f"{m.accepted:,}"
-    assert texts["target_forwards"] == f"{m.target_forwards:,}"
-    assert texts["acceptance_rate"].startswith("–" if not m.drafted else f"{100 * m.acceptance_rate:.0f} %")
-    for part in page["headline"]:
-        assert part["percent"] == round(100 * m.waiting[part["kind"]])
-    if page["headline"]:
-        assert sum(m.waiting[k] for k in ("both", "draft", "target", "none")) == 1
+    assert (len(page["tokens"]), len(page["ghosts"])) == (m.tokens, lost)
+    assert [part["percent"] for part in page["headline"]] == [
+        round(100 * m.waiting[part["kind"]]) for part in page["headline"]
+    ]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{i}")
@@ -180,20 +150,3 @@ def test_a_prefill_and_its_token_are_both_left_out(tmp_path, store, first):
     assert row.speedup == pytest.approx(faster)
     assert page["runs"][1]["figures"]["speedup"] == f"{faster:.2f}×"
     assert f"brought {found[1].tokens_per_target_forward:.2f} tokens" in page["runs"][1]["verdict"]["summary"]
-
-
-@pytest.mark.parametrize("path", IMPORTED, ids=lambda p: p.name)
-def test_the_figures_of_an_imported_file_agree(path):
-    for trace in read_traces(path).traces:
-        m = measure(trace)
-        known = [m.accepted, m.rejected, m.discarded, m.drafted]
-        if None not in known:
-            assert m.drafted == m.accepted + m.rejected + m.discarded
-        for slot, level in zip(m.per_position, m.per_level, strict=False):
-            assert slot.accepted <= slot.tested <= (slot.drafted or slot.tested)
-            assert level.accepted <= level.reached
-        if m.per_position and m.accepted is not None:
-            assert sum(slot.accepted for slot in m.per_position) == m.accepted
-        if m.mean_accepted_length is not None and m.acceptance_length is not None and trace.rounds:
-            emitted = sum(r.emitted for r in trace.rounds)
-            assert m.acceptance_length * len(trace.rounds) == pytest.approx(emitted)

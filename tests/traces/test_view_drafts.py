@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 
 import specscope
-from specscope.engine.methods import METHODS
 from specscope.engine.trace.events import Chain, Document, Footer, Forecast
 from specscope.engine.trace.trace import Trace
 from specscope.engine.types import Limits, Sampling
 from specscope.traces import waiting
-from specscope.traces.advice import kind_of
 from specscope.traces.export.report import render_report
 from specscope.traces.forks import lookups, untaken
 from specscope.traces.imported import NO_TOKEN
@@ -125,13 +122,6 @@ def test_n_grams_have_the_text_of_every_token_and_are_left_out_of_a_redacted_doc
     assert shown(pooled, redact_prompt=True)["ngrams"] == []
 
 
-@strategies.few
-@given(strategies.traces())
-def test_any_trace_has_its_n_grams(trace):
-    for row in ngrams(trace):
-        assert all(0 <= tried["accepted"] < len(tried["ids"]) for tried in row["tried"])
-
-
 @pytest.fixture
 def copied():
     return sample_trace("llma", tokens=60, acceptance=0.7)
@@ -235,18 +225,6 @@ def test_a_draft_that_never_began_has_the_time_of_its_round():
     assert found == (decoding_clock(trace)(ended.time), -1, 0, 0)
 
 
-def test_sequences_under_load_keep_their_drafts_apart():
-    config, load = {"gamma": 4, "schedule": "average"}, specscope.Load((0.0, 0.0), batch=2)
-    trace = bundled().run("speculative", *PROMPTS, config=config, limits=Limits(30), load=load)
-    rows, accepted = lengths(trace), Counter[int]()
-    for r in rows:
-        accepted[r["sequence"]] += r["accepted"]
-        assert r["accepted"] + r["lost"] == r["drafted"]
-    for sequence in (0, 1):
-        assert accepted[sequence] == sum(r.accepted for r in trace.rounds if r.sequence == sequence)
-    assert any(s.sequence == -1 for s in trace.spans), "the sequences share forwards"
-
-
 def test_drafts_and_verifications_of_a_batch_of_minedraft_have_its_number():
     load = specscope.Load((0.0,) * 4, batch=2, policy="minedraft")
     trace = bundled().run("speculative", *"abcd", config={"gamma": 2}, limits=Limits(12), load=load)
@@ -328,13 +306,6 @@ def test_gaps_between_the_forwards_of_a_fan_are_the_hosts(guessed):
     ]
     found = [w for w in waiting.waits(replace(guessed, spans=late)) if w.end - w.start == 20_000]
     assert [w.reason for w in found if w.device == "gpu-drafter"] == ["host"] * 3
-
-
-def test_nothing_is_predicted_for_branches():
-    """The formulas of the advice are those of turns, of PEARL's two modes and of DSI's servers."""
-    for key, kind in {"ssd": None, "pearl": "overlap", "speculative": "turns"}.items():
-        cfg = METHODS[key].configure({"gamma": 3})
-        assert kind_of(METHODS[key].layout(cfg), asdict(cfg)) == kind
 
 
 # Runs aligned by token.

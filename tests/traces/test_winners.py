@@ -13,7 +13,7 @@ from specscope.engine.errors import UsageError
 from specscope.engine.simulate.oracle import bernoulli_models
 from specscope.engine.types import Limits
 from specscope.traces.closed_forms import ssd_speedup
-from specscope.traces.lab.forms import FORMS, Place, best_settings
+from specscope.traces.lab.forms import FORMS, Place
 from specscope.traces.lab.plan import Plan, assumptions, default
 from specscope.traces.lab.winners import (
     Result,
@@ -76,14 +76,6 @@ def test_specbranch_has_the_length_of_a_branch_and_the_forks_that_are_best(c, ra
         fixed = plan.methods[0]._replace(given=given, search={})
         (other,) = results(replace(plan, methods=(fixed,)), c, rate)
         assert other.speedup < 1.02 * best.speedup, given
-
-
-def test_equal_settings_give_the_smallest_and_a_rate_is_searched_beside_0():
-    at = Place("ratios", 5, 0.7, 0.5, 0.7)
-    found = best_settings(
-        lambda at, a, b, t, fixed: min(a, 3) + t + fixed, at, {"fixed": 9}, {"a": 5, "b": 2, "t": "rate"}
-    )
-    assert found == {"fixed": 9, "a": 3, "b": 1, "t": 0.7}
 
 
 def result(key: str, devices: int, speedup: float, form: float = 1.0, **more) -> Result:

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from specscope.traces.closed_forms import speculative_tokens, ssd_hit_rate
-from specscope.traces.papers import dsi, ems, outside, parallel, parallelspec
+from specscope.traces.papers import dsi, ems, outside, parallel
 from specscope.traces.papers import pearl_speeds as pearl
 from specscope.traces.papers.dsi import measured_time
-from specscope.traces.papers.pearl import Step, followed
-from specscope.traces.papers.rows import Row, numbers
+from specscope.traces.papers.rows import Row
 
 # DSI's schedule.
 
@@ -28,32 +27,6 @@ def test_the_closed_form_is_the_mean_of_followed_forwards(drafter, rate, lookahe
     assert dsi.run_time(right, drafter, lookahead) / len(right) == pytest.approx(closed, rel=0.02)
     closed = float(dsi.si_time(np.array(drafter), np.array(rate), np.array(lookahead)))
     assert dsi.si_run_time(right, drafter, lookahead) / len(right) == pytest.approx(closed, rel=0.02)
-
-
-def test_one_rejection_by_hand():
-    """Lookahead 2, drafter 1/4: token 1 at 1, tokens 2 and 3 at 1.5, token 4 at 2; then again."""
-    right = np.array([True, True, True, False, True])
-    assert dsi.run_time(right, 0.25, 2) == pytest.approx(2 + 1)
-    assert dsi.si_run_time(right, 0.25, 2) == pytest.approx(3 * 1.5)
-
-
-def test_a_rate_of_one_takes_the_drafters_time_and_a_rate_of_zero_the_targets():
-    for lookahead in (1, 4, 200):
-        for drafter in (0.01, 0.5, 1.0):
-            arguments = (np.array(drafter), np.array(lookahead))
-            assert dsi.dsi_time(arguments[0], np.array(1.0), arguments[1]) == pytest.approx(drafter)
-            assert dsi.dsi_time(arguments[0], np.array(0.0), arguments[1]) == pytest.approx(1)
-
-
-def test_figure_2_has_the_papers_grid_and_claims():
-    maps = dsi.heat_maps()
-    assert maps.dsi_over_best.shape == (100, 101)
-    assert maps.dsi_over_best.min() >= 1 - 1e-9
-    assert maps.dsi_over_best.max() == pytest.approx(1.6, rel=0.05)
-
-
-def test_figure_7_leaves_out_latencies_that_need_more_servers():
-    assert dsi.heat_maps(5).dsi_over_best.shape == (98, 101)
 
 
 def test_threads_take_at_least_the_time_of_the_schedule():
@@ -95,12 +68,6 @@ def test_figure_7_equals_the_enumeration_of_all_batches(accuracy, batch):
     assert ems.padding_ratio(accuracy, batch, most) == pytest.approx(largest / mean - 1, abs=1e-12)
 
 
-def test_the_largest_of_two_exponential_variables_exceeds_the_mean_by_half():
-    assert ems.waiting(1) == 0
-    assert ems.waiting(2) == pytest.approx(0.5)
-    assert ems.waiting(4) == pytest.approx(1 / 2 + 1 / 3 + 1 / 4)
-
-
 # SSD.
 
 
@@ -132,11 +99,6 @@ def test_the_cliff_is_predicted_from_the_speed_at_gamma_4():
 # ParallelSpec and the tables of others.
 
 
-def test_the_cost_of_a_round_is_tau_over_the_speed_up_of_vicuna_7b():
-    assert parallelspec.round_cost("EAGLE") == pytest.approx(3.58 / 2.18)
-    assert parallelspec.round_cost("SpS", large=True) == pytest.approx(1 + 0.78 * (2.27 / 1.53 - 1), rel=0.01)
-
-
 def test_nano_pearls_speed_ups_follow_from_its_accepted_tokens():
     """By hand, 1.5B with 72B: a step of AIME takes 22.96 ms, 7 drafts; 26.9 ms at batch 32.
 
@@ -160,26 +122,7 @@ def test_nano_pearls_speed_ups_follow_from_its_accepted_tokens():
     assert outside.predicted(f"{pair}, CNN/DM, batch 32") == pytest.approx(expected)
 
 
-def test_a_stub_head_accepts_by_level():
-    """By hand: 1 + 0.5 + 0.5 x 0.5 x ...; a level that is never right ends the draft."""
-    assert parallelspec.accepted_length([0.5, 0.5]) == pytest.approx(1.75, abs=0.02)
-    assert parallelspec.accepted_length([1, 0, 1]) == 2
-    assert parallelspec.accepted_length([parallelspec.rate_for(3.5)] * 5) == pytest.approx(3.5, rel=0.01)
-
-
 # PEARL.
-
-
-def test_the_rate_of_codellama_7_70_is_table_7s():
-    assert pearl.pair_of("codellama-7-70").rate == pytest.approx(0.964, abs=0.0005)
-    assert pearl.speculative(pearl.pair_of("codellama-7-70"), 10) == pytest.approx(3.19, abs=0.005)
-
-
-def test_table_9_is_computed_from_the_drafts_of_its_steps():
-    words = [draft.split() for draft in numbers("pearl")["Table 9"]["drafts"]]
-    words[3][0] = "wrong"
-    steps = followed(words, numbers("pearl")["Table 9"]["text"].split())
-    assert steps[3] == Step(1, post=False)
 
 
 @pytest.mark.parametrize(("gamma", "gain"), [(5, 1.13), (7, 1.15)])
