@@ -122,17 +122,18 @@ def test_nothing_is_predicted_for_lengths_that_adapt_or_forwards_of_one_row(trac
 
 def test_siblings_that_lose_are_no_rejections_of_a_chain():
     """A tree's first siblings are right as often as the tokens of chains of the same drafter."""
-    for text in ("Explain gravity.", "Once upon a time there was a small town"):
-        given = {"limits": Limits(96)}
-        tree = bundled("ratios").run("specbranch", text, config={"gamma": 8, "length": 8}, **given)
-        chain = bundled("ratios").run("pearl", text, config={"gamma": 2}, **given)
-        plain = bundled("ratios").run("autoregressive", text, **given)
-        tested = measure(chain).acceptance_rate_tested
-        assert first_rate(tree.decisions) == pytest.approx(tested, abs=0.02)
-        assert first_rate(tree.decisions) > measure(tree).acceptance_rate_tested + 0.1
-        assert rates_of(tree, measure(tree), plain).any == pytest.approx(tested, abs=0.02)
-        said = f"and {100 * level_rate(measure(tree).per_level):.0f} % of the tested levels had a right draft"
-        assert said in view_model([tree, plain])["runs"][0]["verdict"]["summary"]
+
+    def run(method, **config):
+        limits = Limits(96)
+        return bundled("ratios").run(method, "Explain gravity.", config=config, limits=limits)
+
+    tree, chain, plain = run("specbranch", gamma=8, length=8), run("pearl", gamma=2), run("autoregressive")
+    tested = measure(chain).acceptance_rate_tested
+    assert first_rate(tree.decisions) == pytest.approx(tested, abs=0.02)
+    assert first_rate(tree.decisions) > measure(tree).acceptance_rate_tested + 0.1
+    assert rates_of(tree, measure(tree), plain).any == pytest.approx(tested, abs=0.02)
+    said = f"and {100 * level_rate(measure(tree).per_level):.0f} % of the tested levels had a right draft"
+    assert said in view_model([tree, plain])["runs"][0]["verdict"]["summary"]
 
 
 def test_a_prediction_for_another_length_is_near_a_run_with_that_length():

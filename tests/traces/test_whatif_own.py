@@ -64,7 +64,7 @@ CASES = [
     *((key, config, SAMPLING[i % 3]) for i, (key, config) in enumerate(SETTINGS_OF_ALL)),
 ]
 """Each method greedily and sampled; each setting once, with every third of the samplings."""
-LIMITS = specscope.Limits(20)
+LIMITS = specscope.Limits(14)
 ROWS = ("spans", "rounds", "commits", "copies", "chains", "forecasts", "pooled", "forks")
 
 
