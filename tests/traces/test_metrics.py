@@ -9,7 +9,7 @@ from hypothesis import given
 from specscope.engine.trace.events import Commit, Decision, Device, Footer, Header, Occupancy, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces.export.report import render_report
-from specscope.traces.metrics import measure, speedup
+from specscope.traces.metrics import measure
 from specscope.traces.places import Level, Slot
 from specscope.traces.view.figures import USED_BY, acceptance
 from tests.traces import strategies
@@ -95,17 +95,6 @@ def test_measured_occupancy_is_the_mean_of_the_samples_while_decoding():
         trace.add(Occupancy(device, ms * MS, share, 0))
     assert measure(trace).measured_occupancy == pytest.approx({"d": 0.4})
     assert measure(trace).occupancy == pytest.approx({"d": 10 / 35, "t": 20 / 35})
-
-
-def test_speedup_compares_decoding():
-    base = measure(sample_trace("autoregressive"))
-    fast = measure(sample_trace("pearl"))
-    assert speedup(base, base) == 1
-    assert speedup(fast, base) == pytest.approx(fast.tokens_per_second / base.tokens_per_second)
-    assert speedup(fast, base) > 1
-    empty = measure(Trace(sample_trace().header))
-    assert speedup(empty, base) is None
-    assert speedup(base, empty) is None
 
 
 @strategies.many

@@ -212,14 +212,6 @@ def test_a_what_if_needs_drafts_and_output_only_and_names_what_it_lacks(record):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("entry", [5, [], {"unknown": 3}])
-def test_an_entry_of_another_form_is_refused(record, entry):
-    trace = record(2)
-    trace.header.environment["recorded"] = entry
-    with pytest.raises(ValueError, match=r"^environment\.recorded"):
-        check(trace)
-
-
 def test_an_unknown_fact_is_no_fault(record):
     trace = record(2)
     trace.header.environment["recorded"] |= {"unknown": ["texts of the tokens", "luck"]}

@@ -66,20 +66,6 @@ def test_span_fates_agree_with_wasted_work(kind):
     assert lost == {s.id for s in waiting.wasted(trace)}
 
 
-def test_overlapping_spans_of_one_device_get_lanes():
-    trace = sample_trace("shared")
-    assert [t["lanes"] for t in shown(trace)["tracks"]] == [1]
-    first = next(s for s in trace.spans if s.kind == "draft")
-    trace.spans.append(replace(first, id=9999, start=first.start + 1, end=first.end + 1))
-    (track,) = shown(trace)["tracks"]
-    assert track["lanes"] == 2
-    taken = {}
-    spans = track["spans"]
-    for start, end, lane in zip(spans["start"], spans["end"], spans["lane"], strict=True):
-        assert taken.get(lane, float("-inf")) <= start
-        taken[lane] = end
-
-
 def test_speed_up_and_identity_compare_with_the_run_that_drafts_nothing():
     plain, pearl = sample_trace("autoregressive"), sample_trace("pearl")
     first, second = view_model([pearl, plain])["runs"]

@@ -4,7 +4,7 @@ import random
 import pytest
 from hypothesis import given
 
-from specscope.engine.trace.events import Commit, Decision, Device, Footer, Header, Span
+from specscope.engine.trace.events import Commit, Device, Footer, Header, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces import waiting
 from specscope.traces.waiting import Band, Wait
@@ -99,14 +99,6 @@ def test_gaps_between_the_forwards_of_one_draft_are_the_hosts():
     assert waiting.waits(trace) == [Wait("d", 10, 12, "host"), Wait("d", 22, 30, "verify")]
 
 
-def test_only_two_devices_are_busy_for_both_sides():
-    apart = trace_of(("d", "draft", 0, 10, "drafter"), ("t", "verify", 4, 14, "target"))
-    assert waiting.band(apart) == [Band("draft", 0, 4), Band("both", 4, 10), Band("target", 10, 14)]
-    both = Device("g", "drafter+target", "G", "virtual")
-    shared = trace_of(("g", "draft", 0, 10, "drafter"), ("g", "verify", 4, 14, "target"), devices=(both,))
-    assert waiting.band(shared) == [Band("draft", 0, 10), Band("target", 10, 14)]
-
-
 def test_communication_and_queue_are_different_reasons():
     second = Device("t2", "target", "T2", "virtual")
     trace = trace_of(
@@ -128,21 +120,6 @@ def test_an_empty_run_waits_for_nothing():
     assert waiting.waits(trace) == waiting.band(trace) == []
     assert waiting.overlap(trace) == {"both": 0.0, "draft": 0.0, "target": 0.0, "none": 1.0}
     assert waiting.occupancy(trace) == {"d": 0, "t": 0}
-
-
-def test_wasted_work_is_cancelled_or_drafts_without_accepted_tokens():
-    trace = trace_of(
-        ("d", "draft", 0, 10, "drafter"),
-        ("d", "draft", 10, 20, "drafter"),
-        ("d", "draft", 20, 30, "drafter"),
-        ("d", "draft", 30, 40, "drafter"),
-        ("t", "verify", 20, 40, "target", 1, "cancelled"),
-    )
-    for span, outcome in ((0, "accepted"), (1, "rejected"), (2, "discarded")):
-        trace.add(Decision(1, 0, 0, -1, 0, 5, None, None, None, "", outcome, span, 4))
-    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 4]  # 3 is not decided yet
-    trace.footer = Footer("done", ("",), ("",), 40)
-    assert [s.id for s in waiting.wasted(trace)] == [1, 2, 3, 4]
 
 
 @strategies.many
