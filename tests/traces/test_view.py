@@ -142,30 +142,24 @@ def test_a_device_that_only_prefilled_gets_no_track():
 def test_measured_load_is_labelled_with_its_meter(kind, label):
     trace = sample_trace("pearl")
     first, second = (replace(d, kind=kind) for d in trace.header.devices)
-    trace.header = replace(trace.header, devices=(first, second))
     start, end = waiting.decode_window(trace)
-    trace.occupancy = [
-        Occupancy(second.name, start - 2 * MS, 1.0, 900, 90.0),
-        Occupancy(second.name, start + MS, 0.25, 700, 100.0),
-        Occupancy(second.name, end, 0.75, 800, 200.0),
-    ]
+    samples = [(-2 * MS, 1.0, 900, 90.0), (MS, 0.25, 700, 100.0), (end - start, 0.75, 800, 200.0)]
+    trace = with_header(trace, devices=(first, second))
+    trace.occupancy = [Occupancy(second.name, start + at, *rest) for at, *rest in samples]
     run = shown(trace)
-    assert run["tracks"][0]["measured"] is None
-    assert run["tracks"][1]["measured"] == {
-        "label": label,
-        "samples": [
-            (-2.0, 1.0, 900, 90.0),
-            (1.0, 0.25, 700, 100.0),
-            (pytest.approx((end - start) / MS), 0.75, 800, 200.0),
-        ],
-        "busy": 0.5,
-        "memory": 900,
-        "power": 130.0,
-    }
+    assert [track["measured"] for track in run["tracks"]] == [
+        None,
+        {
+            "label": label,
+            "samples": [(pytest.approx(at / MS), *rest) for at, *rest in samples],
+            "busy": 0.5,
+            "memory": 900,
+            "power": 130.0,
+        },
+    ]
     assert run["figures"]["measured_occupancy"] == f"{second.label} 50 %"
     assert run["metrics"]["occupancy"][second.name] != 0.5
-    trace.occupancy = []
-    run = shown(trace)
+    run = shown(replace(trace, occupancy=[]))
     assert [track["measured"] for track in run["tracks"]] == [None, None]
     assert run["figures"]["measured_occupancy"] == "–"
 

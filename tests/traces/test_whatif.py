@@ -22,11 +22,9 @@ from specscope.engine.trace.trace import Trace
 from specscope.traces.comparable import comparisons
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
-from specscope.traces.whatif.rates import LEAST, Judged, Rates
 from specscope.traces.whatif.recording import read
 from specscope.traces.whatif.replay import Change, WhatIf, what_if
 from specscope.traces.whatif.result import facts, rows, sentences
-from specscope.traces.whatif.rules import processed
 from specscope.traces.whatif.script import NO_TEXTS
 from tests.traces.samples import bundled, sample_trace
 
@@ -233,18 +231,6 @@ def test_of_siblings_the_first_one_is_the_chains_draft():
         assert output.agrees[index] == (test.token == output.tokens[index])
 
 
-def test_rates_are_by_place_where_there_are_enough_tests_and_by_nearly_the_same_p():
-    tests = [(1, True)] * 8 + [(1, False)] * 2 + [(2, True)] * LEAST + [(3, False)] * (LEAST - 1)
-    rates = Rates.of(Judged(*test) for test in tests)
-    assert (rates.at(1), rates.at(2), rates.at(3), rates.at(9)) == (0.8, 1.0, 1.0, 1.0)
-    assert not Rates.of([]).known
-    tests = [Judged(1, i >= 15, i / 30) for i in range(30)] + [Judged(1, right=False, p=1.0)] * LEAST
-    rates = Rates.of(tests)
-    assert (rates.at(1, 0.0), rates.at(1, 0.7), rates.at(1, 14.5 / 30), rates.at(1, 1.0)) == (0, 1, 0.5, 0)
-    assert rates.at(1) == rates.overall == 15 / 40
-    assert Rates.of(tests[: LEAST - 1]).at(1, 0.9) == 0
-
-
 def test_probabilities_of_recorded_drafts_are_kept_and_others_are_unknown():
     trace = chain()
     position = next(d for d in trace.decisions if d.outcome == "accepted").position
@@ -254,13 +240,6 @@ def test_probabilities_of_recorded_drafts_are_kept_and_others_are_unknown():
     assert (kept.p, kept.q, kept.u) == (0.5, 0.25, None)
     tested = {d.position for d in trace.decisions if d.node >= 0 and d.outcome != "discarded"}
     assert all(d.q is None for d in replay.decisions if d.position not in tested)
-
-
-def test_a_draft_of_low_recorded_probability_ends_an_assisted_draft():
-    doubted = replace(chain(), decisions=[replace(d, q=0.3) for d in chain().decisions])
-    config = {"start": 4, "confidence": 0.4}
-    sure, unsure = (replayed(t, "assisted", config=config).replay for t in (chain(), doubted))
-    assert max(r.drafted for r in unsure.rounds) < max(r.drafted for r in sure.rounds)
 
 
 @cache
@@ -348,13 +327,6 @@ def test_acceptance_under_another_rule_is_that_of_real_runs(
         assert result.decided <= (result.differs or 0)
     predicted, expected, unchanged = map(fmean, zip(*rates, strict=True))
     assert abs(predicted - expected) < 0.07 < abs(unchanged - expected)
-
-
-def test_a_temperature_and_a_nucleus_change_the_probabilities_of_greedy_drafts():
-    top = ((3, 0.5), (4, 0.25), (5, 0.25))
-    assert dict(processed(top, {"temperature": 0.5})) == pytest.approx({3: 2 / 3, 4: 1 / 6, 5: 1 / 6})
-    assert processed(top, {"temperature": 1.0, "top_k": 1}) == ((3, 1.0),)
-    assert dict(processed(top, {"temperature": 1.0, "top_p": 0.7})) == pytest.approx({3: 2 / 3, 4: 1 / 3})
 
 
 def doubtful(seed: int = 0) -> Source:

@@ -23,31 +23,19 @@ from tests.traces.samples import bundled, with_header
 
 PROFILE = "pearl-4xA100"
 PROMPTS = ("Explain gravity.", "Tell me a story.", "Hi")
+THRESHOLD, AVERAGE = {"schedule": "threshold"}, {"schedule": "average", "off_below": 0.6}
+GREEDY = {"drafts": "greedy"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "assisted": [{"schedule": "constant"}, {"drafts": "greedy"}],
+    "assisted": [{"schedule": "constant"}, GREEDY],
     "dsi": [{"acceptance": "rejection"}, {"drafts": "sampled"}],
     "ems": [{"base": "speculative"}],
     "hybrid": [{"weigh": "seconds", "offset": 2.0}],
     "medusa": [{"acceptance": "typical"}],
-    "pearl": [
-        {"schedule": "threshold"},
-        {"schedule": "average", "off_below": 0.6, "gamma": 4},
-        {"placement": "co-located"},
-        {"placement": "pipeline"},
-    ],
-    "specbranch": [{"drafts": "greedy"}, {"branches": 1}, {"placement": "co-located", "threshold": 0.7}],
-    "speculative": [
-        {"drafts": "greedy"},
-        {"schedule": "threshold", "confidence": 0.6},
-        {"schedule": "average", "off_below": 0.6},
-    ],
-    "ssd": [
-        {"backup": "none"},
-        {"forks": 6},
-        {"schedule": "threshold"},
-        {"saguaro": 0.5, "fanout": "geometric"},
-    ],
-    "tree": [{"drafts": "greedy"}],
+    "pearl": [THRESHOLD, {**AVERAGE, "gamma": 4}, *({"placement": p} for p in ("co-located", "pipeline"))],
+    "specbranch": [GREEDY, {"branches": 1}, {"placement": "co-located", "threshold": 0.7}],
+    "speculative": [GREEDY, {**THRESHOLD, "confidence": 0.6}, AVERAGE],
+    "ssd": [{"backup": "none"}, {"forks": 6}, THRESHOLD, {"saguaro": 0.5, "fanout": "geometric"}],
+    "tree": [GREEDY],
 }
 SAMPLING = [
     specscope.Sampling(0.0),

@@ -167,18 +167,6 @@ def _spans(track, low, high):
     return [row for row in rows_of(track["spans"]) if row["start"] <= high and row["end"] >= low]
 
 
-def test_the_first_document_has_the_beginning_and_the_extent_of_the_run(store):
-    size = store.extent("sample")
-    document = part_document([(store.opening("sample", size, 60), size)])
-    (run,), (whole,) = document["runs"], [shown(store.load("sample"))]
-    assert run["long"] == {"spans": size.spans, "tokens": 300}
-    assert (run["from"], run["to"]) == (whole["from"], whole["to"])
-    assert document["axis"] == {"min": whole["from"], "max": whole["to"]}
-    assert 0 < len(run["tokens"]) < 300
-    assert run["tokens"] == whole["tokens"][: len(run["tokens"])]
-    assert set(whole) - set(run) == set(), "the viewer reads all of these"
-
-
 def test_a_window_has_no_rows_with_too_many_spans_and_none_of_a_run_without_an_end(store):
     size = store.extent("sample")
     most = [store.part("sample", size, size.start, size.end, n) for n in (size.spans - 1, size.spans)]
