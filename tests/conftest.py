@@ -91,7 +91,10 @@ THOROUGH = (
     "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
     # replays, loaded parts of traces and notes, over all methods
     *("tests/traces/test_whatif.py", "tests/traces/test_windows.py"),
-    "tests/traces/test_whatif_own.py::test_a_tree_or_head_is_replayed_as_a_real_run",
+    *(
+        f"tests/traces/test_whatif_own.py::test_{name}"
+        for name in ("a_tree_or_head", "settings_that_name", "what_spans_do_not_time", "fewer_heads")
+    ),
     *(
         f"tests/traces/test_health.py::test_{name}"
         for name in ("a_looping_greedy_run", "sampled_runs_of_the_bundled_pair", "sound_runs_of_one_rate")
