@@ -94,7 +94,15 @@ THOROUGH = (
     *("tests/browser/playground/test_lab.py", "tests/browser/playground/test_papers.py"),
     "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
     # replays, loaded parts of traces and notes, over all methods
-    *("tests/traces/test_whatif.py", "tests/traces/test_windows.py", "tests/traces/test_health.py"),
+    *("tests/traces/test_whatif.py", "tests/traces/test_windows.py"),
+    *(
+        f"tests/traces/test_whatif_own.py::test_{name}"
+        for name in ("a_tree_or_head", "settings_that_name", "what_spans_do_not_time", "fewer_heads")
+    ),
+    *(
+        f"tests/traces/test_health.py::test_{name}"
+        for name in ("a_looping_greedy_run", "sampled_runs_of_the_bundled_pair", "sound_runs_of_one_rate")
+    ),
 )
 """Beginnings of the names of the tests that `make thorough` runs: the longest, half of the time.
 They repeat for more cases what the tests of `make test` show for some. CI runs both."""

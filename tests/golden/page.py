@@ -29,7 +29,7 @@ SHOWN = (
     "placeholder",
 )
 LONG = ("parallel", "SSD, virtual cluster")
-"""An item of 17 s; tests/traces/papers/test_rows.py checks its rows."""
+"""An item of 17 s; tests/traces/papers/test_papers.py checks its rows."""
 
 
 def form() -> Outputs:

@@ -10,6 +10,7 @@ import pytest
 from specscope.engine.simulate.profile import FOLDER
 from specscope.traces.store import Store
 from specscope.traces.view import document
+from tests.traces.samples import OPEN
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -18,6 +19,13 @@ def views_that_fail_are_not_left_out() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document._Views, "of", lambda _views, _name, make, _empty: make())
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clusters_are_closed() -> Iterator[None]:
+    yield
+    for cluster in OPEN.values():
+        cluster.close()
 
 
 @pytest.fixture(scope="session")

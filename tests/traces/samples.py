@@ -19,6 +19,7 @@ from specscope.engine.trace import events
 from specscope.engine.trace.events import Commit, Decision, Device, Event, Header, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces.imports.reading import read_traces
+from specscope.traces.view.document import view_model
 
 MS = 1_000_000
 KINDS = ("autoregressive", "speculative", "pearl", "llma", "shared", "tree")
@@ -369,3 +370,24 @@ def slowed(trace, factor: int):
     slow.decisions = trace.decisions
     slow.footer = replace(trace.footer, time=factor * trace.footer.time)
     return slow
+
+
+def with_header(trace, **fields):
+    """Return a copy of a run with other fields in its header."""
+    return replace(trace, header=replace(trace.header, **fields))
+
+
+def shown(trace, **options):
+    """Return a run as the viewer's document has it."""
+    return view_model([trace], **options)["runs"][0]
+
+
+OPEN: dict[str, specscope.Cluster] = {}
+"""Clusters of the bundled pair by profile, open until the tests end."""
+
+
+def bundled(profile="pearl-4xA100"):
+    """Return a cluster of the bundled pair in virtual time."""
+    if profile not in OPEN:
+        OPEN[profile] = specscope.open("bundled", runtime="virtual", profile=profile)
+    return OPEN[profile]

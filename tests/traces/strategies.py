@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from specscope.engine.trace import events
 from specscope.engine.trace.events import (
-    Chain,
     Commit,
-    Copied,
     Decision,
     Device,
-    Document,
     Footer,
-    Forecast,
-    Forked,
     Header,
-    Occupancy,
-    Part,
-    Piece,
-    Pooled,
     Round,
     Span,
 )
@@ -32,129 +29,108 @@ few = examples(max_examples=20, deadline=None)
 many = examples(max_examples=80, deadline=None)
 """For tests on `work`."""
 
+DOCUMENTS = 2
+DEVICES = ("gpu0", "gpu1", "cpu:0")
+ROLES = ("drafter", "target", "drafter+target")
 texts = st.text(max_size=12)
 names = st.text(max_size=8)
 numbers = st.integers(0, MOST_TOKENS)
 times = st.integers(0, 2**40)
 tokens = st.integers(0, 2**31 - 1)
-chances = st.none() | st.floats(0, 1)
-tops = st.lists(st.tuples(tokens, st.floats(0, 1)), max_size=3).map(tuple)
+grams = st.lists(st.lists(tokens, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
     max_leaves=6,
 )
-settings = st.dictionaries(names, plain, max_size=3)
-DOCUMENTS = 2
-DEVICES = ("gpu0", "gpu1", "cpu:0")
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("window", "tried", "gained"), grams),
+    **dict.fromkeys(("time", "start"), times),
+    **dict.fromkeys(("node", "parent"), st.integers(-1, 5)),
+    **dict.fromkeys(("span", "draft_span", "verify_span"), st.integers(-1, 9)),
+    **dict.fromkeys(("outcome", "origin"), st.sampled_from(schema.OUTCOMES)),
+    "device": st.sampled_from(DEVICES),
+    "document": st.integers(-1, DOCUMENTS - 1),
+    "mode": st.sampled_from(schema.MODES),
+    "model": st.sampled_from(schema.MODELS),
+    "position": st.integers(0, 50),
+    "rank": st.integers(0, 7),
+    "role": st.sampled_from(ROLES),
+    "rule": st.sampled_from(schema.RULES),
+    "step": st.integers(0, 3),
+    "token": tokens,
+    "tree": st.sampled_from(schema.TREES),
+}
+"""Closed sets, and values that meet in several rows; other fields have any of their type's."""
+WIDE, MORE = st.integers(0, 2**26), st.integers(0, 9)
 
 
-@st.composite
-def headers(draw: st.DrawFn, sequences: int) -> Header:
-    text = {
-        f: draw(texts)
-        for f in ("created", "method", "title", "runtime", "profile", "target_path", "drafter_path")
-    }
-    devices = tuple(
-        Device(name, draw(st.sampled_from(("drafter", "target", "drafter+target"))), draw(texts), draw(texts))
-        for name in DEVICES
+def of(kind: type, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return a strategy of rows of a kind, with values of these fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    known = {f.name: (FIELDS | given).get(f.name) for f in fields(kind)}
+    found = {name: values(hints[name]) if one is None else one for name, one in known.items()}
+    return st.builds(kind, **found)
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy of all values that a type allows."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return (st.integers if parts[0] is int else st.floats)(*parts[1])
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin is dict:
+        return st.dictionaries(names, plain, max_size=3)
+    if origin is tuple and parts[-1] is ...:
+        return st.lists(values(parts[0]), max_size=3).map(tuple)
+    if parts:
+        one = list(map(values, parts))
+        return st.tuples(*one) if origin is tuple else st.one_of(one)
+    return {str: texts, bool: st.booleans(), NoneType: st.none()}[hint]
+
+
+def each(sequences: int, one: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return a strategy of tuples with one value for each sequence."""
+    return st.tuples(*[one] * sequences)
+
+
+@cache
+def headers(sequences: int) -> st.SearchStrategy[Header]:
+    return of(
+        Header,
+        run_id=st.uuids().map(lambda one: one.hex),
+        prompts=each(sequences, texts),
+        prompt_ids=each(sequences, st.lists(tokens, max_size=4).map(tuple)),
+        devices=st.tuples(*(of(Device, name=st.just(name)) for name in DEVICES)),
+        schema=st.just(events.SCHEMA),
     )
-    return Header(
-        run_id=draw(st.uuids()).hex,
-        config=draw(settings),
-        prompts=tuple(draw(texts) for _ in range(sequences)),
-        prompt_ids=tuple(tuple(draw(st.lists(tokens, max_size=4))) for _ in range(sequences)),
-        sampling=draw(settings),
-        limits=draw(settings),
-        devices=devices,
-        environment=draw(settings),
-        group=draw(texts),
-        lossless=draw(st.booleans()),
-        **text,
-    )
 
 
-@st.composite
-def spans(draw: st.DrawFn, sequences: int) -> list[Span]:
-    rows: list[Span] = []
-    for i in range(draw(st.integers(0, 8))):
-        start = draw(times)
-        rows.append(
-            Span(
-                id=i,
-                device=draw(st.sampled_from(DEVICES)),
-                kind=draw(st.sampled_from(schema.KINDS)),
-                start=start,
-                end=start + draw(st.integers(0, 2**38)),
-                model=draw(st.sampled_from(schema.MODELS)),
-                step=draw(st.integers(0, 3)),
-                sequence=draw(st.integers(-1, sequences - 1)),
-                rows=draw(numbers),
-                context=draw(numbers),
-                outcome=draw(st.sampled_from(schema.SPAN_OUTCOMES)),
-                cells=draw(times),
-                rank=draw(st.integers(0, 7)),
-            )
-        )
-    return draw(st.permutations(rows))
+@cache
+def spans(sequences: int) -> st.SearchStrategy[list[Span]]:
+    given = {"sequence": st.integers(-1, sequences - 1), "outcome": st.sampled_from(schema.SPAN_OUTCOMES)}
+    drawn = st.lists(of(Span, end=st.integers(0, 2**38), **given), max_size=8)
+    numbered = drawn.map(lambda rows: [replace(s, id=i, end=s.start + s.end) for i, s in enumerate(rows)])
+    return numbered.flatmap(st.permutations)
 
 
-def rows(sequences: int) -> st.SearchStrategy[object]:
-    sequence = st.integers(0, sequences - 1)
-    rounds = st.builds(
-        lambda step, number, mode, accepted, more, emitted, time, span: Round(
-            step, number, mode, accepted + more, accepted, emitted, time, span
+@cache
+def rows(sequences: int) -> st.SearchStrategy[Any]:
+    one = {"sequence": st.integers(0, sequences - 1)}
+    kinds = (Decision, events.Forked, events.Piece, events.Pooled, events.Occupancy)
+    return st.one_of(
+        *(of(kind, **(one if hasattr(kind, "sequence") else {})) for kind in kinds),
+        of(Commit, position=numbers, **one),
+        of(events.Forecast, **one).map(lambda f: f if f.tree else replace(f, step=9)),  # copies nothing
+        of(Round, accepted=WIDE, drafted=MORE, **one).map(
+            lambda r: replace(r, drafted=r.drafted + r.accepted)
         ),
-        *(numbers, sequence, st.sampled_from(schema.MODES), st.integers(0, 2**26), st.integers(0, 9)),
-        *(numbers, times, numbers),
-    )
-    decisions = st.builds(
-        Decision,
-        *(st.integers(0, 3), sequence, st.integers(-1, 5), st.integers(-1, 5), st.integers(0, 50), tokens),
-        *(chances, chances, chances, st.sampled_from(schema.RULES), st.sampled_from(schema.OUTCOMES)),
-        *(st.integers(-1, 9), st.integers(-1, 9), tops, tops),
-    )
-    commits = st.builds(
-        Commit, numbers, sequence, numbers, tokens, st.sampled_from(schema.OUTCOMES), texts, times
-    )
-    copies = st.builds(
-        lambda step, sequence, document, start, match, length: Copied(
-            step, sequence, document, start + match, match, length
+        of(events.Copied, start=WIDE, match=MORE, **one).map(lambda c: replace(c, start=c.start + c.match)),
+        of(events.Chain, drafted=WIDE, asked=MORE, **one).map(
+            lambda c: replace(c, asked=c.asked + c.drafted)
         ),
-        *(st.integers(0, 3), sequence, st.integers(-1, DOCUMENTS - 1), st.integers(0, 2**26)),
-        *(st.integers(0, 9), numbers),
     )
-    grams = st.lists(st.lists(tokens, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple)
-    pools = st.builds(
-        Pooled, st.integers(0, 3), sequence, st.sampled_from(schema.MODELS), grams, grams, grams, times
-    )
-    forks = st.builds(
-        Forked,
-        st.integers(0, 3),
-        sequence,
-        st.integers(0, 9),
-        tokens,
-        st.floats(0, 1),
-        numbers,
-        st.booleans(),
-    )
-    trees, scores = st.sampled_from(schema.TREES), st.floats(0, 100)
-    forecasts = st.builds(
-        Forecast, st.integers(0, 3), sequence, trees, numbers, times, scores, st.none() | scores
-    )
-    chains = st.builds(
-        lambda step, number, position, drafted, more, stop, span: Chain(
-            step, number, position, drafted + more, drafted, stop, span
-        ),
-        *(st.integers(0, 3), sequence, numbers, st.integers(0, 2**26), st.integers(0, 9)),
-        *(st.sampled_from(schema.STOPS), st.integers(-1, 9)),
-    )
-    pieces = st.builds(Piece, tokens, texts)
-    power = st.none() | st.floats(0, 2000)
-    samples = st.builds(
-        Occupancy, st.sampled_from(DEVICES), times, st.floats(0, 1), st.integers(0, 2**50), power
-    )
-    return rounds | decisions | commits | copies | pools | forks | forecasts | chains | pieces | samples
 
 
 @st.composite
@@ -164,59 +140,45 @@ def traces(draw: st.DrawFn, ended: bool | None = True) -> Trace:
     trace = Trace(draw(headers(sequences)), spans=draw(spans(sequences)))
     for span in draw(st.lists(st.sampled_from(trace.spans), max_size=4)) if trace.spans else ():
         kind, length = draw(st.sampled_from(schema.PARTS)), draw(st.integers(0, 2**38))
-        trace.add(Part(span.id, kind, draw(st.integers(0, 99)), span.start, span.start + length))
+        trace.add(events.Part(span.id, kind, draw(st.integers(0, 99)), span.start, span.start + length))
     for number in range(DOCUMENTS):
-        trace.add(Document(number, tuple(draw(st.lists(tokens, max_size=4)))))
+        trace.add(events.Document(number, tuple(draw(st.lists(tokens, max_size=4)))))
     for row in draw(st.lists(rows(sequences), max_size=10)):
         trace.add(row)
     if ended or (ended is None and draw(st.booleans())):
-        per_sequence = st.lists(texts, min_size=sequences, max_size=sequences).map(tuple)
-        status = st.sampled_from(schema.STATUSES)
-        trace.footer = draw(st.builds(Footer, status, per_sequence, per_sequence, times, texts))
+        per_sequence = each(sequences, texts)
+        trace.footer = draw(of(Footer, texts=per_sequence, reasons=per_sequence))
     return trace
 
 
 _FIXED = Header(
     *("run", "", "method", "Method", {}, ("", ""), ((), ()), {}, {}, "virtual", "profile"),
-    *(
-        tuple(
-            Device(name, role, name, "virtual")
-            for name, role in zip(DEVICES, ("drafter", "target", "drafter+target"), strict=True)
-        ),
-        "",
-        "",
-    ),
+    tuple(Device(name, role, name, "virtual") for name, role in zip(DEVICES, ROLES, strict=True)),
+    *("", ""),
 )
 _short = st.integers(0, 60)
-_spans = st.tuples(
-    *(st.sampled_from(DEVICES), st.sampled_from(schema.KINDS), _short, st.integers(0, 20)),
-    *(st.sampled_from(schema.MODELS), st.integers(0, 3), st.sampled_from(schema.SPAN_OUTCOMES)),
-)
-_decisions = st.tuples(
-    st.integers(1, 3),
-    st.integers(0, 1),
-    st.integers(-1, 3),
-    st.integers(3, 9),
-    st.sampled_from(schema.OUTCOMES),
-)
 
 
 @st.composite
 def work(draw: st.DrawFn) -> Trace:
     """Return a trace of small times, with spans that touch, overlap or are empty."""
-    trace = Trace(_FIXED)
-    for i, (device, kind, start, length, model, step, outcome) in enumerate(
-        draw(st.lists(_spans, max_size=12))
-    ):
-        trace.add(Span(i, device, kind, start, start + length, model, step, 0, 1, 0, outcome))
-    for step, sequence, node, position, outcome in draw(st.lists(_decisions, max_size=8)):
-        where = (step, sequence, node, node - 1, position, 7)
+    trace, sequence = Trace(_FIXED), st.integers(0, 1)
+    span = st.tuples(
+        *(FIELDS[name] for name in ("device", "model", "step")), values(events.SpanKind), _short, _short
+    )
+    for i, (device, model, step, kind, start, length) in enumerate(draw(st.lists(span, max_size=12))):
+        outcome = draw(st.sampled_from(schema.SPAN_OUTCOMES))
+        trace.add(Span(i, device, kind, start, start + length // 3, model, step, 0, 1, 0, outcome))
+    decision = st.tuples(
+        st.integers(1, 3), sequence, st.integers(-1, 3), st.integers(3, 9), FIELDS["outcome"]
+    )
+    for step, number, node, position, outcome in draw(st.lists(decision, max_size=8)):
+        where = (step, number, node, node - 1, position, 7)
         trace.add(Decision(*where, None, None, None, "", outcome, position % 5 - 1, -1))
-    for sequence, time, drafted in draw(
-        st.lists(st.tuples(st.integers(0, 1), _short, st.integers(0, 4)), max_size=6)
-    ):
-        trace.add(Commit(1, sequence, 3, 7, "plain", "x", time))
-        trace.add(Round(1, sequence, "verify", drafted, drafted // 2, 1, time, -1))
+    committed = st.tuples(sequence, _short, st.integers(0, 4))
+    for number, time, drafted in draw(st.lists(committed, max_size=6)):
+        trace.add(Commit(1, number, 3, 7, "plain", "x", time))
+        trace.add(Round(1, number, "verify", drafted, drafted // 2, 1, time, -1))
     if draw(st.booleans()):
         trace.add(Footer("done", ("", ""), ("", ""), draw(st.integers(0, 90))))
     return trace

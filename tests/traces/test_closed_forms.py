@@ -50,19 +50,38 @@ def test_tokens_per_round_against_rounds_played_out(rate: float, gamma: int):
     assert pearl_tokens(rate, gamma) == pytest.approx(played_pearl(rate, gamma), rel=0.02)
 
 
-def test_exact_values():
-    assert speculative_tokens(0.8, 5) == pytest.approx((1 - 0.8**6) / (1 - 0.8))
-    assert speculative_tokens(1, 5) == 6
-    assert speculative_tokens(0, 5) == 1
-    # 3 + 1 tokens at c = 2: 3 drafts take 1.5 target forwards
-    assert speculative_speedup(1, 3, 2) == pytest.approx(4 / 2.5)
-    assert pearl_tokens(1, 5) == 5
-    assert pearl_tokens(0, 5) == 1
-    assert pearl_tokens(0.5, 1) == 1
-    # gamma 2 at a = 1/2: 2/5 of the rounds are post-verify, with 3/2 tokens each
-    assert pearl_tokens(0.5, 2) == pytest.approx(0.6 + 0.4 * 1.5)
-    assert pearl_speedup(0.5, 2, 4) == pytest.approx(1.2)
-    assert pearl_speedup(0.5, 2, 1) == pytest.approx(0.6)
+CLIFF = ssd_hit_rate(0.5, 7, 3, 1)
+HITS = 0.5 * 3 / 4 + 0.5 * 5 / 6
+"""gamma 1, a = 1/2, 3 guesses, misses 1: a rejection has a branch in 3/4, a bonus in 5/6."""
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (speculative_tokens(0.8, 5), (1 - 0.8**6) / (1 - 0.8)),
+        (speculative_speedup(1, 3, 2), 4 / 2.5),  # 3 + 1 tokens at c = 2: 3 drafts take 1.5 target forwards
+        # gamma 2 at a = 1/2: 2/5 of the rounds are post-verify, with 3/2 tokens each
+        (pearl_tokens(0.5, 2), 0.6 + 0.4 * 1.5),
+        (pearl_speedup(0.5, 2, 4), 1.2),
+        (pearl_speedup(0.5, 2, 1), 0.6),
+        (dsi_speedup(0, 5), 1),
+        (dsi_speedup(1, 5), 5),
+        (dsi_speedup(0.75, 4), 1 / (0.75 / 4 + 0.25)),  # a drafter forward per accepted token
+        (dsi_blocks_speedup(0.8, 1, 5), dsi_speedup(0.8, 5)),
+        # a = 1/2, blocks of 2: E[ceil(n / 2)] = a / (1 - a^2) = 2/3 blocks of 2/4, 1 verification
+        (dsi_blocks_speedup(0.5, 2, 4), 2 / (1 + 2 / 3 * 2 / 4)),
+        (layer_parallel_speedup(0.5, 2, 0.2, 0.1), 1.75 / 1.3),
+        (layer_parallel_speedup(0.7, 4, 0.2, 0.2), speculative_speedup(0.7, 4, 5)),
+        (ssd_hit_rate(0.5, 1, 3, 1), HITS),
+        (ssd_hit_rate(1, 4, 1, 1), 1),
+        # c = 4: glue and one step fit beside a verification; a miss drafts one token more
+        (ssd_speedup(0.5, 1, 4, 3, 1), 1.5 / (HITS + (1 - HITS) * 1.25)),
+        # c = 4, gamma 7: eight forwards take two verifications; a miss ends after the fourth
+        (ssd_speedup(0.5, 7, 4, 3, 1), speculative_tokens(0.5, 7) / (CLIFF * 2 + (1 - CLIFF) * (1 + 7 / 4))),
+    ],
+)
+def test_exact_values(found: float, expected: float):
+    assert found == pytest.approx(expected)
 
 
 def test_pearl_is_never_faster_than_its_drafter():
@@ -86,14 +105,6 @@ def test_outside_that_range_round_of_c_is_not_always_best():
     assert best_gamma(pearl_speedup, 0.95, c) == 6 != round(c)
 
 
-def test_dsi_takes_a_drafter_forward_per_accepted_token():
-    assert dsi_speedup(0, 5) == 1
-    assert dsi_speedup(1, 5) == pytest.approx(5)
-    assert dsi_speedup(0.75, 4) == pytest.approx(1 / (0.75 / 4 + 0.25))
-    with pytest.raises(UsageError, match=r"c is 0\.5; it must be at least 1"):
-        dsi_speedup(0.5, 0.5)
-
-
 def test_best_gamma_of_speculative_decoding():
     assert best_gamma(speculative_speedup, 0.0, 5) == 1
     assert best_gamma(speculative_speedup, 1.0, 5, limit=12) == 12
@@ -114,23 +125,12 @@ def test_best_gamma_of_speculative_decoding():
         (lambda: specbranch_speedup(0.5, 3, 0), "c is 0"),
         (lambda: specbranch_speedup(0.5, 3, 2, 4, 0), "branches is 0"),
         (lambda: dsi_blocks_speedup(0.5, 6, 5), "c is 5; it must be at least 6"),
+        (lambda: dsi_speedup(0.5, 0.5), r"c is 0\.5; it must be at least 1"),
     ],
 )
 def test_wrong_arguments(call, message: str):
     with pytest.raises(UsageError, match=message):
         call()
-
-
-def test_ssd_by_hand():
-    """gamma 1, a = 1/2, 3 guesses, misses 1: a rejection has a branch in 3/4, a bonus in 5/6."""
-    assert ssd_hit_rate(0.5, 1, 3, 1) == pytest.approx(0.5 * 3 / 4 + 0.5 * 5 / 6)
-    assert ssd_hit_rate(1, 4, 1, 1) == 1
-    hits = ssd_hit_rate(0.5, 1, 3, 1)
-    # c = 4: glue and one step fit beside a verification; a miss drafts one token more
-    assert ssd_speedup(0.5, 1, 4, 3, 1) == pytest.approx(1.5 / (hits + (1 - hits) * 1.25))
-    # c = 4, gamma 7: eight forwards take two verifications; a miss ends after the fourth
-    hits, tokens = ssd_hit_rate(0.5, 7, 3, 1), speculative_tokens(0.5, 7)
-    assert ssd_speedup(0.5, 7, 4, 3, 1) == pytest.approx(tokens / (hits * 2 + (1 - hits) * (1 + 7 / 4)))
 
 
 def forked_rounds(rate: float, c: float, config: dict, doubt: float, misses: float) -> float:
@@ -178,11 +178,3 @@ def forked_rounds(rate: float, c: float, config: dict, doubt: float, misses: flo
 def test_specbranch_with_forks_against_rounds_played_place_by_place(rate, c, config, doubt):
     played = forked_rounds(rate, c, config, doubt, 0.7)
     assert specbranch_speedup(rate, c=c, doubt=doubt, misses=0.7, **config) == pytest.approx(played, rel=0.02)
-
-
-def test_dsi_in_blocks_and_easyspec_by_hand():
-    assert dsi_blocks_speedup(0.8, 1, 5) == pytest.approx(dsi_speedup(0.8, 5))
-    # a = 1/2, blocks of 2: E[ceil(n / 2)] = a / (1 - a^2) = 2/3 blocks of 2/4, and 1 verification
-    assert dsi_blocks_speedup(0.5, 2, 4) == pytest.approx(2 / (1 + 2 / 3 * 2 / 4))
-    assert layer_parallel_speedup(0.5, 2, 0.2, 0.1) == pytest.approx(1.75 / 1.3)
-    assert layer_parallel_speedup(0.7, 4, 0.2, 0.2) == pytest.approx(speculative_speedup(0.7, 4, 5))

@@ -2,18 +2,15 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from specscope.engine.errors import StoreError
-from specscope.engine.trace.events import SpanKind, Status, Stop
-from specscope.engine.types import Rule
-from specscope.traces import database, schema
+from specscope.traces import schema
 from specscope.traces.store import Store, default_path
 from tests.traces.samples import sample_trace
 
@@ -21,11 +18,6 @@ from tests.traces.samples import sample_trace
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "folder" / "traces.db"
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(database, "BUSY_MS", 50)
 
 
 @contextmanager
@@ -55,46 +47,25 @@ def old_database(path):
         connection.executescript((Path(__file__).parent / "database_0007.sql").read_text(encoding="utf-8"))
 
 
-def test_closed_sets_have_the_texts_of_the_events():
-    assert set(schema.KINDS) == set(get_args(SpanKind))
-    assert set(schema.STATUSES) == set(get_args(Status))
-    assert set(schema.STOPS) == set(get_args(Stop))
-    assert set(schema.RULES) == {"", *get_args(Rule)}
-
-
-def test_a_new_file_has_our_application_id_and_wal_mode(path):
-    with Store(path):
-        pass
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
-    assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    connection.close()
-
-
-def test_an_empty_file_becomes_a_database(path):
+def test_a_new_or_empty_file_becomes_a_database_with_our_application_id_and_wal_mode(path):
     path.parent.mkdir()
     path.touch()
     with Store(path) as store:
         assert store.runs() == ([], 0)
+    with closing(sqlite3.connect(path)) as connection:
+        found = [
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "journal_mode")
+        ]
+    assert found == [schema.APPLICATION_ID, "wal"]
 
 
 def test_several_openers_of_a_new_file_make_its_tables_once(path):
-    errors = []
+    def opening(_):
+        with Store(path) as store:
+            return store.runs()
 
-    def opening():
-        try:
-            with Store(path) as store:
-                store.runs()
-        except StoreError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=opening) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(opening, range(6))) == [([], 0)] * 6
 
 
 def test_an_interrupted_beginning_leaves_an_empty_file(path, monkeypatch):
@@ -111,18 +82,30 @@ def test_an_interrupted_beginning_leaves_an_empty_file(path, monkeypatch):
 
 
 def test_the_default_path(monkeypatch):
-    monkeypatch.setenv("SPECSCOPE_DB", "~/x.db")
-    assert default_path() == Path.home() / "x.db"
-    monkeypatch.delenv("SPECSCOPE_DB")
-    monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert default_path() == Path("/data/specscope/traces.db")
-    monkeypatch.delenv("XDG_DATA_HOME")
-    assert default_path() == Path.home() / ".local/share/specscope/traces.db"
+    for variables, found in (
+        ({"SPECSCOPE_DB": "~/x.db", "XDG_DATA_HOME": "/data"}, Path.home() / "x.db"),
+        ({"XDG_DATA_HOME": "/data"}, Path("/data/specscope/traces.db")),
+        ({}, Path.home() / ".local/share/specscope/traces.db"),
+    ):
+        for name in ("SPECSCOPE_DB", "XDG_DATA_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert default_path() == found
 
 
 def foreign(path):
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE invoices (id)")
+
+
+def check_refused(path, message, readonly):
+    """Check that a file is refused in one line, and kept."""
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=message) as caught:
+        Store(path, readonly=readonly)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -136,11 +119,7 @@ def foreign(path):
 def test_a_file_of_another_program_is_refused_and_kept(path, make, message, readonly):
     path.parent.mkdir()
     make(path)
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=message) as caught:
-        Store(path, readonly=readonly)
-    assert "\n" not in str(caught.value)
-    assert path.read_bytes() == before
+    check_refused(path, message, readonly)
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -152,13 +131,7 @@ def test_a_database_of_another_version_is_refused_and_kept(path, statement, vers
     old_database(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(statement.format(version))
-    before = path.read_bytes()
-    with pytest.raises(
-        StoreError, match=rf"version {version}.*reads version 8; export its runs with"
-    ) as caught:
-        Store(path, readonly=readonly)
-    assert "\n" not in str(caught.value)
-    assert path.read_bytes() == before
+    check_refused(path, rf"version {version}.*reads version 8; export its runs with", readonly)
 
 
 def test_a_database_whose_columns_were_added_one_by_one_keeps_its_runs(path):
@@ -182,19 +155,6 @@ def test_a_database_whose_columns_were_added_one_by_one_keeps_its_runs(path):
         assert store.load(trace.header.run_id) == trace
         store.insert(other)
         assert store.load(other.header.run_id) == other
-
-
-def test_a_locked_database(path, impatient):
-    with Store(path):
-        pass
-    other = sqlite3.connect(path)
-    other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StoreError, match="is locked by another program; close that program"):
-        Store(path)
-    other.rollback()
-    other.close()
-    with Store(path) as store:
-        assert store.runs() == ([], 0)
 
 
 def test_a_damaged_database(path):

@@ -9,18 +9,22 @@ import pytest
 from hypothesis import given
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import SCHEMA, Chain, Copied, Decision, Forecast, Forked, Pooled, Span
+from specscope.engine.trace.events import Chain, Copied, Decision, Forecast, Forked, Pooled, Span
 from specscope.engine.trace.jsonl import to_json, write_jsonl
 from specscope.engine.trace.trace import Trace
 from specscope.traces.export.perfetto import to_perfetto, write_perfetto
 from specscope.traces.export.tables import write_csv
 from specscope.traces.metrics import measure
 from tests.traces import strategies
-from tests.traces.samples import KINDS, read_file, sample_trace
+from tests.traces.samples import KINDS, read_file, sample_trace, with_header
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "trace.jsonl"
 
 
 def write_file(trace, path):
-    """Write a trace to a new or an existing file."""
     with path.open("w", encoding="utf-8") as file:
         write_jsonl(trace, file)
 
@@ -41,8 +45,7 @@ def test_a_trace_comes_back_from_jsonl_exactly(file, trace):
     assert file.read_bytes() == before
 
 
-def test_a_file_cut_short_is_an_incomplete_run(tmp_path):
-    path = tmp_path / "trace.jsonl"
+def test_a_file_cut_short_is_an_incomplete_run(path):
     write_file(sample_trace(), path)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]))
@@ -57,39 +60,25 @@ def edited(line, **fields):
 @pytest.mark.parametrize(
     ("number", "edit", "message"),
     [
-        (0, lambda _: '{"event":"header"}', "line 1: a header is incomplete"),
         (0, lambda x: edited(x, schema=99), "schema 99.*please update"),
         (0, lambda x: edited(x, prompts=["a", "b"]), "token ids of 1 prompts, but 2 prompts"),
         (0, lambda x: edited(x, devices=json.loads(x)["devices"] * 2), "two devices have the same name"),
-        (0, lambda x: edited(x, config={"gamma": "\ud800"}), "config of a header"),
         (1, lambda x: x[:-9], "line 2: "),
         (1, lambda x: x + "\n" + to_json(sample_trace().header), "this file holds a second one"),
-        (1, lambda _: '{"event":"weather"}', "line 2: not a trace event"),
         (1, lambda x: edited(x, shoe=42), "line 2: a piece has no field shoe"),
-        (-1, lambda x: edited(x, time="soon"), "time of a footer is 'soon'"),
-        (-1, lambda x: edited(x, time=-1), "time of a footer is -1; expected 0 to"),
-        (-1, lambda x: edited(x, status="fine"), "status of a footer is 'fine'"),
         (-1, lambda x: edited(x, texts=["a", "b"]), "the footer has more texts"),
-        (-1, lambda x: x + "\n" + x.replace("footer", "header"), "a header has no field"),
         ("span", lambda x: edited(x, device="gpu9"), "device 'gpu9' is not among"),
         ("span", lambda x: edited(x, end=0, start=5), "lasts from 5 to 0"),
         ("span", lambda x: edited(x, sequence=1), "sequence 1 is not among the header's 1 prompts"),
-        ("span", lambda x: edited(x, kind="nap"), "kind of a span is 'nap'"),
-        ("span", lambda x: edited(x, start=True), "start of a span is True"),
         ("span", lambda x: edited(x, id=3), "two spans have the same id"),
-        ("span", lambda x: edited(x, end=2**64), "end of a span is"),
         ("decision", lambda x: x[:-1] + ',"u":1e999}', "u of a decision is inf"),
-        ("decision", lambda x: edited(x, p=float("inf")), "p of a decision is inf"),
-        ("decision", lambda x: edited(x, top_p=[[1, 0.5, 2]]), "top_p of a decision"),
-        ("commit", lambda x: edited(x, text=None), "text of a commit is None"),
     ],
 )
-def test_a_broken_file_is_refused_in_one_line(tmp_path, number, edit, message):
+def test_a_broken_file_is_refused_in_one_line(path, number, edit, message):
     lines = [to_json(e) for e in sample_trace().events()]
     if isinstance(number, str):
         number = max(i for i, line in enumerate(lines) if line.startswith(f'{{"event":"{number}"'))
     lines[number] = edit(lines[number])
-    path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(lines))
     with pytest.raises(UsageError, match=message) as caught:
         read_file(path)
@@ -101,8 +90,14 @@ COPY = {"step": 1, "sequence": 0, "document": 0, "start": 5, "match": 2, "length
 CHAIN = {"step": 1, "sequence": 0, "position": 9, "asked": 4, "drafted": 2, "stop": "end", "span": 3}
 POOL = {"step": 1, "sequence": 0, "model": "target", "window": (), "tried": (), "gained": (), "size": 3}
 FORK = {"step": 1, "sequence": 0, "place": 2, "token": 7, "q": 0.25, "length": 3, "taken": False}
-FORECAST = {"step": 1, "sequence": 0, "tree": "own", "match": 2, "occurrences": 3, "score": 1.5} | {
-    "drafter": None
+FORECAST = {
+    "step": 1,
+    "sequence": 0,
+    "tree": "own",
+    "match": 2,
+    "occurrences": 3,
+    "score": 1.5,
+    "drafter": None,
 }
 
 
@@ -110,66 +105,40 @@ FORECAST = {"step": 1, "sequence": 0, "tree": "own", "match": 2, "occurrences": 
     ("kind", "usual", "fields", "message"),
     [
         (Copied, COPY, {"document": 3}, "document 3 of a copy is not in the trace"),
-        (Copied, COPY, {"document": -2}, "document of a copied is -2; expected -1 to"),
         (Copied, COPY, {"start": 1}, "a copy has start 1, match 2 and length 4"),
-        (Copied, COPY, {"match": -1}, "match of a copied is -1"),
-        (Copied, COPY, {"length": -4}, "length of a copied is -4"),
         (Copied, COPY, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
         (Pooled, POOL, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
         (Pooled, POOL, {"window": (("a",),)}, "window of a pooled is"),
-        (
-            Pooled,
-            POOL,
-            {"model": "nobody"},
-            "model of a pooled is 'nobody'; it must be one of target, drafter",
-        ),
-        (Pooled, POOL, {"size": -1}, "size of a pooled is -1"),
+        (Pooled, POOL, {"model": "nobody"}, "'nobody'; it must be one of target, drafter"),
         (Pooled, POOL, {"tried": ((),)}, "an n-gram without tokens"),
-        (Forked, FORK, {"place": -1}, "place of a forked is -1"),
-        (Forked, FORK, {"length": -2}, "length of a forked is -2"),
         (Forked, FORK, {"taken": 1}, "taken of a forked is 1"),
         (Forked, FORK, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
-        (Forecast, FORECAST, {"tree": "oak"}, "tree of a forecast is 'oak'; it must be one of "),
-        (Forecast, FORECAST, {"score": -1.0}, "score of a forecast is -1"),
         (Forecast, FORECAST, {"sequence": 3}, "sequence 3 is not among the header's 1 prompts"),
         (Chain, CHAIN, {"sequence": 1}, "sequence 1 is not among the header's 1 prompts"),
         (Chain, CHAIN, {"drafted": 5}, "a draft of 5 tokens was asked for 4"),
-        (Chain, CHAIN, {"stop": "tired"}, "stop of a chain is 'tired'"),
     ],
 )
-def test_an_invalid_row_is_refused(tmp_path, kind, usual, fields, message):
+def test_an_invalid_row_is_refused(path, kind, usual, fields, message):
     trace = sample_trace("llma")
     trace.copies, trace.pooled = [], []
     trace.add(kind(**{**usual, **fields}))
-    write_file(trace, tmp_path / "trace.jsonl")
+    write_file(trace, path)
     with pytest.raises(UsageError, match=message):
-        read_file(tmp_path / "trace.jsonl")
-
-
-def test_a_file_of_schema_1_is_read(tmp_path):
-    old = sample_trace("pearl")
-    old.header = replace(old.header, schema=1)
-    write_file(old, tmp_path / "trace.jsonl")
-    assert read_file(tmp_path / "trace.jsonl") == old
-    assert SCHEMA == 7
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"hello", b"\xff\xfe\x00", b"[" * 100_000, b'{"event":"span"}', b"null", b"7" * 5000]
-)
-def test_files_that_are_not_traces(tmp_path, content):
-    path = tmp_path / "trace.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match="is not a SpecScope trace"):
         read_file(path)
 
 
-def test_files_that_cannot_be_used(tmp_path):
+def test_a_file_of_schema_1_is_read(path):
+    old = with_header(sample_trace("pearl"), schema=1)
+    write_file(old, path)
+    assert read_file(path) == old
+
+
+def test_files_that_cannot_be_used(path):
     with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
-        read_file(tmp_path / "nothing")
-    write_file(sample_trace(), tmp_path / "trace.jsonl")
+        read_file(path)
+    write_file(sample_trace(), path)
     with pytest.raises(UsageError, match="the limit is 1000"):
-        read_file(tmp_path / "trace.jsonl", max_bytes=1000)
+        read_file(path, max_bytes=1000)
 
 
 def table(trace, name):
@@ -179,38 +148,29 @@ def table(trace, name):
 
 
 def test_tables_hold_every_row():
-    trace = sample_trace("pearl")
-    spans, decisions, tokens = (table(trace, name) for name in ("spans", "decisions", "tokens"))
+    trace, found = sample_trace("pearl"), measure(sample_trace("pearl"))
+    spans, decisions, tokens, rounds, (figures,) = (
+        table(trace, name) for name in ("spans", "decisions", "tokens", "rounds", "figures")
+    )
     assert [int(r["id"]) for r in spans] == [s.id for s in trace.spans]
     assert [int(r["nanoseconds"]) for r in spans] == [s.end - s.start for s in trace.spans]
-    assert [r["outcome"] for r in decisions] == [d.outcome for d in trace.decisions]
     assert [r["text"] for r in decisions] == [trace.pieces[d.token] for d in trace.decisions]
-    assert decisions[0]["top_q"].startswith(f"{trace.decisions[0].token}:0.5 ")
     assert "".join(r["text"] for r in tokens) == trace.text
     accepted = next(r for r in tokens if r["origin"] == "accepted")
-    assert accepted["rule"] == "ratio"
-    assert float(accepted["p"]) > 0
+    assert (accepted["rule"], float(accepted["p"]) > 0) == ("ratio", True)
+    assert [(r["mode"], int(r["accepted"])) for r in rounds] == [(r.mode, r.accepted) for r in trace.rounds]
+    assert int(figures["accepted"]) == found.accepted
+    assert float(figures["tokens_per_second"]) == found.tokens_per_second
+    assert not {"waiting", "per_position", "occupancy"} & figures.keys()
 
 
 def test_the_table_of_copies_has_the_accepted_tokens_of_each():
     trace = sample_trace("llma")
-    rows = table(trace, "copies")
+    rows, accepted = table(trace, "copies"), {r.step: r.accepted for r in trace.rounds}
     assert [int(r["start"]) for r in rows] == [c.start for c in trace.copies]
-    accepted = {r.step: r.accepted for r in trace.rounds}
     assert [int(r["accepted"]) for r in rows] == [accepted[c.step] for c in trace.copies]
     first = [d for d in trace.decisions if d.step == trace.copies[0].step and d.node >= 0]
     assert rows[0]["text"] == "".join(trace.pieces[d.token] for d in first)
-
-
-def test_rounds_have_a_row_each_and_the_figures_of_a_run_are_one_row():
-    trace = sample_trace("pearl")
-    rounds, (figures,) = table(trace, "rounds"), table(trace, "figures")
-    assert [int(r["accepted"]) for r in rounds] == [r.accepted for r in trace.rounds]
-    assert [r["mode"] for r in rounds] == [r.mode for r in trace.rounds]
-    found = measure(trace)
-    assert int(figures["accepted"]) == found.accepted
-    assert float(figures["tokens_per_second"]) == found.tokens_per_second
-    assert not {"waiting", "per_position", "occupancy"} & figures.keys()
 
 
 def test_an_empty_table_has_its_header_line():
@@ -218,7 +178,7 @@ def test_an_empty_table_has_its_header_line():
     write_csv(Trace(sample_trace().header), "tokens", text)
     assert text.getvalue().startswith("step,sequence,position,token,origin,text,time,p,q,u,rule\n")
     with pytest.raises(
-        UsageError, match="there is no table 'pets'; choose one of tokens, decisions, rounds, copies, "
+        UsageError, match="no table 'pets'; choose one of tokens, decisions, rounds, copies, "
     ):
         write_csv(sample_trace(), "pets", text)
 
@@ -247,9 +207,8 @@ def well_formed(trace):
     assert set(phases) <= {"M", "X", "C", "s", "f"}
     slices = defaultdict(list)
     for e in phases["X"]:
-        slices[e["pid"], e["tid"]].append(
-            (nanoseconds(e["ts"]), nanoseconds(e["ts"]) + nanoseconds(e["dur"]))
-        )
+        start = nanoseconds(e["ts"])
+        slices[e["pid"], e["tid"]].append((start, start + nanoseconds(e["dur"])))
     for lane in slices.values():
         lane.sort()
         assert all(a[1] <= b[0] for a, b in pairwise(lane)), "spans of one lane overlap"
@@ -272,10 +231,8 @@ def test_perfetto_shows_a_sample(kind):
     trace = sample_trace(kind)
     phases = well_formed(trace)
     assert len(phases["X"]) == len(trace.spans)
-    judged = {
-        (d.draft_span, d.verify_span) for d in trace.decisions if d.draft_span >= 0 and d.verify_span >= 0
-    }
-    assert len(phases["s"]) == len(judged)
+    pairs = {(d.draft_span, d.verify_span) for d in trace.decisions}
+    assert len(phases["s"]) == sum(min(pair) >= 0 for pair in pairs)
     labels = [e["args"]["name"] for e in phases["M"] if e["name"] == "process_name"]
     assert labels == [d.label for d in trace.header.devices]
     assert {e["name"] for e in phases["C"]} - {"power"} == {"works", "measured load", "memory"}

@@ -47,8 +47,8 @@ def drained(tail: Tail) -> list:
     return found
 
 
-def test_every_event_of_a_writer_is_read_once_and_in_order(file, tail) -> None:
-    def slowly() -> None:
+def test_every_event_of_a_writer_is_read_once_and_in_order(file, tail):
+    def slowly():
         content = "".join(LINES).encode()
         with file.open("wb", buffering=0) as opened:
             for start in range(0, len(content), 37):  # a write rarely ends where a line does
@@ -63,24 +63,24 @@ def test_every_event_of_a_writer_is_read_once_and_in_order(file, tail) -> None:
         found += tail.read()
     writer.join()
     assert found == EVENTS
+    write(file, LINES[1], "{never read\n")
     assert tail.read() == []
 
 
-def test_it_says_what_it_waits_for(file, tail) -> None:
-    assert tail.read() == []
-    assert tail.waiting == "run.jsonl does not exist yet"
-    write(file)
-    assert tail.read() == []
-    assert tail.waiting == "the header of run.jsonl is not written yet"
-    write(file, LINES[0][:-20])
-    assert tail.read() == []
-    assert tail.waiting == "the header of run.jsonl is not complete yet"
+def test_it_says_what_it_waits_for(file, tail):
+    for text, waiting in (
+        (None, "run.jsonl does not exist yet"),
+        ("", "the header of run.jsonl is not written yet"),
+        (LINES[0][:-20], "the header of run.jsonl is not complete yet"),
+    ):
+        if text is not None:
+            write(file, text)
+        assert (tail.read(), tail.waiting) == ([], waiting)
     write(file, LINES[0][-20:])
-    assert tail.read() == EVENTS[:1]
-    assert tail.waiting == ""
+    assert (tail.read(), tail.waiting) == (EVENTS[:1], "")
 
 
-def test_a_line_whose_end_is_missing_is_kept(file, tail) -> None:
+def test_a_line_whose_end_is_missing_is_kept(file, tail):
     write(file, *LINES[:3], LINES[3][:-1])
     assert drained(tail) == EVENTS[:3]
     write(file, "\n", LINES[4][:5])
@@ -90,7 +90,7 @@ def test_a_line_whose_end_is_missing_is_kept(file, tail) -> None:
     assert drained(tail) == EVENTS[4:5]
 
 
-def test_a_line_is_long_if_it_has_many_reads(file, tail, monkeypatch) -> None:
+def test_a_line_is_long_if_it_has_many_reads(file, tail, monkeypatch):
     monkeypatch.setattr(follow, "MOST_READ", 64)
     write(file, *LINES[:4])
     found = []
@@ -99,61 +99,49 @@ def test_a_line_is_long_if_it_has_many_reads(file, tail, monkeypatch) -> None:
     assert found == EVENTS[:4]
 
 
-def test_nothing_is_read_after_the_footer(file, tail) -> None:
-    write(file, *LINES, LINES[1], "{")
-    assert tail.read() == EVENTS
-    write(file, "never read\n")
-    assert tail.read() == []
+def edited(line, **fields):
+    return json.dumps({**json.loads(line), **fields}) + "\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "fault"),
+    ("before", "line", "fault"),
     [
-        ("{nonsense\n", "line 4: Expecting property name"),
-        ('{"event":"nothing"}\n', "line 4: not a trace event"),
-        (LINES[0], "line 4: a trace has one header"),
-        (LINES[1], "line 4: two spans have the same id"),
-        (to_json(Part(999, "attention", 0, 1, 2)) + "\n", "line 4: span 999 of a part is not in the trace"),
-        ("\udcff\n", "line 4: byte 0 is not UTF-8"),
-        ("[" * 9000 + "\n", "line 4: the JSON nests too deeply"),
+        (3, "{nonsense\n", "line 4: Expecting property name"),
+        (3, LINES[1], "line 4: two spans have the same id"),
+        (
+            3,
+            to_json(Part(999, "attention", 0, 1, 2)) + "\n",
+            "line 4: span 999 of a part is not in the trace",
+        ),
+        (3, "\udcff\n", "line 4: byte 0 is not UTF-8"),
+        (0, LINES[1], "line 1: a trace starts with its header"),
+        (
+            0,
+            edited(LINES[0], schema=SCHEMA + 1),
+            f"line 1: the trace has schema {SCHEMA + 1}, .* up to {SCHEMA}",
+        ),
+        (
+            0,  # a fault between rows names the lines that were read together
+            LINES[0] + LINES[2] + edited(LINES[1], device="elsewhere"),
+            "lines 1 to 3: device 'elsewhere' is not among the header's",
+        ),
     ],
 )
-def test_a_wrong_line_is_refused_with_its_number(file, tail, line, fault) -> None:
-    write(file, *LINES[:3])
-    assert len(drained(tail)) == 3
+def test_a_wrong_line_is_refused_with_its_number(file, tail, before, line, fault):
+    write(file, *LINES[:before])
+    assert drained(tail) == EVENTS[:before]
     with file.open("ab") as opened:
         opened.write(line.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match=rf"run\.jsonl: {fault}"):
         tail.read()
 
 
-def test_the_lines_before_a_wrong_one_are_read(file, tail) -> None:
+def test_the_lines_before_a_wrong_one_are_read(file, tail):
     write(file, *LINES[:3], "nonsense\n", LINES[3])
     assert tail.read() == EVENTS[:3]
     for _ in range(2):
         with pytest.raises(UsageError, match="line 4: Expecting value"):
             tail.read()
-
-
-def test_a_file_of_another_form_is_refused_at_its_first_line(file, tail) -> None:
-    write(file, LINES[1])
-    with pytest.raises(UsageError, match="line 1: a trace starts with its header"):
-        tail.read()
-
-
-def test_a_fault_between_rows_names_the_lines_that_were_read_together(file, tail) -> None:
-    foreign = json.dumps({**json.loads(LINES[1]), "device": "elsewhere"})
-    write(file, LINES[0], LINES[2], foreign + "\n")
-    with pytest.raises(UsageError, match="lines 1 to 3: device 'elsewhere' is not among the header's"):
-        tail.read()
-
-
-def test_a_newer_schema_is_refused_as_in_an_import(file, tail) -> None:
-    write(file, json.dumps({**json.loads(LINES[0]), "schema": SCHEMA + 1}) + "\n")
-    with pytest.raises(
-        UsageError, match=f"line 1: the trace has schema {SCHEMA + 1}, .* reads up to {SCHEMA}"
-    ):
-        tail.read()
 
 
 def test_a_shortened_file_is_noticed(file, tail) -> None:
@@ -179,45 +167,17 @@ def test_a_replaced_or_removed_file_is_noticed_once_its_old_rows_are_read(file, 
         tail.read()
 
 
-def test_an_endless_line_and_a_huge_file_are_refused(file, tail, monkeypatch) -> None:
-    monkeypatch.setattr(follow, "MOST_LINE", 100)
-    write(file, "x" * 101)
-    with pytest.raises(UsageError, match="line 1 has no end within 100 bytes"):
-        tail.read()
-    monkeypatch.setattr(follow, "MOST_LINE", 2**20)
-    monkeypatch.setattr(follow, "MOST_TRACE_BYTES", 1000)
-    write(file, "x" * 1000)
-    with pytest.raises(UsageError, match="more than 1000 bytes"):
-        tail.read()
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_only_regular_files_are_read(tmp_path, kind) -> None:
-    path = Path("/dev/zero") if kind == "device" else tmp_path / kind
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    with pytest.raises(UsageError, match="is not a regular file"):
-        Tail(path).read()
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_figures_at_the_end_are_those_of_the_metrics(kind) -> None:
-    events = sample_events(kind)
-    tally, half = Tally(), len(events) // 2
-    tally.add(events[:half])
-    tally.add(events[half:])
-    trace = sample_trace(kind)
+def test_the_figures_at_the_end_are_those_of_the_metrics(kind):
+    events, trace, tally = sample_events(kind), sample_trace(kind), Tally()
+    assert (tally.acceptance_rate, tally.tokens_per_second) == (None, None)
+    tally.add(events[: len(events) // 2])
+    tally.add(events[len(events) // 2 :])
     known = measure(trace)
     assert tally.rounds == len(trace.rounds)
-    assert (tally.tokens, tally.drafted, tally.accepted) == (known.tokens, known.drafted, known.accepted)
-    assert tally.acceptance_rate == known.acceptance_rate
+    for name in ("tokens", "drafted", "accepted", "acceptance_rate"):
+        assert getattr(tally, name) == getattr(known, name)
     assert tally.tokens_per_second == pytest.approx(known.tokens_per_second)
-
-
-def test_a_run_without_rows_has_no_figures() -> None:
-    assert (Tally().acceptance_rate, Tally().tokens_per_second) == (None, None)
 
 
 def test_a_file_that_was_cut_is_imported_without_its_last_line(file) -> None:

@@ -1,13 +1,13 @@
 """Files of other engines become traces; what a file does not hold stays unknown."""
 
+import gzip
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from specscope.engine.errors import StoreError, UsageError
+from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import read_jsonl, to_json
 from specscope.traces.definitions import FACTS, FIGURES
 from specscope.traces.export.perfetto import to_perfetto
@@ -20,7 +20,7 @@ from specscope.traces.imports.reading import FORMS, read_traces
 from specscope.traces.metrics import measure
 from specscope.traces.view.document import view_model
 from specscope.traces.view.figures import UNKNOWN
-from tests.traces.samples import sample_trace
+from tests.traces.samples import read_file, sample_trace, with_header
 
 FILES = Path(__file__).parent / "imported"
 NAMES = (
@@ -34,13 +34,8 @@ NAMES = (
 )
 
 
-NOTHING = {
-    "num_spec_tokens": 5,
-    "num_drafts": 0,
-    "num_draft_tokens": 0,
-    "num_accepted_tokens": 0,
-    "num_accepted_tokens_per_pos": [0] * 5,
-}
+TOTALS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+NOTHING = {"num_spec_tokens": 5, **dict.fromkeys(TOTALS, 0), "num_accepted_tokens_per_pos": [0] * 5}
 """The statistics of a step that verified no draft."""
 
 
@@ -50,67 +45,62 @@ def rows_of(name):
     return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
 
 
-def test_accepted_tokens_after_the_end_of_the_text_are_counted_but_have_no_id(tmp_path):
+@pytest.fixture
+def read(tmp_path):
+    """Return a function that reads rows as a file, as one run."""
+
+    def traces(*rows):
+        file = tmp_path / "rows.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows)))
+        return read_file(file)
+
+    return traces
+
+
+def test_accepted_tokens_after_the_end_of_the_text_are_counted_but_have_no_id(read):
     row = rows_of("vllm.jsonl")[0]
     row["choices"][0]["token_ids"] = [11, 12, 13, 14, 15, 16]
     row["usage"]["completion_tokens"] = 6
-    (tmp_path / "cut.json").write_text(json.dumps(row))
-    (trace,) = read_traces(tmp_path / "cut.json").traces
+    trace = read(row)
     assert trace.token_ids() == [11, 12, 13, 14, 15, 16]
-    assert trace.rounds[-1].accepted == 3
-    assert trace.rounds[-1].emitted == 1
+    assert (trace.rounds[-1].accepted, trace.rounds[-1].emitted) == (3, 1)
     last = [(d.token, d.outcome) for d in trace.decisions if d.step == 3]
     assert last == [(16, "accepted"), (NO_TOKEN, "accepted"), (NO_TOKEN, "accepted")]
     assert measure(trace).accepted == 5
 
 
-def test_steps_without_a_draft_leave_the_origins_open(tmp_path):
+def test_steps_without_a_draft_leave_the_origins_open(read):
     row = rows_of("vllm.jsonl")[1]
     row["usage"]["completion_tokens"] = 9
-    (tmp_path / "copied.json").write_text(json.dumps(row))
-    (trace,) = read_traces(tmp_path / "copied.json").traces
-    assert (trace.commits, trace.rounds, trace.decisions) == ([], [], [])
+    trace = read(row)
     metrics = measure(trace)
+    assert (trace.commits, trace.rounds, trace.decisions) == ([], [], [])
     assert (metrics.tokens, metrics.drafted, metrics.accepted) == (9, 4, 2)
     assert "origin of each token" in origin(trace.header).unknown
 
 
-def test_steps_of_vllm_vcr_are_one_run_of_totals(tmp_path):
+def test_steps_of_vllm_vcr_are_one_run_of_totals(read, monkeypatch):
     """Of 4 drafts 3 have one accepted token or more, 2 have two, 1 has three."""
-    (trace,) = read_traces(FILES / "vllm-vcr-steps.jsonl").traces
     rows = rows_of("vllm-vcr-steps.jsonl")
+    monkeypatch.setattr(reading, "MOST_RUNS", len(rows) - 1)
+    trace = read_file(FILES / "vllm-vcr-steps.jsonl")
     rows[-1]["scheduler"]["spec_decoding_stats"]["num_draft_tokens"] = 3
-    rows.append({"ts_ms": 99, "scheduler": {"spec_decoding_stats": NOTHING}})
-    (tmp_path / "even.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (even,) = read_traces(tmp_path / "even.jsonl").traces
+    even = read(*rows, {"ts_ms": 99, "scheduler": {"spec_decoding_stats": NOTHING}})
     assert [slot.unconditional for slot in measure(even).per_position] == [0.75, 0.5, 0.25]
     assert even.header.run_id != trace.header.run_id
 
 
-def test_a_recording_may_have_more_steps_than_a_file_has_requests(monkeypatch):
-    monkeypatch.setattr(reading, "MOST_RUNS", 4)
-    assert len(rows_of("vllm-vcr-steps.jsonl")) > 4
-    assert len(read_traces(FILES / "vllm-vcr-steps.jsonl").traces) == 1
-
-
-def test_a_profile_of_model_optimizer_is_read_and_written_back():
-    (trace,) = read_traces(FILES / "speculation_profile.json").traces
-    written, read = profile_of(trace), rows_of("speculation_profile.json")[0]
+def test_a_profile_of_model_optimizer_is_read_and_written_back(read):
+    written = profile_of(read_file(FILES / "speculation_profile.json"))
+    known = rows_of("speculation_profile.json")[0]
     same = ("schema_version", "conditional_accept_rates", "marginal_accept_rates", "mean_accept_length")
     for name in (*same, "num_speculative_tokens", "acceptance_length_histogram"):
-        assert written[name] == read[name], name
-
-
-def test_a_profile_counts_the_longest_drafts_of_a_run(tmp_path):
+        assert written[name] == known[name], name
     trace = sample_trace("speculative")
     profile = profile_of(trace)
-    gamma = profile["num_speculative_tokens"]
-    judged = [r.accepted for r in trace.rounds if r.drafted == gamma]
+    judged = [r.accepted for r in trace.rounds if r.drafted == profile["num_speculative_tokens"]]
     assert profile["mean_accept_length"] == pytest.approx(1 + sum(judged) / len(judged), abs=1e-6)
-    file = tmp_path / "profile.json"
-    file.write_text(json.dumps(profile))
-    (again,) = read_traces(file).traces
-    assert origin(again.header).counts.accepted == sum(judged)
+    assert origin(read(profile).header).counts.accepted == sum(judged), "of the longest drafts"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +112,7 @@ def test_a_run_without_chains_of_drafts_has_no_profile(kind, message):
 
 
 def test_rows_of_a_profiled_forward_are_the_tokens_of_its_batch():
-    (trace,) = read_traces(FILES / "vllm-profile.json").traces
+    trace = read_file(FILES / "vllm-profile.json")
     assert [s.rows for s in trace.spans if s.model == "target" and s.kind != "sample"] == [5, 4]
 
 
@@ -142,20 +132,18 @@ def test_an_example_is_stored_written_and_read_again(name, tmp_path, store):
 def test_unknown_figures_say_so_and_nothing_is_a_speed_without_times(name):
     for trace in read_traces(FILES / name).traces:
         document = view_model([trace, sample_trace("autoregressive")])
-        run = document["runs"][0]
-        imported = origin(trace.header)
+        run, imported = document["runs"][0], origin(trace.header)
+        figures = run["figures"]
         assert run["badge"].startswith("imported · ")
-        assert run["note"] == imported.sentence
-        assert not run["baseline"]
-        assert run["figures"]["speedup"] == "a run of another engine"
-        assert {key for key, text in run["figures"].items() if text == UNKNOWN} == {
-            key for key in imported.figures if key in run["figures"]
-        }
+        assert (run["note"], run["baseline"]) == (imported.sentence, False)
+        assert figures["speedup"] == "a run of another engine"
+        unknown = {key for key, text in figures.items() if text == UNKNOWN}
+        assert unknown == figures.keys() & {*imported.figures}
         assert run["timed"] == bool(trace.spans)
         if not run["timed"]:
             assert run["tracks"] == []
             assert run["metrics"]["tokens_per_second"] is None
-            assert run["figures"]["seconds"] == run["figures"]["both"] == UNKNOWN
+            assert figures["seconds"] == figures["both"] == UNKNOWN
         json.dumps(document, allow_nan=False)
 
 
@@ -170,17 +158,8 @@ def test_a_run_without_times_has_no_perfetto_trace_and_empty_cells(tmp_path):
     assert (cells["time"], cells["token"], cells["origin"]) == ("", "", "plain")
 
 
-def test_a_second_import_of_a_file_stores_nothing(store):
-    found = read_traces(FILES / "vllm.jsonl")
-    fresh = replace(found.traces[0], header=replace(found.traces[0].header, run_id="fresh"))
-    store.insert(*found.traces)
-    with pytest.raises(StoreError, match="already stored"):
-        store.insert(fresh, found.traces[1])
-    assert store.runs()[1] == 2
-
-
 def test_a_report_says_what_is_unknown():
-    (trace,) = read_traces(FILES / "sglang.json").traces
+    trace = read_file(FILES / "sglang.json")
     summary = render_report([trace]).split("<script")[0]
     assert "<h2>Prompt</h2><p>unknown</p>" in summary
     assert "prompt left out" not in summary
@@ -200,8 +179,7 @@ def test_a_report_says_what_is_unknown():
     ],
 )
 def test_a_mark_of_another_form_is_refused(tmp_path, entry, place):
-    trace = sample_trace("speculative")
-    trace.header = replace(trace.header, environment={"imported": entry})
+    trace = with_header(sample_trace("speculative"), environment={"imported": entry})
     (tmp_path / "marked.jsonl").write_text("\n".join(map(to_json, trace.events())))
     with pytest.raises(UsageError, match=re.escape(place)):
         read_traces(tmp_path / "marked.jsonl")
@@ -211,3 +189,142 @@ def test_every_figure_needs_known_facts_and_every_form_is_recognised_alone():
     assert {fact for figure in FIGURES.values() for fact in figure.needs} <= set(FACTS)
     for name in NAMES:
         assert sum(form.recognises(rows_of(name)[0]) for form in FORMS) == 1
+
+
+# Files that are cut, contradictory, too large or of another version.
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Return a function that changes the first value of an example, and returns the error."""
+
+    def attempt(file_name, *path, **fields):
+        rows = rows_of(file_name)
+        place = rows[0]
+        for key in path:
+            place = place[key]
+        place.update(fields)
+        file = tmp_path / file_name
+        file.write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(UsageError) as caught:
+            read_traces(file)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return attempt
+
+
+AIPERF = "aiperf.jsonl", ("spec_decode_acceptance",)
+SGLANG = "sglang.json", ("sglext", "spec_tokens_details")
+VLLM = "vllm.jsonl", ("metrics", "speculative_decoding")
+MODELOPT = "speculation_profile.json", ()
+SCOPES = "sglang-profile.json"
+VCR = "vllm-vcr-steps.jsonl", ("scheduler",)
+STEP = {
+    "num_spec_tokens": 3,
+    **dict(zip(TOTALS, (2, 6, 3), strict=True)),
+    "num_accepted_tokens_per_pos": [2, 1, 0],
+}
+
+
+def step(**fields):
+    return {"spec_decoding_stats": STEP | fields}
+
+
+@pytest.mark.parametrize(
+    ("place", "fields", "message"),
+    [
+        # contradictions
+        (("vllm.jsonl", ("usage",)), {"completion_tokens": 9}, "8 token ids, but completion_tokens is 9"),
+        (("vllm.jsonl", ("choices", 0)), {"token_ids": [1] * 5}, "5 token ids, but completion_tokens is 8"),
+        (AIPERF, {"completion_tokens": 3}, "3 tokens, but its steps make 4 to 7"),
+        (AIPERF, {"num_spec_steps": 3}, "2 steps, but the number of steps is 3"),
+        (AIPERF, {"per_step_accepted": [3, 5]}, "accepted 5 of 4"),
+        (AIPERF, {"per_step_accepted": [2, 2]}, "does not count"),
+        (AIPERF, {"per_step_drafted": [4]}, "has 2 entries, but"),
+        (AIPERF, {"acceptance_histogram": {"x": 1}}, "a key 'x'"),
+        (SGLANG, {"spec_num_correct_drafts": 6}, "5 accepted tokens, but the total is 6"),
+        (SGLANG, {"spec_num_proposed_drafts": 4}, "5 tokens were accepted, but only 4 were drafted"),
+        (MODELOPT, {"marginal_accept_rates": [0.8, 0.5, 0.25]}, "is 0.8, but the histogram gives 0.75"),
+        (MODELOPT, {"num_speculative_tokens": 2}, "put out 4 tokens; expected at most 3"),
+        (
+            VCR,
+            step(num_accepted_tokens=4),
+            "step 1: the histogram counts 3 accepted tokens, but the total is 4",
+        ),
+        (VCR, step(num_accepted_tokens_per_pos=[1, 2, 0]), "[1, 2, 0]; expected none above the one before"),
+        (VCR, step(num_drafts=1), "num_drafts is 1, num_accepted_tokens_per_pos [2, 1, 0]"),
+        (VCR, step(num_draft_tokens=7), "expected at most num_drafts x num_spec_tokens = 6"),
+        (VCR, step(num_draft_tokens=2), "3 tokens were accepted, but only 2 were drafted"),
+        (VCR, step(num_accepted_tokens_per_pos=[2, 1]), "has 2 entries; num_spec_tokens is 3"),
+        (VCR, step(num_spec_tokens=2, num_accepted_tokens_per_pos=[2, 1], num_draft_tokens=4), "is 2 and 3"),
+        ((SCOPES, ("traceEvents", 2)), {"dur": -1}, "lasts -1"),
+        ((SCOPES, ("traceEvents", 2)), {"pid": 1}, "2 GPUs; give the file of one rank"),
+        # other versions
+        (VLLM, {"version": 2}, "a field 'version'; expected only"),
+        (VLLM, {"acceptance_histogram": {"0": 1}}, "expected a list"),
+        (AIPERF, {"tree": []}, "AIPerf 0.12 and 0.13"),
+        (SGLANG, {"per_step": []}, "a field 'per_step'"),
+        (VCR, step(num_draft_tokens_per_pos=[2, 2, 2]), "a field 'num_draft_tokens_per_pos'; expected only"),
+        (MODELOPT, {"schema_version": "2.0"}, "'2.0'; expected '1.0'"),
+        (MODELOPT, {"measured": False}, "not measured"),
+        (MODELOPT, {"verification_method": "block"}, "expected 'longest_prefix'"),
+        ((SCOPES, ("traceEvents", 4)), {"name": "step[TARGET_VERIFY bs=1]"}, "another version of SGLang"),
+        (("vllm-profile.json", ()), {"traceEvents": []}, "no scopes of speculative decoding on a GPU"),
+    ],
+)
+def test_contradictions_and_other_versions_are_named(refused, place, fields, message):
+    name, path = place
+    assert message in refused(name, *path, **fields)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_file_is_refused(name, tmp_path):
+    content = (FILES / name).read_bytes()
+    for share in (0.4, 0.97):
+        (tmp_path / name).write_bytes(content[: int(share * len(content))])
+        with pytest.raises(UsageError):
+            read_traces(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_packed_with_gzip_is_the_same(name, tmp_path):
+    packed = gzip.compress((FILES / name).read_bytes())
+    (tmp_path / "packed").write_bytes(packed)
+    ids = [trace.header.run_id for trace in read_traces(tmp_path / "packed").traces]
+    assert ids == [trace.header.run_id for trace in read_traces(FILES / name).traces]
+    for cut in (packed[:-9], packed[:40], packed[:3]):
+        (tmp_path / "packed").write_bytes(cut)
+        with pytest.raises(UsageError, match="gzip"):
+            read_traces(tmp_path / "packed")
+
+
+def test_a_file_with_too_many_requests_tokens_or_drafts_takes_no_memory(refused, tmp_path, monkeypatch):
+    huge = {"per_step_drafted": [2**30, 2**30], "num_draft_tokens": 2**31}
+    assert "0 to 1024" in refused("aiperf.jsonl", "spec_decode_acceptance", **huge)
+    (tmp_path / "many.json").write_text("[" + ",".join(["{}"] * 10_001) + "]")
+    with pytest.raises(UsageError, match="10001 requests; at most 10000"):
+        read_traces(tmp_path / "many.json")
+    monkeypatch.setattr(reading, "MOST_ROWS", 20)
+    with pytest.raises(UsageError, match="more than 20 tokens and drafts"):
+        read_traces(FILES / "vllm.jsonl")
+
+
+STEPS = rows_of("vllm-vcr-steps.jsonl")
+REQUESTS = "file of requests, which does not say what was drafted"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"meta": {"model": "m"}}], REQUESTS),
+        ([{"prompt_tokens": 3, "output_tokens": 1, "ttft_ms": 2.0}], REQUESTS),
+        ([*STEPS, {"ts_ms": 1.0}], "expected step statistics of vllm-vcr"),
+        (STEPS[:1], "says nothing of speculative decoding"),
+        ([{**STEPS[0], "ts_ms": "soon"}, *STEPS[1:]], "ts_ms is 'soon'"),
+        ([{"answer": 42}], r"docs/traces\.md"),
+    ],
+)
+def test_other_lines_and_unknown_files_are_refused(read, rows, message):
+    with pytest.raises(UsageError, match=message):
+        read(*rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import tomllib
-from dataclasses import replace
 
 import pytest
 
@@ -25,7 +24,7 @@ from specscope.traces.lab.axes import (
 )
 from specscope.traces.lab.points import FILE, points_of
 from specscope.traces.lab.sweep import Cell, Job, Scripted, Sweep, best, sweep
-from tests.traces.samples import sample_trace
+from tests.traces.samples import sample_trace, with_header
 
 PROFILE = "pearl-4xA100"
 
@@ -63,24 +62,14 @@ def test_every_value_and_rate_is_a_cell_with_a_spread_and_a_trace():
     assert sure.mean < speculative_speedup(1.0, 4, 100)
 
 
-def test_a_stop_ends_the_sweep_after_the_cell():
-    stop, cells = threading.Event(), list[Cell]()
-    for cell in sweep(plan(samples=1), Scripted(PROFILE, tokens=4), stop):
-        cells.append(cell)
-        stop.set()
-    assert len(cells) == 1
-
-
-def test_a_stop_during_a_run_ends_the_sweep_without_its_cell():
-    stop = threading.Event()
+def test_a_stop_ends_the_sweep_without_the_cell_of_a_run_in_progress():
+    stop, ran = threading.Event(), list[Job]()
 
     def run(job: Job):
         if len(ran) == 3:
             stop.set()
-        ran.append(job)
-        return sample_trace("autoregressive")
+        return asking(ran)(job)
 
-    ran = list[Job]()
     cells = list(sweep(plan(rates=(0.5,), samples=1, values=(1, 2, 3)), run, stop))
     assert [cell.column for cell in cells] == [1, 2]
     assert len(ran) == 4  # plain decoding once, and three values
@@ -91,6 +80,10 @@ def test_a_value_that_the_method_refuses_is_a_cell_with_the_reason():
     (cell,) = sweep(refused, Scripted(PROFILE, tokens=4))
     assert "lookahead is 1; with" in cell.error
     assert cell.speedups == ()
+
+
+def measured(drafters: Axis | None = None, **more) -> Sweep:
+    return plan(rows=drafters, measured=True, samples=1, **more)
 
 
 def test_every_drafter_is_a_row_with_plain_decoding_of_its_own():
@@ -105,57 +98,38 @@ def test_every_drafter_is_a_row_with_plain_decoding_of_its_own():
     assert all("drafter" not in job.config for job in asked)
 
 
-def test_drafters_are_measured_only_and_need_a_method_that_drafts_with_a_model():
-    drafters = Axis(DRAFTER, ("int4",))
-    with pytest.raises(UsageError, match="the same for every drafter; measure"):
-        plan(rows=drafters).check()
-    with pytest.raises(UsageError, match="llma has no sweep over 'drafter'"):
-        plan("copy", (4,), method="llma", rows=drafters, measured=True).check()
-    with pytest.raises(UsageError, match="no values; write for example int4, int8"):
-        axis(METHODS["pearl"], DRAFTER, " , ")
-
-
-def measured(drafters: Axis | None = None, **more) -> Sweep:
-    return plan(rows=drafters, measured=True, samples=1, **more)
-
-
 def test_passes_of_a_measured_sweep_alternate_and_every_cell_has_its_own_baseline():
     asked = list[Job]()
     (first, _) = sweep(measured(passes=3), asking(asked))
     one = ["autoregressive", "speculative", "speculative", "autoregressive", "autoregressive", "speculative"]
     assert [job.method for job in asked] == one * 2
-    assert [len(passes) for passes in first.speedups] == [3]
-    assert len(first.traces) == 3
+    assert ([len(passes) for passes in first.speedups], len(first.traces)) == ([3], 3)
 
 
-def test_two_settings_can_be_the_axes_and_others_are_fixed():
+EMS = [{"batch": 2, "base": "plain"}, {"batch": 2}, {"batch": 4, "base": "plain"}, {"batch": 4}]
+GREEDY = {"drafts": "greedy"}
+TREE = [{}, *({**GREEDY, "width": width, "depth": 4} for width in (2, 3))]
+
+
+@pytest.mark.parametrize(
+    ("asks", "configs"),
+    [
+        (Sweep("tree", Axis("width", (2, 3)), Axis("depth", (4,)), config=GREEDY, samples=1), TREE),
+        (Sweep("ems", Axis("batch", (2, 4)), samples=1), EMS),  # compared with the same batch
+    ],
+    ids=["two axes", "a batch"],
+)
+def test_two_settings_can_be_the_axes_and_a_batch_has_its_own_plain_one(asks, configs):
     asked = list[Job]()
-    both = Sweep("tree", Axis("width", (2, 3)), Axis("depth", (4,)), config={"drafts": "greedy"}, samples=1)
-    list(sweep(both, asking(asked)))
-    assert [job.config for job in asked] == [
-        {},
-        {"drafts": "greedy", "width": 2, "depth": 4},
-        {"drafts": "greedy", "width": 3, "depth": 4},
-    ]
-
-
-def test_a_batch_is_compared_with_the_same_batch_decoded_plainly():
-    asked = list[Job]()
-    list(sweep(Sweep("ems", Axis("batch", (2, 4)), samples=1), asking(asked)))
-    assert [(job.method, job.config) for job in asked] == [
-        ("ems", {"batch": 2, "base": "plain"}),
-        ("ems", {"batch": 2}),
-        ("ems", {"batch": 4, "base": "plain"}),
-        ("ems", {"batch": 4}),
-    ]
+    list(sweep(asks, asking(asked)))
+    assert [job.config for job in asked] == configs
 
 
 def test_runs_of_different_clocks_are_never_compared():
     def run(job: Job):
         trace = sample_trace("autoregressive")
-        if job.method == "speculative":
-            trace.header = replace(trace.header, runtime="local-process", profile="")
-        return trace
+        fast = job.method == "speculative"
+        return with_header(trace, runtime="local-process", profile="") if fast else trace
 
     cells = list(sweep(measured(), run))
     assert [cell.speedups for cell in cells] == [(), ()]
@@ -181,27 +155,31 @@ def test_no_measured_cell_is_the_best_within_the_spread():
     assert best([Cell(None, 1, (), (), "refused")], measured=False) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"method": "tree"}, "tree has no sweep over 'gamma'; it has width, depth"),
-        ({"method": "autoregressive"}, "autoregressive has no sweep over 'gamma'; choose one of"),
-        ({"field": "width"}, "speculative has no sweep over 'width'"),
-        ({"field": "drafts", "method": "easyspec"}, "easyspec has no sweep over 'drafts'"),
-        ({"values": ()}, "gamma has no values"),
-        ({"rates": ()}, "acceptance_rate has no values"),
-        ({"values": (99,)}, "gamma is 99; it must be a whole|gamma is 99; it must be at"),
-        ({"rates": (1.5,)}, r"acceptance rate is 1\.5"),
-        ({"rows": Axis("gamma", (1,))}, "gamma is on both axes"),
-        ({"config": {"gamma": 2}}, "gamma is an axis of the sweep and a setting"),
-        ({"measured": True}, "have no models to measure"),
-        ({"passes": 2}, "passes is 2"),
-        (
-            {"values": tuple(range(1, 33)), "rates": tuple(i / 10 for i in range(10))},
-            "number of cells is 320",
-        ),
-    ],
-)
+MANY = {"values": tuple(range(1, 33)), "rates": tuple(i / 10 for i in range(10))}
+INT4 = {"rows": Axis(DRAFTER, ("int4",))}
+WRONG = [
+    ({"method": "tree"}, "tree has no sweep over 'gamma'; it has width, depth"),
+    ({"method": "autoregressive"}, "autoregressive has no sweep over 'gamma'; choose one of"),
+    ({"field": "width"}, "speculative has no sweep over 'width'"),
+    ({"field": "drafts", "method": "easyspec"}, "easyspec has no sweep over 'drafts'"),
+    ({"values": ()}, "gamma has no values"),
+    ({"rates": ()}, "acceptance_rate has no values"),
+    ({"values": (99,)}, "gamma is 99; it must be a whole|gamma is 99; it must be at"),
+    ({"rates": (1.5,)}, r"acceptance rate is 1\.5"),
+    ({"rows": Axis("gamma", (1,))}, "gamma is on both axes"),
+    ({"config": {"gamma": 2}}, "gamma is an axis of the sweep and a setting"),
+    ({"measured": True}, "have no models to measure"),
+    ({"passes": 2}, "passes is 2"),
+    (MANY, "number of cells is 320"),
+    (INT4, "the same for every drafter; measure"),
+    (
+        {"field": "copy", "values": (4,), "method": "llma", "measured": True, **INT4},
+        "no sweep over 'drafter'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG)
 def test_wrong_sweeps_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         next(sweep(plan(**settings), Scripted(PROFILE)))
@@ -227,67 +205,59 @@ def test_every_numeric_field_is_an_axis_and_only_chains_are_scripted():
         assert set(names_of(method)) - {ACCEPTANCE, DRAFTER} == fields
         assert (DRAFTER in names_of(method)) == method.layout(method.Config()).needs_drafter
         assert (method.key in sweepable()) == bool(fields)
-    assert all(can_be_scripted(METHODS[key]) for key in ("speculative", "pearl", "dsi"))
-    assert not can_be_scripted(METHODS["eagle"])
-    assert not can_be_scripted(METHODS["llma"])
-    assert not can_be_scripted(METHODS["tree"])
+    scripted = [
+        can_be_scripted(METHODS[key]) for key in ("speculative", "pearl", "dsi", "eagle", "llma", "tree")
+    ]
+    assert scripted == [True] * 3 + [False] * 3
 
 
-def test_values_are_lists_and_ranges_within_the_fields_range():
-    speculative, medusa = METHODS["speculative"], METHODS["medusa"]
-    assert axis(speculative, "gamma", "1-3, 8,2").values == (1, 2, 3, 8)
-    assert axis(speculative, "gamma", "1:3,8").values == (1, 2, 3, 8)
-    assert axis(speculative, ACCEPTANCE, "0.5, 1,0.5").values == (0.5, 1.0)
-    assert axis(speculative, ACCEPTANCE, "0.5:0.9:0.2").values == (0.5, 0.7, 0.9)
-    assert axis(speculative, "gamma", "1:8:3,9").values == (1, 4, 7, 9)
-    assert axis(medusa, "epsilon", "0.1, 0.25").values == (0.1, 0.25)
-    assert axis(medusa, "epsilon", "0.1:0.4:0.1,0.9").values == (0.1, 0.2, 0.3, 0.4, 0.9)
-    assert axis(medusa, "epsilon", "1e-2:3e-2:1e-2").values == (0.01, 0.02, 0.03)
-    for method, field, wrong, message in (
+@pytest.mark.parametrize(
+    ("method", "field", "text", "values"),
+    [
+        ("speculative", "gamma", "1-3, 8,2", (1, 2, 3, 8)),
+        ("speculative", "gamma", "1:3,8", (1, 2, 3, 8)),
+        ("speculative", "gamma", "1:8:3,9", (1, 4, 7, 9)),
+        ("speculative", ACCEPTANCE, "0.5, 1,0.5", (0.5, 1.0)),
+        ("speculative", ACCEPTANCE, "0.5:0.9:0.2", (0.5, 0.7, 0.9)),
+        ("medusa", "epsilon", "0.1, 0.25", (0.1, 0.25)),
+        ("medusa", "epsilon", "0.1:0.4:0.1,0.9", (0.1, 0.2, 0.3, 0.4, 0.9)),
+        ("medusa", "epsilon", "1e-2:3e-2:1e-2", (0.01, 0.02, 0.03)),
+    ],
+)
+def test_values_are_lists_and_ranges(method, field, text, values):
+    assert axis(METHODS[method], field, text).values == values
+
+
+WHOLE = "gamma must be a whole number of at least 1"
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "text", "message"),
+    [
+        ("speculative", "gamma", "8:1", f"the range '8:1' of gamma does not rise; {WHOLE}"),
+        ("speculative", "gamma", "1:8:-1", "'1:8:-1' is no whole number or range"),
+        ("speculative", "gamma", "1:8:0", f"does not rise; {WHOLE} and at most 32"),
+        ("speculative", "gamma", "1:2:3:4", "a range has its step"),
+        ("speculative", "gamma", "1:999", "gamma is 999; it must be at least 1 and at most 32"),
+        *(("speculative", "gamma", text, "is no whole number or range") for text in ("a", "3-", "1.5")),
+        *(("speculative", "gamma", text, "gamma") for text in ("9-3", "1-999", "99", "")),
         (
-            speculative,
-            "gamma",
-            "8:1",
-            "the range '8:1' of gamma does not rise; gamma must be a whole number of at least 1",
-        ),
-        (speculative, "gamma", "1:8:-1", "'1:8:-1' is no whole number or range"),
-        (
-            speculative,
-            "gamma",
-            "1:8:0",
-            "does not rise; gamma must be a whole number of at least 1 and at most 32",
-        ),
-        (speculative, "gamma", "1:2:3:4", "a range has its step"),
-        (
-            speculative,
+            "speculative",
             ACCEPTANCE,
             "0.5:0.9",
-            "write for example 0.1, 0.5 or 0.1:0.5:0.1: a range has its step",
+            "0.1, 0.5 or 0.1:0.5:0.1: a range has its step",
         ),
-        (
-            speculative,
-            ACCEPTANCE,
-            "0:1:0.001",
-            "the range '0:1:0.001' has more than 60 values; give a longer step",
-        ),
-        (
-            medusa,
-            "epsilon",
-            "0.4:0.1:0.1",
-            "of epsilon does not rise; epsilon must be a number of at least 0",
-        ),
-        (medusa, "epsilon", "0.1:0.4:nan", "does not rise"),
-        (medusa, "epsilon", "nan:1:0.1", "epsilon is nan; it must be at least 0"),
-    ):
-        with pytest.raises(UsageError, match=re.escape(message)):
-            axis(method, field, wrong)
-    for wrong in ("a", "3-", "9-3", "1-999", "99", "", "1.5"):
-        with pytest.raises(UsageError):
-            axis(speculative, "gamma", wrong)
-    with pytest.raises(UsageError, match="gamma is 999; it must be at least 1 and at most 32"):
-        axis(speculative, "gamma", "1:999")
-    with pytest.raises(UsageError, match="'half' is no number or range"):
-        axis(speculative, ACCEPTANCE, "half")
+        ("speculative", ACCEPTANCE, "0:1:0.001", "'0:1:0.001' has more than 60 values; give a longer step"),
+        ("speculative", ACCEPTANCE, "half", "'half' is no number or range"),
+        ("pearl", DRAFTER, " , ", "no values; write for example int4, int8"),
+        ("medusa", "epsilon", "0.4:0.1:0.1", "epsilon does not rise; epsilon must be a number of at least 0"),
+        ("medusa", "epsilon", "0.1:0.4:nan", "does not rise"),
+        ("medusa", "epsilon", "nan:1:0.1", "epsilon is nan; it must be at least 0"),
+    ],
+)
+def test_other_values_are_refused(method, field, text, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        axis(METHODS[method], field, text)
 
 
 def test_points_belong_to_existing_methods_fields_and_pairs():
@@ -300,33 +270,34 @@ def test_points_belong_to_existing_methods_fields_and_pairs():
             assert len({"speed", "seconds", "over"} & set(row)) == 1
 
 
-def test_the_best_published_points_are_the_papers_speedups():
+@pytest.mark.parametrize(
+    ("method", "pair", "profile", "speedup"),
+    [
+        ("pearl", "codellama-7-34", "pearl-3xA100", 2.48),
+        ("pearl", "codellama-7-70", PROFILE, 4.43),
+        ("pearl", "llama-2-7-70", PROFILE, 3.29),
+        ("speculative", "deepseek-6.7-33", "pearl-3xA100", 1.94),
+    ],
+)
+def test_the_best_published_points_are_the_papers_speedups(method, pair, profile, speedup):
     """Table 1 of PEARL has the same speed-ups as its tables by gamma."""
-
-    def fastest(method: str, pair: str, profile: str) -> float:
-        points = points_of(plan(method=method), profile, pair)
-        return max(p.speedup for p in points if p.speedup and p.source.startswith("PEARL"))
-
-    assert fastest("pearl", "codellama-7-34", "pearl-3xA100") == pytest.approx(2.48, abs=0.005)
-    assert fastest("pearl", "codellama-7-70", PROFILE) == pytest.approx(4.43, abs=0.005)
-    assert fastest("pearl", "llama-2-7-70", PROFILE) == pytest.approx(3.29, abs=0.005)
-    assert fastest("speculative", "deepseek-6.7-33", "pearl-3xA100") == pytest.approx(1.94, abs=0.005)
+    points = points_of(plan(method=method), profile, pair)
+    found = max(p.speedup for p in points if p.speedup and p.source.startswith("PEARL"))
+    assert found == pytest.approx(speedup, abs=0.005)
 
 
 def test_points_say_their_source_and_what_the_paper_does_not_print():
-    easy = points_of(plan(), "8xA100", "llama-3-8-70-tp8")
-    assert (easy[0].value, round(easy[0].rate or 0, 3)) == (5, 0.818)
-    assert easy[0].speedup == pytest.approx(7.57 / 5.67)
-    assert "EasySpec (2025), Table 2" in easy[0].label
-    assert "gamma follows from the drafting times" in easy[0].label
-    assert rate_of_share(0.57, 5) == easy[0].rate
+    easy, *_ = points_of(plan(), "8xA100", "llama-3-8-70-tp8")
+    assert (easy.value, round(easy.rate or 0, 3), easy.speedup) == (5, 0.818, pytest.approx(7.57 / 5.67))
+    assert easy.rate == rate_of_share(0.57, 5)
+    for words in ("EasySpec (2025), Table 2", "gamma follows from the drafting times"):
+        assert words in easy.label
     pearl = points_of(plan(method="pearl"), PROFILE, "")
     assert [p.value for p in pearl] == [3, 4, 5, 6, 7]
     assert all("acceptance not printed" in p.label for p in pearl)
     (dsi,) = points_of(plan("lookahead", method="dsi"), "8xA100", "vicuna-13b-cnndm")
     assert (dsi.value, dsi.rate, dsi.speedup) == (None, 0.63, None)
     assert "1.47 times speculative decoding, lookahead not printed" in dsi.label
-    assert points_of(plan(), "mine.toml", None) == []
-    assert points_of(plan(), None, None) == []
-    models = plan("lookahead", method="dsi", rows=None)
-    assert points_of(models, "8xA100", "vicuna-13b-cnndm") == [], "the models have an acceptance of their own"
+    models = plan("lookahead", method="dsi", rows=None)  # they have an acceptance of their own
+    for given in ((plan(), "mine.toml", None), (plan(), None, None), (models, "8xA100", "vicuna-13b-cnndm")):
+        assert points_of(*given) == []

@@ -1,3 +1,5 @@
+"""Runs in progress: the rows that reach the database, and the live log of a run."""
+
 import os
 import signal
 import sqlite3
@@ -5,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from specscope.engine.errors import StoreError
-from specscope.engine.trace.events import Span
+from specscope.engine.trace.events import Footer, Span
 from specscope.traces import database, recorder
+from specscope.traces.live import LiveLog
 from specscope.traces.store import Store
 from tests.traces.samples import sample_events, sample_trace
 
@@ -32,6 +37,15 @@ def wait_until(true, seconds=20):
         time.sleep(0.01)
 
 
+@contextmanager
+def locked(path):
+    """Let another program write to the database."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.rollback()
+
+
 def fill(monkeypatch, pages):
     """Let a database have so many pages: then its disk is full."""
     real = database._open
@@ -49,35 +63,24 @@ def test_adding_never_waits_for_the_database(path, monkeypatch):
     header, *events = sample_events()
     with Store(path) as store:
         with store.record(header) as recording:
-            other = sqlite3.connect(path)
-            other.execute("BEGIN IMMEDIATE")
-            start = time.perf_counter()
-            for event in events:
-                recording.add(event)
-            assert time.perf_counter() - start < 10, "the database would wait 20 s"
-            other.rollback()
-            other.close()
+            with locked(path):
+                start = time.perf_counter()
+                for event in events:
+                    recording.add(event)
+                assert time.perf_counter() - start < 10, "the database would wait 20 s"
         assert store.load(header.run_id) == sample_trace()
 
 
-def test_rows_are_stored_while_the_run_is_in_progress(path):
-    with (
-        Store(path) as store,
-        Store(path, readonly=True) as reader,
-        store.record(sample_events()[0]) as recording,
-    ):
+def test_rows_are_stored_while_the_run_is_in_progress_and_the_last_ones_when_the_store_closes(path):
+    with Store(path) as store, Store(path, readonly=True) as reader:
+        recording = store.record(sample_events()[0])
         for i in range(30):
             recording.add(span(i))
         wait_until(lambda: len(reader.load(recording.run_id).spans) == 30)
         assert reader.load(recording.run_id).status == "running"
-
-
-def test_closing_the_store_writes_the_last_rows_of_a_run_in_progress(path):
-    header = sample_events()[0]
-    with Store(path) as store:
-        store.record(header).add(span(0))
+        recording.add(span(30))
     with Store(path, readonly=True) as reader:
-        assert reader.load(header.run_id).spans == [span(0)]
+        assert reader.load(recording.run_id).spans == [span(i) for i in range(31)]
 
 
 def test_a_locked_database_fails_the_run_and_not_the_app(path, monkeypatch):
@@ -87,16 +90,13 @@ def test_a_locked_database_fails_the_run_and_not_the_app(path, monkeypatch):
         recording = store.record(header)
         recording.add(events[0])
         wait_until(lambda: len(store.load(header.run_id).spans) == 1)
-        other = sqlite3.connect(path)
-        other.execute("BEGIN IMMEDIATE")
-        recording.add(events[1])
-        wait_until(lambda: recording.error is not None)
-        with pytest.raises(StoreError, match="is locked by another program; close that program"):
-            recording.add(events[2])
-        with pytest.raises(StoreError, match="is locked"):
-            store.insert(sample_trace("shared"))
-        other.rollback()
-        other.close()
+        with locked(path):
+            recording.add(events[1])
+            wait_until(lambda: recording.error is not None)
+            with pytest.raises(StoreError, match="is locked by another program; close that program"):
+                recording.add(events[2])
+            with pytest.raises(StoreError, match="is locked"):
+                store.insert(sample_trace("shared"))
         with pytest.raises(StoreError, match="is locked"):
             recording.close()
         assert store.load(header.run_id).spans == events[:1]
@@ -140,36 +140,31 @@ def test_a_full_disk_shows_when_recording_begins(path, monkeypatch):
         store.insert(sample_trace("pearl", tokens=2000))
 
 
+BAD = Span(0, "gpu0", "thinking", 0, 1, "drafter", 1, 0, 1, 0, "done")
+
+
 def test_an_event_that_cannot_be_stored_fails_only_its_own_run(path):
     with Store(path) as store:
         bad, good = store.record(sample_events("speculative")[0]), store.record(sample_events("pearl")[0])
-        bad.add(Span(0, "gpu0", "thinking", 0, 1, "drafter", 1, 0, 1, 0, "done"))
+        bad.add(BAD)
         good.add(span(0))
         with pytest.raises(StoreError, match="'thinking' is none of prefill, draft"):
             bad.close()
         good.close()
         assert store.load("sample-pearl").spans == [span(0)]
-
-
-def test_nothing_can_be_added_after_the_end(path):
-    with Store(path) as store:
-        recording = store.record(sample_events()[0])
-        recording.close()
-        recording.close()
+        good.close()
         with pytest.raises(StoreError, match="is closed; nothing can be added"):
-            recording.add(span(0))
+            good.add(span(0))
 
 
 def test_an_error_of_the_store_does_not_hide_the_error_of_the_run(path):
-    with Store(path) as store:
+    def run():
+        with Store(path) as store, store.record(sample_events()[0]) as recording:
+            recording.add(BAD)
+            raise ZeroDivisionError
 
-        def run():
-            with store.record(sample_events()[0]) as recording:
-                recording.add(Span(0, "gpu0", "thinking", 0, 1, "drafter", 1, 0, 1, 0, "done"))
-                raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            run()
+    with pytest.raises(ZeroDivisionError):
+        run()
 
 
 CRASH = """
@@ -189,23 +184,18 @@ while True:
 """
 
 
-@pytest.fixture
-def recording_process(path):
+def test_a_killed_process_leaves_a_readable_file(path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", CRASH, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        yield process
-        process.kill()
-
-
-def test_a_killed_process_leaves_a_readable_file(path, recording_process):
-    assert recording_process.stdout.readline() == "1000\n"
-    with Store(path, readonly=True) as reader:
-        wait_until(lambda: len(reader.load("sample-pearl").spans) > 1000)
-        assert reader.load("sample-pearl").status == "running"
-        assert reader.runs(status="running")[1] == 1
-    recording_process.send_signal(signal.SIGKILL)
-    recording_process.wait()
+        try:
+            assert process.stdout.readline() == "1000\n"
+            with Store(path, readonly=True) as reader:
+                wait_until(lambda: len(reader.load("sample-pearl").spans) > 1000)
+                assert reader.load("sample-pearl").status == "running"
+                assert reader.runs(status="running")[1] == 1
+        finally:
+            process.send_signal(signal.SIGKILL)
     with Store(path) as store:
         trace = store.load("sample-pearl")
         assert trace.status == "incomplete"
@@ -213,9 +203,8 @@ def test_a_killed_process_leaves_a_readable_file(path, recording_process):
         assert trace.spans == [span(i) for i in range(len(trace.spans))]
         assert [s.status for s in store.runs(status="incomplete")[0]] == ["incomplete"]
         assert store.delete(["sample-pearl"]) == 1
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_reused_process_id_does_not_revive_a_run(monkeypatch):
@@ -228,30 +217,98 @@ def test_a_reused_process_id_does_not_revive_a_run(monkeypatch):
 
 def test_readers_see_one_state_while_the_writer_writes(path):
     header, *events = sample_events("pearl", tokens=80)
-    wrong, counts = [], []
-
-    def reading(store):
-        try:
-            while not done.is_set():
-                trace = store.load(header.run_id)
-                known = {s.id for s in trace.spans}
-                wrong.extend(d for d in trace.decisions if d.verify_span >= 0 and d.verify_span not in known)
-                counts.append(len(trace.spans))
-                store.runs("cat")
-        except StoreError as error:
-            wrong.append(error)
-
     done = threading.Event()
-    with Store(path) as store, Store(path, readonly=True) as reader, store.record(header) as recording:
-        threads = [threading.Thread(target=reading, args=(s,)) for s in (store, store, reader)]
-        for thread in threads:
-            thread.start()
-        for i, event in enumerate(events):
-            recording.add(event)
-            time.sleep(0 if i % 50 else 0.005)
-        wait_until(lambda: store.load(header.run_id).status == "done")
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
-    assert len(set(counts)) > 2, "the readers saw the trace grow"
+
+    def lengths(store):
+        """Return how many spans each look saw, whose decisions had all their spans."""
+        counts = []
+        while not done.is_set():
+            trace = store.load(header.run_id)
+            known = {-1, *(s.id for s in trace.spans)}
+            assert {d.verify_span for d in trace.decisions} <= known
+            counts.append(len(trace.spans))
+            store.runs("cat")
+        return counts
+
+    with (
+        ThreadPoolExecutor(3) as threads,
+        Store(path) as store,
+        Store(path, readonly=True) as reader,
+        store.record(header) as recording,
+    ):
+        looks = [threads.submit(lengths, s) for s in (store, store, reader)]
+        try:
+            for i, event in enumerate(events):
+                recording.add(event)
+                time.sleep(0 if i % 50 else 0.005)
+            wait_until(lambda: store.load(header.run_id).status == "done")
+        finally:
+            done.set()
+        counts = {n for look in looks for n in look.result()}
+    assert len(counts) > 2, "the readers saw the trace grow"
+
+
+# The live log of a run.
+
+
+def log_of(*events, **options):
+    log = LiveLog(**options)
+    for event in events:
+        log.append(event)
+    return log
+
+
+def test_a_reader_gets_every_event_once_in_order_until_the_footer_closes_the_log():
+    log, events = LiveLog(), sample_events()
+    assert log.since(0) == ([], 0)
+    seen, cursor = [], 0
+    for i, event in enumerate(events):
+        assert not log.closed
+        log.append(event)
+        if i % 7 == 0:
+            fresh, cursor = log.since(cursor)
+            seen += fresh
+    fresh, cursor = log.since(cursor)
+    assert seen + fresh == events
+    assert log.closed
+    log.append(span(1))
+    assert log.since(0)[0] == events
+    assert log.since(cursor) == ([], cursor)
+    unended = log_of(events[0])
+    unended.close()
+    assert (unended.closed, unended.since(0)[0]) == (True, events[:1])
+
+
+def test_memory_is_bounded_and_a_reader_left_behind_goes_on_with_the_oldest_kept():
+    header = sample_events()[0]
+    log = log_of(header, *map(span, range(10)), capacity=100)
+    _, behind = log.since(0)
+    for i in range(10, 1000):
+        log.append(span(i))
+    fresh, cursor = log.since(0)
+    assert fresh[0] is header
+    assert [s.id for s in fresh[1:]] == list(range(log.dropped, 1000))
+    assert 100 <= len(fresh) - 1 <= 125
+    assert behind <= log.dropped
+    assert log.since(behind)[0][0] == span(log.dropped)
+    log.append(span(1000))
+    assert log.since(cursor) == ([span(1000)], 1002)
+
+
+def test_one_thread_appends_and_others_read():
+    log, total = log_of(sample_events()[0]), 5_000
+
+    def reading(_):
+        seen, cursor, closed = [], 0, False
+        while not closed:
+            closed = log.closed
+            fresh, cursor = log.since(cursor)
+            seen += fresh
+        return [e.id for e in seen if isinstance(e, Span)]
+
+    with ThreadPoolExecutor(3) as threads:
+        results = threads.map(reading, range(3))
+        for i in range(total):
+            log.append(span(i))
+        log.append(Footer("done", (), (), 0))
+        assert list(results) == [list(range(total))] * 3

@@ -14,7 +14,7 @@ from specscope.traces.export.assets import FOLDER, SCRIPTS, viewer_script
 from specscope.traces.export.report import LONG, inline_json, render_report
 from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import packed
-from tests.traces.samples import sample_trace
+from tests.traces.samples import sample_trace, with_header
 from tests.traces.strategies import few, traces
 
 ATTACK = "</script><img src=x onerror=alert(1)><b>x</b>&amp;{{model}}\u2028\ud800"
@@ -149,12 +149,6 @@ def test_a_long_prompt_is_folded_and_whole():
     assert len(titles[0]) <= LONG + 1
 
 
-def test_an_incomplete_run_can_be_reported():
-    trace = sample_trace("pearl")
-    trace.footer = None
-    assert trace.text.split()[0] in Page(render_report([trace])).text
-
-
 def test_a_report_of_three_runs_of_a_hundred_tokens_is_small():
     runs = [sample_trace(kind, tokens=100) for kind in ("autoregressive", "speculative", "pearl")]
     assert len(render_report(runs).encode()) <= 1_500_000
@@ -165,14 +159,11 @@ def test_a_report_without_runs_is_refused():
         render_report([])
 
 
-def test_nothing_inlined_can_end_its_element():
-    assert not re.search(r"</script|<!--", viewer_script(), re.IGNORECASE)
-
-
 def test_every_part_of_the_viewer_is_listed_and_small():
     assert sorted(SCRIPTS) == sorted(path.name for path in FOLDER.glob("*.js"))
     for name in SCRIPTS:
         assert len((FOLDER / name).read_text(encoding="utf-8").splitlines()) <= 300, name
+    assert not re.search(r"</script|<!--", viewer_script(), re.IGNORECASE), "nothing ends its element"
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", viewer_script())
 
 
@@ -190,12 +181,12 @@ def test_a_report_holds_all_turns():
 
 
 def test_a_report_names_models_but_no_folders_of_this_machine():
-    trace = sample_trace("speculative", tokens=5)
     environment = {"head": "/opt/someone/heads/eagle", "python": "3.11", "plans": [{"at": "/srv/x/y/z"}]}
-    header = replace(trace.header, target_path="/opt/someone/models/smollm2/target", environment=environment)
-    trace.header = header
-    text = Page(render_report([trace])).text
-    assert "smollm2/target" in text
-    assert "heads/eagle" in text
-    assert "someone" not in text
-    assert "/srv" not in text
+    facts = {"target_path": "/opt/someone/models/smollm2/target", "environment": environment}
+    text = Page(render_report([with_header(sample_trace(tokens=5), **facts)])).text
+    assert [words in text for words in ("smollm2/target", "heads/eagle", "someone", "/srv")] == [
+        True,
+        True,
+        False,
+        False,
+    ]

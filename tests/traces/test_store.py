@@ -1,3 +1,7 @@
+"""The store of runs: exact rows, runs in progress, searches by every column, deletion."""
+
+from __future__ import annotations
+
 import json
 import sqlite3
 from dataclasses import asdict, replace
@@ -7,12 +11,15 @@ import pytest
 from hypothesis import given
 
 from specscope.engine.errors import StoreError, UsageError
-from specscope.engine.trace.events import Footer
+from specscope.engine.trace.events import OTHERS, Footer, Occupancy
 from specscope.traces import schema
+from specscope.traces.listing import Search, parse
 from specscope.traces.metrics import measure
+from specscope.traces.race import racers_of, speedup_of
 from specscope.traces.store import Store
+from specscope.traces.view.document import view_model
 from tests.traces import strategies
-from tests.traces.samples import KINDS, sample_events, sample_trace
+from tests.traces.samples import KINDS, recorded_loop, sample_events, sample_trace, with_header
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +28,14 @@ def shared(tmp_path_factory):
         yield opened
 
 
-def renamed(trace, run_id, **fields):
-    return replace(trace, header=replace(trace.header, run_id=run_id, **fields))
+def ids(rows):
+    return [row.header.run_id for row in rows]
 
 
 @strategies.few
 @given(strategies.traces())
 def test_a_stored_trace_comes_back_exactly(shared, trace):
-    trace = renamed(trace, uuid4().hex)
+    trace = with_header(trace, run_id=uuid4().hex)
     shared.insert(trace)
     loaded = shared.load(trace.header.run_id)
     assert loaded == trace
@@ -36,44 +43,32 @@ def test_a_stored_trace_comes_back_exactly(shared, trace):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recorded_trace_comes_back_exactly(store, kind):
+def test_a_run_is_running_until_its_footer_and_comes_back_exactly(store, kind):
     header, *events = sample_events(kind)
-    with store.record(header) as recorder:
-        for event in events:
-            recorder.add(event)
-    assert store.load(header.run_id) == sample_trace(kind)
-
-
-def test_a_run_is_running_until_its_footer(store):
-    header, *events = sample_events()
     recorder = store.record(header)
     recorder.add(events[0])
     assert store.load(header.run_id).status == "running"
-    assert [s.status for s in store.runs()[0]] == ["running"]
-    assert store.runs(status="running")[1] == 1
+    assert [s.status for s in store.runs(status="running")[0]] == ["running"]
     for event in events[1:]:
         recorder.add(event)
     recorder.close()
-    assert store.load(header.run_id).status == "done"
+    assert store.load(header.run_id) == sample_trace(kind)
     assert store.runs(status="running")[1] == 0
 
 
 def test_a_run_closed_without_a_footer_is_incomplete(store):
-    header, *events = sample_events()
+    header, *events, footer = sample_events()
     with store.record(header) as recorder:
-        for event in events[:-1]:
+        for event in events:
             recorder.add(event)
     trace = store.load(header.run_id)
-    footer = events[-1]
     assert isinstance(footer, Footer)
-    assert trace.status == "incomplete"
-    assert trace.text == footer.texts[0]
+    assert (trace.status, trace.text) == ("incomplete", footer.texts[0])
     assert trace.footer.time == max(s.end for s in trace.spans)
-    (summary,), total = store.runs(status="incomplete")
-    assert (summary.status, total) == ("incomplete", 1)
+    assert [s.status for s in store.runs(status="incomplete")[0]] == ["incomplete"]
 
 
-def test_an_id_is_never_replaced(store):
+def test_an_id_is_never_replaced_and_an_unknown_one_is_refused(store):
     store.insert(sample_trace("pearl"))
     for attempt in (
         lambda: store.insert(sample_trace("pearl", tokens=3)),
@@ -82,29 +77,32 @@ def test_an_id_is_never_replaced(store):
         with pytest.raises(StoreError, match="already stored; delete it in the History first"):
             attempt()
     assert store.load("sample-pearl") == sample_trace("pearl")
+    for read in (store.load, store.group):
+        with pytest.raises(UsageError, match="there is no run 'nope'"):
+            read("nope")
 
 
-def test_an_import_is_all_or_nothing(store):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"origin": "a guess"}, "'a guess' is none of accepted, rejected"),
+        ({"text": "\ud800"}, "the trace database failed: "),
+        ({"time": 2**63}, "the trace database failed: "),
+    ],
+)
+def test_an_import_is_all_or_nothing(store, fields, message):
     trace = sample_trace()
-    trace.commits.append(replace(trace.commits[-1], origin="a guess"))
-    with pytest.raises(StoreError, match="'a guess' is none of accepted, rejected"):
-        store.insert(trace)
-    assert store.runs() == ([], 0)
-    trace.commits[-1] = replace(trace.commits[-1], origin="plain", text="\ud800")
-    with pytest.raises(StoreError, match="the trace database failed: "):
-        store.insert(trace)
-    trace.commits[-1] = replace(trace.commits[-1], text="", time=2**63)
-    with pytest.raises(StoreError, match="the trace database failed: "):
-        store.insert(trace)
+    trace.commits[-1] = replace(trace.commits[-1], **fields)
+    with pytest.raises(StoreError, match=message):
+        store.insert(sample_trace("pearl"), trace)
     assert store.runs() == ([], 0)
 
 
 def test_a_summary_has_the_facts_of_the_history(store):
-    store.insert(sample_trace("pearl"))
-    (summary,), total = store.runs()
     trace = sample_trace("pearl")
-    assert total == 1
-    assert summary.header == trace.header
+    store.insert(trace)
+    (summary,), total = store.runs()
+    assert (total, summary.header) == (1, trace.header)
     assert (summary.status, summary.tokens, summary.text) == ("done", 24, trace.text)
     assert summary.seconds == trace.footer.time / 1e9
     assert summary.tokens_per_second == pytest.approx(measure(trace).tokens_per_second)
@@ -112,43 +110,112 @@ def test_a_summary_has_the_facts_of_the_history(store):
 
 def test_pages_are_newest_first(store):
     for i in range(7):
-        store.insert(renamed(sample_trace(tokens=2), f"run{i}", created=f"2025-01-0{i + 1}"))
+        store.insert(with_header(sample_trace(tokens=2), run_id=f"run{i}", created=f"2025-01-0{i + 1}"))
     page, total = store.runs(offset=2, limit=3)
-    assert ([s.header.run_id for s in page], total) == (["run4", "run3", "run2"], 7)
+    assert (ids(page), total) == (["run4", "run3", "run2"], 7)
     assert store.runs(offset=7) == ([], 7)
 
 
-def test_search_and_filters(store):
-    first = renamed(sample_trace("pearl"), "first", prompts=('Say "Héllo" 100%\nplease',))
-    second = renamed(sample_trace("speculative"), "second", prompts=("a_b",), title="Other")
+def test_a_query_is_words_and_terms_and_an_unknown_term_is_a_word():
+    found = parse("sky model:Smol tokens:>=50 speedup:1.5x load:busy what:ever tokens:many")
+    assert found == Search(
+        ("sky", "what:ever", "tokens:many"),
+        (("model", "Smol"),),
+        (("tokens", ">=", 50.0), ("speedup", "", 1.5)),
+        busy=True,
+    )
+
+
+FOUND = {
+    "first": ('"Héllo"', "say", "100%\nplease", "FIRST", "pearl", "%", "smollm2", "model:SMOL"),
+    "second": ("a_b", "CAME out", "other", "load:busy", "temperature:0", "bbbb", "temperature:<=0 load:busy"),
+    "": ("axb", "models", "tokens:>1000", "pearl load:busy", "speedup:>0"),
+    "first second": ("", "tokens:24"),
+}
+FOUND["first"] += ("temperature:0.7", "temperature:>0.5", "race:aaa", "id:firs", "tokens:24 aaaa")
+
+
+def test_runs_are_found_by_words_filters_and_every_column(store):
+    facts = {"group": "aaaa", "target_path": "/models/smollm2/target", "sampling": {"temperature": 0.7}}
+    first = with_header(sample_trace("pearl"), run_id="first", prompts=('Say "Héllo" 100%\nplease',), **facts)
+    second = sample_trace("speculative")
+    environment = {**second.header.environment, "cores": 2}
+    facts = {"group": "bbbb", "environment": environment, "sampling": {"temperature": 0}, "title": "Other"}
+    second = with_header(second, run_id="second", prompts=("a_b",), **facts)
     second.footer = replace(second.footer, texts=("what came out",), status="failed", error="worker died")
-    store.insert(first)
-    store.insert(second)
+    second.occupancy.append(Occupancy(OTHERS, 0, 0.5, 0))
+    store.insert(first, second)
 
     def matches(*args, **filters):
         runs, total = store.runs(*args, **filters)
         assert total == len(runs)
-        return {s.header.run_id for s in runs}
+        return {*ids(runs)}
 
-    for text in ('"Héllo"', "say", "100%\nplease", "FIRST", "pearl"):
-        assert matches(text) == {"first"}, text
-    for text in ("a_b", "CAME out", "other"):
-        assert matches(text) == {"second"}, text
-    assert matches("%") == {"first"}
-    assert matches("axb") == set()
+    for wanted, queries in FOUND.items():
+        for query in queries:
+            assert matches(query) == {*wanted.split()}, query
     assert matches(method="pearl") == {"first"}
     assert matches(status="failed") == {"second"}
     assert matches("say", status="failed") == set()
-    assert matches() == {"first", "second"}
-    assert store.runs(status="failed")[0][0].error == "worker died"
+    (failed,), _ = store.runs(status="failed")
+    assert failed.error == "worker died"
+    assert "Other programs used 1.0 of 2 cores" in failed.load
+
+
+def stored(store, kind, group="", run_id="", **fields):
+    run_id = run_id or f"{group or 'alone'}-{kind}"
+    trace = with_header(sample_trace(kind), run_id=run_id, group=group, **fields)
+    store.insert(trace)
+    return trace
+
+
+def speedups(store):
+    return {row.header.run_id: row.speedup for row in store.runs()[0]}
+
+
+def test_the_speedups_of_a_list_are_those_of_the_race(store):
+    race = [stored(store, kind, "r1") for kind in ("autoregressive", "speculative", "pearl")]
+    alone = stored(store, "pearl", "r2")
+    racers = racers_of(race, [measure(trace) for trace in race])
+    listed = speedups(store)
+    assert listed[alone.header.run_id] is None
+    for racer in racers:
+        faster = speedup_of(racer, racers)
+        assert faster is not None
+        assert listed[racer.trace.header.run_id] == pytest.approx(faster.value)
+    assert ids(store.runs(f"speedup:{listed['r1-pearl']:.2f} race:r1")[0]) == ["r1-pearl"]
+    assert store.runs("speedup:>0 pearl", offset=1) == ([], 1)
+
+
+def test_runs_of_no_race_are_compared_as_in_a_report_of_them(store):
+    plain, fast = (stored(store, kind) for kind in ("autoregressive", "speculative"))
+    alone = stored(store, "pearl", prompt_ids=((7, 8, 9),))
+    another = stored(store, "autoregressive", "", "warm", sampling={"temperature": 0.1, "seed": 7})
+    listed = speedups(store)
+    page = {run["id"]: run["figures"]["speedup"] for run in view_model([plain, fast, alone, another])["runs"]}
+    assert listed[alone.header.run_id] is None
+    assert page[alone.header.run_id].startswith("different prompt")
+    for run in ids((plain, fast, another)):
+        assert page[run] == f"{listed[run]:.2f}×"
+    assert listed[fast.header.run_id] > 1
+
+
+def test_recordings_with_other_titles_are_no_passes_of_one_method(store, tmp_path):
+    rounds = {"plain": [(0, 0)] * 20, "mine": [(2, 2)] * 8}
+    loops = [recorded_loop(tmp_path / f"{t}.jsonl", r, title=t) for t, r in rounds.items()]
+    found = [with_header(trace, group="together") for trace in loops]
+    store.insert(*found)
+    page = {run["id"]: run["figures"]["speedup"] for run in view_model(found)["runs"]}
+    assert {run: f"{faster:.2f}×" for run, faster in speedups(store).items()} == page
 
 
 def test_delete_removes_all_rows(store):
     for kind in KINDS:
         store.insert(sample_trace(kind))
     assert store.delete(["sample-llma", "sample-pearl", "sample-shared", "never was"]) == 3
-    assert {s.header.method for s in store.runs()[0]} == {"autoregressive", "speculative", "tree"}
-    store.delete([s.header.run_id for s in store.runs()[0]])
+    left = store.runs()[0]
+    assert {s.header.method for s in left} == {"autoregressive", "speculative", "tree"}
+    store.delete(ids(left))
     connection = sqlite3.connect(store.path)
     ours = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
     tables = [row[0] for row in connection.execute(ours)]
@@ -174,12 +241,6 @@ def test_a_comparison_is_found_from_any_of_its_runs(store):
     store.insert(sample_trace("autoregressive"))
     assert store.group("sample-pearl") == ["sample-speculative", "sample-pearl"]
     assert store.group("sample-autoregressive") == ["sample-autoregressive"]
-
-
-def test_an_unknown_run_is_refused(store):
-    for read in (store.load, store.group):
-        with pytest.raises(UsageError, match="there is no run 'nope'"):
-            read("nope")
 
 
 def test_a_closed_store_accepts_nothing(tmp_path):

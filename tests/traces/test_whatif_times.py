@@ -1,4 +1,4 @@
-"""What-if of measured and recorded runs: their own times are the cluster."""
+"""What-if of measured and recorded runs, whose own times are the cluster, and of imported ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import pytest
 import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
+from specscope.traces.imported import NO_TOKEN, UNKNOWN_TEXT
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
 from specscope.traces.whatif.own_times import own_times
+from specscope.traces.whatif.recording import read
 from specscope.traces.whatif.replay import Change, what_if
 from specscope.traces.whatif.result import facts, sentences
+from tests.traces.samples import MS, with_header
 
-MS = 1_000_000
+FILES, PROFILE = Path(__file__).parent / "imported", "pearl-4xA100"
 ACCEPTED = (3, 0, 1, 2, 0, 5, 1, 0, 2, 1)
 TEXT = range(10, 10 + sum(ACCEPTED) + len(ACCEPTED))
 NEAR = 1e-3
@@ -74,26 +77,25 @@ def test_a_recorded_loops_own_times_answer_for_another_draft_length(path):
     assert own.target.more == pytest.approx(3000 / 7)
     assert own.after == pytest.approx(500, abs=60)
     result = what_if(trace, Change(config={"gamma": 2}, plain=baseline))
-    rounds = measure(result.replay).target_forwards
-    seconds = measure(result.replay).decode_seconds
-    assert seconds == pytest.approx(rounds * (2 * 1.5 + 6 + 6 / 7 + own.after / 1e3) / 1e3, rel=0.02)
     assert result.plain is not None
-    assert measure(result.plain).decode_seconds == pytest.approx(measure(baseline).decode_seconds, rel=0.02)
     assert result.error is not None
+    found, known = measure(result.replay), measure(baseline)
+    round_ms = 2 * 1.5 + 6 + 6 / 7 + own.after / 1e3
+    assert found.decode_seconds == pytest.approx(found.target_forwards * round_ms / 1e3, rel=0.02)
+    assert measure(result.plain).decode_seconds == pytest.approx(known.decode_seconds, rel=0.02)
     assert abs(result.error.share) < NEAR
     said = " ".join(sentences(result))
-    assert (
-        "From this run's own times: 9.0 ms per target forward (the mean of 10; 8 rows, 0.43 ms each" in said
-    )
-    assert "1.5 ms per drafter forward (the mean of 70; 1 row)" in said
-    assert "an error of" in said
+    for words in (
+        "From this run's own times: 9.0 ms per target forward (the mean of 10; 8 rows, 0.43 ms each",
+        "1.5 ms per drafter forward (the mean of 70; 1 row)",
+        "an error of",
+    ):
+        assert words in said
     assert "another clock" not in said
-    found = facts(result)["own_times"]
-    assert found["target"]["ms"] == pytest.approx(9.0)
-    assert found["error"] == result.error.share
-    assert result.replay.header.clock == (
-        f"what-if of {trace.header.run_id} · virtual · own times of {trace.header.run_id} · recorded"
-    )
+    times = facts(result)["own_times"]
+    assert (times["target"]["ms"], times["error"]) == (pytest.approx(9.0), result.error.share)
+    run = trace.header.run_id
+    assert result.replay.header.clock == f"what-if of {run} · virtual · own times of {run} · recorded"
 
 
 def test_rows_that_cost_an_unknown_time_are_named(path):
@@ -135,7 +137,7 @@ def test_own_settings_of_a_measured_run_come_out_near_its_time(runtime: str):
         (
             {},
             Change(method="pearl", config={"placement": "pipeline"}),
-            "has times of whole forwards, and pearl with",
+            "has times of whole forwards, and pearl",
         ),
         ({}, Change(method="eagle"), "drafts with a head"),
     ],
@@ -146,26 +148,19 @@ def test_what_own_times_do_not_say_is_refused(path, given, change, message):
     assert "\n" not in str(error.value)
 
 
-def test_runs_without_times_need_a_profile(path):
+def test_runs_without_times_or_under_load_need_a_profile(path):
     trace = loop(path)
-    for lacking in (
-        replace(trace, spans=[]),
-        replace(
-            trace,
-            spans=[
-                replace(s, kind="prefill", step=0) if s.id == trace.spans[-1].id else s for s in trace.spans
-            ],
-        ),
-        replace(trace, spans=[replace(s, end=s.start) for s in trace.spans]),
+    *others, last = trace.spans
+    for spans in (
+        [],
+        [*others, replace(last, kind="prefill", step=0)],
+        [replace(s, end=s.start) for s in trace.spans],
     ):
-        with pytest.raises(
-            UsageError, match=r"has no times of its target's forwards: name a cluster .* --pr"
-        ):
-            what_if(lacking, Change())
+        with pytest.raises(UsageError, match=r"no times of its target's forwards: name a cluster .* --pr"):
+            what_if(replace(trace, spans=spans), Change())
     environment = {**trace.header.environment, "load": {"arrivals": [0], "batch": 1}}
-    loaded = replace(trace, header=replace(trace.header, environment=environment))
     with pytest.raises(UsageError, match=r"is under load, .* --profile"):
-        what_if(loaded, Change())
+        what_if(with_header(trace, environment=environment), Change())
 
 
 def test_rows_that_a_recording_does_not_know_cost_the_same(path):
@@ -177,3 +172,45 @@ def test_more_devices_have_names_of_their_own(path):
     result = what_if(loop(path), Change(method="dsi", devices=4))
     names = [device.name for device in result.replay.header.devices]
     assert len({*names}) == len(names) > 1
+
+
+def test_a_replay_with_the_imported_draft_length_has_the_files_rounds():
+    trace = read_traces(FILES / "vllm.jsonl").traces[0]
+    replay = what_if(trace, Change(profile=PROFILE)).replay
+    first, *others = [(r.drafted, r.accepted) for r in trace.rounds]
+    assert first
+    assert [r.accepted for r in replay.rounds][-len(others) :] == [accepted for _, accepted in others]
+    assert replay.token_ids() == trace.token_ids()
+    assert replay.header.prompt_ids == trace.header.prompt_ids
+    assert [c.position for c in replay.commits] == [c.position for c in trace.commits]
+    assert "imported" not in replay.header.environment
+
+
+def test_unknown_ids_and_prompts_are_assumed_in_words():
+    trace = read_traces(FILES / "vllm.jsonl").traces[1]
+    result = what_if(trace, Change(method="pearl", profile=PROFILE))
+    assert result.notes[:2] == (
+        "The prompt is unknown: its length is taken as one token.",
+        "The token ids are unknown: nothing can be copied from the text.",
+    )
+    assert [note[:27] for note in result.notes[2:]] == ["Drawn at the recorded rates"]
+    assert result.replay.token_ids() == [NO_TOKEN] * 5
+    assert {c.text for c in result.replay.commits} == {f"{UNKNOWN_TEXT} "}
+
+
+@pytest.mark.parametrize("file", ["speculation_profile.json", "sglang.json"])
+def test_counts_are_replayed_in_a_drawn_order(file: str):
+    trace = read_traces(FILES / file).traces[0]
+    result = what_if(trace, Change(profile=PROFILE))
+    assert result.decided == 0 < result.drawn
+    assert any("the order is drawn" in note for note in result.notes)
+    assert len(result.replay.commits) == len(read(trace).outputs[0].tokens)
+    assert result.replay.header.prompts == ("",)
+
+
+def test_a_long_profile_is_a_sample_of_its_verifications():
+    trace = read_traces(FILES / "speculation_profile.json").traces[0]
+    entry = dict(trace.header.environment["imported"])
+    counts = dict(entry["counts"], histogram=[n * 1000 for n in entry["counts"]["histogram"]])
+    recording = read(with_header(trace, environment={"imported": {**entry, "counts": counts}}))
+    assert any("256 are drawn" in note for note in recording.notes)

@@ -17,54 +17,45 @@ from specscope.engine.errors import StoreError
 from specscope.engine.methods import METHODS
 from specscope.engine.types import Limits
 from specscope.traces.store import Store
-from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import packed, packed_run
 from specscope.traces.view.part import bins_view, part_document, part_sections
-from tests.traces.samples import sample_trace
-from tests.traces.test_layers import easyspec
-from tests.traces.test_servers import dsi
+from tests.traces.samples import bundled, sample_trace, shown, with_header
+from tests.traces.scripted import dsi, easyspec
 
-SCRIPTED = {
+PROMPTS, LIMITS = ("Tell me a story.", "Why?", "Once upon a time"), Limits(16)
+TREES = {"batch": 2, "base": "speculative", "width": 4}
+ARRIVALS = (0.0, 0.1, 0.2)
+
+
+def several(method, config=None, load=None):
+    return lambda: bundled().run(method, *PROMPTS, config=config or {}, load=load, limits=LIMITS)
+
+
+RUNS = {
+    method: lambda method=method: bundled().run(method, PROMPTS[0], limits=LIMITS) for method in METHODS
+} | {
     "dsi-pool": lambda: dsi([True, False, True, True] * 4, new=16),
     "easyspec-fuzzy": lambda: easyspec(gamma=3, new=16),
+    "ems": several("ems"),
+    "batch-of-trees": several("ems", TREES),
+    "load": several("speculative", load=specscope.Load(ARRIVALS, 2)),
+    "minedraft": several("speculative", load=specscope.Load(ARRIVALS, 1, policy="minedraft")),
 }
-"""Runs with a pool of servers, and with fuzzy drafts."""
-PROMPTS = ("Tell me a story.", "Why?", "Once upon a time")
-BATCHES = {
-    "ems": ("ems", {}, None),
-    "batch-of-trees": ("ems", {"batch": 2, "base": "speculative", "width": 4}, None),
-    "load": ("speculative", {}, specscope.Load((0.0, 0.1, 0.2), 2)),
-    "minedraft": ("speculative", {}, specscope.Load((0.0, 0.1, 0.2), 1, policy="minedraft")),
-}
-"""Runs of several prompts: method, settings, load."""
-KEYS = tuple(dict.fromkeys((*METHODS, *SCRIPTED, *BATCHES)))
 TIMED = ("tokens", "ghosts", "rounds", "trees", "ngrams", "lengths", "packings")
-BY_STEP = ("copies",)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    with (
-        Store(tmp_path_factory.mktemp("methods") / "traces.db") as opened,
-        specscope.open("bundled", runtime="virtual", profile="pearl-4xA100") as cluster,
-    ):
-        for key in KEYS:
-            if key in SCRIPTED:
-                trace = SCRIPTED[key]()
-            elif key in BATCHES:
-                method, config, load = BATCHES[key]
-                trace = cluster.run(method, *PROMPTS, config=config, load=load, limits=Limits(16))
-            else:
-                trace = cluster.run(key, PROMPTS[0], limits=Limits(16))
-            opened.insert(replace(trace, header=replace(trace.header, run_id=key)))
-        sample = sample_trace("pearl", tokens=300)
-        opened.insert(replace(sample, header=replace(sample.header, run_id="sample")))
+    with Store(tmp_path_factory.mktemp("methods") / "traces.db") as opened:
+        for key, run in RUNS.items():
+            opened.insert(with_header(run(), run_id=key))
+        opened.insert(with_header(sample_trace("pearl", tokens=300), run_id="sample"))
         yield opened
 
 
 @pytest.fixture(scope="module")
 def wholes(store):
-    return {key: view_model([store.load(key)])["runs"][0] for key in KEYS}
+    return {key: shown(store.load(key)) for key in RUNS}
 
 
 def windows(size):
@@ -73,12 +64,12 @@ def windows(size):
     return [(cuts[0], cuts[3]), *pairwise(cuts)]
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", RUNS)
 def test_any_window_and_any_opening_part_is_a_document_in_json(store, key):
     size = store.extent(key)
     share = st.floats(-0.1, 1.1)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(
         low=share,
         length=st.floats(0, 0.01) | st.floats(0, 0.3) | share,
@@ -102,7 +93,7 @@ def test_any_window_and_any_opening_part_is_a_document_in_json(store, key):
     check()
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", RUNS)
 def test_a_part_shows_what_the_whole_document_shows_of_its_window(store, wholes, key):
     whole, size = wholes[key], store.extent(key)
     for low, high in windows(size):
@@ -112,10 +103,8 @@ def test_a_part_shows_what_the_whole_document_shows_of_its_window(store, wholes,
             wanted = [row for row in whole[name] if start <= row["t"] <= end]
             assert [row for row in found[name] if start <= row["t"] <= end] == wanted, name
         steps = {row["step"] for row in found["rounds"]}
-        for name in BY_STEP:
-            assert [r for r in found[name] if r["step"] in steps] == [
-                r for r in whole[name] if r["step"] in steps
-            ], name
+        mine, theirs = ([r for r in run["copies"] if r["step"] in steps] for run in (found, whole))
+        assert mine == theirs
         assert found["pieces"].items() <= whole["pieces"].items()
         assert found["sequences"] == whole["sequences"]
         assert not found["copies"] or found["sources"] == whole["sources"]
@@ -136,23 +125,25 @@ def test_a_part_shows_what_the_whole_document_shows_of_its_window(store, wholes,
             assert len(wanted) - len(known) <= (2 if high < size.end else 0), "the next forward is not read"
 
 
-def cached(view, low, high):
-    """Return the rows of a cache by step in a window.
+STATES = [
+    ("earlier", "valid", "fuzzy", "unknown"),
+    ("lost", "lost-fuzzy"),
+    *(("new",), ("calibrated",), ("padded",)),
+]
+"""A part does not know which forwards wrote the older rows."""
 
-    A part does not know which forwards wrote the older rows.
-    """
-    sums = [
-        ("earlier", "valid", "fuzzy", "unknown"),
-        ("lost", "lost-fuzzy"),
-        ("new",),
-        ("calibrated",),
-        ("padded",),
-    ]
+
+def cached(view, low, high):
+    """Return the rows of a cache by step in a window."""
     return [
-        (step, t, [sum(view["rows"].get(state, [0] * (i + 1))[i] for state in states) for states in sums])
+        (step, t, [sum(view["rows"][s][i] for s in states if s in view["rows"]) for states in STATES])
         for i, (step, t) in enumerate(zip(view["step"], view["t"], strict=True))
         if low <= t <= high
     ]
+
+
+def rows_of(columns):
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def drawn(section, low, high):
@@ -160,16 +151,11 @@ def drawn(section, low, high):
     if section is None:
         return []
     if "rounds" in section:
-        rows = [
-            row
-            for row in section["rounds"]
-            if low <= row["spans"]["start"][0] and row["spans"]["end"][-1] <= high
-        ]
+        times = [(row, row["spans"]["start"][0], row["spans"]["end"][-1]) for row in section["rounds"]]
+        rows = [row for row, start, end in times if low <= start and end <= high]
         return [section["devices"], section["groups"], rows] if rows else []
-    columns = section["forwards"]
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    drafts = [row for row in section["drafts"] if low <= row[0] <= high]
-    return [section["servers"], [r for r in rows if low <= r["start"] and r["end"] <= high], drafts]
+    rows = [row for row in rows_of(section["forwards"]) if low <= row["start"] and row["end"] <= high]
+    return [section["servers"], rows, [row for row in section["drafts"] if low <= row[0] <= high]]
 
 
 def _cut(rows, low, high):
@@ -178,46 +164,26 @@ def _cut(rows, low, high):
 
 
 def _spans(track, low, high):
-    names = list(track["spans"])
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*track["spans"].values(), strict=True)]
-    return [row for row in rows if row["start"] <= high and row["end"] >= low]
+    return [row for row in rows_of(track["spans"]) if row["start"] <= high and row["end"] >= low]
 
 
-def test_the_first_document_has_the_beginning_and_the_extent_of_the_run(store):
+def test_a_window_has_no_rows_with_too_many_spans_and_none_of_a_run_without_an_end(store):
     size = store.extent("sample")
-    document = part_document([(store.opening("sample", size, 60), size)])
-    (run,), (whole,) = document["runs"], view_model([store.load("sample")])["runs"]
-    assert run["long"] == {"spans": size.spans, "tokens": 300}
-    assert (run["from"], run["to"]) == (whole["from"], whole["to"])
-    assert document["axis"] == {"min": whole["from"], "max": whole["to"]}
-    assert 0 < len(run["tokens"]) < 300
-    assert run["tokens"] == whole["tokens"][: len(run["tokens"])]
-    assert set(whole) - set(run) == set(), "the viewer reads all of these"
-
-
-def test_a_window_with_too_many_spans_has_no_rows(store):
-    size = store.extent("sample")
-    assert store.part("sample", size, size.start, size.end, size.spans - 1) is None
-    assert store.part("sample", size, size.start, size.end, size.spans) is not None
-
-
-def test_a_run_without_an_end_and_an_unknown_one_have_no_windows(store):
-    assert store.extent("nobody") is None
-    trace = sample_trace("pearl")
-    trace.header, trace.footer = replace(trace.header, run_id="unfinished"), None
-    store.insert(trace)
-    assert store.extent("unfinished") is None
-
-
-def test_the_header_of_a_run_is_read_without_its_rows(store):
+    most = [store.part("sample", size, size.start, size.end, n) for n in (size.spans - 1, size.spans)]
+    assert [part is None for part in most] == [True, False]
     assert store.header("sample") == store.load("sample").header
+    store.insert(with_header(replace(sample_trace("pearl"), footer=None), run_id="unfinished"))
+    assert (store.extent("nobody"), store.extent("unfinished")) == (None, None)
 
 
 def test_rows_after_the_footer_change_the_size_and_the_bins_of_a_run(tmp_path):
-    trace = sample_trace("pearl")
-    header = replace(trace.header, run_id="late")
+    trace = with_header(sample_trace("pearl"), run_id="late")
     *rows, late = trace.spans
-    with Store(tmp_path / "traces.db") as opened, opened.record(header) as recorder:
+
+    def spans_of(size):
+        return sum(opened.bins("late", size, size.start, size.end, 9).spans)
+
+    with Store(tmp_path / "traces.db") as opened, opened.record(trace.header) as recorder:
         for row in rows:
             recorder.add(row)
         opened.insert()  # waits until the rows are stored
@@ -225,12 +191,11 @@ def test_rows_after_the_footer_change_the_size_and_the_bins_of_a_run(tmp_path):
         recorder.add(trace.footer)
         opened.insert()
         before = opened.extent("late")
-        assert sum(opened.bins("late", before, before.start, before.end, 9).spans) == len(rows)
+        assert before.spans == spans_of(before) == len(rows)
         recorder.add(late)
         opened.insert()
         after = opened.extent("late")
-        assert (before.spans, after.spans) == (len(rows), len(rows) + 1)
-        assert sum(opened.bins("late", after, after.start, after.end, 9).spans) == len(rows) + 1
+        assert after.spans == spans_of(after) == len(rows) + 1
 
 
 def test_a_damaged_time_is_an_error_that_names_the_run(tmp_path):

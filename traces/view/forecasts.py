@@ -65,7 +65,7 @@ def sums_of(rows: list[ForecastView]) -> list[ForecastSum]:
     groups: dict[str, list[ForecastView]] = {"own": [], "finished": [], "drafter": []}
     for row in rows:
         if row["drafted"]:
-            groups[row["tree"] if row["copied"] else "drafter"].append(row)
+            groups[row["tree"] if row["copied"] and row["tree"] else "drafter"].append(row)
     return [
         {
             "by": by,

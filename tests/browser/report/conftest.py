@@ -8,11 +8,7 @@ import specscope
 from specscope import Limits, Load, Sampling
 from tests.browser.report.opened import Opened
 from tests.traces.samples import sample_trace
-from tests.traces.test_fan import ssd
-from tests.traces.test_forecasts import expecting
-from tests.traces.test_layers import easyspec
-from tests.traces.test_ngrams import ahead
-from tests.traces.test_servers import dsi
+from tests.traces.scripted import ahead, dsi, easyspec, expecting, ssd
 
 UNEVEN = {"gamma": 4, "schedule": "threshold"}
 """Settings with which drafts end at uncertain tokens."""

@@ -11,7 +11,7 @@ from specscope.traces.waiting import decoding_clock
 from tests.browser.looks import AT_REST
 from tests.browser.report.opened import bar_of, colours, contrast, pane, update, window
 from tests.traces.samples import sample_trace
-from tests.traces.test_servers import PROMPT
+from tests.traces.scripted import PROMPT
 
 pytestmark = pytest.mark.browser
 BAR = ".ss-pool-bar"
