@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from sqlalchemy import Integer, case, func, literal, or_, select, true, type_coerce
 
-from specscope.engine.trace.events import Commit, Decision, Document, Occupancy, Part, Piece, Round, Span
+from specscope.engine.trace.events import Commit, Decision, Part, Round, Span
 from specscope.engine.trace.trace import Trace
 from specscope.traces import schema
 from specscope.traces.schema import RUN
@@ -137,12 +137,16 @@ def part(
     _read(connection, size, trace, Decision, decided)
     for kind in schema.ROWS:
         columns = schema.ROWS[kind].c
-        if kind in (Piece, Document, Occupancy):
-            _read(connection, size, trace, kind, [true()])
-        elif kind is Part:
+        if kind is Part:
             _read(connection, size, trace, kind, [columns.span.between(*own_spans)])
         elif kind not in (Span, Commit, Decision):
-            _read(connection, size, trace, kind, [columns.step.between(*own_steps)])
+            _read(
+                connection,
+                size,
+                trace,
+                kind,
+                [columns.step.between(*own_steps) if "step" in columns else true()],
+            )
     return Window(trace, low, high, _around(connection, size, low, high, first, own_steps[0], header))
 
 

@@ -50,6 +50,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("span", "draft_span", "verify_span"), st.integers(-1, 9)),
     **dict.fromkeys(("outcome", "origin"), st.sampled_from(schema.OUTCOMES)),
     "device": st.sampled_from(DEVICES),
+    "kind": st.sampled_from([kind for kind in schema.KINDS if kind != "step"]),  # its sides are unknown
     "document": st.integers(-1, DOCUMENTS - 1),
     "mode": st.sampled_from(schema.MODES),
     "model": st.sampled_from(schema.MODELS),

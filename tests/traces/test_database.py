@@ -131,7 +131,7 @@ def test_a_database_of_another_version_is_refused_and_kept(path, statement, vers
     old_database(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(statement.format(version))
-    check_refused(path, rf"version {version}.*reads version 8; export its runs with", readonly)
+    check_refused(path, rf"version {version}.*reads version {schema.VERSION}; export its runs with", readonly)
 
 
 def test_a_database_whose_columns_were_added_one_by_one_keeps_its_runs(path):
