@@ -164,9 +164,7 @@ _short = st.integers(0, 60)
 def work(draw: st.DrawFn) -> Trace:
     """Return a trace of small times, with spans that touch, overlap or are empty."""
     trace, sequence = Trace(_FIXED), st.integers(0, 1)
-    span = st.tuples(
-        *(FIELDS[name] for name in ("device", "model", "step")), values(events.SpanKind), _short, _short
-    )
+    span = st.tuples(*(FIELDS[name] for name in ("device", "model", "step", "kind")), _short, _short)
     for i, (device, model, step, kind, start, length) in enumerate(draw(st.lists(span, max_size=12))):
         outcome = draw(st.sampled_from(schema.SPAN_OUTCOMES))
         trace.add(Span(i, device, kind, start, start + length // 3, model, step, 0, 1, 0, outcome))
