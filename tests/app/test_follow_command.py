@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from specscope.app.cli import common
 from specscope.engine.trace.jsonl import to_json
 from specscope.traces.metrics import measure
 from specscope.traces.store import Store
-from tests.app.commands import call
+from tests.app.commands import answer, call, printed, refused
 from tests.traces.samples import sample_events, sample_trace
 
 ROOT = Path(__file__).resolve().parents[2]
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 LINES = [to_json(event) + "\n" for event in sample_events("pearl")]
 
 
@@ -80,37 +82,14 @@ def test_several_files_are_followed_to_their_footers_and_a_wrong_line_has_its_nu
     assert err == "specscope: run.jsonl: line 6: Expecting value at character 1\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ([], "no file is named"),
-        (["--json"], "no file is named"),
-        (["--json", "--folder", "."], "no file is named"),
-        (["--folder", "nowhere"], "nowhere is no folder"),
-        (["nowhere/run.jsonl"], "nowhere is no folder"),
-        (["a/run.jsonl", "b/run.jsonl"], "two files have the name 'run.jsonl'"),
-    ],
-)
-def test_wrong_arguments_are_refused_in_one_line(capsys, monkeypatch, tmp_path, words, error) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    code, out, err = call(capsys, "follow", *words)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert error in err
-
-
 def test_without_json_the_page_opens_on_the_files(capsys, monkeypatch, tmp_path) -> None:
     served = []
     monkeypatch.setattr("specscope.app.server.serve", lambda **arguments: served.append(arguments) or 0)
-    code, _, err = call(
-        capsys, "follow", str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl"), "--port", "0"
-    )
-    assert (code, err) == (0, "")
+    files = [str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl")]
+    code, _, err = call(capsys, "follow", *files, "--port", "0")
     (given,) = served
-    assert given["query"] == "/?follow=a%252Cb.jsonl,c.jsonl"
+    assert (code, err, given["port"], given["query"]) == (0, "", 0, "/?follow=a%252Cb.jsonl,c.jsonl")
     assert [*given["recordings"].files] == ["a,b.jsonl", "c.jsonl"]
-    assert given["port"] == 0
     assert "host" not in given, "only this machine reaches the page"
     call(capsys, "follow", "--folder", str(tmp_path))
     assert served[1]["query"] == "/?tab=history"
@@ -120,22 +99,8 @@ def test_without_json_the_page_opens_on_the_files(capsys, monkeypatch, tmp_path)
 def test_ctrl_c_ends_cleanly_and_says_how_to_store_what_is_there(tmp_path) -> None:
     file = tmp_path / "run.jsonl"
     file.write_text("".join(LINES[:60]), encoding="utf-8")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "specscope.app.main",
-            "follow",
-            str(file),
-            "--json",
-            "--db",
-            str(tmp_path / "t.db"),
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "specscope.app.main", "follow", str(file), "--json", "--db"]
+    process = subprocess.Popen([*command, str(tmp_path / "t.db")], cwd=ROOT, **PIPES)
     assert process.stdout is not None
     rounds = sum('{"event":"round"' in line for line in LINES[:60])
     events = [json.loads(process.stdout.readline())["event"] for _ in range(1 + rounds)]
@@ -164,37 +129,26 @@ def recorded(tmp_path):
     return path
 
 
-def test_a_recording_is_imported_listed_reported_and_exported(capsys, db, recorded, tmp_path):
-    code, out, _ = call(capsys, "import", str(recorded), *db)
+def test_a_recording_is_imported_listed_reported_exported_and_compared(capsys, db, recorded, tmp_path):
+    out = printed(capsys, "import", str(recorded), *db)
     run = out.split()[1].rstrip(":")
-    assert (code, out) == (0, f"run {run}: my own loop, 4 tokens, done\n")
-    listed = call(capsys, "runs", *db)[1].splitlines()[1]
-    assert listed.startswith(run)
-    assert " my own loop " in listed
-    assert listed.endswith("org/big · measured · own code")
-    report = tmp_path / "mine.html"
-    assert call(capsys, "report", run, "-o", str(report), *db)[0] == 0
+    assert out == f"run {run}: my own loop, 4 tokens, done\n"
+    listed = printed(capsys, "runs", *db).splitlines()[1]
+    assert re.fullmatch(rf"{run} .* my own loop .*org/big · measured · own code", listed)
+    report, again = tmp_path / "mine.html", tmp_path / "again.jsonl"
+    printed(capsys, "report", run, "-o", str(report), *db)
     assert " two four two four" in report.read_text(encoding="utf-8")
-    again = tmp_path / "again.jsonl"
-    assert call(capsys, "export", run, "--format", "jsonl", "-o", str(again), *db)[0] == 0
+    printed(capsys, "export", run, "--format", "jsonl", "-o", str(again), *db)
     assert "rows cached before each forward" in again.read_text(encoding="utf-8")
-    code, _, err = call(capsys, "import", str(recorded), *db)
-    assert (code, err.count("\n")) == (1, 1)
-    assert "a run with this id is already stored" in err
+    assert "a run with this id is already stored" in refused(capsys, "import", str(recorded), *db, code=1)
+    out = printed(capsys, "diff", run, run, *db)
+    assert out.startswith(f"{run}: my own loop · org/big · measured · own code · 4 tokens in ")
+    assert "name a cluster for the what-if with --profile" in refused(capsys, "whatif", run, *db)
 
 
 def test_a_recording_without_its_end_is_imported_as_incomplete(capsys, db, recorded):
     recorded.write_bytes(recorded.read_bytes().rpartition(b'{"event":"footer"')[0])
-    code, out, _ = call(capsys, "import", str(recorded), *db)
-    assert (code, out.split(", ")[1:]) == (0, ["4 tokens", "incomplete\n"])
-    (row,) = json.loads(call(capsys, "runs", *db, "--json")[1])["runs"]
+    out = printed(capsys, "import", str(recorded), *db)
+    assert out.split(", ")[1:] == ["4 tokens", "incomplete\n"]
+    (row,) = answer(capsys, "runs", *db, "--json")["runs"]
     assert (row["title"], row["status"]) == ("my own loop", "incomplete")
-
-
-def test_two_recordings_are_compared(capsys, db, recorded):
-    run = call(capsys, "import", str(recorded), *db)[1].split()[1].rstrip(":")
-    code, out, _ = call(capsys, "diff", run, run, *db)
-    assert code == 0
-    assert out.startswith(f"{run}: my own loop · org/big · measured · own code · 4 tokens in ")
-    code, _, err = call(capsys, "whatif", run, *db)
-    assert (code, "name a cluster for the what-if with --profile" in err) == (2, True)
