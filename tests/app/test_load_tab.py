@@ -108,8 +108,7 @@ def test_requests_arrive_at_once_at_a_rate_or_at_given_times():
 
 def test_a_refusal_is_above_the_results_and_what_cannot_be_served_is_not_offered(page):
     (state,) = page.run(*GIVEN._replace(sizes="0"))
-    assert 'role="alert"' in state.message
-    assert "a batch size is 0" in state.message
+    assert ('role="alert"' in state.message, "a batch size is 0" in state.message) == (True, True)
     assert state.result == ""
     assert "dsi" not in servable()
     assert {"autoregressive", "speculative", "pearl", "ems", "medusa", "tree"} <= {*servable()}

@@ -93,7 +93,7 @@ OWN = {"models": "own", "target": "/t"}
         ({"runtime": "virtual", "profile": "8xA100", "profile_pair": "nobody"}, "profile-pair", "nobody"),
         ({"models": "own"}, "target", "the target is empty"),
         ({**OWN, "drafting": "other"}, "drafter", "the drafter is empty"),
-        ({**OWN, "methods": picked("medusa", "eagle")}, "head", "the drafting head is empty; Medusa needs one"),
+        ({**OWN, "methods": picked("medusa", "eagle")}, "heads", "the drafting head is empty; Medusa needs one"),
         ({"drafting": "other", "drafter": "/d"}, "drafting", "needs a target of your own"),
     ],
     ids=str,

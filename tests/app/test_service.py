@@ -109,6 +109,7 @@ def test_an_error_ends_its_run_and_the_next_one_works(service, opener, error, af
     assert run.trace().text == "".join(WORDS[:after])
     assert service.store.load(run.run_id).status == "failed"
     assert opener.opened[0].closed == closed, "bad input needs no other cluster"
+    opener.opened[0].error = None
     assert finished(service.start(ask("pearl"))).state == "done"
     assert len(opener.opened) == 1 + closed
 
