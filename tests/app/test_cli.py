@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import shutil
 import subprocess
 import tomllib
 import unicodedata
@@ -239,29 +237,9 @@ def test_bash_completes_commands_and_options(capsys, tmp_path):
     assert printed(capsys, "completion", "zsh").startswith("#compdef specscope\n")
 
 
-def test_fish_completes_commands_and_options(capsys, tmp_path):
-    """The script has every command and option; where fish is installed, fish completes with it."""
+def test_the_script_for_fish_has_every_command_and_option(capsys):
     script = printed(capsys, "completion", "fish")
     assert "complete -c specscope" in script
     for sign, names in (("a", COMMANDS), ("l", ("profile-pair", "max-new-tokens", "drafter-tp"))):
         for name in names:
             assert re.search(rf"-{sign} '?{name}\b", script), name
-    if shutil.which("fish") is None:
-        return
-    (tmp_path / "specscope.fish").write_text(script, encoding="utf-8")
-    (tmp_path / "prompts.jsonl").touch()
-    asked = {
-        "specscope ": set(COMMANDS),
-        "specscope run --prompt-file prom": {"prompts.jsonl"},
-        "specscope plan --target prom": {"prompts.jsonl"},
-        "specscope run --pro": {"--prompt", "--prompt-file", "--profile", "--profile-pair"},
-        "specscope completion ": {"bash", "zsh", "fish"},
-        "specscope --pro": set(),
-    }
-    lines = "\n".join(["source specscope.fish", *(f'complete -C "{line}"; echo --' for line in asked)])
-    home = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-    done = {"capture_output": True, "text": True, "check": True, "timeout": 60}
-    shell = subprocess.run(["fish", "--no-config", "-c", lines], cwd=tmp_path, env=home, **done)
-    for words, text in zip(asked.values(), shell.stdout.split("--\n"), strict=False):
-        found = {line.split("\t")[0] for line in text.splitlines()}
-        assert words <= found if len(words) > 5 else found == words, (words, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from types import SimpleNamespace
@@ -29,9 +30,9 @@ def built():
         return History(None)
 
 
-def the_run(name: str) -> SimpleNamespace:
+def the_run(name: str, **more) -> SimpleNamespace:
     """Return the event of a press on a run."""
-    return SimpleNamespace(run=name)
+    return SimpleNamespace(run=name, **more)
 
 
 def opened_runs(state, page) -> list[str]:
@@ -179,31 +180,24 @@ def test_delete_asks_first_and_deletes_the_selected_runs(page, run, service) -> 
     assert [s.header.run_id for s in service.store.runs()[0]] == [runs[2].run_id]
 
 
-def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported(
+def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported_once(
     page, service, tmp_path, run
 ) -> None:
-    file = tmp_path / "bad.jsonl"
-    file.write_text('{"event":"nonsense"}\n')
-    with file.open("rb") as opened, pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
-        import_trace(service, opened)
+    with pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
+        import_trace(service, io.BytesIO(b'{"event":"nonsense"}\n'))
     state = page.show_imported("", SimpleNamespace(run="", error="the <file> is bad"))
     assert 'role="alert"' in state[page.message]
     assert "the &lt;file&gt; is bad" in state[page.message]
-    trace = run("pearl").trace()
-    file = tmp_path / "run.jsonl"
-    with file.open("w", encoding="utf-8") as out:
-        write_jsonl(trace, out)
-    other = Service(tmp_path / "other.db", lambda **_: None)
-    page.service = other
-    with file.open("rb") as opened:
-        assert import_trace(other, opened) == trace.header.run_id
-    state = page.show_imported("storm", SimpleNamespace(run=trace.header.run_id, error=""))
+    trace, text = run("pearl").trace(), io.StringIO()
+    write_jsonl(trace, text)
+    service.store.delete([trace.header.run_id])
+    assert import_trace(service, io.BytesIO(text.getvalue().encode())) == trace.header.run_id
+    state = page.show_imported("storm", the_run(trace.header.run_id, error=""))
     assert f"Run {trace.header.run_id} was imported" in state[page.message]
     assert trace.header.run_id in state[page.table]
-    assert other.store.load(trace.header.run_id).commits == trace.commits
-    with file.open("rb") as opened, pytest.raises(SpecScopeError):
-        import_trace(other, opened)
-    other.close()
+    assert service.store.load(trace.header.run_id).commits == trace.commits
+    with pytest.raises(SpecScopeError):
+        import_trace(service, io.BytesIO(text.getvalue().encode()))
 
 
 def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> None:

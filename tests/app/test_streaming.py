@@ -12,7 +12,7 @@ import pytest
 
 from specscope.app.page import Page, build_page
 from specscope.app.render.turn import turn_line
-from specscope.app.runs import Lane, LiveRun, RunRequest, lanes_of
+from specscope.app.runs import Lane, LiveRun, RunRequest
 from specscope.app.tabs import streaming
 from specscope.app.tabs.streaming import LivePane, frames, ordinal, turn_state
 from specscope.engine.errors import ModelError
@@ -127,23 +127,6 @@ def test_failed_runs_show_their_error_or_leave_it_to_the_control(service, opener
     assert "no worker at &lt;nowhere&gt;" in html[0]
     assert ['data-begun="no"' in html[0], 'data-begun="yes"' in html[1]] == [True, True]
     assert "Some runs failed." in turn_line("failed", [Lane([run]) for run in runs])
-
-
-def test_the_runs_go_on_when_the_page_is_left_and_another_reader_follows_them(service, opener) -> None:
-    steps = threading.Semaphore(1)
-    opener.waiting = [FakeCluster(step=steps)]
-    runs = [service.start(ask(group="race")), service.start(ask(group="race"))]
-
-    async def leave():
-        stream = frames(lanes_of(service.race("race")))
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(leave())
-    assert not any(run.ended for run in runs)
-    for _ in range(100):
-        steps.release()
-    assert asyncio.run(collect(runs))[0].state == "done"
 
 
 def test_a_stop_shows_as_soon_as_all_runs_have_ended(service, opener, monkeypatch) -> None:

@@ -16,7 +16,7 @@ TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 def test_every_test_in_the_document_exists() -> None:
     tests = ROOT / "tests"
     others = [tests / f"{name}.py" for name in ("app/test_notebook", "browser/report/test_notebook")]
-    others.append(tests / "browser" / "report" / "test_names.py")
+    others.append(tests / "browser" / "report" / "test_states.py")
     files = [*(tests / "security").glob("test_*.py"), *others]
     known = {
         name

@@ -204,11 +204,11 @@ def test_files_are_followed_beside_each_other_a_wrong_line_ends_one_and_what_is_
     page.get_by_role("button", name="All runs").click()
     expect(page.locator('tr[data-run="right"]')).to_contain_text("incomplete")
     page.go_back()  # from the list to the opened run
-    expect(page).to_have_url(re.compile(r"[?&]run=right$"))
+    expect(page).to_have_url(re.compile(r"[?&]run=left,right$"))
 
 
 def test_a_late_document_hides_no_rows_that_came_meanwhile(files, followed) -> None:
-    source = recorded(files.folder, "late", tokens=80)
+    source = recorded(files.folder, "late", tokens=200)
     lines = source.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
     source.write_text("".join(lines), encoding="utf-8")
     (files.folder / "late.jsonl").touch()
@@ -222,7 +222,7 @@ def test_a_late_document_hides_no_rows_that_came_meanwhile(files, followed) -> N
         route.fulfill(response=answer)
 
     page.route("**/specscope/model*", delay)
-    process = writing(source, files.folder / "late.jsonl", 3 / len(lines))
+    process = writing(source, files.folder / "late.jsonl", 8 / len(lines))
     page.wait_for_function("() => window.shown?.length >= 2")
     assert process.wait(60) == 0
     spans = sum('"event":"span"' in one for one in lines)
