@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from types import SimpleNamespace
@@ -183,21 +182,25 @@ def test_delete_asks_first_and_deletes_the_selected_runs(page, run, service) -> 
 def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported_once(
     page, service, tmp_path, run
 ) -> None:
-    with pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
-        import_trace(service, io.BytesIO(b'{"event":"nonsense"}\n'))
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"event":"nonsense"}\n')
+    with file.open("rb") as opened, pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
+        import_trace(service, opened)
     state = page.show_imported("", SimpleNamespace(run="", error="the <file> is bad"))
     assert 'role="alert"' in state[page.message]
     assert "the &lt;file&gt; is bad" in state[page.message]
-    trace, text = run("pearl").trace(), io.StringIO()
-    write_jsonl(trace, text)
+    trace = run("pearl").trace()
+    with file.open("w", encoding="utf-8") as out:
+        write_jsonl(trace, out)
     service.store.delete([trace.header.run_id])
-    assert import_trace(service, io.BytesIO(text.getvalue().encode())) == trace.header.run_id
+    with file.open("rb") as opened:
+        assert import_trace(service, opened) == trace.header.run_id
     state = page.show_imported("storm", the_run(trace.header.run_id, error=""))
     assert f"Run {trace.header.run_id} was imported" in state[page.message]
     assert trace.header.run_id in state[page.table]
     assert service.store.load(trace.header.run_id).commits == trace.commits
-    with pytest.raises(SpecScopeError):
-        import_trace(service, io.BytesIO(text.getvalue().encode()))
+    with file.open("rb") as opened, pytest.raises(SpecScopeError):
+        import_trace(service, opened)
 
 
 def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> None:
