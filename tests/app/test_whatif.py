@@ -49,14 +49,10 @@ def test_values_are_single_what_ifs_and_replays_are_stored_on_request(capsys, st
 
 
 CLUSTERS = [
-    (["--profile", "pearl-4xA100", "--method", "pearl"], "pearl", {}),
-    (["--profile", "8xA100", "--method", "dsi", "--devices", "4"], "dsi", {}),
-    (["--profile", "pearl-3xA100", "--set", "gamma=1"], "speculative", {"gamma": 1}),
-    (
-        ["--profile", "8xA100", "--profile-pair", "vicuna-7b-alpaca", "--set", "gamma=6"],
-        "speculative",
-        {"gamma": 6},
-    ),
+    ("aiperf", "--profile pearl-4xA100 --method pearl", "pearl", {}),
+    ("vllm", "--profile 8xA100 --method dsi --devices 4", "dsi", {}),
+    ("aiperf", "--profile pearl-3xA100 --set gamma=1", "speculative", {"gamma": 1}),
+    ("vllm", "--profile 8xA100 --profile-pair vicuna-7b-alpaca --set gamma=6", "speculative", {"gamma": 6}),
 ]
 
 
@@ -80,14 +76,13 @@ def outcomes(trace) -> dict[int, bool]:
     return {d.position - start: d.outcome == "accepted" for d in reversed(inside)}
 
 
-@pytest.mark.parametrize("file", ["aiperf", "vllm"])
-@pytest.mark.parametrize(("words", "method", "config"), CLUSTERS)
+@pytest.mark.parametrize(("file", "place", "method", "config"), CLUSTERS)
 def test_another_engines_run_has_the_same_acceptance_on_another_cluster(
-    capsys, imported, file, words, method, config
+    capsys, imported, file, place, method, config
 ):
     """The recorded steps decide the drafts that they tested; the output counts the others."""
     db, runs = imported
-    run = runs[file][0]
+    run, words = runs[file][0], place.split()
     result = answer(capsys, "whatif", run, *words, "--store", "--json", *db)
     assert result["what_if"]["method"] == method
     assert config.items() <= result["what_if"]["config"].items()
