@@ -24,7 +24,8 @@ CLUSTER = ["--profile", "pearl-4xA100", "--max-new-tokens", "6"]
 LOAD = ["load", "--methods", "speculative", *CLUSTER, "--requests", "4", "--batch", "2,1"]
 SVG = "http://www.w3.org/2000/svg"
 """A namespace, which no browser requests."""
-pytestmark = pytest.mark.usefixtures("shared_clusters")
+commands = pytest.mark.usefixtures("shared_clusters")
+"""Not of the Load tab, whose service closes its clusters."""
 
 
 def loaded(db, *names):
@@ -33,6 +34,7 @@ def loaded(db, *names):
         return [store.load(name) for name in names]
 
 
+@commands
 def test_figures_of_each_method_and_batch_size_are_those_of_stored_runs(capsys, db, tmp_path):
     file = tmp_path / "load.svg"
     code, out, err = call(capsys, *LOAD, "--rate", "20", "-o", str(file), "--json", *db)
@@ -50,6 +52,7 @@ def test_figures_of_each_method_and_batch_size_are_those_of_stored_runs(capsys, 
     printed(capsys, "report", row["run"], "-o", str(tmp_path / "r.html"), *db)
 
 
+@commands
 def test_the_table_says_where_a_method_stops_paying(capsys, db, tmp_path):
     file = tmp_path / "load.html"
     words = ["--set", "speculative.gamma=16", "--prompt", "Hi", "-o", str(file)]
@@ -61,6 +64,7 @@ def test_the_table_says_where_a_method_stops_paying(capsys, db, tmp_path):
     assert "http" not in page.replace("http-equiv", "").replace(SVG, "")
 
 
+@commands
 def test_each_policy_of_a_method_is_a_line(capsys, db, tmp_path):
     file = tmp_path / "load.svg"
     words = ["--policy", "fixed,survival,minedraft", "--methods", "speculative,llma", "-o", str(file)]
@@ -75,6 +79,7 @@ def test_each_policy_of_a_method_is_a_line(capsys, db, tmp_path):
     assert all(line in file.read_text(encoding="utf-8") for line in lines)
 
 
+@commands
 def test_requests_of_a_file_have_its_times_and_prompts(capsys, db, tmp_path):
     file = tmp_path / "arrivals.jsonl"
     file.write_text('{"arrival": 0.5, "prompt": "Hi"}\n\n{"arrival": 0, "prompt": "A story"}\n')
@@ -87,6 +92,7 @@ def test_requests_of_a_file_have_its_times_and_prompts(capsys, db, tmp_path):
     assert first[1] < 5e8 < first[0]
 
 
+@commands
 def test_ctrl_c_shows_what_is_finished(capsys, db, monkeypatch):
     recorded, done = common.recorded, []
 
@@ -135,6 +141,7 @@ def test_a_wrong_file_of_arrivals_is_refused_with_its_line(tmp_path, name, text,
 # `specscope sweep`.
 
 
+@commands
 def test_a_sweep_over_rates_has_cells_stored_runs_points_and_a_page(capsys, db, tmp_path):
     file = tmp_path / "sweep.html"
     words = [
@@ -166,6 +173,7 @@ def test_a_sweep_over_rates_has_cells_stored_runs_points_and_a_page(capsys, db, 
     assert "://" not in page.replace(plotly_script(), "").replace(SVG, "")
 
 
+@commands
 def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsys, db, tmp_path):
     file = prompt_file(tmp_path / "prompts.jsonl", "Hi", "A story")
     words = f"sweep --method tree --over width=2 --over depth=1:2 --prompt-file {file}".split()
@@ -177,6 +185,7 @@ def test_models_decode_the_prompts_of_a_file_and_the_table_names_the_clock(capsy
         assert store.runs()[1] == 2 * 2 + 2 * 2, "each depth has its own comparison"
 
 
+@commands
 def test_drafters_are_rows_with_runs_of_their_own(capsys, db):
     words = ["sweep", "--method", "speculative", "--over", "drafter=int8,usual", "--over", "gamma=2"]
     words += ["--prompt", "Hi", "--passes", "1", "--max-new-tokens", "4", "--runtime", "local-thread"]
