@@ -166,19 +166,6 @@ def test_a_long_run_opens_without_its_rows_and_is_analysed_later(page, run, serv
     assert page.analyse(state[page.viewer]) == gr.skip()
 
 
-def test_delete_asks_first_and_deletes_the_selected_runs(page, run, service) -> None:
-    runs = [run() for _ in range(3)]
-    place = {"offset": 0, "selected": [r.run_id for r in runs[:2]]}
-    question = page.ask_delete(place)
-    assert question[page.confirm]["visible"] is True
-    assert "these 2 runs" in question[page.question]
-    assert service.store.runs()[1] == 3
-    state = page.delete_runs("", place)
-    assert "2 runs deleted." in state[page.message]
-    assert state[page.confirm]["visible"] is False
-    assert [s.header.run_id for s in service.store.runs()[0]] == [runs[2].run_id]
-
-
 def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported_once(
     page, service, tmp_path, run
 ) -> None:

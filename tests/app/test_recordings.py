@@ -29,7 +29,7 @@ from specscope.engine.trace.jsonl import to_json
 from specscope.traces.follow import Tail
 from specscope.traces.metrics import measure
 from specscope.traces.store import Store
-from tests.app.commands import answer, call, printed, refused
+from tests.app.commands import call, printed, refused
 from tests.app.fakes import FakeOpen, until
 from tests.traces.samples import sample_events, sample_trace
 
@@ -366,11 +366,3 @@ def test_a_recording_is_imported_listed_reported_exported_and_compared(capsys, d
     out = printed(capsys, "diff", run, run, *db)
     assert out.startswith(f"{run}: my own loop · org/big · measured · own code · 4 tokens in ")
     assert "name a cluster for the what-if with --profile" in refused(capsys, "whatif", run, *db)
-
-
-def test_a_recording_without_its_end_is_imported_as_incomplete(capsys, db, recorded):
-    recorded.write_bytes(recorded.read_bytes().rpartition(b'{"event":"footer"')[0])
-    out = printed(capsys, "import", str(recorded), *db)
-    assert out.split(", ")[1:] == ["4 tokens", "incomplete\n"]
-    (row,) = answer(capsys, "runs", *db, "--json")["runs"]
-    assert (row["title"], row["status"]) == ("my own loop", "incomplete")
