@@ -91,7 +91,7 @@ THOROUGH = (
     "tests/engine/run/test_policies.py::test_measured",
     # looks in both themes and all widths; tabs whose results are also checked without a browser
     "tests/browser/report/test_looks.py",
-    *("tests/browser/playground/test_lab.py", "tests/browser/playground/test_papers.py"),
+    "tests/browser/playground/test_tabs.py",
     "tests/browser/playground/test_playground.py::test_both_themes_fit_a_narrow_window",
     # replays, loaded parts of traces and notes, over all methods
     *("tests/traces/test_whatif.py", "tests/traces/test_windows.py"),

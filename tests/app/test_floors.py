@@ -104,54 +104,24 @@ def test_virtual_compare_shows_doubt_settings_and_rank(capsys, db, compared):
     low, high = methods["ssd"]["speedup_low"], methods["ssd"]["speedup_high"]
     assert f"identical · γ 2 · {low:.2f} to {high:.2f}×" in ssd
     assert "range of the speed-up (pearl, ssd): two standard errors over 3 prompts" in lines
-    order = next(line for line in lines if line.startswith("faster by prompt: "))
-    first, second = compared["ranking"][:2]
-    faster = sum(
-        a > b
-        for a, b in zip(*(methods[k]["speedup_by_prompt"].values() for k in (first, second)), strict=True)
-    )
-    assert f"{first} over {second} on {faster} of 3" in order
-
-
-def test_one_prompt_in_virtual_time_has_no_range_and_says_so(capsys, db):
-    words = ["compare", "--methods", "pearl", "--pair", "bundled", "--profile", "8xA100", "--prompt", "Hi"]
-    _, out, _ = call(capsys, *words, "--tokens", "bernoulli:0.8", "--max-new-tokens", "16", *db)
-    assert "the speed-ups have no range: one prompt in virtual time; give several prompts" in out
+    first, second = (methods[key]["speedup_by_prompt"].values() for key in compared["ranking"][:2])
+    faster = sum(a > b for a, b in zip(first, second, strict=True))
+    order = f"{compared['ranking'][0]} over {compared['ranking'][1]} on {faster} of 3"
+    assert any(line.startswith("faster by prompt: ") and order in line for line in lines)
 
 
 # Bounds.
 
 
 def test_a_bound_that_is_missed_is_a_line_and_exit_code_1(capsys, db):
-    code, out, err = call(capsys, *WORDS, *db, "--fail-below", "ssd=1.01", "--fail-below", "pearl=9")
-    assert code == 1
+    bounds = ["--fail-below", "ssd=1.01", "--fail-below"]
+    code, out, err = call(capsys, *WORDS, *db, *bounds, "pearl=9")
     (line,) = [line for line in err.splitlines() if "pearl" in line]
     assert line.startswith("specscope: pearl: the speed-up over plain decoding is ")
     assert "--fail-below asks for at least 9" in line
-    assert out.startswith("bundled · 3 prompts"), "the table is printed all the same"
-    code, out, err = call(capsys, *WORDS, *db, "--fail-below", "ssd=1.01", "--fail-below=pearl=0.5", "--json")
-    assert code == 0
-    assert [(b["method"], b["met"]) for b in json.loads(out)["bounds"]] == [("ssd", True), ("pearl", True)]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["dsi=1.3"], "--fail-below names 'dsi', which is not compared; choose of autoregressive, pearl, ssd"),
-        (["nonsense=1.3"], "--fail-below names 'nonsense', which is not compared"),
-        (["pearl"], "--fail-below 'pearl' is not METHOD=SPEEDUP; write for example pearl=1.3"),
-        (["pearl=fast"], "is not METHOD=SPEEDUP"),
-        (["pearl=nan"], "is not METHOD=SPEEDUP"),
-        (["pearl=-1"], "is not METHOD=SPEEDUP"),
-        (["pearl=inf"], "is not METHOD=SPEEDUP"),
-        (["pearl=1", "pearl=2"], "--fail-below names pearl twice"),
-        (["pearl=1=2"], "is not METHOD=SPEEDUP"),
-    ],
-)  # fmt: skip
-def test_a_wrong_bound_is_refused_before_anything_runs(capsys, db, monkeypatch, given, message):
-    monkeypatch.setattr("specscope.open", None)
-    code, _, err = call(capsys, *WORDS, *db, *(word for one in given for word in ("--fail-below", one)))
-    assert (code, err.count("\n"), message in err) == (2, 1, True), err
+    assert (code, out.startswith("bundled · 3 prompts")) == (1, True), "the table is printed all the same"
+    met = answer(capsys, *WORDS, *db, *bounds, "pearl=0.5", "--json")["bounds"]
+    assert [(bound["method"], bound["met"]) for bound in met] == [("ssd", True), ("pearl", True)]
 
 
 def test_a_method_that_is_left_out_cannot_be_bounded():
@@ -160,14 +130,8 @@ def test_a_method_that_is_left_out_cannot_be_bounded():
 
 
 def figures(speedup: float | None = 1.5, low: float | None = 1.4, high: float | None = 1.6, **more) -> dict:
-    ratios = {"acceptance_rate": 0.5, "acceptance_rate_tested": 0.8, "tokens_per_target_forward": 2.5}
-    found = {
-        "speedup": speedup,
-        "speedup_low": low,
-        "speedup_high": high,
-        "speedup_from": "two passes",
-        **ratios,
-    }
+    found = {"acceptance_rate": 0.5, "acceptance_rate_tested": 0.8, "tokens_per_target_forward": 2.5}
+    found |= {"speedup": speedup, "speedup_low": low, "speedup_high": high, "speedup_from": "two passes"}
     return {**found, "not_comparable": None, "equal_to_autoregressive": True, "drafted": 9, **more}
 
 
@@ -240,14 +204,14 @@ def test_a_baseline_is_an_earlier_output_which_exists(capsys, db, compared, tmp_
     before["methods"]["pearl"]["speedup"] *= 1.2
     file.write_text(json.dumps(before))
     code, _, err = call(capsys, *words)
-    assert code == 1
-    assert [line for line in err.splitlines() if line.startswith("specscope: pearl: the speed-up over plain")]
-    code, _, err = call(capsys, *words, "--seed", "7")
-    assert (code, "was made with other sampling" in err) == (2, True), err
-    code, _, err = call(capsys, *words, "--tolerance", "1.5")
-    assert (code, "tolerance is 1.5; it must be at least 0 and at most 1" in err) == (2, True)
-    code, _, err = call(capsys, *WORDS, *db, "--baseline", "nowhere.json")
-    assert (code, err.count("\n"), "cannot read nowhere.json" in err) == (2, 1, True), err
+    assert (code, "\nspecscope: pearl: the speed-up over plain" in f"\n{err}") == (1, True)
+    for more, message in (
+        (["--seed", "7"], "was made with other sampling"),
+        (["--tolerance", "1.5"], "tolerance is 1.5; it must be at least 0 and at most 1"),
+        (["--baseline", "nowhere.json"], "cannot read nowhere.json"),
+    ):
+        code, _, err = call(capsys, *words, *more)
+        assert (code, message in err.splitlines()[-1]) == (2, True), err
 
 
 @pytest.mark.parametrize(
@@ -274,23 +238,18 @@ def test_methods_of_one_side_only_are_named():
     assert check_baseline(Path("b"), {**now, "conditions": {}}, now) == [], "an older file has none"
 
 
+STRANGE = ("", "[]", "null", "{}", '{"methods": []}', '{"methods": {"pearl": 3}}', "[" * 100_000)
+SPEEDUPS = ('"fast"', "true", "-1", "1e999", "NaN")
+
+
 @pytest.mark.parametrize(
     "content",
     [
-        "",
-        "[]",
-        "null",
-        "{}",
-        '{"methods": []}',
-        '{"methods": {"pearl": 3}}',
-        json.dumps({**result(pearl={"speedup": "fast"})}),
-        json.dumps({**result(pearl={"speedup": True})}),
-        json.dumps({**result(pearl={"speedup": -1})}),
-        json.dumps(result(pearl={})).replace("{}", '{"speedup": 1e999}'),
-        json.dumps(result(pearl={})).replace("{}", '{"speedup": NaN}'),
+        *STRANGE,
+        *(json.dumps(result(pearl={})).replace("{}", f'{{"speedup": {value}}}', 1) for value in SPEEDUPS),
         json.dumps({**result(), "conditions": 3}),
-        "[" * 100_000,
     ],
+    ids=lambda content: content[-60:],
 )
 def test_another_file_is_no_baseline(content: str, tmp_path):
     file = tmp_path / "b.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import gradio as gr
@@ -20,6 +19,7 @@ from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.trace.jsonl import write_jsonl
 from specscope.engine.types import Sampling
 from specscope.traces.metrics import measure
+from tests.app.commands import IMPORTED
 
 
 @pytest.fixture(scope="module")
@@ -29,37 +29,48 @@ def built():
         return History(None)
 
 
+def the_run(name: str, **more) -> SimpleNamespace:
+    """Return the event of a press on a run."""
+    return SimpleNamespace(run=name, **more)
+
+
+def opened_runs(state, page) -> list[str]:
+    return json.loads(state[page.viewer])["runs"]
+
+
 def test_an_empty_history_a_repeated_search_and_an_unknown_run(page) -> None:
     state = page.refresh()
     assert 'data-state="empty"' in state[page.table]
     assert state[page.delete]["interactive"] is False
     assert page.find("", {"query": ""}) == gr.skip()
-    state = page.show(["nobody"])
-    assert "nobody" in state[page.message]
-    assert 'role="alert"' in state[page.message]
-    assert "nobody" in page.open_group(SimpleNamespace(run="nobody"))[page.message]
+    for state in (page.show(["nobody"]), page.open_group(the_run("nobody"))):
+        assert "nobody" in state[page.message]
+        assert 'role="alert"' in state[page.message]
+    assert (wanted_runs("a,b,"), wanted_runs("")) == (["a", "b"], [])
+    with pytest.raises(UsageError, match="at most 8"):
+        wanted_runs("a,b,c,d,e,f,g,h,i")
 
 
 def test_runs_are_listed_newest_first_escaped_and_with_the_speed_of_the_open_run(page, run) -> None:
-    first = run(prompt="<script>alert(1)</script>")
-    second = run("pearl", group="g")
+    first, second, opened = (
+        run(prompt="<script>alert(1)</script>"),
+        run("pearl", group="g"),
+        run("speculative"),
+    )
     table = page.refresh()[page.table]
     assert table.index(second.run_id) < table.index(first.run_id)
-    assert "<script>" not in table
-    assert "&lt;script&gt;" in table
-    assert f'data-group="{second.run_id}"' in table
-    assert f'data-group="{first.run_id}"' not in table
+    assert ("<script>" in table, "&lt;script&gt;" in table) == (False, True)
+    assert [f'data-group="{r.run_id}"' in table for r in (first, second)] == [False, True]
     assert "measured · local-process" in table
-    opened = run("speculative")
     metrics = measure(page.service.store.load(opened.run_id))
-    assert f"{metrics.tokens_per_second:.1f}" != f"{metrics.tokens_per_second_with_prefill:.1f}"
-    assert f'<td class="app-n">{metrics.tokens_per_second:.1f}</td>' in page.refresh()[page.table]
+    speed = f"{metrics.tokens_per_second:.1f}"
+    assert speed != f"{metrics.tokens_per_second_with_prefill:.1f}"
+    assert f'<td class="app-n">{speed}</td>' in table
 
 
-def test_a_row_has_id_models_temperature_speedup_race_and_load(page, run) -> None:
-    plain, pearl = (
-        run(m, group="race0123456", sampling=Sampling(temperature=0)) for m in ("autoregressive", "pearl")
-    )
+def test_a_row_has_id_models_temperature_speedup_race_time_and_load(page, run) -> None:
+    race = {"group": "race0123456", "sampling": Sampling(temperature=0)}
+    plain, pearl = (run(m, **race) for m in ("autoregressive", "pearl"))
     rows = page.refresh()[page.table].split("<tr data-run=")[1:]
     (row,) = (row for row in rows if row.startswith(f'"{pearl.run_id}"'))
     speeds = [measure(page.service.store.load(r.run_id)).tokens_per_second for r in (pearl, plain)]
@@ -72,11 +83,15 @@ def test_a_row_has_id_models_temperature_speedup_race_and_load(page, run) -> Non
     ):
         assert part in row
     assert ">load</span>" not in row
-    summaries, _ = page.service.store.runs()
-    busy = summaries[0]._replace(load="Other programs used 1.0 of 2 cores.")
-    assert 'title="Other programs used 1.0 of 2 cores.">load</span>' in runs_table([busy], 1, 0, 20)
-    failed = summaries[0]._replace(status="failed", error='"><b>')
-    assert 'title="&quot;&gt;&lt;b&gt;">failed</span>' in runs_table([failed], 1, 0, 20)
+    (one, *_), _ = page.service.store.runs()
+    for changed, badge in (
+        ({"load": "Other programs used 1.0 of 2 cores."}, 'title="Other programs used 1.0 of 2 cores.">load</span>'),
+        ({"status": "failed", "error": '"><b>'}, 'title="&quot;&gt;&lt;b&gt;">failed</span>'),
+    ):  # fmt: skip
+        assert badge in runs_table([one._replace(**changed)], 1, 0, 20)
+    created = "2026-07-01T10:00:02.345+00:00"
+    assert moment(created) == f'<time datetime="{created}">2026-07-01 10:00:02 UTC</time>'
+    assert when("long ago") == "long ago"
 
 
 def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
@@ -87,7 +102,7 @@ def test_row_and_heading_of_a_lossy_run_have_a_badge(page, run) -> None:
     lossy = run("medusa", sampling=warm, config=typical)
     rows = page.refresh()[page.table].split("<tr data-run=")
     assert [row.count(">lossy</span>") for row in rows[1:]] == [1, 0, 0]
-    state = page.open_one(SimpleNamespace(run=lossy.run_id))
+    state = page.open_one(the_run(lossy.run_id))
     assert ">lossy</span>" in state[page.heading]
 
 
@@ -116,83 +131,45 @@ def test_selection_spans_pages(page) -> None:
     assert nine[page.delete]["interactive"] is True
 
 
-def test_a_run_opens_with_its_downloads_and_a_comparison_goes_back(page, run) -> None:
-    opened = run("speculative")
-    state = page.open_one(SimpleNamespace(run=opened.run_id))
-    assert json.loads(state[page.viewer])["runs"] == [opened.run_id]
-    assert state[page.detail]["visible"] is True
-    for address in (
-        f"/?run={opened.run_id}",
-        f"/specscope/report.html?runs={opened.run_id}",
-        f"/specscope/export/{opened.run_id}/trace.jsonl",
-        f"/specscope/export/{opened.run_id}/tokens.csv",
-        f"/specscope/export/{opened.run_id}/perfetto.json",
-    ):
-        assert address in state[page.heading]
-    runs = [run(m, group="g") for m in ("autoregressive", "pearl")]
-    state = page.open_group(SimpleNamespace(run=runs[1].run_id))
-    assert json.loads(state[page.viewer])["runs"] == [r.run_id for r in runs]
-    selected = {"offset": 0, "selected": [runs[0].run_id]}
-    assert json.loads(page.open_selected(selected)[page.viewer])["runs"] == [runs[0].run_id]
+def test_a_run_opens_with_its_downloads_a_race_with_its_passes_and_a_comparison_goes_back(page, run) -> None:
+    opened = run("speculative").run_id
+    state = page.open_one(the_run(opened))
+    assert (opened_runs(state, page), state[page.detail]["visible"]) == ([opened], True)
+    exports = (f"export/{opened}/{name}" for name in ("trace.jsonl", "tokens.csv", "perfetto.json"))
+    addresses = (f"/specscope/{one}" for one in (f"report.html?runs={opened}", *exports))
+    assert all(address in state[page.heading] for address in (f"/?run={opened}", *addresses))
+    runs = [run(m, group="g").run_id for m in ("autoregressive", "pearl", "pearl", "autoregressive")]
+    state = page.open_group(the_run(runs[1]))
+    names = opened_runs(state, page)
+    assert [set(name.split("~")) for name in names] == [{runs[0], runs[3]}, {runs[1], runs[2]}]
+    assert f"?run={','.join(names)}" in state[page.heading]
+    selected = {"offset": 0, "selected": [runs[0]]}
+    assert opened_runs(page.open_selected(selected), page) == [runs[0]]
     back = page.list_again("", selected)
-    assert back[page.listing]["visible"] is True
-    assert json.loads(back[page.viewer])["runs"] == []
+    assert (back[page.listing]["visible"], opened_runs(back, page)) == (True, [])
 
 
 def test_a_long_run_opens_without_its_rows_and_is_analysed_later(page, run, service, monkeypatch) -> None:
-    opened = run("speculative")
-    assert page.analyse(page.open_one(SimpleNamespace(run=opened.run_id))[page.viewer]) == gr.skip()
+    opened = run("speculative").run_id
+    assert page.analyse(page.open_one(the_run(opened))[page.viewer]) == gr.skip()
     monkeypatch.setattr(windows, "LONG", 1)
     with monkeypatch.context() as unread:
-        unread.setattr(service.store, "load", lambda run: pytest.fail(f"{run} was read whole"))
-        unread.setattr(service, "trace", lambda run: pytest.fail(f"{run} was read whole"))
-        state = page.open_one(SimpleNamespace(run=opened.run_id))
-    assert json.loads(state[page.viewer])["runs"] == [opened.run_id]
-    assert opened.run_id in state[page.heading]
+        for part, reads in ((service.store, "load"), (service, "trace")):
+            unread.setattr(part, reads, lambda run: pytest.fail(f"{run} was read whole"))
+        state = page.open_one(the_run(opened))
+    assert opened_runs(state, page) == [opened]
+    assert opened in state[page.heading]
     assert not any(state[card]["visible"] for card in page.analysis.cards)
     later = page.analyse(state[page.viewer])
-    assert later[page.analysis.run]["value"] == opened.run_id
-    assert later[page.analysis.third]["visible"] is True
+    assert (later[page.analysis.run]["value"], later[page.analysis.third]["visible"]) == (opened, True)
     monkeypatch.setattr(history, "MOST_ANALYSED", 1)
     assert page.analyse(state[page.viewer]) == gr.skip()
 
 
-def test_the_passes_of_a_method_are_opened_as_one_run(page, run) -> None:
-    runs = [run(m, group="g") for m in ("autoregressive", "pearl", "pearl", "autoregressive")]
-    state = page.open_group(SimpleNamespace(run=runs[1].run_id))
-    names = json.loads(state[page.viewer])["runs"]
-    passes = [{runs[0].run_id, runs[3].run_id}, {runs[1].run_id, runs[2].run_id}]
-    assert [set(name.split("~")) for name in names] == passes
-    assert f"?run={','.join(names)}" in state[page.heading]
-
-
-def test_times_of_the_reader_and_permalinks() -> None:
-    created = "2026-07-01T10:00:02.345+00:00"
-    assert moment(created) == f'<time datetime="{created}">2026-07-01 10:00:02 UTC</time>'
-    assert when("long ago") == "long ago"
-    assert wanted_runs("a,b,") == ["a", "b"]
-    assert wanted_runs("") == []
-    with pytest.raises(UsageError, match="at most 8"):
-        wanted_runs("a,b,c,d,e,f,g,h,i")
-
-
-def test_delete_asks_first_and_deletes_the_selected_runs(page, run, service) -> None:
-    runs = [run() for _ in range(3)]
-    place = {"offset": 0, "selected": [r.run_id for r in runs[:2]]}
-    question = page.ask_delete(place)
-    assert question[page.confirm]["visible"] is True
-    assert "these 2 runs" in question[page.question]
-    assert service.store.runs()[1] == 3
-    state = page.delete_runs("", place)
-    assert "2 runs deleted." in state[page.message]
-    assert state[page.confirm]["visible"] is False
-    assert [s.header.run_id for s in service.store.runs()[0]] == [runs[2].run_id]
-
-
-def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported(
+def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported_once(
     page, service, tmp_path, run
 ) -> None:
-    file = tmp_path / "bad.jsonl"
+    file = tmp_path / "run.jsonl"
     file.write_text('{"event":"nonsense"}\n')
     with file.open("rb") as opened, pytest.raises(UsageError, match=r"^the file is not a .* line 1"):
         import_trace(service, opened)
@@ -200,29 +177,25 @@ def test_a_bad_file_is_an_error_without_path_and_an_exported_run_is_imported(
     assert 'role="alert"' in state[page.message]
     assert "the &lt;file&gt; is bad" in state[page.message]
     trace = run("pearl").trace()
-    file = tmp_path / "run.jsonl"
     with file.open("w", encoding="utf-8") as out:
         write_jsonl(trace, out)
-    other = Service(tmp_path / "other.db", lambda **_: None)
-    page.service = other
+    service.store.delete([trace.header.run_id])
     with file.open("rb") as opened:
-        assert import_trace(other, opened) == trace.header.run_id
-    state = page.show_imported("storm", SimpleNamespace(run=trace.header.run_id, error=""))
+        assert import_trace(service, opened) == trace.header.run_id
+    state = page.show_imported("storm", the_run(trace.header.run_id, error=""))
     assert f"Run {trace.header.run_id} was imported" in state[page.message]
     assert trace.header.run_id in state[page.table]
-    assert other.store.load(trace.header.run_id).commits == trace.commits
+    assert service.store.load(trace.header.run_id).commits == trace.commits
     with file.open("rb") as opened, pytest.raises(SpecScopeError):
-        import_trace(other, opened)
-    other.close()
+        import_trace(service, opened)
 
 
 def test_runs_of_another_engine_are_listed_with_what_is_known(page, service) -> None:
-    files = Path(__file__).parents[1] / "traces" / "imported"
-    with (files / "vllm.jsonl").open("rb") as opened:
-        assert import_trace(service, opened).endswith(" (and 1 more)")
-    for name in ("sglang.json", "sglang-profile.json"):
-        with (files / name).open("rb") as opened:
-            import_trace(service, opened)
+    notes = []
+    for name in ("vllm.jsonl", "sglang.json", "sglang-profile.json"):
+        with (IMPORTED / name).open("rb") as opened:
+            notes.append(import_trace(service, opened))
+    assert notes[0].endswith(" (and 1 more)")
     rows = page.refresh()[page.table].split("<tr data-run=")[1:]
     counts = {row.split("imported · ")[1].split("<")[0]: row for row in rows}
     assert set(counts) == {"vLLM", "SGLang"}

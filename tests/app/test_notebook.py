@@ -11,7 +11,6 @@ from base64 import b64decode
 from dataclasses import replace
 from gzip import decompress
 from html import unescape
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,10 @@ from specscope.app.notebook.shown import MOST_BYTES, script_bytes, viewer
 from specscope.engine.errors import UsageError
 from specscope.traces.export.tables import rows_of
 from specscope.traces.view.beginning import beginning, end_of
-from tests.app.commands import VIRTUAL, answer
+from tests.app.commands import IMPORTED, VIRTUAL, answer
 from tests.traces.samples import read_file, sample_trace
 
 PROMPTS = ["Tell me a story.", "How can I sleep better at night?"]
-IMPORTED = Path(__file__).parents[1] / "traces" / "imported"
 PLACE = {"profile": "pearl-4xA100"}
 SHORT = specscope.Limits(8)
 
@@ -103,34 +101,33 @@ def test_a_beginning_has_the_rows_until_a_time():
     assert max(row.time for row in cut.commits) <= end
 
 
-def test_a_comparison_is_that_of_the_command(comparison, capsys, db):
-    words = ["compare", "--methods", "speculative,pearl", "--prompt", PROMPTS[0], "--pair", "bundled"]
-    printed = answer(capsys, *words, *VIRTUAL, *db, "--json")
-    found = specscope.compare(["speculative", "pearl"], PROMPTS[0], pair="bundled", limits=SHORT, **PLACE)
-    mine = json.loads(json.dumps(found.to_dict()))
+def test_comparisons_and_sweeps_are_those_of_the_commands_also_inside_a_running_event_loop(
+    cluster, comparison, capsys, db
+):
+    words = [*VIRTUAL, "--prompt", PROMPTS[0], "--pair", "bundled", *db, "--json"]
+    printed = answer(capsys, "compare", "--methods", "speculative,pearl", *words)
+    swept_there = answer(capsys, "sweep", "--method", "pearl", "--over", "gamma=1,2", *words)
+
+    async def cell():
+        place = {"pair": "bundled", "limits": SHORT, **PLACE}
+        found = specscope.compare(["speculative", "pearl"], PROMPTS[0], **place)
+        return found, specscope.sweep("pearl", {"gamma": "1,2"}, PROMPTS[0], cluster=cluster, limits=SHORT)
+
+    found, swept = asyncio.run(cell())
+    mine, swept_here = (json.loads(json.dumps(one.to_dict())) for one in (found, swept))
     assert printed.pop("bounds") == []
-    for result in (printed, mine):
-        for figures in result["methods"].values():
-            figures.pop("runs")
-            figures.pop("advice")
+    for row in (row for result in (printed, mine) for row in result["methods"].values()):
+        row.pop("runs"), row.pop("advice")
+    for row in (row for result in (swept_there, swept_here) for row in result["cells"]):
+        row.pop("runs")
     assert mine == printed
+    assert swept_here == swept_there
+    assert swept.frame()["gamma"].tolist() == [1, 2]
+    assert repr(swept).startswith("Swept(PEARL over gamma · 2 cells · bundled · virtual")
     assert repr(comparison).startswith("Comparison(pearl 1.97×, speculative ")
     html = comparison._repr_html_()
     assert "The timeline has the first of 2 prompts" in html
     assert page_of(html).count('"title":"') >= 3
-
-
-def test_a_sweep_is_that_of_the_command(cluster, capsys, db):
-    words = ["sweep", "--method", "pearl", "--over", "gamma=1,2", "--prompt", PROMPTS[0], "--pair", "bundled"]
-    printed = answer(capsys, *words, *VIRTUAL, *db, "--json")
-    found = specscope.sweep("pearl", {"gamma": "1,2"}, PROMPTS[0], cluster=cluster, limits=SHORT)
-    mine = json.loads(json.dumps(found.to_dict()))
-    for result in (printed, mine):
-        for cell in result["cells"]:
-            cell.pop("runs")
-    assert mine == printed
-    assert found.frame()["gamma"].tolist() == [1, 2]
-    assert repr(found).startswith("Swept(PEARL over gamma · 2 cells · bundled · virtual")
 
 
 def test_a_sweep_over_rates_needs_a_profile_and_no_models():
@@ -162,17 +159,6 @@ def test_differences_and_data_frames_have_the_rows_of_devices_and_exports(compar
     with pytest.raises(UsageError, match="there is no table 'words'; choose one of tokens, decisions"):
         trace.frame("words")
     assert comparison.frame()["method"].tolist() == ["autoregressive", "speculative", "pearl"]
-
-
-def test_everything_works_inside_a_running_event_loop():
-    async def cell():
-        found = specscope.compare("pearl", PROMPTS[0], pair="bundled", limits=SHORT, runtime="local-thread")
-        swept = specscope.sweep("pearl", {"gamma": [2]}, PROMPTS[0], pair="bundled", limits=SHORT, **PLACE)
-        return found, swept
-
-    found, swept = asyncio.run(cell())
-    assert found.to_dict()["methods"]["pearl"]["equal_to_autoregressive"]
-    assert swept.cells[0].speedups
 
 
 @pytest.mark.parametrize(

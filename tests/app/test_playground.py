@@ -13,14 +13,16 @@ import pytest
 from specscope.app.tabs import chat as conversations
 from specscope.app.tabs import playground
 from specscope.app.tabs.chat import Chat, Streams
-from specscope.app.tabs.form import contents, control_of, value_of
+from specscope.app.tabs.form import contents, value_of
 from specscope.app.tabs.playground import Playground
 from specscope.app.tabs.requests import blame, make_requests
 from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.methods import METHODS
-from specscope.engine.methods.registry import Setting
 from specscope.engine.simulate.profile import Profile, profiles
 from tests.app.fakes import WORDS, FakeCluster
+from tests.app.forms import given, merged, play_all, shown
+
+USUAL = ["autoregressive", "speculative", "pearl"]
 
 
 @pytest.fixture(scope="module")
@@ -30,29 +32,6 @@ def built():
         return Playground(None)
 
 
-def given(page, **changed) -> list:
-    return [changed.get(name, control.value) for name, control in page.form.controls.items()]
-
-
-def play(generator, act=None) -> list[dict]:
-    async def drain():
-        updates = []
-        async for update in generator:
-            updates.append(update)
-            if act is not None:
-                act(updates)
-        return updates
-
-    return asyncio.run(drain())
-
-
-def merged(updates) -> dict:
-    state: dict = {}
-    for update in updates:
-        state |= update
-    return state
-
-
 def message(page, state, where: str) -> str:
     """Return the line at Run, which leads to a control."""
     line = state[page.composer.alert]
@@ -60,71 +39,60 @@ def message(page, state, where: str) -> str:
     return line
 
 
+def ask(page, prompt="Hi", system="", chat=None, follow=None, act=None, **changed) -> dict:
+    """Return what the page shows after a press of Run."""
+    return shown(page.ask(prompt, system, chat, follow, *given(page, **changed)), act)
+
+
 def test_a_prompt_is_answered_by_every_method(page, opener) -> None:
-    updates = play(page.ask("Tell me a story.", "Be brief.", None, None, *given(page)))
+    updates = play_all(page.ask("Tell me a story.", "Be brief.", None, None, *given(page)))
     state, stop, go = merged(updates), page.composer.stop, page.composer.go
-    shown = [(update[stop]["visible"], update[go]["visible"]) for update in (updates[0], updates[-1])]
-    assert shown == [(True, False), (False, True)], "Run and Stop swap"
-    assert 'data-state="done"' in state[page.turn]
+    buttons = [(update[stop]["visible"], update[go]["visible"]) for update in (updates[0], updates[-1])]
+    assert buttons == [(True, False), (False, True)], "Run and Stop swap"
     assert "Tell me a story." in state[page.talk]
     assert page.composer.prompt not in state, "it stays, for other methods"
-    for pane in page.panes[:3]:
-        assert 'data-state="done"' in state[pane]
+    assert all('data-state="done"' in state[part] for part in (page.turn, *page.panes[:3]))
     assert state[page.panes[3]]["visible"] is False
     viewer = json.loads(state[page.viewer])
-    assert len(viewer["runs"]) == 3
-    assert viewer["live"] is False
-    assert [ran[0] for ran in opener.opened[0].ran] == ["autoregressive", "speculative", "pearl"]
-    prompts = [ran[1] for ran in opener.opened[0].ran]
+    assert (len(viewer["runs"]), viewer["live"]) == (3, False)
+    methods, prompts, settings = zip(*opener.opened[0].ran, strict=True)
+    assert methods == ("autoregressive", "speculative", "pearl")
     assert prompts[0] == prompts[1] == prompts[2]
     assert prompts[0][0] == {"role": "system", "content": "Be brief."}
-    assert len({ran[2]["group"] for ran in opener.opened[0].ran}) == 1
+    assert len({one["group"] for one in settings}) == 1
 
 
-def test_the_conversation_goes_on_with_the_chosen_answer(page, opener) -> None:
-    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    choices = first[page.composer.follow]["choices"]
-    assert choices[0] == ("starts fresh", -1)
-    assert [name.split(" · ")[0] for name, _ in choices[1:]] == [
-        "continues Autoregressive",
-        "continues Speculative decoding",
-        "continues PEARL",
-    ]
-    assert first[page.composer.follow]["value"] == -1
-    for chosen in (None, -1):
-        play(page.ask("New", "", first[page.chat], chosen, *given(page)))
-        assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "New"}]
-    state = merged(play(page.ask("And then?", "", first[page.chat], 2, *given(page))))
-    assert state[page.composer.prompt] == ""
-    assert state[page.composer.follow]["value"] == 2, "a conversation goes on"
-    last = opener.opened[0].ran[-1][1]
-    assert [m["role"] for m in last] == ["user", "assistant", "user"]
-    assert last[1]["content"] == "".join(WORDS)
-
-
-def test_a_message_is_answered_again_with_the_next_seed(page, opener) -> None:
-    state = merged(play(page.regenerate("", "", None, None, *given(page))))
+def test_a_conversation_goes_on_with_the_chosen_answer_and_a_message_is_answered_again(page, opener) -> None:
+    state = shown(page.regenerate("", "", None, None, *given(page)))
     assert "no message to answer again" in message(page, state, "prompt")
     assert not opener.opened
-    first = merged(play(page.ask("Hi", "", None, None, *given(page, temperature=1.0, seed=4))))
-    again = merged(
-        play(page.regenerate("unsent", "", first[page.chat], 0, *given(page, temperature=1.0, seed=4)))
-    )
-    assert again[page.form.controls["seed"]] == 5
-    assert opener.opened[0].ran[-1][2]["sampling"].seed == 5
-    assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "Hi"}]
-    greedy = merged(play(page.regenerate("", "", first[page.chat], 0, *given(page))))
-    assert greedy[page.form.controls["seed"]] == 0
+    first = ask(page, temperature=1.0, seed=4)
+    follow = first[page.composer.follow]
+    names = [name.split(" · ")[0] for name, _ in follow["choices"]]
+    assert names == ["starts fresh", *(f"continues {METHODS[k].title}" for k in USUAL)]
+    assert follow["value"] == -1
+    for chosen in (None, -1):
+        ask(page, "New", chat=first[page.chat], follow=chosen)
+        assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "New"}]
+    state = ask(page, "And then?", chat=first[page.chat], follow=2)
+    assert (state[page.composer.prompt], state[page.composer.follow]["value"]) == ("", 2)
+    said = [(one["role"], one["content"]) for one in opener.opened[0].ran[-1][1]]
+    assert said == [("user", "Hi"), ("assistant", "".join(WORDS)), ("user", "And then?")]
+    for temperature, seed in ((1.0, 5), (0.0, 4)):
+        values = given(page, temperature=temperature, seed=4)
+        again = shown(page.regenerate("unsent", "", first[page.chat], 0, *values))
+        assert again[page.form.controls["seed"]] == opener.opened[0].ran[-1][2]["sampling"].seed == seed
+        assert opener.opened[0].ran[-1][1] == [{"role": "user", "content": "Hi"}]
 
 
 def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
     opener.waiting = [FakeCluster(step=threading.Semaphore(4))]
 
-    def act(updates):
-        if "ss-token" in str(updates[-1].get(page.panes[0], "")):
-            page.stop_runs(updates[0][page.chat])
+    def act(state):
+        if "ss-token" in str(state.get(page.panes[0], "")):
+            page.stop_runs(state[page.chat])
 
-    state = merged(play(page.ask("Hi", "", None, None, *given(page)), act))
+    state = ask(page, act=act)
     assert 'data-state="cancelled"' in state[page.turn]
     assert "Not begun: Speculative decoding, PEARL." in state[page.turn]
     assert 'data-state="cancelled"' in state[page.panes[2]]
@@ -134,20 +102,34 @@ def test_stop_ends_the_turn_and_keeps_the_text(page, opener) -> None:
 
 def test_what_is_refused_shows_an_error_at_run_until_it_is_corrected(page, opener, service) -> None:
     for prompt in ("", "  \n", None):
-        state = merged(play(page.ask(prompt, "", None, None, *given(page))))
-        assert "the prompt is empty" in message(page, state, "prompt")
-        assert 'role="alert"' in message(page, state, "prompt")
+        line = message(page, ask(page, prompt), "prompt")
+        assert "the prompt is empty" in line
+        assert 'role="alert"' in line
     assert not opener.opened
-    state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
-    line = message(page, state, "max-new-tokens")
+    line = message(page, ask(page, max_new_tokens=0), "max-new-tokens")
     assert "max_new_tokens is 0" in line
-    state = merged(play(page.ask("Hi", "", None, None, *given(page, max_new_tokens=0))))
-    assert message(page, state, "max-new-tokens") != line, "the same error leads there again"
-    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert state[page.composer.alert] == ""
+    again = message(page, ask(page, max_new_tokens=0), "max-new-tokens")
+    assert again != line, "the same error leads there again"
+    assert ask(page)[page.composer.alert] == ""
     service.close()
-    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "shutting down" in state[page.composer.alert]
+    assert "shutting down" in ask(page)[page.composer.alert]
+
+
+def test_a_prompt_that_does_not_fit_and_a_model_that_cannot_load_lead_to_their_controls(
+    page, opener, monkeypatch
+) -> None:
+    monkeypatch.setattr(playground, "busy_since", lambda *_: "Other programs used 1.7 of 2 cores.")
+    opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; shorten it"))]
+    state = ask(page)
+    assert "9000 tokens" in message(page, state, "prompt")
+    assert page.composer.prompt not in state, "it can be corrected and sent again"
+    assert 'data-state="failed"' in state[page.panes[0]]
+    assert "Other programs" not in state[page.turn], "no times may be wrong"
+    opener.waiting = [ModelError("/x: there is no such directory")] * 3
+    state = ask(page, models="own", target="/x", drafting="other", drafter="/y")
+    assert "no such directory" in message(page, state, "target")
+    assert "Nothing was decoded" in state[page.turn]
+    assert json.loads(state[page.viewer])["runs"] == []
 
 
 @pytest.mark.parametrize(
@@ -162,31 +144,6 @@ def test_an_error_of_a_plan_leads_to_the_setting_that_it_names(page, opener, set
     run = page.service.start(requests[1])
     run.wait(20)
     assert blame(requests, run).where == where
-
-
-def test_a_prompt_that_is_too_long_shows_an_error_beside_the_prompt(page, opener) -> None:
-    opener.waiting = [FakeCluster(error=UsageError("the prompt has 9000 tokens; shorten it"))]
-    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "9000 tokens" in message(page, state, "prompt")
-    assert page.composer.prompt not in state, "it can be corrected and sent again"
-    assert 'data-state="failed"' in state[page.panes[0]]
-
-
-def test_a_model_that_cannot_load_shows_an_error_beside_the_models(page, opener) -> None:
-    opener.waiting = [ModelError("/x: there is no such directory")] * 3
-    own = {"models": "own", "target": "/x", "drafting": "other", "drafter": "/y"}
-    state = merged(play(page.ask("Hi", "", None, None, *given(page, **own))))
-    assert "no such directory" in message(page, state, "target")
-    assert "Nothing was decoded" in state[page.turn]
-    assert json.loads(state[page.viewer])["runs"] == []
-
-
-def test_a_new_conversation_drops_the_old_one(page) -> None:
-    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    state = merged(play(page.forget(first[page.chat])))
-    assert Chat.of(state[page.chat]) == Chat()
-    assert 'data-state="idle"' in state[page.turn]
-    assert state[page.talk] == ""
 
 
 def test_a_reload_follows_the_running_race_and_later_shows_it_from_memory_or_the_database(
@@ -205,19 +162,19 @@ def test_a_reload_follows_the_running_race_and_later_shows_it_from_memory_or_the
         steps.release()
     chats = [kept, {"race": kept["race"]}]  # of this page, and of one that got the address
     for chat in chats:
-        state = merged(play(page.restore(chat)))
+        state = shown(page.restore(chat))
         assert 'data-state="done"' in state[page.turn]
         assert Chat.of(state[page.chat]).prompt == "Hi"
         assert [text for _, text in Chat.of(state[page.chat]).answers] == ["".join(WORDS)] * 3
     service._runs.clear()  # as after a new start of the server
     for chat in chats:
-        state = merged(play(page.restore(chat)))
+        state = shown(page.restore(chat))
         assert 'data-state="done"' in state[page.turn]
         assert len(json.loads(state[page.viewer])["runs"]) == 3
         assert Chat.of(state[page.chat]).race == kept["race"]
-    assert list(merged(play(page.restore({"race": "nothing"})))) == [page.kept]
-    assert list(merged(play(page.restore(None)))) == [page.kept]
-    assert 'data-state="idle"' in merged(play(page.restore(None, moved=True)))[page.turn]
+    assert list(shown(page.restore({"race": "nothing"}))) == [page.kept]
+    assert list(shown(page.restore(None))) == [page.kept]
+    assert 'data-state="idle"' in shown(page.restore(None, moved=True))[page.turn]
 
 
 def test_a_page_reads_one_stream_of_updates_and_the_newest_wins() -> None:
@@ -267,126 +224,72 @@ def test_a_stream_that_nobody_reads_to_its_end_does_not_hold_up_the_next_one(mon
     assert asyncio.run(both()) == [{"part": "x"}, {"part": gr.skip()}]
 
 
-def test_four_examples_fill_the_prompt_and_the_last_is_a_document(page) -> None:
-    prompts = [row[0] for row in page.composer.samples.samples]
-    assert len(prompts) == 4
-    assert [len(prompt.split()) > 200 for prompt in prompts] == [False, False, False, True]
-
-
 def test_every_setting_with_a_choice_has_a_control_and_every_method_is_in_one_group() -> None:
-    rows = {row["key"]: row for row in contents()["methods"]}
-    for key, method in METHODS.items():
-        shown = {s["name"]: s for s in rows[key]["settings"]}
-        for setting in method.settings():
-            assert (setting.name in shown) == (len(setting.choices) != 1), f"{key}.{setting.name}"
-            if setting.name in shown:
-                control = shown[setting.name]
-                assert (control["default"], control["doc"]) == (setting.default, setting.doc)
     found = contents()
-    assert {row["key"] for row in found["methods"]} == set(METHODS)
-    assert {row["group"] for row in found["methods"]} == set(found["groups"])
-    groups = {row["key"]: row["group"] for row in found["methods"]}
-    assert [groups[k] for k in ("autoregressive", "llma", "ems", "pearl", "hydra")] == list(found["groups"])
+    rows = {row["key"]: row for row in found["methods"]}
+    assert rows.keys() == METHODS.keys()
+    assert {row["group"] for row in rows.values()} == set(found["groups"])
+    for key, method in METHODS.items():
+        controls = {s["name"]: (s["default"], s["doc"]) for s in rows[key]["settings"]}
+        assert controls == {s.name: (s.default, s.doc) for s in method.settings() if len(s.choices) != 1}
     assert all(set(preset["methods"]) <= set(METHODS) for preset in found["presets"])
-    assert all(row["line"][:1].isupper() and ":" not in row["line"][:20] for row in found["methods"])
-
-
-@pytest.mark.parametrize(
-    ("kind", "default", "low", "high", "choices", "control"),
-    [
-        (int, 4, 1, 8, (), "whole"),
-        (float, 0.4, 0.0, 1.0, (), "number"),
-        (bool, True, None, None, (), "flag"),
-        (str, "a", None, None, ("a", "b"), "choice"),
-        (str, "", None, 100_000, (), "text"),
-        (str, "", None, 100, (), "line"),
-    ],
-)
-def test_controls_follow_the_declared_type(kind, default, low, high, choices, control) -> None:
-    setting = Setting("draft_length", kind, default, "What it does.", low, high, choices, "")
-    built = control_of(setting)
-    assert (built["kind"], built["default"], built["label"]) == (control, default, "draft-length")
-    assert (built["low"], built["high"]) == (low, high)
-
-
-def test_planned_and_lossy_choices_are_marked_in_their_controls() -> None:
-    built = control_of(Setting("gamma", int, 0, "Length.", 1, 32, (), "round(c)"))
-    assert (built["low"], built["label"]) == (0, "gamma (0 = round(c))")
-    setting = next(s for s in METHODS["medusa"].settings() if s.name == "acceptance")
-    assert control_of(setting)["choices"] == [["exact", "exact"], ["typical", "typical (lossy)"]]
 
 
 def test_passes_alternate_and_the_median_run_is_shown(page, opener) -> None:
-    state = merged(play(page.ask("Hi", "", None, None, *given(page, passes=3))))
-    ran = [run[0] for run in opener.opened[0].ran]
-    forth, back = ["autoregressive", "speculative", "pearl"], ["pearl", "speculative", "autoregressive"]
-    assert ran == forth + back + forth
+    state = ask(page, passes=3)
+    assert [run[0] for run in opener.opened[0].ran] == [*USUAL, *reversed(USUAL), *USUAL]
     names = json.loads(state[page.viewer])["runs"]
     assert [len(name.split("~")) for name in names] == [3, 3, 3]
     assert "pass 3 of 3" in state[page.panes[0]]
     assert f"?run={','.join(names)}" in state[page.turn]
 
 
-def test_an_advised_run_is_compared_with_the_run_it_improves_and_the_baseline(page, opener) -> None:
-    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
+def advised(page, first: dict, **advice) -> dict:
+    """Return what the page shows after a press on the advice of the second run."""
     run = json.loads(first[page.viewer])["runs"][1]
-    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 3}, "drafter": ""})
-    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
-    ran = [(r[0], r[2]["config"].get("gamma")) for r in opener.opened[0].ran[3:]]
-    assert [method for method, _ in ran] == ["autoregressive", "speculative", "pearl"]
+    event = gr.EventData(None, {"run": run, "drafter": "", **advice})
+    return shown(page.follow_advice(event, "", "", first[page.chat], 0, *given(page)))
+
+
+def test_an_advised_run_is_compared_with_the_run_it_improves_and_the_baseline(page, opener) -> None:
+    first = ask(page)
+    state = advised(page, first, method="pearl", config={"gamma": 3})
+    ran = [(run[0], run[2]["config"].get("gamma")) for run in opener.opened[0].ran[3:]]
+    assert [method for method, _ in ran] == USUAL
     assert ran[2] == ("pearl", 3)
     assert 'data-state="done"' in state[page.turn]
     assert "pearl" in state[page.form.controls["methods"]]
-    event = gr.EventData(None, {"run": run, "method": "pearl", "config": {"gamma": 99}, "drafter": ""})
-    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
+    state = advised(page, first, method="pearl", config={"gamma": 99})
     assert "gamma is 99" in message(page, state, "pearl-gamma")
 
 
 def test_an_advised_drafter_is_chosen_and_runs_the_same_method_again(page, opener) -> None:
-    first = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    run, drafting = json.loads(first[page.viewer])["runs"][1], page.form.controls["drafting"]
-    used = opener.opened[0].ran[1]
-    facts = {"run": run, "method": used[0], "config": dict(used[2]["config"])}
-    event = gr.EventData(None, {**facts, "drafter": "int4"})
-    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
+    first, drafting = ask(page), page.form.controls["drafting"]
+    method, _, settings = opener.opened[0].ran[1]
+    state = advised(page, first, method=method, config=dict(settings["config"]), drafter="int4")
     assert state[drafting] == "int4"
     assert opener.opened[1].place["drafter"] == ("int4",)
-    assert [ran[0] for ran in opener.opened[1].ran] == ["autoregressive", used[0]]
+    assert [ran[0] for ran in opener.opened[1].ran] == ["autoregressive", method]
     assert "drafter int4" in state[page.folded]
-    event = gr.EventData(None, {**facts, "drafter": "<script>"})
-    state = merged(play(page.follow_advice(event, "", "", first[page.chat], 0, *given(page))))
+    state = advised(page, first, method=method, config=dict(settings["config"]), drafter="<script>")
     assert state[drafting] == "usual"
 
 
 def test_a_measured_comparison_on_a_busy_machine_is_marked(page, monkeypatch) -> None:
     monkeypatch.setattr(playground, "busy_since", lambda *_: "Other programs used 1.7 of 2 cores")
-    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "Other programs used 1.7 of 2 cores" in state[page.turn]
-    virtual = given(page, runtime="virtual")
-    assert "Other programs" not in merged(play(page.ask("Hi", "", None, None, *virtual)))[page.turn]
-
-
-def test_a_refused_prompt_has_no_times_that_may_be_wrong(page, opener, monkeypatch) -> None:
-    monkeypatch.setattr(playground, "busy_since", lambda *_: "Other programs used 1.7 of 2 cores.")
-    opener.waiting = [FakeCluster(error=UsageError("the prompt is too long"))]
-    state = merged(play(page.ask("Hi", "", None, None, *given(page))))
-    assert "the prompt is too long" in message(page, state, "prompt")
-    assert "Other programs" not in state[page.turn]
+    assert "Other programs used 1.7 of 2 cores" in ask(page)[page.turn]
+    assert "Other programs" not in ask(page, runtime="virtual")[page.turn]
 
 
 def test_opening_the_page_changes_the_models_only_if_one_came_or_went(page, monkeypatch):
     models, pair = page.form.controls["models"], page.form.controls["models"].value
     monkeypatch.setattr(page, "pair", None)
     monkeypatch.setattr(playground, "opening", lambda: pair)
-    assert models not in state_of(page.opened(None, None)), "a choice made before the answer arrives stays"
+    assert models not in shown(page.opened(None, None)), "a choice made before the answer arrives stays"
     monkeypatch.setattr(playground, "opening", lambda: "smollm2")
-    assert state_of(page.opened(None, None))[models] == "smollm2"
+    assert shown(page.opened(None, None))[models] == "smollm2"
     noted = [*given(page, models="bundled", max_new_tokens=-5), "A prompt", "", None]
-    assert state_of(page.opened(None, {"values": noted}))[models] == "bundled", "what was chosen stays"
-
-
-def state_of(stream) -> dict:
-    return merged(play(stream))
+    assert shown(page.opened(None, {"values": noted}))[models] == "bundled", "what was chosen stays"
 
 
 def test_what_a_page_has_noted_is_shown_again_without_what_it_cannot_have(page) -> None:
@@ -395,7 +298,7 @@ def test_what_a_page_has_noted_is_shown_again_without_what_it_cannot_have(page) 
     chosen = value_of("bundled", [("pearl", {"gamma": -3})])
     wanted = {"runtime": "virtual", "profile": name, "profile_pair": pair, "max_new_tokens": 0, "stop": "x"}
     noted = {"values": [*given(page, methods=chosen, **wanted), "A prompt", "Be brief.", 2]}
-    state = state_of(page.restore(None, noted))
+    state = shown(page.restore(None, noted))
     assert state[form["methods"]] == chosen, "as it was, also if Run refuses it"
     assert (state[form["max_new_tokens"]], state[form["stop"]]) == (0, "x")
     assert state[form["profile_pair"]]["value"] == pair
@@ -404,8 +307,8 @@ def test_what_a_page_has_noted_is_shown_again_without_what_it_cannot_have(page) 
     strange = {"runtime": "moon", "profile": 3, "max_new_tokens": {}, "stop": [1], "models": "gone"}
     for methods in ('{"chosen": [{"method": "gone", "config": {}}]}', '{"chosen": [3]}', [], None):
         noted = {"values": [*given(page, methods=methods, **strange), [], 3, "x"]}
-        state = state_of(page.restore(None, noted))
+        state = shown(page.restore(None, noted))
         assert not {form[name] for name in (*strange, "methods")} & set(state)
         assert page.composer.prompt not in state
     for broken in (None, [], {"values": 3}, {"values": [1]}, {"values": [None] * 99}):
-        assert list(state_of(page.restore(None, broken))) == [page.kept]
+        assert list(shown(page.restore(None, broken))) == [page.kept]

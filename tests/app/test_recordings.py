@@ -1,17 +1,22 @@
-"""Files that other processes write: which may be followed, and their runs in the service."""
+"""Files that other processes write: in the service, in `specscope follow` and other commands."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import specscope
-from specscope.app import recordings
+from specscope.app.cli import common
 from specscope.app.recordings import Recordings
 from specscope.app.render.follow import following
 from specscope.app.routes import follow_address
@@ -22,11 +27,15 @@ from specscope.app.tabs.streaming import LivePane, frames
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.jsonl import to_json
 from specscope.traces.follow import Tail
+from specscope.traces.metrics import measure
+from specscope.traces.store import Store
+from tests.app.commands import call, printed, refused
 from tests.app.fakes import FakeOpen, until
 from tests.traces.samples import sample_events, sample_trace
 
-EVENTS = sample_events("pearl")
-LINES = [to_json(event) + "\n" for event in EVENTS]
+LINES = [to_json(event) + "\n" for event in sample_events("pearl")]
+ROOT = Path(__file__).resolve().parents[2]
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @pytest.fixture
@@ -48,20 +57,20 @@ def write(file: Path, *lines: str) -> None:
         opened.write("".join(lines))
 
 
-def names(service: Service) -> list[str]:
-    return [row.header.run_id for row in service.store.runs()[0]]
+def followed_to_its_end(service: Service, name: str):
+    followed = service.follower.start(name)
+    assert followed.run.wait(20)
+    return followed
 
 
 def test_a_run_takes_the_way_of_a_run_of_the_page(service, folder) -> None:
-    file = folder / "run.jsonl"
-    write(file, *LINES[:40])
+    write(folder / "run.jsonl", *LINES[:40])
     followed = service.follower.start("run.jsonl")
     until(lambda: followed.run.run_id == "sample-pearl")
     assert service.follower.start("run.jsonl") is followed, "a file is followed once"
     assert service.find("sample-pearl") is followed.run
-    assert service.trace("sample-pearl").status == "running"
-    assert names(service) == []
-    write(file, *LINES[40:])
+    assert (service.trace("sample-pearl").status, service.store.runs()[1]) == ("running", 0)
+    write(folder / "run.jsonl", *LINES[40:])
     assert followed.run.wait(20)
     assert (followed.run.state, followed.run.note) == ("done", "Run sample-pearl is stored.")
     assert service.trace("sample-pearl") == service.store.load("sample-pearl") == sample_trace("pearl")
@@ -81,22 +90,7 @@ def test_the_panes_and_figures_of_a_followed_run(service, folder) -> None:
     assert html.count('class="ss-token') == len(sample_trace("pearl").commits)
     line = following([followed])
     assert "15 rounds · 24 tokens · 32% of drafts accepted · 132.3 tokens/s" in line
-    assert "data-stop" not in line
-    assert "data-keep" not in line
-
-
-def test_the_first_document_follows_at_the_header(service, folder) -> None:
-    write(folder / "run.jsonl", LINES[0])
-
-    async def first_drawn() -> int:
-        followed, tokens = service.follower.start("run.jsonl"), 0
-        async for frame in frames([Lane([followed.run])], own=False):
-            tokens = followed.tally.tokens
-            if frame.draw:
-                return tokens
-        raise AssertionError("no document")
-
-    assert asyncio.run(asyncio.wait_for(first_drawn(), 20)) == 0
+    assert not any(button in line for button in ("data-stop", "data-keep"))
 
 
 def test_every_followed_run_has_a_document_when_it_begins(service, folder) -> None:
@@ -146,14 +140,12 @@ def test_runs_of_other_processes_keep_their_status_and_an_id_is_stored_once(serv
         footer = LINES[-1].replace('"done"', f'"{status}"').replace('"error":""', '"error":"no memory"')
         header = LINES[0].replace("sample-pearl", status)
         write(folder / f"{status}.jsonl", header, *LINES[1:-1], footer)
-        run = service.follower.start(f"{status}.jsonl").run
-        assert run.wait(20)
+        run = followed_to_its_end(service, f"{status}.jsonl").run
         assert (run.state, run.error) == (status, "no memory")
         assert service.store.load(status).footer.error == "no memory"
     for name in ("a.jsonl", "b.jsonl"):
         write(folder / name, *LINES)
-        run = service.follower.start(name).run
-        assert run.wait(20)
+        run = followed_to_its_end(service, name).run
         assert run.state == "done"
     assert run.note == "Not stored: a run with this id is already stored; delete it in the History first."
     assert service.find("sample-pearl") is run, "the newest run of an id is found"
@@ -169,7 +161,7 @@ def test_a_stopped_run_is_incomplete_and_stored_on_request(service, folder) -> N
     assert "has no footer yet, so the run is not stored" in followed.run.note
     assert 'data-keep="run.jsonl"' in following([followed])
     assert followed.run.trace().status == "incomplete"
-    assert names(service) == []
+    assert service.store.runs()[1] == 0
     assert service.follower.keep("run.jsonl") == "Run sample-pearl is stored."
     assert service.store.load("sample-pearl").status == "incomplete"
 
@@ -200,25 +192,17 @@ def test_a_fault_ends_following_and_its_reason_is_shown(service, folder, after, 
 
 
 def test_an_unexpected_error_ends_following_too(service, folder, monkeypatch) -> None:
-    def fail(_: Tail) -> None:
-        raise RuntimeError("a fault")
-
-    monkeypatch.setattr(Tail, "read", fail)
+    monkeypatch.setattr(Tail, "read", lambda _: 1 // 0)
     write(folder / "run.jsonl", LINES[0])
-    run = service.follower.start("run.jsonl").run
-    assert run.wait(20)
-    assert (run.state, run.error) == ("failed", "RuntimeError: a fault")
+    run = followed_to_its_end(service, "run.jsonl").run
+    assert (run.state, run.error.partition(":")[0]) == ("failed", "ZeroDivisionError")
 
 
 def test_markup_in_names_and_figures_is_text(service, folder) -> None:
-    name = "<img src=x onerror=alert(1)>.jsonl"
-    write(folder / name, LINES[0])
-    line = following([service.follower.start(name)])
-    assert "<img" not in line
-    assert wanted_files(follow_address([name, "a,b.jsonl"]).partition("=")[2].replace("%25", "%")) == [
-        name,
-        "a,b.jsonl",
-    ]
+    files = ["<img src=x onerror=alert(1)>.jsonl", "a,b.jsonl"]
+    write(folder / files[0], LINES[0])
+    assert "<img" not in following([service.follower.start(files[0])])
+    assert wanted_files(follow_address(files).partition("=")[2].replace("%25", "%")) == files
 
 
 def test_without_a_footer_or_a_database_a_run_is_not_stored_and_says_how(tmp_path, folder, capsys) -> None:
@@ -229,15 +213,12 @@ def test_without_a_footer_or_a_database_a_run_is_not_stored_and_says_how(tmp_pat
     until(lambda: bool(run.run_id))
     service.close()
     assert run.ended
-    err = capsys.readouterr().err
-    assert err == (
-        "specscope: my run.jsonl has no footer yet, so it is not stored; "
-        f"`specscope import '{file}'` stores what is there\n"
-    )
+    said = "my run.jsonl has no footer yet, so it is not stored"
+    remedy = f"`specscope import '{file}'` stores what is there"
+    assert capsys.readouterr().err == f"specscope: {said}; {remedy}\n"
     write(folder / "run.jsonl", *LINES)
     service = Service(None, FakeOpen(), recordings=Recordings((), folder))
-    run = service.follower.start("run.jsonl").run
-    assert run.wait(20)
+    run = followed_to_its_end(service, "run.jsonl").run
     assert run.note == "Not stored: SpecScope was started without a database."
     assert service.trace("sample-pearl").status == "done"
     service.close()
@@ -251,11 +232,8 @@ def test_the_list_has_the_named_files_that_exist_then_the_newest_of_the_folder(t
     old = time.time() - 100
     os.utime(folder / "old.jsonl", (old, old))
     listed = Recordings(named, folder).listed()
-    assert [(row["name"], row["size"]) for row in listed] == [
-        ("here.jsonl", 1),
-        ("new.jsonl", 3),
-        ("old.jsonl", 3),
-    ]
+    sizes = {"here.jsonl": 1, "new.jsonl": 3, "old.jsonl": 3}
+    assert [(row["name"], row["size"]) for row in listed] == [*sizes.items()]
     assert listed[2]["age"] == pytest.approx(100, abs=20)
 
 
@@ -263,6 +241,128 @@ def test_the_folder_is_in_the_data_folder_and_names_are_unique(monkeypatch, tmp_
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert Recordings().folder == tmp_path / "specscope" / "recordings"
     assert Recordings().listed() == [], "it does not exist"
-    assert recordings.ENDING == ".jsonl"
     with pytest.raises(UsageError, match=r"two files have the name 'run\.jsonl'"):
         Recordings([tmp_path / "a" / "run.jsonl", tmp_path / "b" / "run.jsonl"])
+
+
+# `specscope follow`, and the commands on recordings of own loops.
+
+
+def rows(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_line_per_round_as_the_file_grows_and_the_run_is_stored(capsys, db, tmp_path, monkeypatch) -> None:
+    file, waiting, note = tmp_path / "run.jsonl", threading.Event(), common.note
+    monkeypatch.setattr(common, "note", lambda text: (note(text), waiting.set()))
+
+    def slowly() -> None:
+        assert waiting.wait(60)
+        with file.open("w", encoding="utf-8") as opened:
+            for line in LINES:
+                opened.write(line[:9])
+                opened.flush()
+                opened.write(line[9:])
+                time.sleep(0.001)
+
+    writer = threading.Thread(target=slowly)
+    writer.start()
+    code, out, err = call(capsys, "follow", str(file), "--json", *db)
+    writer.join()
+    assert code == 0
+    assert err.splitlines()[0] == "specscope: waiting: run.jsonl does not exist yet"
+    header, *rounds, footer = rows(out)
+    trace = sample_trace("pearl")
+    known = measure(trace)
+    assert header == {
+        "file": "run.jsonl", "event": "header", "run_id": "sample-pearl", "method": "pearl", "title": "PEARL"
+    }  # fmt: skip
+    assert [row["step"] for row in rounds] == [row.step for row in trace.rounds]
+    assert [row["rounds"] for row in rounds] == list(range(1, len(rounds) + 1))
+    assert [row["tokens"] for row in rounds] == sorted(row["tokens"] for row in rounds)
+    assert (footer["status"], footer["message"]) == ("done", "Run sample-pearl is stored.")
+    assert footer["tokens"] == known.tokens
+    assert footer["acceptance_rate"] == pytest.approx(known.acceptance_rate)
+    assert footer["tokens_per_second"] == pytest.approx(known.tokens_per_second)
+    with Store(db[1]) as store:
+        assert store.load("sample-pearl") == trace
+
+
+def test_several_files_are_followed_to_their_footers_and_a_wrong_line_has_its_number(
+    capsys, db, tmp_path
+) -> None:
+    for name in ("a", "b"):
+        text = "".join(LINES).replace("sample-pearl", f"run-{name}")
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    code, out, err = call(capsys, "follow", *(str(tmp_path / f"{n}.jsonl") for n in "ab"), "--json", *db)
+    assert (code, err) == (0, "")
+    ends = [row for row in rows(out) if row["event"] == "footer"]
+    assert [(row["file"], row["run_id"]) for row in ends] == [("a.jsonl", "run-a"), ("b.jsonl", "run-b")]
+    (tmp_path / "run.jsonl").write_text("".join(LINES[:5]) + "nonsense\n", encoding="utf-8")
+    code, out, err = call(capsys, "follow", str(tmp_path / "run.jsonl"), "--json", *db)
+    assert (code, len(rows(out))) == (2, 1)
+    assert err == "specscope: run.jsonl: line 6: Expecting value at character 1\n"
+
+
+def test_without_json_the_page_opens_on_the_files(capsys, monkeypatch, tmp_path) -> None:
+    served = []
+    monkeypatch.setattr("specscope.app.server.serve", lambda **arguments: served.append(arguments) or 0)
+    files = [str(tmp_path / "a,b.jsonl"), str(tmp_path / "c.jsonl")]
+    code, _, err = call(capsys, "follow", *files, "--port", "0")
+    (given,) = served
+    assert (code, err, given["port"], given["query"]) == (0, "", 0, "/?follow=a%252Cb.jsonl,c.jsonl")
+    assert [*given["recordings"].files] == ["a,b.jsonl", "c.jsonl"]
+    assert "host" not in given, "only this machine reaches the page"
+    call(capsys, "follow", "--folder", str(tmp_path))
+    assert served[1]["query"] == "/?tab=history"
+    assert served[1]["recordings"].folder == tmp_path
+
+
+def test_ctrl_c_ends_cleanly_and_says_how_to_store_what_is_there(tmp_path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text("".join(LINES[:60]), encoding="utf-8")
+    command = [sys.executable, "-m", "specscope.app.main", "follow", str(file), "--json", "--db"]
+    process = subprocess.Popen([*command, str(tmp_path / "t.db")], cwd=ROOT, **PIPES)
+    assert process.stdout is not None
+    rounds = sum('{"event":"round"' in line for line in LINES[:60])
+    events = [json.loads(process.stdout.readline())["event"] for _ in range(1 + rounds)]
+    assert events == ["header", *["round"] * rounds]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    note = f"run.jsonl has no footer yet, so it is not stored; `specscope import {file}` stores what is there"
+    assert err == f"specscope: {note}\nspecscope: stopped\n"
+
+
+# Recordings of own loops in commands.
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    with specscope.record(path, "my own loop", devices=["drafter", "target"], target="org/big") as rec:
+        rec.prompt("Count", ids=[1])
+        for _ in range(2):
+            with rec.span("draft", rows=1):
+                pass
+            with rec.span("verify", rows=3):
+                pass
+            rec.round([2, 3], 1, [2, 4], texts=[" two", " four"])
+    return path
+
+
+def test_a_recording_is_imported_listed_reported_exported_and_compared(capsys, db, recorded, tmp_path):
+    out = printed(capsys, "import", str(recorded), *db)
+    run = out.split()[1].rstrip(":")
+    assert out == f"run {run}: my own loop, 4 tokens, done\n"
+    listed = printed(capsys, "runs", *db).splitlines()[1]
+    assert re.fullmatch(rf"{run} .* my own loop .*org/big · measured · own code", listed)
+    report, again = tmp_path / "mine.html", tmp_path / "again.jsonl"
+    printed(capsys, "report", run, "-o", str(report), *db)
+    assert " two four two four" in report.read_text(encoding="utf-8")
+    printed(capsys, "export", run, "--format", "jsonl", "-o", str(again), *db)
+    assert "rows cached before each forward" in again.read_text(encoding="utf-8")
+    assert "a run with this id is already stored" in refused(capsys, "import", str(recorded), *db, code=1)
+    out = printed(capsys, "diff", run, run, *db)
+    assert out.startswith(f"{run}: my own loop · org/big · measured · own code · 4 tokens in ")
+    assert "name a cluster for the what-if with --profile" in refused(capsys, "whatif", run, *db)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -59,70 +58,56 @@ def guarded(service):
         yield client
 
 
-def test_models_of_finished_runs_of_passes_and_the_report_of_a_conversation(client, run) -> None:
-    runs = [run(m, group="g") for m in ("autoregressive", "speculative")]
-    answer = client.get("/specscope/model", params={"runs": f"{runs[0].ticket},{runs[1].run_id}"})
+def document(client, *runs: str, **more):
+    """Return the document of some runs."""
+    answer = client.get("/specscope/model", params={"runs": ",".join(runs), **more})
     assert answer.status_code == 200
-    assert [r["id"] for r in answer.json()["runs"]] == [r.run_id for r in runs]
-    assert answer.headers["cache-control"] == "no-store"
-    first, second = run("speculative"), run("speculative")
-    answer = client.get("/specscope/model", params={"runs": f"{first.run_id}~{second.run_id}"}).json()
-    assert len(answer["runs"]) == 1
-    assert answer["runs"][0]["passes"]["count"] == 2
-    assert "(mean of " in answer["runs"][0]["figures"]["tokens_per_second"]
-    first, second = run("speculative"), run("pearl")
-    address = report_address([second.run_id], [[first.run_id]]).replace("&amp;", "&")
+    return answer.json()
+
+
+def test_models_of_finished_runs_of_passes_and_the_report_of_a_conversation(client, run) -> None:
+    first, second, third = (run(m, group="g") for m in ("speculative", "speculative", "pearl"))
+    found = document(client, first.ticket, third.run_id)
+    assert [r["id"] for r in found["runs"]] == [first.run_id, third.run_id]
+    (passes,) = document(client, f"{first.run_id}~{second.run_id}")["runs"]
+    assert passes["passes"]["count"] == 2
+    assert "(mean of " in passes["figures"]["tokens_per_second"]
+    address = report_address([third.run_id], [[first.run_id]]).replace("&amp;", "&")
     text = client.get(address).text
-    assert "<h2>Turn 1</h2>" in text
-    assert first.run_id in text
-    assert second.run_id in text
+    assert all(part in text for part in ("<h2>Turn 1</h2>", first.run_id, third.run_id))
 
 
 def test_the_page_loads_its_scripts_from_this_server_only_and_before_gradios(client) -> None:
-    page = client.get("/").text
-    for name in ("viewer.js", "viewer.css", "app.js", "app.css"):
-        assert address(name) in page
-        answer = client.get(address(name))
-        assert answer.status_code == 200
-        assert "immutable" in answer.headers["cache-control"]
-    sources = re.findall(r'([\w-]+)=\\?"' + re.escape(address("plotly.js")), page)
-    assert sources == ["data-plotly"], "plotly.js has 4.8 MB; the first chart loads it"
-    assert "Plotly" in client.get(address("plotly.js")).text
-    assert "SpecScope" in client.get(address("viewer.js")).text
     answer = client.get("/")
     assert int(answer.headers["content-length"]) == len(answer.content)
+    for name, part in (("viewer.js", "SpecScope"), ("viewer.css", ""), ("app.js", ""), ("app.css", "")):
+        assert address(name) in answer.text
+        script = client.get(address(name))
+        assert (script.status_code, part in script.text) == (200, True)
+        assert "immutable" in script.headers["cache-control"]
+    sources = re.findall(r'([\w-]+)=\\?"' + re.escape(address("plotly.js")), answer.text)
+    assert sources == ["data-plotly"], "plotly.js has 4.8 MB; the first chart loads it"
+    assert "Plotly" in client.get(address("plotly.js")).text
     head = answer.text.partition("</head>")[0]
     sources = re.findall(r"<script ([^>]*)src=\"([^\"]*)\"([^>]*)>", head)
     deferred = [src for before, src, after in sources if "defer" in after or 'type="module"' in before]
-    names = (
-        "stream.js",
-        "picker.js",
-        "errors.js",
-        "charts.js",
-        "address.js",
-        "demo.js",
-        "app.js",
-        "viewer.js",
-    )
-    ours = [address(name) for name in names]
-    assert deferred[:8] == ours
+    ours = ("stream", "picker", "errors", "charts", "address", "demo", "app", "viewer")
+    assert deferred[:8] == [address(f"{name}.js") for name in ours]
     assert deferred[8].startswith("./assets/index-"), "Gradio's"
     assert client.head("/").content == b""
-    answer = client.get("/specscope/demo").json()
-    assert len(answer["model"]["runs"]) == len(answer["looks"]) == 3
+    demo = client.get("/specscope/demo").json()
+    assert len(demo["model"]["runs"]) == len(demo["looks"]) == 3
 
 
 def test_deltas_of_a_run_have_its_new_spans_and_tokens_once(client, run) -> None:
     finished = run("speculative")
     trace = finished.trace()
     first = client.get("/specscope/live", params={"run": finished.ticket}).json()
-    assert first["run"] == finished.run_id
-    assert first["ended"]
+    assert (first["run"], first["ended"]) == (finished.run_id, True)
     assert first["spans"]["id"] == [s.id for s in trace.spans]
     assert [t["text"] for t in first["tokens"]] == [c.text for c in trace.commits]
     again = client.get("/specscope/live", params={"run": finished.run_id, "cursor": first["cursor"]}).json()
-    assert again["cursor"] == first["cursor"]
-    assert (again["spans"]["id"], again["tokens"]) == ([], [])
+    assert (again["cursor"], again["spans"]["id"], again["tokens"]) == (first["cursor"], [], [])
 
 
 def test_a_long_run_opens_as_a_part_and_its_windows_follow(client, run, monkeypatch) -> None:
@@ -130,35 +115,30 @@ def test_a_long_run_opens_as_a_part_and_its_windows_follow(client, run, monkeypa
     spans = len(finished.trace().spans)
     for name, few in {"LONG": spans - 1, "OPENING": spans // 4, "MOST_SPANS": spans // 2}.items():
         monkeypatch.setattr(windows, name, few)
-
-    def runs(**more):
-        return client.get("/specscope/model", params={"runs": finished.run_id, **more}).json()["runs"][0]
-
-    part, whole = runs(), runs(whole=True)
+    (part,), (whole,) = (document(client, finished.run_id, whole=one)["runs"] for one in (False, True))
     assert part["long"]["spans"] == spans
     assert part["part"]["to"] < part["to"] == whole["to"]
     assert "long" not in whole
-    address = {"run": finished.run_id, "low": part["from"], "high": part["to"], "bins": 8}
-    bins = client.get("/specscope/window", params=address).json()["bins"]
-    assert sum(bins["spans"]) == spans
-    forced = client.get("/specscope/window", params={**address, "high": part["part"]["to"], "rows": False})
-    assert 0 < sum(forced.json()["bins"]["spans"]) < spans
-    near = {**address, "high": part["part"]["to"], "margin": part["to"]}
-    found = client.get("/specscope/window", params=near).json()
+    place = {"run": finished.run_id, "low": part["from"], "high": part["to"], "bins": 8}
+
+    def window(**changed):
+        return client.get("/specscope/window", params=place | changed)
+
+    assert sum(window().json()["bins"]["spans"]) == spans
+    forced = window(high=part["part"]["to"], rows=False).json()
+    assert 0 < sum(forced["bins"]["spans"]) < spans
+    found = window(high=part["part"]["to"], margin=part["to"]).json()
     assert "bins" not in found, "the window without its margin is few enough"
     assert found["part"] == part["part"]
     beside = {"runs": finished.run_id, "low": part["from"], "high": part["to"]}
     assert client.get("/specscope/aligned", params=beside).json()["inside"] > 0
-    refused = client.get("/specscope/aligned", params={**beside, "runs": "nobody"})
-    assert (refused.status_code, "is not stored" in refused.json()["error"]) == (404, True)
-    wrong = client.get("/specscope/window", params={**address, "bins": 0})
-    assert (wrong.status_code, "it needs a start before its end and 1 to 2000 bins" in wrong.text) == (
-        404,
-        True,
-    )
-    far = client.get("/specscope/window", params={**address, "high": "1e308"})
-    assert (far.status_code, "is not valid" in far.text) == (404, True)
-    assert "open it whole" in client.get("/specscope/window?run=nobody&low=0&high=1").json()["error"]
+    for answer, message in (
+        (client.get("/specscope/aligned", params={**beside, "runs": "nobody"}), "is not stored"),
+        (window(bins=0), "it needs a start before its end and 1 to 2000 bins"),
+        (window(high="1e308"), "is not valid"),
+        (window(run="nobody"), "open it whole"),
+    ):
+        assert (answer.status_code, message in answer.json()["error"]) == (404, True), answer.text
 
 
 MISSING = {
@@ -177,11 +157,9 @@ MISSING = {
 def test_papers_are_served_and_the_tab_is_filled_once(client, monkeypatch) -> None:
     monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     answer = client.get(ADDRESS)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/html")
+    assert (answer.status_code, answer.headers["content-type"][:9]) == (200, "text/html")
     assert 'data-paper="parallelspec"' in answer.text
     assert ".papers .chart" in client.get(address("papers.css")).text
-    monkeypatch.setattr(papers, "KEYS", ("parallelspec",))
     progress, content = fill(False)
     assert "Computing ParallelSpec, 1 of 1" in progress[1]
     assert ADDRESS in content[1]
@@ -207,17 +185,16 @@ def test_an_unknown_run_or_file_is_a_404_and_a_run_that_has_not_begun_has_no_mod
 
 def test_downloads(client, run) -> None:
     finished = run("pearl", prompt="</script><b>hi</b>")
-    answer = client.get(f"/specscope/export/{finished.run_id}/trace.jsonl")
+    export, report = f"/specscope/export/{finished.run_id}", f"/specscope/report.html?runs={finished.run_id}"
+    answer = client.get(f"{export}/trace.jsonl")
     assert read_jsonl(answer.text.splitlines()).commits == finished.trace().commits
     assert f'filename="specscope-{finished.run_id}-trace.jsonl"' in answer.headers["content-disposition"]
-    assert "accepted" in client.get(f"/specscope/export/{finished.run_id}/tokens.csv").text
-    assert json.loads(client.get(f"/specscope/export/{finished.run_id}/perfetto.json").text)["traceEvents"]
-    report = client.get(f"/specscope/report.html?runs={finished.run_id}")
-    assert report.headers["content-disposition"].startswith("attachment")
-    assert "<b>hi</b>" not in report.text
-    secret = client.get(f"/specscope/report.html?runs={finished.run_id}&redact_prompt=true")
-    assert "&lt;b&gt;hi" in report.text
-    assert "&lt;b&gt;hi" not in secret.text
+    assert "accepted" in client.get(f"{export}/tokens.csv").text
+    assert client.get(f"{export}/perfetto.json").json()["traceEvents"]
+    page, secret = client.get(report), client.get(f"{report}&redact_prompt=true")
+    assert page.headers["content-disposition"].startswith("attachment")
+    assert ["&lt;b&gt;hi" in one.text for one in (page, secret)] == [True, False]
+    assert "<b>hi</b>" not in page.text
 
 
 def test_every_answer_has_the_security_headers(client) -> None:
@@ -263,34 +240,27 @@ def test_the_parts_of_a_sent_file_count_together(monkeypatch) -> None:
         asyncio.run(routes.receive_file(Sent(), io.BytesIO()))
 
 
-def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> None:
-    def failing(*_: object) -> None:
-        raise IndexError
+def failing(*_: object) -> None:
+    raise IndexError("4 of 3")
 
+
+def test_a_view_that_fails_is_left_out_with_a_line(client, run, monkeypatch) -> None:
     name = run("speculative").run_id
-    whole = client.get("/specscope/model", params={"runs": name}).json()["runs"][0]
+    (whole,) = document(client, name)["runs"]
     for view in ("caches", "trees"):
         monkeypatch.setattr(f"specscope.traces.view.document.{view}", failing)
-    answer = client.get("/specscope/model", params={"runs": name})
-    (found,) = answer.json()["runs"]
-    assert found["note"] == (
-        "Not shown, because of a fault of SpecScope: KV caches (IndexError), trees (IndexError). Please report it."
-    )
+    (found,) = document(client, name)["runs"]
+    fault = "Not shown, because of a fault of SpecScope"
+    assert found["note"] == f"{fault}: KV caches (IndexError), trees (IndexError). Please report it."
     assert (found["caches"], found["trees"]) == ([], [])
     assert (found["tokens"], found["band"]) == (whole["tokens"], whole["band"])
 
 
 def test_a_document_that_cannot_be_made_is_an_error_in_json(client, run, monkeypatch, capsys) -> None:
-    def failing(*_: object) -> None:
-        raise IndexError("4 of 3")
-
-    name = run("speculative").run_id
     monkeypatch.setattr("specscope.traces.view.document.committed", failing)
-    answer = client.get("/specscope/model", params={"runs": name})
-    assert answer.status_code == 500
-    assert answer.json() == {
-        "error": "the server could not make this document (IndexError); please report it"
-    }
+    answer = client.get("/specscope/model", params={"runs": run("speculative").run_id})
+    error = "the server could not make this document (IndexError); please report it"
+    assert (answer.status_code, answer.json()) == (500, {"error": error})
     assert capsys.readouterr().err == "specscope: a document failed: IndexError: 4 of 3\n"
 
 

@@ -1,4 +1,4 @@
-"""The progress of commands, bars, and the load by other programs."""
+"""The progress of commands, bars, the load by other programs, and `specscope calibrate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from specscope.app.busy import ProcessorTime, busy_warning, read_load, used_by_o
 from specscope.app.cli import common
 from specscope.app.cli.common import ERASE, Status, recorded
 from specscope.engine.checkpoints.progress import Progress
-from tests.app.commands import VIRTUAL, call
+from specscope.engine.simulate import calibrate
+from specscope.engine.simulate.profile import Profile
+from tests.app.commands import VIRTUAL, answer, call, printed
+from tests.engine.methods.pairs import make_pair
 
 RUN = ["run", "--method", "speculative", "--prompt", "Tell me a story.", *VIRTUAL]
 
@@ -51,26 +54,17 @@ def test_the_line_is_overwritten_and_erased(monkeypatch):
     assert lines[-1] == ERASE
 
 
-def test_no_line_where_stderr_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(common, "QUIET_S", 0.0)
-    with Status("loading"):
-        time.sleep(0.05)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.usefixtures("shared_clusters")
 def test_a_run_streams_on_a_terminal(capsys, db, request, monkeypatch):
-    text = json.loads(call(capsys, *RUN, *db, "--json")[1])["text"]
-    plain = call(capsys, *RUN, *db)[1]
+    text, plain = answer(capsys, *RUN, *db, "--json")["text"], printed(capsys, *RUN, *db)
     request.getfixturevalue("terminal")
     pieces, write = [], sys.stdout.write
     monkeypatch.setattr(sys.stdout, "write", lambda piece: pieces.append(piece) or write(piece))
-    code, out, _ = call(capsys, *RUN, *db)
-    assert code == 0
+    out = printed(capsys, *RUN, *db)
     assert re.sub(r"run \w+", "", out) == re.sub(r"run \w+", "", plain), "the text once, then the line"
     first = next(i for i in range(len(pieces)) if "".join(pieces[: i + 1]) == text)
     assert first >= 2, "in pieces"
-    assert json.loads(call(capsys, *RUN, *db, "--json")[1])["text"] == text
+    assert answer(capsys, *RUN, *db, "--json")["text"] == text
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -91,9 +85,9 @@ def test_a_measurement_names_models_method_part_and_seconds(capsys, request, sho
 
 @pytest.mark.usefixtures("shared_clusters")
 def test_commands_on_stored_runs_and_papers_show_what_they_do(capsys, db, request, tmp_path):
-    run_id = json.loads(call(capsys, *RUN, *db, "--json")[1])["run_id"]
+    run_id = answer(capsys, *RUN, *db, "--json")["run_id"]
     rows, page = str(tmp_path / "rows.jsonl"), str(tmp_path / "page.html")
-    assert call(capsys, "export", run_id, "--format", "jsonl", "-o", rows, *db)[0] == 0
+    printed(capsys, "export", run_id, "--format", "jsonl", "-o", rows, *db)
     other = ["--db", str(tmp_path / "other.db")]
     request.getfixturevalue("terminal")
     for command, line in (
@@ -106,22 +100,16 @@ def test_commands_on_stored_runs_and_papers_show_what_they_do(capsys, db, reques
         assert (code, line in err, err.endswith(ERASE)) == (0, True, True), command
 
 
-def test_a_bar_that_nobody_sees_writes_nothing(capsys):
-    assert not is_watched()
-    with new_bar(total=2) as bar:
-        bar.update()
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("place", ["terminal", "notebook"])
-def test_a_bar_that_someone_sees_counts(capsys, monkeypatch, place):
-    if place == "terminal":
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    else:
+@pytest.mark.parametrize(("place", "said"), [("terminal", "2/2"), ("notebook", "2/2"), ("nowhere", "")])
+def test_a_bar_is_counted_where_someone_sees_it(capsys, monkeypatch, place, said):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: place == "terminal")
+    if place == "notebook":
         monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    assert is_watched() == (place != "nowhere")
     with new_bar(total=2, unit="run") as bar:
         bar.update(2)
-    assert "2/2" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert (err == "") if not said else said in err
 
 
 def test_a_download_has_its_bar_in_a_notebook(capsys, monkeypatch):
@@ -152,27 +140,54 @@ def test_the_load_by_others_leaves_out_this_program_and_a_calm_machine_has_no_wa
 
 @pytest.mark.usefixtures("shared_clusters")
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["run", "--method", "autoregressive"],
-        ["compare", "--methods", "autoregressive"],
-        ["sweep", "--method", "speculative", "--over", "gamma=1"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_measured_commands_warn_of_a_busy_machine_in_one_line_and_in_json(capsys, db, monkeypatch, words):
-    words = [*words, "--prompt", "Hi", "--json", *db]
+    "command",
+    ["run --method autoregressive", "compare --methods autoregressive", "sweep --method speculative --over gamma=1"],
+)  # fmt: skip
+def test_measured_commands_warn_of_a_busy_machine_in_one_line_and_in_json(capsys, db, monkeypatch, command):
+    words = [*command.split(), "--prompt", "Hi", "--json", *db]
 
-    def warning(*place: str) -> tuple[str | None, int]:
+    def warning(*place: str) -> tuple[str, int]:
         """Return the warning in the JSON object, and the number of lines on stderr that have it."""
         readings = chain([ProcessorTime(100.0, 1000.0, {})], repeat(ProcessorTime(110.0, 1019.0, {})))
         monkeypatch.setattr(busy, "read_load", lambda: next(readings))
         code, out, err = call(capsys, *words, *place)
         assert code == 0
-        return json.loads(out)["warning"], err.count("Other programs used 1.9 of")
+        return str(json.loads(out)["warning"])[:26], err.count("Other programs used 1.9 of")
 
-    found, lines = warning("--runtime", "local-thread", "--max-new-tokens", "2")
-    assert lines == 1
-    assert found is not None
-    assert found.startswith("Other programs used 1.9 of")
-    assert warning(*VIRTUAL) == (None, 0)
+    busy_here = ("--runtime", "local-thread", "--max-new-tokens", "2")
+    assert warning(*busy_here) == ("Other programs used 1.9 of", 1)
+    assert warning(*VIRTUAL) == ("None", 0)
+
+
+# `specscope calibrate`.
+
+
+def test_a_calibration_is_a_profile_for_virtual_runs_and_json_of_every_cell(
+    capsys, db, tmp_path, monkeypatch
+):
+    """It is measured once; the second command, on a busy machine, has the same measurement."""
+    pair, _ = make_pair(tmp_path / "pairs", "llama", "other")
+    words = ["calibrate", "--target", str(pair.target_path), "--drafter", str(pair.drafter_path)]
+    words += ["--device", "cpu", "--quick", "-o"]
+    path, measured, made = tmp_path / "mine.toml", calibrate.calibrate, []
+    monkeypatch.setattr(calibrate, "calibrate", lambda *args: made.append(measured(*args)) or made[0])
+    code, out, err = call(capsys, *words, str(path))
+    assert (code, out.splitlines()[-1]) == (0, f"wrote {path}; use it with --profile {path}")
+    assert all(line.startswith("specscope: ") for line in err.splitlines())
+    assert "turn 3 of 3" in err
+    assert Profile.load(str(path)).name == "mine"
+    run = ["run", "--method", "pearl", "--set", "gamma=2", "--prompt", "Hi", "--max-new-tokens", "4"]
+    assert answer(capsys, *run, "--profile", str(path), *db, "--json")["runtime"] == "virtual"
+
+    busy_file, readings = tmp_path / "busy.toml", iter([(100.0, 1000.0), (110.0, 1019.0)])
+    monkeypatch.setattr(busy, "read_load", lambda: ProcessorTime(*next(readings), {}))
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_: made[0])
+    result = answer(capsys, *words, str(busy_file), "--json")
+    cells = result["forwards"]["target"]
+    assert result["file"] == str(busy_file)
+    assert result["c"] == pytest.approx(Profile.read(path).latency().c)
+    assert len(cells) == 3 * 2  # three row counts, one context of a model of 64 positions, two batches
+    assert set(cells[0]) == {"rows", "context", "batch", "us", "least", "most"}
+    assert result["warning"].startswith("Other programs used 1.9 of")
+    assert busy_file.read_text(encoding="utf-8").startswith(f"# {result['warning']}\n")
+    assert Profile.load(str(busy_file)).name == "busy"

@@ -12,12 +12,11 @@ import pytest
 
 from specscope.app.page import Page, build_page
 from specscope.app.render.turn import turn_line
-from specscope.app.runs import Lane, LiveRun, RunRequest, lanes_of
+from specscope.app.runs import Lane, LiveRun, RunRequest
 from specscope.app.tabs import streaming
 from specscope.app.tabs.streaming import LivePane, frames, ordinal, turn_state
 from specscope.engine.errors import ModelError
 from specscope.engine.types import Sampling
-from specscope.traces.race import alternating
 from tests.app.fakes import WORDS, FakeCluster, commits, until
 from tests.traces.samples import sample_trace
 
@@ -27,12 +26,19 @@ def ask(method: str = "speculative", **more) -> RunRequest:
 
 
 async def collect(runs, act=None):
-    collected = []
+    """Return the last frame of some runs, and the HTML of their panes."""
+    panes = {}
     async for frame in frames([Lane([run]) for run in runs]):
-        collected.append(frame)
+        panes |= frame.panes
         if act is not None:
             act(frame)
-    return collected
+    return frame, panes
+
+
+def pane_of(run) -> LivePane:
+    pane = LivePane(Lane([run]))
+    pane.update()
+    return pane
 
 
 @pytest.mark.parametrize(
@@ -50,25 +56,16 @@ def test_events_of_one_stream_start_in_their_order(service, name, events) -> Non
 
 
 def test_a_turn_streams_to_its_end_and_a_lossy_run_has_a_badge(service) -> None:
-    runs = [service.start(ask(m)) for m in ("autoregressive", "speculative")]
-    got = asyncio.run(collect(runs))
-    assert got[-1].last
-    assert got[-1].state == "done"
-    assert got[-1].draw
-    final = {}
-    for frame in got:
-        final |= frame.panes
-    assert sorted(final) == [0, 1]
-    for word in WORDS:
-        assert word.strip() in final[1]
-    assert 'class="ss-token ss-corrected"' in final[1]
-    assert 'class="ss-token ss-plain"' in final[0]
+    last, html = asyncio.run(collect([service.start(ask(m)) for m in ("autoregressive", "speculative")]))
+    assert (last.last, last.state, last.draw) == (True, "done", True)
+    assert sorted(html) == [0, 1]
+    assert all(word.strip() in html[1] for word in WORDS)
+    assert 'class="ss-token ss-corrected"' in html[1]
+    assert 'class="ss-token ss-plain"' in html[0]
     configs = [{"acceptance": rule} for rule in ("exact", "typical")]
     runs = [service.start(ask("medusa", config=c, sampling=Sampling(temperature=0.9))) for c in configs]
-    final = {}
-    for frame in asyncio.run(collect(runs)):
-        final |= frame.panes
-    assert [html.count(">lossy</span>") for html in (final[0], final[1])] == [0, 1]
+    _, html = asyncio.run(collect(runs))
+    assert [html[i].count(">lossy</span>") for i in (0, 1)] == [0, 1]
 
 
 def test_text_is_only_ever_appended(service, opener) -> None:
@@ -93,84 +90,43 @@ def test_text_is_only_ever_appended(service, opener) -> None:
 def test_a_pane_shows_planned_drafts_and_the_modelled_pair() -> None:
     run = LiveRun(ask("tree"), lambda _: None)
     run.enter("running")
-    pane = LivePane(Lane([run]))
-    pane.update()
+    pane = pane_of(run)
     assert "measured first" in pane.html, "before the header, a new pair may be measured"
-    header = sample_trace("tree").header
     plan = {"nodes": 7, "levels": 3, "tokens_per_forward": 1.9, "speedup": 1.6}
-    run.append(replace(header, environment={"planned": plan}))
+    run.append(replace(sample_trace("tree").header, environment={"planned": plan}))
     assert pane.update()
     assert "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×" in pane.html
     assert "Waiting for the first token" in pane.html
-    place = {"runtime": "virtual", "profile": "8xA100"}
-    panes = [
-        LivePane(Lane([LiveRun(ask(**place, profile_pair=pair), lambda _: None)]))
-        for pair in ("llama-3", None)
-    ]
-    for pane in panes:
-        pane.update()
-    assert ">virtual · 8xA100 · llama-3</span>" in panes[0].html
-    assert ">virtual · 8xA100</span>" in panes[1].html
+    for pair, name in (("llama-3", " · llama-3"), (None, "")):
+        request = ask(runtime="virtual", profile="8xA100", profile_pair=pair)
+        assert f">virtual · 8xA100{name}</span>" in pane_of(LiveRun(request, lambda _: None)).html
 
 
-def test_a_waiting_pane_shows_its_state(service, opener) -> None:
+def test_runs_that_wait_show_their_state_and_how_many_are_before_them(service, opener) -> None:
     opener.gate.clear()
-    first, second = service.start(ask()), service.start(ask("pearl"))
-    until(lambda: first.state == "loading")
-    panes = [LivePane(Lane([first])), LivePane(Lane([second]))]
-    assert [pane.update() for pane in panes] == [True, True]
-    assert "loading models" in panes[0].html
-    assert "1st in line" in panes[1].html
-    assert "measured · local-process" in panes[1].html
-    assert "one at a time" in panes[1].html
+    runs = [service.start(ask()) for _ in range(3)]
+    until(lambda: runs[0].state == "loading")
+    assert "loading models" in pane_of(runs[0]).html
+    html = pane_of(runs[1]).html
+    assert all(part in html for part in ("1st in line", "measured · local-process", "one at a time"))
+    lanes = [Lane([run]) for run in runs]
+    assert "Waiting for the devices: 1 other run first." in turn_line("queued", lanes[1:])
+    assert "Waiting for the devices: 2 other runs first." in turn_line("queued", lanes[2:])
 
 
 def test_failed_runs_show_their_error_or_leave_it_to_the_control(service, opener) -> None:
-    opener.waiting = [ModelError("no model at <nowhere>")]
+    opener.waiting = [ModelError("no model at <nowhere>"), RuntimeError("no worker at <nowhere>")]
     run = service.start(ask())
     assert run.wait(20)
-    pane = LivePane(Lane([run]))
-    pane.update()
-    assert "The message at Run says what to correct" in pane.html
-    assert "nowhere" not in pane.html
-    opener.waiting = [RuntimeError("no worker at <nowhere>")]
+    html = pane_of(run).html
+    assert "The message at Run says what to correct" in html
+    assert "nowhere" not in html
     runs = [service.start(ask()), service.start(ask())]
-    got = asyncio.run(collect(runs))
-    assert got[-1].state == "failed"
-    html = {}
-    for frame in got:
-        html |= frame.panes
+    last, html = asyncio.run(collect(runs))
+    assert last.state == "failed"
     assert "no worker at &lt;nowhere&gt;" in html[0]
-    assert 'data-begun="no"' in html[0]
-    assert 'data-begun="yes"' in html[1]
+    assert ['data-begun="no"' in html[0], 'data-begun="yes"' in html[1]] == [True, True]
     assert "Some runs failed." in turn_line("failed", [Lane([run]) for run in runs])
-
-
-def test_a_turn_that_waits_names_the_runs_before_its_first_one(service, opener) -> None:
-    opener.gate.clear()
-    lanes = [Lane([service.start(ask())]) for _ in range(3)]
-    until(lambda: lanes[0].current.state == "loading")
-    assert "Waiting for the devices: 1 other run first." in turn_line("queued", lanes[1:])
-    assert "Waiting for the devices: 2 other runs first." in turn_line("queued", lanes[2:])
-    opener.gate.set()
-
-
-def test_the_runs_go_on_when_the_page_is_left_and_another_reader_follows_them(service, opener) -> None:
-    steps = threading.Semaphore(1)
-    opener.waiting = [FakeCluster(step=steps)]
-    runs = [service.start(ask(group="race")), service.start(ask(group="race"))]
-
-    async def leave():
-        stream = frames(lanes_of(service.race("race")))
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(leave())
-    assert not any(run.ended for run in runs)
-    for _ in range(100):
-        steps.release()
-    got = asyncio.run(collect(runs))
-    assert got[-1].state == "done"
 
 
 def test_a_stop_shows_as_soon_as_all_runs_have_ended(service, opener, monkeypatch) -> None:
@@ -184,39 +140,31 @@ def test_a_stop_shows_as_soon_as_all_runs_have_ended(service, opener, monkeypatc
         for run in () if frame.last else runs:
             run.cancel()
 
-    got = asyncio.run(asyncio.wait_for(collect(runs, stop), 60))
-    assert (got[-1].last, got[-1].state) == (True, "cancelled")
+    last, _ = asyncio.run(asyncio.wait_for(collect(runs, stop), 60))
+    assert (last.last, last.state) == (True, "cancelled")
 
 
 def test_html_in_tokens_is_escaped(service, opener) -> None:
     opener.waiting = [FakeCluster(words=("<script>", "&", '"', "\ud800"))]
     run = service.start(ask())
     assert run.wait(20)
-    pane = LivePane(Lane([run]))
-    pane.update()
-    assert "<script>" not in pane.html
-    assert "&lt;script&gt;" in pane.html
-    pane.html.encode()
+    html = pane_of(run).html
+    assert ("<script>" in html, "&lt;script&gt;" in html) == (False, True)
+    html.encode()
 
 
-@pytest.mark.parametrize(
-    ("states", "turn"),
-    [
-        (("queued", "queued"), "queued"),
-        (("loading", "queued"), "loading"),
-        (("done", "running"), "running"),
-        (("done", "queued"), "running"),
-        (("done", "done"), "done"),
-        (("done", "cancelled"), "cancelled"),
-        (("failed", "done"), "failed"),
-        (("downloading", "cancelled"), "downloading"),
-    ],
-)
-def test_turn_states(states, turn) -> None:
-    assert turn_state(states) == turn
-
-
-def test_ordinals() -> None:
+def test_a_turn_has_the_state_of_its_runs_and_places_have_ordinals() -> None:
+    for states, turn in (
+        ("queued queued", "queued"),
+        ("loading queued", "loading"),
+        ("done running", "running"),
+        ("done queued", "running"),
+        ("done done", "done"),
+        ("done cancelled", "cancelled"),
+        ("failed done", "failed"),
+        ("downloading cancelled", "downloading"),
+    ):
+        assert turn_state(states.split()) == turn, states
     assert " ".join(map(ordinal, (1, 2, 3, 4, 11, 12, 21, 112))) == "1st 2nd 3rd 4th 11th 12th 21st 112th"
 
 
@@ -234,18 +182,14 @@ def test_sequences_of_a_batch_lie_apart_and_passes_come_one_after_the_other(serv
     counts = [first.count("ss-token"), second.count("ss-token")]
     assert counts == [(len(commits) + 1) // 2, len(commits) // 2]
     assert commits[1].text.strip() in second
-    requests = [ask("autoregressive"), ask("speculative")]
-    order = [pane for _, pane in alternating(range(2), 3)]
-    assert order == [0, 1, 1, 0, 0, 1]
-    runs = [(pane, service.start(requests[pane])) for pane in order]
-    lanes = [Lane([run for pane, run in runs if pane == number]) for number in range(2)]
-    panes = [LivePane(lane) for lane in lanes]
-    assert all(run.wait(20) for _, run in runs)
-    for pane in panes:
+    lanes = [Lane([service.start(ask(m)) for _ in range(3)]) for m in ("autoregressive", "speculative")]
+    assert all(run.wait(20) for lane in lanes for run in lane.runs)
+    for lane in lanes:
+        pane = LivePane(lane)
         pane.update()
         assert "done · pass 3 of 3" in pane.html
         assert pane.html.count(WORDS[-2].strip()) == 1, "the text of one pass"
-    assert lanes[0].name.count("~") == 2
+        assert lane.name.count("~") == 2
 
 
 def test_an_update_that_the_browser_has_not_shown_yet_is_not_changed_by_the_next_one() -> None:

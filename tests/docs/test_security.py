@@ -56,7 +56,7 @@ def test_every_test_in_the_document_exists() -> None:
     names = (
         "app/test_notebook",
         "browser/report/test_notebook",
-        "browser/report/test_names",
+        "browser/report/test_states",
         "engine/servers/test_servers",
     )
     files = [*(tests / "security").glob("test_*.py"), *(tests / f"{name}.py" for name in names)]

@@ -101,7 +101,8 @@ def imports() -> Outputs:
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "own.jsonl"
         own.write_text("\n".join(map(to_json, sample_trace("llma").events())), encoding="utf-8")
-        for path in [*sorted(IMPORTED.iterdir()), own]:
+        files = (path for path in IMPORTED.rglob("*.*") if path.parent.name != "servers")
+        for path in [*sorted(files), own]:
             found = read_traces(path)
             for number, trace in enumerate(found.traces, 1):
                 facts = {"skipped": found.skipped, "imported": trace.header.environment.get("imported")}

@@ -8,11 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.browser
-LOOKS = {
-    ("light", 400): ("start", "end"),
-    ("dark", 800): ("center",),
-    ("light", 1400): ("start", "end"),
-}
+LOOKS = {("light", 400): ("start", "end"), ("dark", 1400): ("center",)}
 """Theme and width -> where what opens a box is scrolled to; places do not depend on the theme."""
 HEIGHT = 700
 COVERED = """(node) => {

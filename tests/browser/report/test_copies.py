@@ -5,7 +5,7 @@ import pytest
 from specscope.traces.view.document import view_model
 from specscope.traces.view.ngrams import copies
 from specscope.traces.waiting import decoding_clock
-from tests.browser.report.opened import centre_of, contrast, pane
+from tests.browser.report.opened import centre_of, pane
 from tests.traces.samples import DOCUMENT, PROMPT, WORDS, sample_trace
 
 pytestmark = pytest.mark.browser
@@ -159,16 +159,3 @@ def test_a_run_without_copies_and_a_redacted_run_show_no_sources(page, opened, t
     assert pane(page, 0).locator(".ss-sources").is_hidden()
     pane(page, 0).locator(".ss-token").nth(chosen(trace, -1)["position"] - len(PROMPT)).hover()
     assert page.locator(".ss-quote").count() == 0, "the prompt's words stay out of the card"
-
-
-def test_marks_are_visible_without_colour_in_both_themes(page, opened, trace):
-    token(page, chosen(trace, 0)).hover()
-    for theme in ("light", "dark"):
-        with opened.looking(theme, 1400):
-            styles = page.locator("mark").evaluate_all(
-                """(nodes) => nodes.map((node) => { const s = getComputedStyle(node);
-                    return [s.textDecorationLine, s.textDecorationStyle, s.textDecorationColor]; })"""
-            )
-            assert [style[:2] for style in styles] == [["underline", "dashed"], ["underline", "solid"]]
-            ground = page.evaluate("getComputedStyle(document.querySelector('.ss-pane')).backgroundColor")
-            assert all(contrast(style[2], ground) >= 3 for style in styles)

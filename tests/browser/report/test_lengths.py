@@ -77,14 +77,8 @@ def test_the_columns_are_those_of_the_timelines_window_and_of_the_chosen_sequenc
     expect(page.locator(DRAFT)).to_have_count(5)
     page.get_by_role("button", name="fit").click()
     expect(page.locator(DRAFT)).to_have_count(len(rows))
-    trace = decode(
-        "speculative",
-        "Tell me a story.",
-        "Hi",
-        config={"gamma": 3, "schedule": "average"},
-        limits=Limits(20),
-        load=specscope.Load((0.0, 0.0), batch=2),
-    )
+    config, load = {"gamma": 3, "schedule": "average"}, specscope.Load((0.0, 0.0), batch=2)
+    trace = decode("speculative", "Tell me a story.", "Hi", config=config, limits=Limits(20), load=load)
     opened.runs([trace])
     for sequence in (1, 0):
         page.get_by_label("Sequence of Speculative", exact=False).select_option(str(sequence))
@@ -122,11 +116,12 @@ def test_calibration_has_a_table_of_places_and_a_diagram_by_pointing_and_keys(op
     assert last in page.evaluate("document.activeElement.getAttribute('aria-label')")
     expect(page.locator(f"{BIN}[tabindex='0']")).to_have_count(1)
 
-    card.get_by_role("button", name="place 2").focus()
+    place = card.get_by_role("button", name="place 2")
+    place.focus()
     page.keyboard.press("Enter")
     update(page, traces)  # a growing run keeps its place and its focus
-    expect(card.get_by_role("button", name="place 2")).to_have_attribute("aria-pressed", "true")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "place 2"
+    expect(place).to_have_attribute("aria-pressed", "true")
+    expect(place).to_be_focused()
 
     opened.runs([decode("speculative", "Hi", limits=Limits(20))])
     expect(page.locator(BIN).first).to_be_attached()

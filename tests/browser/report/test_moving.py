@@ -76,12 +76,10 @@ def test_a_range_has_figures_and_a_csv_file(page, traces):
     found = {(r["device"], r["work or wait"]): r for r in rows if r["run"].startswith("Speculative")}
     assert found.keys() == expected.keys()
     for key, parts in expected.items():
+        p95 = parts[math.ceil(0.95 * len(parts)) - 1]
         assert int(found[key]["count"]) == len(parts)
-        assert float(found[key]["total (ms)"]) == pytest.approx(sum(parts), abs=0.3)
-        assert float(found[key]["mean (ms)"]) == pytest.approx(sum(parts) / len(parts), abs=0.3)
-        assert float(found[key]["p95 (ms)"]) == pytest.approx(
-            parts[math.ceil(0.95 * len(parts)) - 1], abs=0.3
-        )
+        figures = [float(found[key][f"{name} (ms)"]) for name in ("total", "mean", "p95")]
+        assert figures == pytest.approx([sum(parts), sum(parts) / len(parts), p95], abs=0.3)
     assert panel.locator("tbody tr").count() == len(rows)
     page.keyboard.press("Escape")
     expect(panel).to_be_hidden()
@@ -109,11 +107,8 @@ def test_arrows_lead_from_drafts_to_their_verification_and_search_finds_outcomes
     rejected = [g for run in model["runs"] for g in run["ghosts"] if g["outcome"] == "rejected"]
     page.locator(".ss-gantt").focus()
     page.keyboard.press("/")
-    box, count, card = (
-        page.get_by_label("Search"),
-        page.locator(".ss-search output"),
-        page.locator(".ss-float"),
-    )
+    box, count = page.get_by_label("Search"), page.locator(".ss-search output")
+    card = page.locator(".ss-float")
     expect(box).to_be_focused()
     box.fill("rejected")
     expect(count).to_have_text(f"{len(rejected)} found")
@@ -123,13 +118,12 @@ def test_arrows_lead_from_drafts_to_their_verification_and_search_finds_outcomes
     box.press("Shift+Enter")
     expect(count).to_have_text(f"{len(rejected)} of {len(rejected)}")
     spans = [s for t in traces for s in t.spans]
-    for query, n in {
-        "pre-verify": sum(s.kind == "pre-verify" for s in spans),
-        "step 1": sum(s.step == 1 for s in spans),
-        "PURRED": sum(
-            "purred" in r["text"] for run in model["runs"] for r in [*run["tokens"], *run["ghosts"]]
-        ),
-    }.items():
+    rows = [row for run in model["runs"] for row in (*run["tokens"], *run["ghosts"])]
+    for query, n in (
+        ("pre-verify", sum(s.kind == "pre-verify" for s in spans)),
+        ("step 1", sum(s.step == 1 for s in spans)),
+        ("PURRED", sum("purred" in row["text"] for row in rows)),
+    ):
         box.fill(query)
         expect(count).to_have_text(f"{n} found")
         box.press("Enter")
@@ -221,9 +215,8 @@ def test_the_next_rejection_is_looked_for_from_the_view_or_the_selection(page, t
     page.get_by_role("button", name="link").click()
     run, span = map(int, parse_qs(page.evaluate("location.hash.slice(1)"))["span"][0].split("."))
     start = next(s.start for s in traces[run].spans if s.id == span) / 1e6
-    origin = (
-        traces[run].spans[0].start / 1e6 - view_model(traces)["runs"][run]["tracks"][0]["spans"]["start"][0]
-    )
+    (shown, *_) = view_model(traces)["runs"][run]["tracks"][0]["spans"]["start"]
+    origin = traces[run].spans[0].start / 1e6 - shown
     assert next(t for t in times if t > start - origin) == stepped("n")
     expect(page.locator(".ss-float")).to_be_hidden()
 

@@ -1,4 +1,4 @@
-"""What a notebook shows: the viewer in a frame that reaches nothing, a table without scripts."""
+"""Other files with the viewer or a chart: frames of a notebook, the file of a sweep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import pytest
 from playwright.sync_api import expect
 
 import specscope
+from specscope.app.render.lab import page as sweep_page
+from specscope.engine.methods import find
+from specscope.traces.lab.axes import axis
+from specscope.traces.lab.points import points_of
+from specscope.traces.lab.sweep import Scripted, Sweep, sweep
+from tests.browser.looks import assert_looks
+from tests.browser.report.opened import Opened
 from tests.traces.samples import sample_trace
 
 pytestmark = pytest.mark.browser
@@ -71,3 +78,33 @@ def test_the_waterfalls_of_a_difference_are_drawn(visited):
     page.get_by_text("The figures as a table").click()
     expect(page.locator("td").first).to_be_visible()
     assert asked == []
+
+
+# The file that `specscope sweep -o` writes, opened from disk.
+
+
+PROFILE, PAIR = "8xA100", "llama-3-8-70-tp8"
+
+
+def test_the_file_of_a_sweep_has_map_chart_and_points_in_all_looks(chromium, beside, tmp_path):
+    method = find("speculative")
+    columns, rows = axis(method, "gamma", "1:8"), axis(method, "acceptance_rate", "0.8,0.9")
+    plan = Sweep("speculative", columns, rows, {}, samples=2, passes=1, measured=False)
+    cells = beside(lambda: list(sweep(plan, Scripted(PROFILE, PAIR, 8))))
+    report = Opened(chromium, tmp_path, sweep_page(plan, cells, points_of(plan, PROFILE, PAIR)), width=400)
+    page = report.page
+    page.locator(".main-svg").first.wait_for()
+    expect(page.locator(".app-heat td span")).to_have_count(16)
+    expect(page.locator(".app-point")).to_have_count(3)
+    expect(page.locator(".app-points li")).to_have_count(5)
+    expect(page.locator(".legendtext")).to_have_text(["acceptance rate 0.8", "acceptance rate 0.9", "papers"])
+    assert_looks(page)
+    for theme, ink, line in (
+        ("dark", "rgb(230, 233, 240)", "rgb(86, 180, 233)"),
+        ("light", "rgb(29, 36, 51)", "rgb(0, 114, 178)"),
+    ):
+        page.emulate_media(color_scheme=theme)
+        expect(page.locator(".xtitle")).to_have_css("fill", ink)
+        expect(page.locator(".scatterlayer .js-line").first).to_have_css("stroke", line)
+    assert report.complaints == []
+    page.close()

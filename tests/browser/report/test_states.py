@@ -1,4 +1,6 @@
-"""Other states of the viewer: hostile texts, themes, a hidden tab, a growing run, no run."""
+"""Other states of the viewer: hostile texts and names, a hidden tab, a growing run, no run."""
+
+from __future__ import annotations
 
 import json
 from dataclasses import replace
@@ -11,7 +13,7 @@ from specscope.engine.trace.events import Commit, Footer
 from specscope.engine.trace.trace import Trace
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.view.document import view_model
-from specscope.traces.view.packed import delta, packed
+from specscope.traces.view.packed import delta
 from specscope.traces.waiting import decoding_clock
 from tests.browser.report.opened import (
     Opened,
@@ -24,6 +26,7 @@ from tests.browser.report.opened import (
     window,
 )
 from tests.traces.samples import sample_events, sample_trace
+from tests.traces.test_imported import FILES
 
 pytestmark = pytest.mark.browser
 IMPORTED = Path(__file__).parents[2] / "traces" / "imported"
@@ -33,14 +36,8 @@ HOSTILE = "</script><img src=x onerror=alert(1)><b>bold</b><a href=https://examp
 def test_texts_of_a_run_stay_text(chromium, tmp_path):
     trace = sample_trace("speculative", tokens=8)
     devices = tuple(replace(d, label=HOSTILE) for d in trace.header.devices)
-    trace.header = replace(
-        trace.header,
-        title=HOSTILE,
-        prompts=(HOSTILE,),
-        config={HOSTILE: HOSTILE},
-        devices=devices,
-        profile=HOSTILE,
-    )
+    texts = dict.fromkeys(("title", "profile"), HOSTILE) | {"config": {HOSTILE: HOSTILE}}
+    trace.header = replace(trace.header, prompts=(HOSTILE,), devices=devices, **texts)
     trace.pieces = dict.fromkeys(trace.pieces, HOSTILE)
     trace.commits = [replace(c, text=HOSTILE) for c in trace.commits]
     trace.footer = replace(trace.footer, error=HOSTILE)
@@ -64,8 +61,7 @@ def test_the_prediction_of_a_planned_draft_is_a_line_of_its_pane(opened):
     plain, planned = sample_trace("tree"), sample_trace("tree")
     plan = {"nodes": 7, "levels": 3, "tokens_per_forward": 1.9, "speedup": 1.6}
     planned.header = replace(planned.header, run_id="planned", environment={"planned": plan})
-    page = opened.show(view_model([plain, planned]))
-    page.wait_for_selector("#viewer[data-drawn]")
+    page = opened.runs([plain, planned])
     lines = [pane(page, i).locator(".ss-planned") for i in (0, 1)]
     assert [line.is_visible() for line in lines] == [False, True]
     assert lines[1].inner_text() == "planned: 7 nodes in 3 levels, predicted 1.9 tokens per forward, 1.60×"
@@ -73,20 +69,18 @@ def test_the_prediction_of_a_planned_draft_is_a_line_of_its_pane(opened):
 
 def test_a_dark_ancestor_decides_and_a_viewer_in_a_hidden_tab_is_drawn_when_it_is_shown(opened, traces):
     page = opened.show(view_model(traces), theme="class")
-    page.wait_for_selector("#viewer[data-drawn]")
+    opened.ready()
     colour = "getComputedStyle(document.querySelector('#viewer .ss-card')).backgroundColor"
+    span = next(s for s in traces[1].spans if s.kind == "verify").id
     assert page.evaluate(colour) == "rgb(251, 252, 254)"
     drawn_after(page, lambda: page.evaluate("document.body.classList.add('dark')"))
     assert page.evaluate(colour) == "rgb(17, 24, 39)"
-    span = next(s for s in traces[1].spans if s.kind == "verify")
-    assert colours(page, centre_of(page, 1, span.id)) == ["rgb(20, 128, 194)"]
-    page.evaluate("document.body.classList.remove('dark')")
-    opened.page.evaluate("document.getElementById('viewer').hidden = true")
-    page = opened.show(view_model(traces))
+    assert colours(page, centre_of(page, 1, span)) == ["rgb(20, 128, 194)"]
+    page.evaluate("document.body.classList.remove('dark'), document.getElementById('viewer').hidden = true")
+    opened.show(view_model(traces))
     page.evaluate("document.getElementById('viewer').hidden = false")
-    page.wait_for_selector("#viewer[data-drawn]")
-    span = next(s for s in traces[1].spans if s.kind == "verify")
-    assert colours(page, centre_of(page, 1, span.id)) == ["rgb(0, 114, 178)"]
+    opened.ready()
+    assert colours(page, centre_of(page, 1, span)) == ["rgb(0, 114, 178)"]
 
 
 def test_a_live_run_grows_in_place(opened):
@@ -133,13 +127,13 @@ def test_deltas_make_a_live_document_grow_as_a_new_one_would(opened):
                 assert one["spans"][name] == other["spans"][name], name
             assert one["spans"]["start"] == pytest.approx(other["spans"]["start"], abs=0.002)
             assert one["lanes"] == other["lanes"]
-        shown = [(t["position"], t["text"], t["outcome"]) for t in grown[1]["tokens"]]
-        assert shown == [(t["position"], t["text"], t["outcome"]) for t in expected["tokens"]]
-        times = [[t["t"] for t in run["tokens"]] for run in (grown[1], expected)]
-        assert times[0] == pytest.approx(times[1], abs=0.002)
-        assert grown[1]["to"] == pytest.approx(
-            max(max(t["spans"]["end"]) for t in expected["tracks"]), abs=0.01
-        )
+        for one, other in zip(grown[1]["tokens"], expected["tokens"], strict=True):
+            assert [one[name] for name in ("position", "text", "outcome")] == [
+                other[name] for name in ("position", "text", "outcome")
+            ]
+            assert one["t"] == pytest.approx(other["t"], abs=0.002)
+        end = max(max(track["spans"]["end"]) for track in expected["tracks"])
+        assert grown[1]["to"] == pytest.approx(end, abs=0.01)
 
 
 def test_the_live_timeline_follows_its_deltas(opened):
@@ -158,21 +152,9 @@ def test_the_live_timeline_follows_its_deltas(opened):
     assert page.evaluate("(delta) => view.extend(delta)", {**change, "spans": new}) is False
 
 
-def test_a_packed_document_is_read_as_it_was(opened):
-    """The samples have tokens with and without a decision, which have other fields."""
-    live = sample_trace("pearl")
-    live.footer, live.decisions = None, live.decisions[:9]
-    for traces in ([], [live], [sample_trace("autoregressive"), sample_trace("tree"), sample_trace("llma")]):
-        document = json.loads(json.dumps(view_model(traces)))
-        read = "(text) => JSON.stringify(SpecScope.unpack(JSON.parse(text)))"
-        assert json.loads(opened.page.evaluate(read, json.dumps(packed(document)))) == document
-        assert json.loads(opened.page.evaluate(read, json.dumps(document))) == document
-
-
 def test_the_text_of_a_long_run_is_opened_where_it_is_looked_at(opened):
     trace = sample_trace("speculative", tokens=2600)
-    page = opened.show(view_model([trace]))
-    page.wait_for_selector("#viewer[data-drawn]")
+    page = opened.runs([trace])
     text, tokens = pane(page, 0).locator(".ss-text"), pane(page, 0).locator(".ss-token:not(.ss-ghost)")
     assert text.inner_text().split() == trace.text.split(), "the whole text is there"
     assert tokens.count() < 2600
@@ -218,8 +200,7 @@ def test_empty_failed_and_unknown_documents_have_messages(opened):
 
 def test_runs_without_times_have_a_sentence_and_a_profile_without_tokens_a_timeline(opened):
     first, second = read_traces(IMPORTED / "vllm.jsonl").traces
-    page = opened.show(view_model([first, second]))
-    page.wait_for_selector("#viewer[data-drawn]")
+    page = opened.runs([first, second])
     assert page.locator(".ss-gantt").is_hidden()
     assert page.locator(".ss-replay").is_hidden()
     assert page.get_by_role("button", name="fit", exact=True).is_hidden()
@@ -235,8 +216,7 @@ def test_runs_without_times_have_a_sentence_and_a_profile_without_tokens_a_timel
     assert "the file does not say which" in card
     assert "unknown" in card
     (trace,) = read_traces(IMPORTED / "sglang-profile.json").traces
-    page = opened.show(view_model([trace]))
-    page.wait_for_selector("#viewer[data-drawn]")
+    page = opened.runs([trace])
     assert page.locator(".ss-gantt").is_visible()
     assert page.locator(".ss-untimed").count() == 0
     assert "Imported from a profile of SGLang" in pane(page, 0).inner_text()
@@ -247,3 +227,57 @@ def test_runs_without_times_have_a_sentence_and_a_profile_without_tokens_a_timel
     assert "rows\nunknown" in card.lower()
     assert "discarded work" not in page.locator(".ss-legend").inner_text()
     assert "unknown tok/s" not in pane(page, 0).inner_text()
+
+
+# Names that JavaScript knows, too.
+
+
+NAMES = ("__proto__", "constructor", "prototype", "toString", "hasOwnProperty", "valueOf")
+CLEAN = """() => [Object.getOwnPropertyNames(Object.prototype).sort().join(), typeof ({}).toString, ({}).busy,
+    Object.keys(Array.prototype).join(), Object.getPrototypeOf({}) === Object.prototype]"""
+
+
+def named(kind: str, first: str, second: str, tokens: int = 24):
+    """Return a sample whose devices, method, settings and models have such names."""
+    trace = sample_trace(kind, tokens=tokens)
+    names = {"gpu0": first, "gpu1": second}
+    devices = tuple(replace(d, name=names[d.name], label=names[d.name]) for d in trace.header.devices)
+    trace.header = replace(
+        trace.header,
+        run_id=first,
+        method=second,
+        title=second,
+        config={first: second, second: 1, "gamma": 4},
+        sampling={**trace.header.sampling, first: second},
+        environment={**trace.header.environment, first: {second: first}, "pair": first},
+        group=first,
+        devices=devices,
+        target_path=first,
+        drafter_path=second,
+    )
+    trace.spans = [replace(s, device=names[s.device]) for s in trace.spans]
+    trace.occupancy = [replace(o, device=names.get(o.device, o.device)) for o in trace.occupancy]
+    trace.pieces = dict.fromkeys(trace.pieces, first)
+    return trace
+
+
+def test_names_of_all_objects_are_shown_as_text(opened):
+    before = opened.page.evaluate(CLEAN)
+    kinds = ("speculative", "pearl") * 3
+    pairs = zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True)
+    opened.show(view_model([named(kind, *pair) for kind, pair in zip(kinds, pairs, strict=True)]))
+    page = opened.ready()
+    for name in NAMES:
+        assert page.locator(".ss-row-label", has_text=name).count()
+        assert page.locator("h3", has_text=name).count()
+    assert "NaN" not in page.locator("#viewer").inner_text()
+    assert page.evaluate(CLEAN) == before
+
+
+def test_a_run_without_times_has_no_share_of_such_a_device(opened):
+    (trace, *_) = read_traces(FILES / "vllm.jsonl").traces
+    sample = named("speculative", "constructor", "toString")
+    trace.header = replace(trace.header, devices=sample.header.devices)
+    page = opened.show(view_model([trace, sample]))
+    opened.ready()
+    assert "NaN" not in page.locator("#viewer").inner_text()

@@ -1,13 +1,139 @@
-"""The timeline of a report: pointing, keys, zoom, merged bars, and its table."""
+"""A report opened from disk: hovering, keys, replay; the timeline: zoom, merged bars, its table."""
 
 import pytest
 from playwright.sync_api import expect
 
 from specscope.traces.view.document import view_model
-from tests.browser.report.opened import Opened, bar_of, centre_of, colours, drawn_after, pane, window
+from specscope.traces.waiting import decoding_clock
+from tests.browser.report.opened import (
+    Opened,
+    bar_of,
+    centre_of,
+    colours,
+    drawn_after,
+    pane,
+    visible_text,
+    window,
+)
 from tests.traces.samples import sample_trace
 
 pytestmark = pytest.mark.browser
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_report_opens_from_disk_without_errors_or_requests(opened, chromium, tmp_path, traces, theme):
+    """A wide light one, which `no_complaints` checks; a narrow dark one on a sharp screen."""
+    report = opened
+    if theme == "dark":
+        report = Opened(chromium, tmp_path, traces, width=800, theme="dark", device_scale_factor=2)
+    else:
+        opened.show(view_model(traces))
+    page = report.ready()
+    assert page.url.startswith("file:")
+    assert page.get_attribute("#viewer", "data-state") == "ready"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    card = page.evaluate("getComputedStyle(document.querySelector('.ss-card')).backgroundColor")
+    assert card == ("rgb(17, 24, 39)" if theme == "dark" else "rgb(251, 252, 254)")
+    span = next(s for s in traces[1].spans if s.kind == "verify")
+    bar = "rgb(20, 128, 194)" if theme == "dark" else "rgb(0, 114, 178)"
+    assert colours(page, centre_of(page, 1, span.id)) == [bar]
+    if theme == "dark":
+        width = "(() => { const c = document.querySelector('.ss-plot'); return c.width / c.clientWidth; })()"
+        assert page.evaluate(width) == 2
+        assert report.complaints == []
+        page.close()
+
+
+def test_without_javascript_the_summary_is_open(chromium, tmp_path, traces):
+    page = Opened(chromium, tmp_path, traces, java_script_enabled=False).page
+    assert page.get_by_text("Forwards of the target while decoding").is_visible()
+    assert page.get_by_text("seed = 7").first.is_visible()
+    page.close()
+
+
+def test_tokens_are_explained_by_hovering_and_by_keys_and_rejected_drafts_show_on_demand(page):
+    pane(page, 1).locator(".ss-token.ss-accepted").first.hover()
+    card = page.locator(".ss-float")
+    text = card.inner_text()
+    for word in ("accepted draft", "min(1, p/q)", "top 5", "token id", "since last commit", "GPU 1 · target"):
+        assert word in text
+    assert page.locator(".ss-light").count() == 2
+    page.mouse.move(1, 1)
+    assert (card.is_hidden(), page.locator(".ss-light").count()) == (True, 0)
+    first, second = (pane(page, 1).locator(".ss-token:not(.ss-ghost)").nth(i) for i in (0, 1))
+    first.focus()
+    assert card.is_visible()
+    assert first.get_attribute("aria-describedby") == card.get_attribute("id")
+    page.keyboard.press("ArrowRight")
+    assert second.evaluate("(node) => node === document.activeElement")
+    assert pane(page, 1).locator('[tabindex="0"]').count() == 1
+    page.keyboard.press("Enter")
+    page.mouse.move(1, 1)
+    assert "pinned" in card.inner_text()
+    page.keyboard.press("Escape")
+    assert card.is_hidden()
+    ghosts = pane(page, 1).locator(".ss-ghost")
+    assert ghosts.count() > 0
+    assert ghosts.first.is_hidden()
+    page.get_by_label("rejected drafts").check()
+    assert ghosts.first.is_visible()
+    assert "line-through" in ghosts.first.locator("s").evaluate(
+        "(node) => getComputedStyle(node).textDecorationLine"
+    )
+    ghosts.first.hover()
+    assert "rejected draft" in page.locator(".ss-float").inner_text()
+
+
+def test_slider_replay_and_steps_show_the_text_at_their_time(page, traces):
+    model = view_model(traces)
+    slider = page.get_by_label("Time since decoding began")
+    for share in (0.0, 0.31, 0.77, 1.0):
+        t = share * model["axis"]["max"]
+        slider.evaluate("(node, t) => { node.value = t; node.dispatchEvent(new Event('input')); }", t)
+        now = float(page.get_attribute("#viewer", "data-time"))
+        assert now == pytest.approx(t, abs=0.01)
+        for number, trace in enumerate(traces):
+            clock = decoding_clock(trace)
+            committed = [c.text for c in trace.commits if clock(c.time) <= now]
+            assert visible_text(page, number) == "".join(committed)
+        assert page.locator(".ss-veil").first.is_hidden() == (share == 1.0)
+    trace, clock = traces[1], decoding_clock(traces[1])
+    committed = {c.time for c in trace.commits}
+    span = next(s for s in trace.spans if s.kind == "verify" and s.end in committed)
+    left, right, y = bar_of(page, 1, span.id)
+    assert colours(page, (left + 3, y), (right - 3, y)) == ["rgb(0, 114, 178)"] * 2
+    assert "rgb(0, 114, 178)" not in colours(page, (left - 3, y), (right + 3, y))
+    for t, edge in ((clock(span.start), left), (clock(span.end), right)):
+        for now in (t - 0.0005, t):
+            page.evaluate("(t) => view.seek(t)", now)
+            veil = page.locator(".ss-gantt .ss-veil").nth(1).bounding_box()
+            assert veil["x"] == pytest.approx(edge, abs=1.5)
+            text = "".join(c.text for c in trace.commits if clock(c.time) <= now)
+            assert visible_text(page, 1) == text
+    model = view_model(traces)
+    commits = sorted({t["t"] for run in model["runs"] for t in run["tokens"]})
+    lost = sorted({g["t"] for run in model["runs"] for g in run["ghosts"] if g["outcome"] == "rejected"})
+    page.evaluate("view.seek(0)")
+    times = []
+    for name in ("Next commit", "Next commit", "Next rejection", "Previous commit"):
+        page.get_by_role("button", name=name).click()
+        times.append(float(page.get_attribute("#viewer", "data-time")))
+    rejection = next(t for t in lost if t > commits[1])
+    assert times == [commits[0], commits[1], rejection, max(t for t in commits if t < rejection)]
+
+
+def test_playing_moves_all_runs_and_stops_at_the_end(page, traces):
+    end = view_model(traces)["axis"]["max"]
+    page.get_by_label("Replay speed").select_option("0.1")
+    page.get_by_role("button", name="Play").click()
+    page.wait_for_selector(f'#viewer:not([data-time="0"]):not([data-time="{end}"])')
+    assert float(page.get_attribute("#viewer", "data-time")) < end
+    page.get_by_label("Replay speed").select_option("10")
+    page.get_by_role("button", name="Play").wait_for()
+    assert float(page.get_attribute("#viewer", "data-time")) == end
+
+
+# The timeline.
 
 
 def test_pointing_at_a_span_marks_its_tokens_and_a_click_pins_it(page, traces):
@@ -106,18 +232,6 @@ def test_waits_and_lost_work_are_hatched_in_the_theme_s_colours(page, traces):
     assert "rgb(230, 159, 0)" in found, "the edge of a wait for the drafter"
 
 
-def test_a_sharp_screen_gets_a_sharp_timeline(chromium, tmp_path, traces):
-    report = Opened(chromium, tmp_path, traces, device_scale_factor=2)
-    page = report.ready()
-    assert (
-        page.evaluate(
-            "(() => { const c = document.querySelector('.ss-plot'); return c.width / c.clientWidth; })()"
-        )
-        == 2
-    )
-    page.close()
-
-
 def test_too_many_bars_become_shares_with_a_note(opened):
     trace = sample_trace("speculative", tokens=2400)
     page = opened.show(view_model([trace]))
@@ -172,10 +286,8 @@ def test_the_table_has_the_data_of_the_timeline_and_every_share_says_of_what(pag
           return document.elementFromPoint(left + width / 2, top + height / 2)?.closest("[title]")?.title ?? "none";
         })"""
     )
-    assert len(hints) == 6
-    assert all(
-        hint.startswith("Share of decoding, from the end of prefill to the last token: ") for hint in hints
-    ), hints
+    of = "Share of decoding, from the end of prefill to the last token: "
+    assert [hint.startswith(of) for hint in hints] == [True] * 6, hints
     page.get_by_text("The timeline as a table").click()
     lines = page.locator("table", has_text="Work and waiting per device, PEARL").locator("tbody tr")
     lines.first.wait_for()  # the table is filled once its fold is open

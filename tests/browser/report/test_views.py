@@ -11,8 +11,9 @@ from specscope.traces.view.layers import layers
 from specscope.traces.view.ngrams import copies, ngrams
 from specscope.traces.view.servers import server_pool
 from specscope.traces.view.tokens import trees
+from specscope.traces.waiting import decoding_clock
 from tests.browser.looks import TOO_WIDE
-from tests.browser.report.opened import centre_of, update
+from tests.browser.report.opened import centre_of, contrast, update
 from tests.traces.samples import sample_trace
 
 pytestmark = pytest.mark.browser
@@ -21,6 +22,18 @@ OF_SOME_RUNS = {
     'pool[aria-label^="Pool"]': server_pool, "tree": trees, "sources": copies,
 }  # fmt: skip
 """View -> its rows; a run without rows does not show the view."""
+COLOURS = """() => {
+    const marks = [...document.querySelectorAll("mark")].map((node) => getComputedStyle(node));
+    const servers = [...Array(8).keys()].map((i) => {
+        const probe = document.createElement("i");
+        probe.className = `ss-s${i} ss-pool-key`;
+        document.querySelector(".ss-pool").append(probe);
+        return getComputedStyle(probe).backgroundColor;
+    });
+    return [marks.map((mark) => [mark.textDecorationLine, mark.textDecorationStyle]), marks.map((mark) => mark.textDecorationColor),
+        servers, getComputedStyle(document.querySelector(".ss-pane")).backgroundColor];
+}"""
+"""Return the lines and colours of marks, the colours of servers, and that of the ground."""
 OF_ALL = ("aligned", "calibration", "kv", "lengths", "packing", "tree-fork")
 
 
@@ -65,6 +78,20 @@ def test_each_view_is_shown_for_its_runs_fits_every_window_and_is_kept_when_a_ru
     expect(page.locator(".ss-detail")).to_have_text(before)
 
 
+def test_marks_and_servers_have_contrast_and_are_told_apart_in_both_themes(opened, runs):
+    trace = runs["sources"]
+    page = opened.runs([trace, runs["pool"]])
+    step = next(copy["step"] for copy in copies(trace) if copy["document"] == 0)
+    time = next(r.time for r in trace.rounds if r.step == step)
+    page.evaluate("(t) => view.seek(t)", decoding_clock(trace)(time))
+    for theme in ("light", "dark"):
+        with opened.looking(theme, 1400):
+            marks, inks, servers, ground = page.evaluate(COLOURS)
+            assert marks == [["underline", "dashed"], ["underline", "solid"]], "without colour"
+            assert len(set(servers)) == 8
+            assert all(contrast(colour, ground) >= 3 for colour in (*inks, *servers)), (theme, inks, servers)
+
+
 # The speculation cache.
 
 
@@ -87,7 +114,9 @@ def assert_fan(page, trace, fan):
     assert drawn == [False] * fan["accepted"] + [True] * lost
 
 
-def test_the_speculation_cache_by_replay_and_by_pointing_at_the_drafters_work(opened, runs):
+def test_the_speculation_cache_by_replay_by_pointing_at_the_drafters_work_by_keys_and_as_a_table(
+    opened, runs
+):
     trace, rows, places = runs["fan"], fans(runs["fan"]), hits(runs["fan"])
     page = opened.runs([sample_trace("speculative"), trace])
     found, most = (sum(place[name] for place in places) for name in ("hits", "lookups"))
@@ -118,19 +147,15 @@ def test_the_speculation_cache_by_replay_and_by_pointing_at_the_drafters_work(op
         span = next(s for s in trace.spans if s.kind == kind and s.step == missed)
         page.mouse.move(*centre_of(page, 1, span.id))
         expect(page.get_by_role("tooltip")).to_contain_text(why)
-
-
-def test_the_speculation_cache_by_keys_and_as_a_table(opened, runs):
-    page = opened.runs([sample_trace("speculative"), runs["fan"]])
     page.locator(".ss-fan-body").focus()
     expect(page.locator(".ss-fan-body")).to_be_focused()
     page.locator(".ss-fan").get_by_role("button", name="Open large").press("Enter")
     expect(page.locator(".ss-large[open] .ss-fan-body table")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator(".ss-large[open]")).to_have_count(0)
-    heads, cells = rounds_table(page, runs["fan"], "SSD")
+    heads, cells = rounds_table(page, trace, "SSD")
     assert heads[-2:] == ["branches", "lookup"]
-    wanted = [[str(len(fan["guesses"]["token"])), fan["result"]] for fan in fans(runs["fan"])[:6]]
+    wanted = [[str(len(fan["guesses"]["token"])), fan["result"]] for fan in rows[:6]]
     assert [one[-2:] for one in cells[:6]] == wanted
 
 

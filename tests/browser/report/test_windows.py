@@ -16,7 +16,7 @@ from specscope.traces.store import Store
 from specscope.traces.view.document import view_model
 from specscope.traces.view.packed import packed
 from tests.browser.report.opened import window, zoomed
-from tests.browser.report.test_names import CLEAN, named
+from tests.browser.report.test_states import CLEAN, named
 from tests.traces.samples import sample_trace
 
 PATIENCE = 60_000
@@ -93,33 +93,26 @@ def shown(long_page):
     return page
 
 
-def test_a_long_run_opens_with_bins_of_all_its_spans_and_no_figures_of_ranges_beyond(shown, traces):
-    spans = len(traces[0].spans)
-    assert f"{spans} bars are too many" in shown.locator(".ss-gantt ~ .ss-detail").inner_text()
+def test_a_long_run_opens_with_bins_zooming_loads_rows_and_the_whole_document_keeps_the_window(shown, traces):
+    spans, detail = len(traces[0].spans), shown.locator(".ss-gantt ~ .ss-detail")
+    assert f"{spans} bars are too many" in detail.inner_text()
     assert f"{spans} spans: the timeline loads what it shows" in shown.locator(".ss-long").inner_text()
     assert "of 500, those of the loaded part" in shown.locator(".ss-pane .ss-message").inner_text()
     assert not shown.locator(".ss-tables").is_visible()
     shown.locator(".ss-gantt").press("x")
     assert "The range holds more than the loaded part" in shown.locator(".ss-range").inner_text()
-
-
-def test_zooming_loads_the_rows_of_the_window_and_its_text(shown, traces):
+    shown.keyboard.press("Escape")
     (run,) = view_model(traces[:1])["runs"]
-    middle = run["to"] / 2
     low, high = zoomed(shown, 5)
     shown.wait_for_selector('#viewer:not([data-marks="0"])')
-    assert low < middle < high
+    assert low < run["to"] / 2 < high
     marks = int(shown.get_attribute("#viewer", "data-marks"))
-    assert marks <= sum(1 for row in (*run["tokens"], *run["ghosts"]) if low - 5 < row["t"] < high + 5)
+    assert marks <= sum(low - 5 < row["t"] < high + 5 for row in (*run["tokens"], *run["ghosts"]))
     first = next(token for token in run["tokens"] if token["t"] >= low)
     shown.wait_for_selector(f".ss-token[data-index='{first['index']}']")
-
-
-def test_the_whole_document_replaces_the_part_and_keeps_the_window(shown, traces):
-    before = zoomed(shown, 3)
     shown.evaluate("release()")
     shown.locator(".ss-tables").wait_for()
-    assert window(shown) == before
+    assert window(shown) == [low, high]
     assert not shown.locator(".ss-long").is_visible()
     assert shown.locator(".ss-pane .ss-message").is_hidden()
     assert shown.evaluate("document.querySelectorAll('.ss-token').length") >= 500

@@ -1,13 +1,14 @@
-"""Command lines that are refused: the exit code, and one line that names the value and a remedy."""
+"""Command lines: what they print, or the exit code and the one line with which they are refused."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
 
 import pytest
 
 from specscope.traces.store import Store
-from tests.app.commands import call
+from tests.app.commands import call, printed
 from tests.traces.samples import sample_trace
 
 CLUSTER = "--profile pearl-4xA100 --max-new-tokens 8"
@@ -22,8 +23,19 @@ NAMES = {
     "BENCH": "bench --pair bundled",
     "VIRTUAL": CLUSTER,
     "SET": f"compare --methods speculative,medusa --prompt Hello {CLUSTER} --set",
+    "BOUND": f"compare --methods pearl,ssd --prompt Hi {CLUSTER} --fail-below",
+    "GPUS": "plan --device cuda --memory",
 }
 """What a word in capitals stands for."""
+ANSWERED = """
+diff sample-speculative sample-pearl                   | sample-speculative: Speculative decoding · sample · virtual · sample-2xGPU | sum
+WHATIF --method pearl                                  | PEARL · | what-if of sample-speculative · virtual · pearl-4xA100 | recorded what-if plain decoding | tokens/s | Tested drafts:
+WHATIF --over gamma=1:3                                | gamma tokens/s speed-up
+COMPARE VIRTUAL                                        | the speed-ups have no range: one prompt in virtual time; give several prompts
+SET medusa.acceptance=typical --set speculative.gamma=2 --temperature 0.9 | (lossy)
+PLAN --memory 0=75MB,1=60MB                            | CPU core 0 | layers 0-3 | CPU core 1 | layers 4-7 | The pair fits with 2,048 tokens; its context is 2,304. | Can run: assisted, autoregressive, dsi, eagle, eagle2,
+"""
+"""Lines on the stored runs -> pieces of what they print, in this order, whatever the spaces."""
 LINES = """
 fly                                                    | fly
 compare --methods '' --prompt x                        | --methods is empty
@@ -59,6 +71,15 @@ SWEEP --over gamma=1 --set x=2 --prompt Hi             | has no field 'x'
 MEASURED --over gamma=1 --profile none --prompt Hi     | there is no profile 'none'
 SWEEP --over acceptance_rate=0.5 -o /none/x.html       | the folder of the output
 sweep --method dsi --over lookahead=1 --over acceptance_rate=0.5 VIRTUAL | no cell has a speed-up: lookahead is 1; with
+BOUND dsi=1.3                                          | --fail-below names 'dsi', which is not compared; choose of autoregressive, pearl, ssd
+BOUND nonsense=1.3                                     | --fail-below names 'nonsense', which is not compared
+BOUND pearl                                            | --fail-below 'pearl' is not METHOD=SPEEDUP; write for example pearl=1.3
+BOUND pearl=fast                                       | is not METHOD=SPEEDUP
+BOUND pearl=nan                                        | is not METHOD=SPEEDUP
+BOUND pearl=-1                                         | is not METHOD=SPEEDUP
+BOUND pearl=inf                                        | is not METHOD=SPEEDUP
+BOUND pearl=1=2                                        | is not METHOD=SPEEDUP
+BOUND pearl=1 --fail-below pearl=2                     | --fail-below names pearl twice
 LOAD --rate 0                                          | the rate is 0; it must be at least 1e-06
 LOAD --rate 1e-300                                     | the rate is 1e-300; it must be at least
 LOAD --rate nan                                        | the rate is nan
@@ -94,6 +115,22 @@ PLAN --dtype int3                                      | no dtype 'int3'; choose
 PLAN --tp 999                                          | tp is 999; it must be at least 1
 PLAN --drafter x                                       | a drafter (x) without a target
 PLAN --head nowhere                                    | nowhere is no directory
+plan --device cuda                                     | to plan for GPUs that are not here, name their memory, as in --memory
+GPUS 1=12GB                                            | GPU 0 is not here: name its memory too
+plan --memory 0=1GB,99999=1GB                          | GPU 1 is not here: name its memory too
+plan --memory 9999999999=1GB                           | must name a device and its size
+PLAN --memory 99999=1GB                                | 99999 must name a device from 0 to
+PLAN --memory 0=20MB,1=20MB                            | no layer may be split; free are 0.0 MB on CPU core 0, 20.0 MB on CPU core 1
+plan --target no-one/Llama-70B                         | a plan downloads nothing; give the path of its config.json
+plan --target no-one/Llama-70B/int4                    | there is no such directory
+plan --pair smollm2                                    | smollm2 is not downloaded; `specscope models get smollm2`
+plan --target smollm2                                  | smollm2 is not downloaded; `specscope models get smollm2`
+follow                                                 | no file is named
+follow --json                                          | no file is named
+follow --json --folder .                               | no file is named
+follow --folder nowhere                                | nowhere is no folder
+follow nowhere/run.jsonl                               | nowhere is no folder
+follow /usr/run.jsonl /etc/run.jsonl                   | two files have the name 'run.jsonl'
 calibrate -o x.json                                    | x.json; a profile's name must end in .toml
 calibrate -o /nowhere/at/all/x.toml                    | /nowhere/at/all/x.toml does not exist; make it first
 calibrate --drafter d                                  | --drafter d needs --target; give both
@@ -124,33 +161,61 @@ models remove                                          | choose one of smollm2
 models get smollm2 --patience -1                       | must be at least 0
 play --pair gpt5                                       | choose one of smollm2, bundled
 play --address 10.0.0.1:6379                           | --address '10.0.0.1:6379' needs --ray; give both or neither
+play --ray --address ray://host:1                      | address is 'ray://host:1'; give host:port
+play --ray --address 127.0.0.1:1                       | no Ray cluster answers at 127.0.0.1:1; start its head
 """
-FAILING = ("--target ./no/such/model", "--head nowhere")
-"""Ends of lines with exit code 1: the files of a model cannot be read."""
+FAILING = ("/no/such/model", "--head nowhere", "/int4", "Llama-70B", "0=20MB,1=20MB", "127.0.0.1:1")
+"""Ends of lines with exit code 1: models or a cluster cannot be read, found or held."""
 LATE = ("LOAD --methods dsi", "BENCH --address auto")
 """Lines that are refused after the first progress."""
 
 
+pytestmark = pytest.mark.usefixtures("shared_clusters")
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A database with one run, which lines name."""
-    file = str(tmp_path_factory.mktemp("refused") / "traces.db")
+    """A database with two runs, which lines name."""
+    file = str(tmp_path_factory.mktemp("lines") / "traces.db")
     with Store(file) as store:
-        store.insert(sample_trace("speculative", tokens=24))
+        store.insert(sample_trace("speculative", tokens=24), sample_trace("pearl", tokens=24))
     return file
 
 
-@pytest.mark.usefixtures("shared_clusters")
-@pytest.mark.parametrize("line", LINES.strip().splitlines(), ids=lambda line: line.partition("|")[0].strip())
-def test_a_wrong_command_line_is_refused_in_one_line(capsys, stored, tmp_path, monkeypatch, line):
+def table(rows: str) -> pytest.MarkDecorator:
+    """Return a mark that gives a test the words of each line and what it says."""
+    cells = [[cell.strip() for cell in row.split(" | ")] for row in rows.strip().splitlines()]
+    return pytest.mark.parametrize(
+        ("line", "pieces"), [(row[0], row[1:]) for row in cells], ids=[row[0] for row in cells]
+    )
+
+
+def words(line: str) -> list[str]:
+    return [part for word in shlex.split(line) for part in shlex.split(NAMES.get(word, "")) or [word]]
+
+
+@table(ANSWERED)
+def test_a_command_line_is_answered(capsys, stored, tmp_path, monkeypatch, line, pieces):
+    monkeypatch.setenv("SPECSCOPE_DB", shutil.copy(stored, tmp_path))
+    out = " ".join(printed(capsys, *words(line)).split())
+    places = [out.find(piece) for piece in pieces]
+    assert -1 not in places, out
+    assert places == sorted(places), out
+
+
+@table(LINES)
+def test_a_wrong_command_line_is_refused_in_one_line(capsys, stored, tmp_path, monkeypatch, line, pieces):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSCOPE_DB", stored)
-    given, _, message = line.partition(" | ")
-    words = [part for word in shlex.split(given) for part in shlex.split(NAMES.get(word, "")) or [word]]
-    code, out, err = call(capsys, *words)
-    assert (code, out) == (1 if given.strip().endswith(FAILING) else 2, "")
-    assert message in err
-    if given.strip() not in LATE:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for name in ("app.server.serve", "engine.checkpoints.hub.download", "engine.checkpoints.catalog.get"):
+        monkeypatch.setattr(f"specscope.{name}", lambda *_, **__: pytest.fail("a download, or a server"))
+    if line.startswith("BOUND"):
+        monkeypatch.setattr("specscope.open", None)
+    code, out, err = call(capsys, *words(line))
+    assert (code, out) == (1 if line.endswith(FAILING) else 2, "")
+    assert pieces[0] in err
+    if line not in LATE:
         assert err.startswith("specscope: ")
         assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
