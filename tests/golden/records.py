@@ -122,7 +122,9 @@ def _runs(limits: Limits, *methods: str) -> Iterator[Trace]:
 
 def database() -> Outputs:
     """Yield the tables and their rows of a file that was closed and opened again."""
-    traces = [*map(sample_trace, ("speculative", "llma")), *_runs(Limits(8), *TABLES)]
+    (log,) = read_traces(IMPORTED / "printed" / "04-vllm.log").traces
+    log.header = replace(log.header, created=CREATED)
+    traces = [*map(sample_trace, ("speculative", "llma")), *_runs(Limits(8), *TABLES), log]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "runs.db"
         with Store(path) as store:
