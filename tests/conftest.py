@@ -115,6 +115,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
 
 
+def pytest_runtest_teardown() -> None:
+    """Take Ctrl-C again: a command that it ended ignores further ones, in its process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Return a scheduler by files, which keeps files of `SHARING` together."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from specscope.app.cli import common, options, servers
 from specscope.app.cli.inputs import equipped, prompt_for, prompts_of
+from specscope.app.cli.results import cell
 from specscope.app.named import MAX_PASSES, PromptRow, able, method_keys
 from specscope.engine.bounds import check_prompt
 from specscope.engine.errors import UsageError
@@ -184,7 +185,3 @@ def _notes(figures: dict[str, Any]) -> list[str]:
     if figures["not_comparable"]:
         notes.append(f"no speed-up: {figures['not_comparable']}")
     return notes
-
-
-def cell(value: float | None, form: str, width: int, unit: str = "") -> str:
-    return f"{'-' if value is None else format(value, form) + unit:>{width}}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.app.cli import common, options
 from specscope.app.cli.inputs import checked_prompts
+from specscope.app.cli.results import cell, line_of, result_of
 from specscope.app.named import seeded
 from specscope.engine.errors import SpecScopeError, UsageError
 from specscope.engine.servers.session import MOST_REQUESTS, Server, connect
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """Send prompts to a server; print text, ids and metrics as for a method."""
-    from specscope.app.cli.run import line_of, result_of
-
     if len(args.servers) > 1:
         raise UsageError(
             f"--server is given {len(args.servers)} times; to compare servers, use specscope compare"
@@ -141,8 +140,6 @@ def _figures(found: Sequence[list[Trace]]) -> list[dict[str, Any]]:
 
 
 def _table(result: dict[str, Any]) -> Iterator[str]:
-    from specscope.app.cli.compare import cell
-
     accepted = "".join(f"{'acc/' + name:>13}" for name in ("drafted", "tested", "round"))
     yield f"{'server':32}{'tokens/s':>10}{'speed-up':>10}{'tokens':>8}{'tok/step':>10}{accepted}  text"
     for row in result["servers"]:

@@ -284,7 +284,7 @@ def _build_models(form: Form, pair: str) -> None:
     with gr.Column(scale=0, elem_classes="app-plain") as ours:
         _build_drafter(form)
     with _hidden() as server:
-        build_server(form)
+        build_server(form.add)
     _show_when(models, OWN, own)
     _show_when(models, SERVER, server)
     _show_when(models, SERVER, ours, shown=False)

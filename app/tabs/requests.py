@@ -167,7 +167,7 @@ def make_requests(
     drafting (a form of the target's weights, `usual` or `other`), drafter, head; with `server`
     servers, remote and together in place of the methods, one request per server.
     """
-    if values["models"] == SERVER:
+    if values.get("models") == SERVER:
         return _of_servers(values, messages, group)
     with at("methods"):
         choices = with_baselines(read_choices(values["methods"]))

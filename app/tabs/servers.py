@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 
@@ -12,9 +13,6 @@ from specscope.app.tabs.wiring import QUIET, SMALL
 from specscope.engine.errors import SpecScopeError
 from specscope.engine.servers.session import connect
 
-if TYPE_CHECKING:
-    from specscope.app.tabs.form import Form
-
 ABOUT = (
     "A running llama.cpp, vLLM or other server with OpenAI's routes, one address per line: each gets a "
     "pane of its own, such as one with drafts and one without. A key is read from SPECSCOPE_SERVER_KEY."
@@ -22,8 +20,8 @@ ABOUT = (
 HINT = "http://127.0.0.1:8080"
 
 
-def build_server(form: Form) -> None:
-    """Add the controls `servers`, `remote` and `together`, and a button that asks the servers."""
+def build_server(add: Callable[[str, Any], Any]) -> None:
+    """Add the controls `servers`, `remote` and `together`; a button asks what the servers are."""
     servers = gr.Textbox(
         "",
         label="Addresses",
@@ -33,12 +31,12 @@ def build_server(form: Form) -> None:
         lines=1,
         max_lines=MOST_SERVERS,
     )
-    form.add("servers", servers)
+    add("servers", servers)
     sent = "Off: only servers of this machine are asked."
     remote = gr.Checkbox(False, label="Send my prompts to other machines, too", info=sent, elem_id="remote")
-    form.add("remote", remote)
+    add("remote", remote)
     at_once = "Sent at the same time, blank lines separate them: how the server decodes several requests."
-    form.add(
+    add(
         "together",
         gr.Textbox("", label="More prompts", info=at_once, elem_id="together", lines=1, max_lines=8),
     )

@@ -33,7 +33,8 @@ def test_a_chat_with_two_servers_is_drawn_stored_and_compared(page: Page) -> Non
     expect(panes.nth(1).locator(".ss-accepted")).to_have_count(0)
     expect(shown).to_contain_text("a whole step, not divided")
     expect(shown).to_contain_text("The server's totals agree: 16 drafted, 16 accepted.")
-    expect(shown.locator(".ss-headline")).to_have_text(["", ""])  # no side is said to be busy
+    expect(shown.locator(".ss-headline").first).to_have_text("4 target forwards · 4.75 tokens each")
+    expect(shown.locator(".ss-busy")).to_have_count(0)  # what each side does is unknown
     assert_looks(page, "#live-viewer")
 
 
