@@ -148,7 +148,7 @@ def _lost(trace: Trace, metrics: Metrics) -> str:
     per_round = metrics.mean_accepted_length
     if has_trees(trace.decisions) and per_round is not None:
         return f"{per_round:.2f} tokens of each tree were accepted"
-    if not metrics.drafted:
+    if not metrics.drafted or metrics.accepted is None:
         return "nothing was drafted"
     lost = metrics.drafted - metrics.accepted
     noun = "copied tokens" if metrics.draft_forwards == 0 else "drafts"

@@ -57,8 +57,9 @@ def read_counters(text: str) -> Counters | None:
             totals[_NAMES[name]] = totals.get(_NAMES[name], 0) + int(value)
     if not totals:
         return None
-    numbers = [totals.get(name, 0) for name in _NAMES.values()]
-    return Counters(*numbers, tuple(places.get(i, 0) for i in range(max(places, default=-1) + 1)))
+    drafts, drafted, accepted = (totals.get(name, 0) for name in _NAMES.values())
+    kept = tuple(places.get(i, 0) for i in range(max(places, default=-1) + 1))
+    return Counters(drafts, drafted, accepted, kept)
 
 
 def counters(address: Address) -> Counters | None:

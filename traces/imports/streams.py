@@ -85,8 +85,8 @@ def _own_time(event: dict[str, Any]) -> int | None:
     timings = event.get("timings")
     if not isinstance(timings, dict):
         return None
-    parts = [timings.get(name) for name in ("prompt_ms", "predicted_ms")]
-    return None if None in parts else _nanoseconds(sum(parts))
+    parts = [_nanoseconds(timings.get(name)) for name in ("prompt_ms", "predicted_ms")]
+    return None if None in parts else sum(filter(None, parts))
 
 
 def _trace(engine: str, answer: Answered, text: str, *, timed: bool) -> Trace:
