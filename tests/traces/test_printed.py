@@ -236,9 +236,25 @@ def test_huge_numbers_are_refused_or_left_out(name):
     try:
         (trace,) = read_traces(_file(f"{HUGE[name]}\n")).traces
     except UsageError as error:
-        assert "expected at most" in str(error) or "digits" in str(error)  # noqa: PT017
+        assert "expected at most" in str(error) or "is not a SpecScope trace" in str(error)  # noqa: PT017
     else:
         assert trace.windows[0].places == ()
+
+
+SLOW = {
+    "digits before a time": "1" * 4000 + " statistics draft-mtp: #calls",
+    "the beginning of a line again and again": "Decode batch #running-req: 1, accept len: 1, " * 80,
+    "rates without an end": "#acc rate/pos = (0.1, " * 180 + "statistics",
+    "SpecDecoding": "SpecDecoding metrics: Mean acceptance length: 1.0, Accepted throughput: 1.0 tokens/s, "
+    * 40,
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_lines_made_for_searches_that_take_long_are_read_like_others(name):
+    good = (PRINTED / "01-llama-server.log").read_text()
+    (trace,) = read_traces(_file(f"{SLOW[name]}\n" * 500 + good)).traces
+    assert measure(trace).drafted == 420
 
 
 _files: list[Path] = []

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, places_of, whole, window
 
-_TIME = re.compile(r"^(.*?)(\d+)\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
+_TIME = re.compile(r"^(.*?)(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
 _SLOT = re.compile(r"slot\s+print_timing:\s+id\s+(\d+)\s+\|\s+task\s+(-?\d+)\s+\|")
 _EVAL = re.compile(r"(prompt )?eval time =\s*([\d.]+) ms /\s*(\d+) (?:tokens|runs)")
 _DRAFT = re.compile(r"draft acceptance(?: rate)? =\s*[\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)(.*)")

@@ -16,10 +16,12 @@ from specscope.traces.imports.logs.windows import Printed, window
 
 STEPS = 40
 NOTE = f"Counts follow from the log's averages over {STEPS} steps, as --decode-log-interval has it by default"
-_LINE = re.compile(
-    r"Decode batch[.,]? .*?#running-req: (\d+),.*?accept len: ([\d.]+)(?:, accept rate: ([\d.]+))?,.*?"
-    r"gen throughput \(token/s\): ([\d.]+)"
-)
+_FIELDS = {
+    "running": re.compile(r"#running-req: (\d{1,9}),"),
+    "length": re.compile(r"accept len: ([\d.]{1,20}),"),
+    "rate": re.compile(r"accept rate: ([\d.]{1,20}),"),
+    "speed": re.compile(r"gen throughput \(token/s\): ([\d.]{1,20})"),
+}
 _TIME = re.compile(r"^(.*?)\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [^\]]*)?\]")
 
 
@@ -27,19 +29,21 @@ def read(lines: Sequence[str]) -> list[Printed]:
     """Return the servers whose lines are in a log, told apart by what is before or in the time."""
     found = dict[str, list[Window]]()
     for line in lines:
-        match = _LINE.search(line) if "Decode batch" in line else None
-        if match is None:
+        if "Decode batch" not in line:
+            continue
+        told = {key: match[1] for key, field in _FIELDS.items() if (match := field.search(line))}
+        if not told.keys() >= {"running", "length", "speed"}:
             continue
         time = _TIME.match(line)
         name = f"{time[1]}{time[3] or ''}".strip(" :|") if time else ""
         rows = found.setdefault(name, [])
-        rows.append(_window(match, time[2] if time else "", rows[-1].end / 1e9 if rows else 0.0))
+        rows.append(_window(told, time[2] if time else "", rows[-1].end / 1e9 if rows else 0.0))
     return [Printed("SGLang", name, rows, note=NOTE) for name, rows in found.items()]
 
 
-def _window(match: re.Match[str], time: str, before: float) -> Window:
-    running, length, speed = int(match[1]), float(match[2]), float(match[4])
-    rate = None if match[3] is None else float(match[3])
+def _window(told: dict[str, str], time: str, before: float) -> Window:
+    running, length, speed = int(told["running"]), float(told["length"]), float(told["speed"])
+    rate = float(told["rate"]) if "rate" in told else None
     steps = STEPS * running
     tokens = round(steps * length)
     accepted = max(0, tokens - steps)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_WINDOWS = 200_000
+MOST_LINE = 4096
+"""Characters of a line that are read: a search may take the square of them."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -42,8 +44,8 @@ class Printed(NamedTuple):
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text without colours and control characters."""
-    return [_COLOURS.sub("", line) for line in text.replace("\r", "\n").split("\n")]
+    """Return the lines of a text, without colours, control characters and what is too long."""
+    return [_COLOURS.sub("", line[:MOST_LINE]) for line in text.replace("\r", "\n").split("\n")]
 
 
 def trace_of(printed: Printed, source: str) -> Trace:
