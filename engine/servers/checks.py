@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 ACCEPTED = "accepted and rejected drafts"
 LENGTHS = "draft length of each step"
 ORDER = "order of the steps"
+NUMBER = "number of tokens"
+ORIGIN = "origin of each token"
 """Facts, as `assets/figures.toml` names them."""
 
 
@@ -20,7 +22,13 @@ def unknown(answers: Sequence[Answered]) -> list[str]:
     """Return the facts that the server left open."""
     guessed = any(step.drafted is None for answer in answers for step in answer.steps)
     found = [ACCEPTED, LENGTHS] if guessed or any(answer.told.why for answer in answers) else []
+    if any(answer.told.why and answer.told.tokens != _tokens(answer) for answer in answers):
+        found += [NUMBER, ORIGIN]  # an event may have several tokens
     return [*found, *([ORDER] if any(answer.told.disordered for answer in answers) else [])]
+
+
+def _tokens(answer: Answered) -> int:
+    return sum(len(step.tokens) for step in answer.steps)
 
 
 def notes(

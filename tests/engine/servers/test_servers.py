@@ -131,14 +131,18 @@ def test_draft_lengths_that_vllm_does_not_tell_are_unknown():
     assert (figures.tokens, figures.drafted, figures.acceptance_rate) == (40, None, None)
 
 
-def test_another_server_has_texts_and_times_only():
+@pytest.mark.parametrize(("told", "tokens"), [(5, 5), (7, None), (None, None)])
+def test_another_server_has_texts_and_times_only(told, tokens):
+    """An event may have several tokens: they are counted only if the server's number agrees."""
     words = [f'data: {{"choices": [{{"text": " word{i}"}}]}}'.encode() for i in range(5)]
+    if told is not None:
+        words.append(f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': told}})}".encode())
     with serving({"/v1/models": {"data": [{"id": "m"}]}}, words) as server:
         trace = with_unknown(specscope.connect(server.url).run(PROMPT))
     figures = measure(trace)
     assert trace.text == " word0 word1 word2 word3 word4"
-    assert (figures.tokens, figures.drafted) == (5, None)
-    assert figures.tokens_per_second
+    assert (figures.tokens, figures.drafted) == (tokens, None)
+    assert bool(figures.tokens_per_second) == (tokens is not None)
 
 
 def test_several_prompts_are_requests_at_once_with_seeds_of_their_own():
