@@ -5,6 +5,7 @@ A figure is None where a window lacks a count that it needs: what is unknown is 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from specscope.traces.places import Level, Slot
@@ -33,6 +34,20 @@ def places(windows: Sequence[Window]) -> tuple[int, ...]:
         return ()
     most = max(map(len, rows))
     return tuple(sum(row[i] for row in rows if i < len(row)) for i in range(most))
+
+
+def histogram(windows: Iterable[Window]) -> tuple[int, ...]:
+    """Return how many drafts had 0, 1, ... accepted tokens; empty if unknown.
+
+    It is known if all drafts had as many tokens as there are places.
+    """
+    rows = whole_windows(windows)
+    kept, drafts = places(rows), total(rows, "drafts")
+    if not kept or drafts is None or total(rows, "drafted") != drafts * len(kept):
+        return ()
+    reached = [drafts, *kept, 0]
+    found = tuple(now - after for now, after in pairwise(reached))
+    return found if min(found) >= 0 else ()
 
 
 def seconds(window: Window) -> float | None:

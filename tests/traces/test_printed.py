@@ -12,11 +12,12 @@ from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Window
 from specscope.traces.counted import figures, whole_windows
 from specscope.traces.health import health
-from specscope.traces.imported import origin
+from specscope.traces.imported import Counts, origin
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
 from specscope.traces.store import Store
 from specscope.traces.view.document import view_model
+from specscope.traces.whatif.replay import Change, what_if
 
 FOLDER = Path(__file__).parent / "imported"
 PRINTED = FOLDER / "printed"
@@ -60,6 +61,15 @@ def test_a_file_has_the_figures_that_follow_from_it(name):
     unknown = origin(trace.header).figures
     assert not unknown & {key for key, value in WHOLE[name].items() if value is not None}
     assert {key for key, value in WHOLE[name].items() if value is None} <= unknown
+
+
+def test_counts_by_place_are_replayed_like_those_of_a_profile():
+    """The same 5,000 drafts as counters and as a profile of Model Optimizer."""
+    (trace,) = read_traces(PRINTED / "05-vllm-metrics-after.prom").traces
+    assert origin(trace.header).counts == Counts((780, 1220, 1070, 580, 1350), 20000, 4)
+    (log,) = read_traces(PRINTED / "01-llama-server.log").traces
+    found = what_if(log, Change(profile="pearl-4xA100", method="speculative"))
+    assert len(found.replay.commits) > 300
 
 
 def test_requests_of_a_llama_log_are_windows_with_times():
