@@ -123,7 +123,7 @@ def test_the_tutorials_comparison_and_what_if_give_its_figures(place, capsys):
     assert f"p = {rejected.p:.3f} and q = {rejected.q:.3f}" in words
     (prompt,) = plain.header.prompts
     assert prompt in TUTORIAL
-    with specscope.open(runtime="virtual", profile=plain.header.profile) as cluster:
+    with specscope.open("bundled", runtime="virtual", profile=plain.header.profile) as cluster:
         short = cluster.run("speculative", prompt, config={"gamma": 3})
     waits = f"{100 * measure(short).waiting['draft']:.0f} %"
     assert f"again: {faster(short, plain)}. The target now waits for {waits}" in words
