@@ -29,6 +29,8 @@ MOST_LINE = 2**20
 """Bytes of one line of a stream."""
 MOST_BYTES = 64 * 2**20
 """Bytes of one answer."""
+ABSENT = (400, 404, 405, 501)
+"""What servers answer to a question that they do not know."""
 KEY = "SPECSCOPE_SERVER_KEY"
 """The environment variable with the key of a server that asks for one."""
 
@@ -93,11 +95,11 @@ class Address:
         """Return what the server has at a path; None if it has nothing there.
 
         Raises:
-            ServerError: It does not answer, or with an error other than 404 and 405.
+            ServerError: It does not answer, asks for a key, or has an error of its own.
         """
         with _Call(self, ASK_S) as call:
             response = call.send("GET", path)
-            if response.status in (404, 405, 501):
+            if response.status != 200:
                 return None
             return call.body(response)
 
@@ -180,10 +182,11 @@ class _Call:
             response = self._connection.getresponse()
         except (OSError, HTTPException) as error:
             raise self.error(f"does not answer ({_reason(error)})") from None
-        if response.status // 100 != 2 and response.status not in (404, 405, 501):
-            raise self.error(f"answered {path} with {response.status}: {_words(self.body(response))}")
-        if verb == "POST" and response.status != 200:
-            raise self.error(f"has no {path}: {_words(self.body(response))}")
+        absent = response.status in ABSENT and verb == "GET"
+        if response.status != 200 and not absent:
+            key = f"; set the key in {KEY}" if response.status in (401, 403) else ""
+            said = _words(self.body(response))
+            raise self.error(f"answered {path} with {response.status}: {said}{key}")
         return response
 
     def body(self, response: HTTPResponse) -> bytes:
@@ -212,7 +215,7 @@ class _Call:
             raise self.error(f"sent {_words(text)}, which is no JSON ({error})") from None
         if not isinstance(value, dict):
             raise self.error(f"sent {_words(text)}; expected an object")
-        if "error" in value:
+        if value.get("error"):
             raise self.error(f"ended with an error: {_words(text)}")
         return value
 

@@ -8,11 +8,10 @@ a label `position`. Values of several engines or models are summed.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from specscope.engine.servers.address import Address
+from specscope.engine.servers.address import Address, ServerError
 
 _LINE = re.compile(r"(?:vllm|llamacpp):spec_decode_num_(\w+?)(?:_total)?(\{[^}]*\})?\s+([0-9.eE+]+)(?:\s|$)")
 _PLACE = re.compile(r'position="(\d{1,4})"')
@@ -64,5 +63,7 @@ def read_counters(text: str) -> Counters | None:
 
 def counters(address: Address) -> Counters | None:
     """Return the counters of a server; None if it has no `/metrics`, or counts no drafts."""
-    content = address.get("/metrics")
-    return read_counters(content.decode("utf-8", "replace")) if content else None
+    with suppress(ServerError):  # it may also refuse them
+        content = address.get("/metrics")
+        return read_counters(content.decode("utf-8", "replace")) if content else None
+    return None

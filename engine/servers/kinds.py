@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, counters
 from specscope.engine.servers.steps import LlamaReader, PlainReader, Reader, VllmReader
+from specscope.engine.trace.given import MOST_TOKEN
 
 if TYPE_CHECKING:
     from specscope.engine.types import Limits, Sampling
@@ -108,7 +109,11 @@ def prompt_ids(found: Found, prompt: object) -> tuple[int, ...]:
         return ()
     body = {"content": prompt, "add_special": True, "parse_special": True}
     ids = found.address.ask("/tokenize", body).get("tokens")
-    return tuple(ids) if isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids) else ()
+    return (
+        tuple(ids)
+        if isinstance(ids, list) and all(type(i) is int and 0 <= i <= MOST_TOKEN for i in ids)
+        else ()
+    )
 
 
 def _templated(address: Address, messages: Sequence[Mapping[str, str]]) -> str:

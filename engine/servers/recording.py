@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from specscope.engine.errors import UsageError
 from specscope.engine.servers.steps import NO_TOKEN, Answered, Step
 from specscope.engine.trace.appended import Memory
 from specscope.engine.trace.events import Event, Header
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Status
 
 Listener = Callable[[Event], None]
+MOST_TOKENS = 2_000_000
+"""Tokens and drafts of all answers of a run."""
 
 
 def trace_of(
@@ -46,6 +49,7 @@ class Rows:
         self._recorder = Recorder(lines, header, Texts(None), rule, measured=False)
         self._recorder.start(min(begun))
         self._devices = [device.name for device in header.devices]
+        self._size = 0
         self._answers, self._last, self._first = answers, begun, set(range(len(answers)))
         exact = header.sampling.get("temperature") in (0, 1) and header.sampling.get("top_p") == 1
         self._chances = exact and not header.sampling.get("top_k")
@@ -65,6 +69,11 @@ class Rows:
         )
         self._last[number] = end
         ids, accepted = [token.id for token in step.tokens], step.accepted
+        self._size += len(ids) + (step.drafted or 0)
+        if self._size > MOST_TOKENS:
+            raise UsageError(
+                f"an answer has more than {MOST_TOKENS} tokens and drafts, the most that are read"
+            )
         longest = self._answers[number].told.longest or 0
         drafted = max(accepted, longest) if step.drafted is None else step.drafted
         guess = [*ids[:accepted], *[NO_TOKEN] * (drafted - min(accepted, len(ids)))]

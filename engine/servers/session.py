@@ -83,6 +83,7 @@ class Server:
 
     close = __exit__
 
+    @named_arguments
     def run(
         self,
         *prompts: Prompt,
@@ -118,8 +119,12 @@ class Server:
         for number, step, why in self._steps(requests, readers, stop):
             error = error or why
             if step is not None:
+                try:
+                    rows.add(number, step)
+                except UsageError as failure:  # the server sent what no trace holds
+                    error = error or str(failure)
+                    break
                 answers[number].steps.append(step)
-                rows.add(number, step)
         status: Status = "failed" if error else "cancelled" if stop.is_set() else "done"
         final = [a._replace(steps=r.final(a.steps)) for a, r in zip(answers, readers, strict=True)]
         after = self.found.counters() if status == "done" and before is not None else None
@@ -152,15 +157,18 @@ class Server:
         for number in range(len(streams)):
             Thread(target=read, args=(number,), name=f"request {number}", daemon=True).start()
         running = len(streams)
-        while running:
-            with suppress(Empty):
-                number, step, error = found.get(timeout=PERIOD_S)
-                running -= step is None
-                yield number, step, "" if stop.is_set() else error
-                if error:
+        try:
+            while running:
+                with suppress(Empty):
+                    number, step, error = found.get(timeout=PERIOD_S)
+                    running -= step is None
+                    yield number, step, "" if stop.is_set() else error
+                    if error:
+                        _close(streams)
+                if stop.is_set():
                     _close(streams)
-            if stop.is_set():
-                _close(streams)
+        finally:
+            _close(streams)
 
     def _header(self, prompts: Sequence[Prompt], sampling: Sampling, limits: Limits, group: str) -> Header:
         found = self.found

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from specscope.engine.trace.given import MOST_TOKEN
@@ -56,16 +57,12 @@ class Told:
     tokens: int | None = None
     drafted: int | None = None
     accepted: int | None = None
-    rounds: int | None = None
-    """Steps that verified a draft."""
     longest: int | None = None
     """The most tokens of a draft, as the server is set up."""
     disordered: bool = False
     """Whether the draft length of a step is one of several that fit."""
     why: str = ""
     """Why it told no counts; empty if it did."""
-    times: dict[str, float] = field(default_factory=dict[str, float])
-    """Its own times, in milliseconds."""
 
 
 class Answered(NamedTuple):
@@ -104,7 +101,6 @@ class LlamaReader:
         self._open: list[Token] = []
         self._missing = 0
         self._step = Step(0, (), 0, 0)
-        self._started = False
 
     def add(self, time: int, event: dict[str, Any]) -> list[Step]:
         timings = _object(event.get("timings"))
@@ -113,20 +109,22 @@ class LlamaReader:
         steps: list[Step] = []
         for token in found:
             if not self._missing:
-                steps += self._begin(time, timings)
+                self._begin(time, timings)
             self._open.append(token)
             self._missing -= 1
             if not self._missing:
                 steps += self._close()
         return steps
 
-    def _begin(self, time: int, timings: dict[str, Any]) -> list[Step]:
+    def _begin(self, time: int, timings: dict[str, Any]) -> None:
+        """Begin a step; one of more tokens than any draft has is cut, and the totals differ."""
         counters = _count(timings, "draft_n"), _count(timings, "draft_n_accepted")
-        drafted, accepted = (max(0, new - old) for new, old in zip(counters, self._seen, strict=True))
+        drafted, accepted = (
+            min(LONGEST_DRAFT, max(0, new - old)) for new, old in zip(counters, self._seen, strict=True)
+        )
         self._seen = counters
         self._step = Step(time, (), accepted, max(drafted, accepted))
         self._missing = accepted + 1
-        return []
 
     def _close(self) -> list[Step]:
         tokens, self._open, self._missing = tuple(self._open), [], 0
@@ -162,9 +160,6 @@ class LlamaReader:
         if timings:
             told.tokens = _count(timings, "predicted_n")
             told.drafted, told.accepted = _count(timings, "draft_n"), _count(timings, "draft_n_accepted")
-            told.times = {
-                name: value for name in ("prompt_ms", "predicted_ms") if (value := _number(timings, name))
-            }
 
 
 class VllmReader:
@@ -187,13 +182,14 @@ class VllmReader:
             told.tokens = _count(usage, "completion_tokens")
         if "metrics" in event:
             self._totals(_object(event["metrics"]))
-        tokens = self._tokens(choice)
-        if not tokens:
-            return []
-        accepted = 0 if self._first else len(tokens) - 1
-        drafted = 0 if self._first else None
-        self._first = False
-        return [Step(time, tokens, accepted, drafted)]
+        tokens, steps = self._tokens(choice), list[Step]()
+        if self._first and tokens:  # the prompt's forward made one token; more are merged
+            steps.append(Step(time, tokens[:1], 0, 0))
+            self._first, tokens = False, tokens[1:]
+        for at in range(0, len(tokens), LONGEST_DRAFT + 1):
+            part = tokens[at : at + LONGEST_DRAFT + 1]
+            steps.append(Step(time, part, len(part) - 1, None))
+        return steps
 
     def _tokens(self, choice: dict[str, Any]) -> tuple[Token, ...]:
         ids = [*map(_id, _list(choice.get("token_ids")))]
@@ -209,14 +205,10 @@ class VllmReader:
 
     def _totals(self, metrics: dict[str, Any]) -> None:
         told, counts = self.told, _object(metrics.get("speculative_decoding"))
-        told.times = {n: v for n in ("time_to_first_token_ms", "mean_itl_ms") if (v := _number(metrics, n))}
         if counts:
-            told.drafted, told.accepted = (
-                _count(counts, "num_draft_tokens"),
-                _count(counts, "num_accepted_draft_tokens"),
-            )
-            told.rounds = _count(counts, "num_spec_steps")
-            told.longest = _count(counts, "num_spec_tokens") or told.longest
+            told.drafted = _count(counts, "num_draft_tokens")
+            told.accepted = _count(counts, "num_accepted_draft_tokens")
+            told.longest = min(LONGEST_DRAFT, _count(counts, "num_spec_tokens")) or told.longest
             self._counts = counts
 
     def end(self) -> list[Step]:
@@ -240,15 +232,13 @@ class PlainReader:
     """Of any other server: each event is tokens without a known step."""
 
     def __init__(self) -> None:
-        self.told = Told(why="this server tells no counts of speculative decoding")
-        self._vllm = VllmReader()
+        self._texts = VllmReader()
+        self.told = self._texts.told
+        self.told.why = "This server reports no counts of speculative decoding."
 
     def add(self, time: int, event: dict[str, Any]) -> list[Step]:
-        steps = self._vllm.add(time, event)
-        same = self._vllm.told
-        self.told.model, self.told.reason, self.told.tokens = same.model, same.reason, same.tokens
-        self.told.prompt = same.prompt
-        return [step._replace(accepted=0, drafted=0) for step in steps]
+        steps = self._texts.add(time, event)
+        return [Step(time, (token,), 0, 0) for step in steps for token in step.tokens]
 
     def end(self) -> list[Step]:
         return []
@@ -265,9 +255,7 @@ def _aligned(steps: Sequence[Step], counts: Sequence[tuple[int, int]]) -> tuple[
     second value is whether such steps could also be others.
     """
     tokens = [(token, step.time) for step in steps for token in step.tokens]
-    ends = {0}
-    for step in steps:
-        ends.add(max(ends) + len(step.tokens))
+    ends = {0, *accumulate(len(step.tokens) for step in steps)}
     found, at, number = [steps[0]._replace(tokens=steps[0].tokens[:1], accepted=0, drafted=0)], 1, 0
     spare = len(tokens) - 1 - sum(accepted + 1 for _, accepted in counts)
     disordered = spare > 0
@@ -325,11 +313,6 @@ def _is_count(value: Any) -> bool:
 def _count(row: dict[str, Any], name: str) -> int:
     value = row.get(name)
     return value if type(value) is int and 0 <= value < 2**53 else 0
-
-
-def _number(row: dict[str, Any], name: str) -> float:
-    value = row.get(name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value >= 0 else 0.0
 
 
 def _id(value: Any) -> int:

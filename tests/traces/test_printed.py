@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +165,6 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_recorded_stream_has_its_steps(name, form):
     """As a client with a clock keeps it, as `curl -N` does, and as a proxy wraps its events."""
-    import json
-
     text = (FOLDER / "servers" / f"{name}.jsonl").read_text()
     lines = [json.loads(row)["raw"] for row in text.splitlines()]
     if form == "lines":
@@ -231,6 +231,50 @@ def test_any_cut_and_any_change_of_a_byte_is_read_or_refused(tmp_path):
                     figures(whole_windows(trace.windows))
             except UsageError:
                 pass
+
+
+FORMS: dict[str, Any] = {
+    "timings": {"timings": {"predicted_n": 9, "predicted_ms": 1.0, "draft_n": 4, "draft_n_accepted": 2, "draft_rounds": 2}},
+    "answer": {"choices": [{"new_tokens": [9], "wall_time": [0.1], "accept_lengths": [3, 1]}], "category": "a"},
+    "steps": {"choices": [{"new_tokens": [9], "wall_time": [0.1], "idxs": [3]}]},
+    "meta": {"meta_info": {"spec_verify_ct": 3, "completion_tokens": 9, "e2e_latency": 1.0, "spec_accept_histogram": [1, 1, 1]}},
+    "bench": {
+        "duration": 1.0, "spec_decode_acceptance_rate": 50.0, "spec_decode_num_drafts": 5, "spec_decode_draft_tokens": 10,
+        "spec_decode_accepted_tokens": 9, "spec_decode_per_position_acceptance_rates": [1.0, 0.8], "total_output_tokens": 14,
+    },
+    "iteration": {"iter": 1, "iterLatencyMS": 5.0, "specDecodingStats": {"numDraftTokens": 4, "numAcceptedTokens": 2}},
+}  # fmt: skip
+"""A row of each form of JSON, by the fields that engines document."""
+ODD: list[Any] = [None, True, -1, 2**64, 1e300, "x", [], {}, [None], [-1], [2**64], [0.5] * 2000, {"a": 1}]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_value_in_a_row_is_read_or_refused_in_words(name):
+    read_traces(_file(json.dumps(FORMS[name])))
+    for changed in _changed(FORMS[name]):
+        try:
+            for trace in read_traces(_file(json.dumps(changed))).traces:
+                measure(trace)
+                health(trace)
+        except UsageError:
+            pass
+
+
+def _changed(value: Any) -> Iterator[Any]:
+    """Yield copies of a value in which one part is an odd one."""
+    yield from ODD
+    if isinstance(value, dict):
+        yield from ({**value, key: inner} for key in value for inner in _changed(value[key]))
+    elif isinstance(value, list) and value:
+        yield from ([inner, *value[1:]] for inner in _changed(value[0]))
+
+
+def test_documented_rows_have_their_counts():
+    (bench,) = read_traces(_file(json.dumps(FORMS["bench"]))).traces
+    found = measure(bench)
+    assert (found.drafted, found.accepted, found.acceptance_length, found.tokens) == (10, 9, 2.8, 14)
+    (meta,) = read_traces(_file(json.dumps(FORMS["meta"]))).traces
+    assert meta.windows[0].places == (2, 1)
 
 
 HUGE = {

@@ -14,8 +14,10 @@ import specscope
 from specscope.engine.errors import UsageError
 from specscope.engine.servers.address import KEY, Address, ServerError
 from specscope.engine.servers.counters import read_counters
-from specscope.engine.servers.steps import LlamaReader, VllmReader
-from specscope.engine.trace.events import Commit, Header
+from specscope.engine.servers.recording import trace_of
+from specscope.engine.servers.steps import Answered, LlamaReader, VllmReader
+from specscope.engine.trace.events import Commit, Device, Header
+from specscope.engine.trace.ranges import LONGEST_DRAFT
 from specscope.engine.types import Limits, Sampling
 from specscope.traces.checks import check
 from specscope.traces.imported import origin, with_unknown
@@ -23,6 +25,7 @@ from specscope.traces.metrics import measure
 from tests.engine.servers.replayed import RECORDED, llama, serving, stream, vllm
 
 PROMPT = "List the numbers."
+SERVER_DEVICE = Device("server:0", "drafter+target", "server", "server")
 STREAMS: dict[str, tuple[int, int, int, str]] = {
     "llama-draft-chat-t0": (9, 8, 8, "stop"),
     "llama-draft-completion-t0": (20, 16, 16, "eos"),
@@ -218,6 +221,36 @@ def test_any_value_in_an_event_is_read_without_an_error(name):
                 reader = LlamaReader() if name.startswith("llama") else VllmReader(4)
                 steps = [s for i, e in enumerate([rows[1], changed, rows[2]]) for s in reader.add(i, e)]
                 reader.final([*steps, *reader.end()])
+
+
+HOSTILE = {
+    "a counter": (LlamaReader, {"tokens": [1], "content": "a", "timings": {"draft_n": 2**52, "draft_n_accepted": 2**52}}),
+    "many ids": (VllmReader, {"choices": [{"token_ids": [1] * 5000, "text": "a"}]}),
+    "the longest draft": (VllmReader, {"choices": [], "metrics": {"speculative_decoding": {"num_spec_tokens": 2**52}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_number_of_a_server_makes_a_draft_longer_than_any_is(name):
+    make, event = HOSTILE[name]
+    reader = make()
+    plain = {"tokens": [7], "content": "b", "timings": {}, "choices": [{"token_ids": [7, 8], "text": "b"}]}
+    steps = [step for row in (plain, event, plain) for step in reader.add(0, row)]
+    answer = Answered(0, reader.final([*steps, *reader.end()]), reader.told)
+    header = Header("run", "", "", "", {}, ("",), ((),), {}, {}, "", "", (SERVER_DEVICE,), "", "")
+    trace = trace_of(header, [answer], "")
+    check(trace)
+    assert max((r.drafted for r in trace.rounds), default=0) <= LONGEST_DRAFT
+
+
+def test_an_answer_of_too_many_drafts_fails_and_keeps_what_came(monkeypatch):
+    monkeypatch.setattr("specscope.engine.servers.recording.MOST_TOKENS", 20)
+    with llama() as server:
+        trace = specscope.connect(server.url).run(PROMPT)
+    check(trace)
+    assert trace.status == "failed"
+    assert "more than 20 tokens and drafts" in trace.footer.error
+    assert trace.commits
 
 
 ADDRESSES = {

@@ -11,13 +11,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
-from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
-from specscope.traces.imports.logs.windows import Printed, places_of, window
+from specscope.engine.trace.ranges import LONGEST_DRAFT
+from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
 from specscope.traces.imports.request_trace import is_object, number, optional_whole, text, whole, wholes
 
 
@@ -66,7 +68,7 @@ def _timings(row: dict[str, Any], at: float) -> Window:
         drafted=drafted,
         accepted=accepted,
         tokens=tokens,
-        busy=round(1e9 * seconds),
+        busy=nanoseconds(seconds),
     )
 
 
@@ -86,7 +88,7 @@ def _is_answer(row: Any) -> bool:
 def _answer(row: dict[str, Any], at: float) -> Window:
     choice = row["choices"][0]
     tokens = sum(wholes(choice, "new_tokens", 1000))
-    seconds = sum(number({"wall_time": one}, "wall_time") for one in choice["wall_time"][:1000])
+    seconds = sum(_numbers(choice, "wall_time"))
     lengths = wholes(choice, "accept_lengths", 200_000, LONGEST_DRAFT) if "accept_lengths" in choice else ()
     if "decoding_steps" in choice:
         steps = sum(wholes(choice, "decoding_steps", 1000))
@@ -94,9 +96,8 @@ def _answer(row: dict[str, Any], at: float) -> Window:
         steps = len(lengths) or sum(last + 1 for last in wholes(choice, "idxs", 1000))
     kept = [max(0, one - 1) for one in lengths]
     accepted = sum(kept) if lengths else max(0, tokens - steps)
-    longest = max(kept, default=0)
-    counts = [kept.count(n) for n in range(longest + 1)]
-    places = tuple(list(accumulate(reversed(counts)))[::-1][1:]) if lengths else ()
+    times = Counter(kept)
+    places = _places([times[n] for n in range(max(kept, default=0) + 1)]) if lengths else ()
     label = " · ".join(filter(None, (text(row, "category", 40), str(row.get("question_id", ""))[:40])))
     drafted = any(kept) if lengths else accepted > 0
     return window(
@@ -109,9 +110,21 @@ def _answer(row: dict[str, Any], at: float) -> Window:
         accepted=accepted,
         places=places,
         tokens=tokens,
-        busy=round(1e9 * seconds),
+        busy=nanoseconds(seconds),
         running=1.0,
     )
+
+
+def _numbers(row: dict[str, Any], name: str) -> list[float]:
+    values = row.get(name)
+    if not isinstance(values, list) or len(values) > LONGEST_DRAFT:
+        raise ValueError(f"{name} is {shown(values)}; expected a list of at most {LONGEST_DRAFT} numbers")
+    return [number({name: value}, name) for value in values]
+
+
+def _places(histogram: Sequence[int]) -> tuple[int, ...]:
+    """Return the accepted tokens by place of the drafts that had 0, 1, ... accepted tokens."""
+    return tuple(accumulate(reversed(histogram[1:])))[::-1]
 
 
 def _is_meta(row: Any) -> bool:
@@ -126,10 +139,8 @@ def _meta(row: dict[str, Any], at: float) -> Window:
     if accepted is None and tokens is not None:
         accepted = max(0, tokens - steps)
     seconds = number(meta, "e2e_latency") if meta.get("e2e_latency") is not None else 0.0
-    histogram = [
-        one for one in meta.get("spec_accept_histogram") or () if type(one) is int and 0 <= one <= MOST_WHOLE
-    ]
-    places = tuple(list(accumulate(reversed(histogram)))[::-1][1:])
+    name = "spec_accept_histogram"
+    places = _places(wholes(meta, name, LONGEST_DRAFT + 1)) if meta.get(name) is not None else ()
     return window(
         at,
         at + seconds,
@@ -138,9 +149,9 @@ def _meta(row: dict[str, Any], at: float) -> Window:
         drafts=steps,
         drafted=drafted,
         accepted=accepted,
-        places=places[:LONGEST_DRAFT],
+        places=places,
         tokens=tokens,
-        busy=round(1e9 * seconds) or None,
+        busy=nanoseconds(seconds) or None,
     )
 
 
@@ -150,8 +161,8 @@ def _is_bench(row: Any) -> bool:
 
 def _bench(row: dict[str, Any], at: float) -> Window:
     drafts, seconds = optional_whole(row, "spec_decode_num_drafts"), number(row, "duration")
-    rates = row.get("spec_decode_per_position_acceptance_rates") or ()
-    shares = [number({"rate": one}, "rate") for one in rates[:LONGEST_DRAFT]]
+    name = "spec_decode_per_position_acceptance_rates"
+    shares = _numbers(row, name) if row.get(name) is not None else []
     return window(
         at,
         at + seconds,
@@ -180,7 +191,7 @@ def _iteration(row: dict[str, Any], at: float) -> Window:
         drafts=requests,
         drafted=whole(stats, "numDraftTokens"),
         accepted=whole(stats, "numAcceptedTokens"),
-        busy=round(1e9 * seconds) or None,
+        busy=nanoseconds(seconds) or None,
         running=None if requests is None else float(requests),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from specscope.engine.trace.events import Window
-from specscope.traces.imports.logs.windows import Printed, places_of, whole, window
+from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
 
 _TIME = re.compile(r"^(.*?)(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
 _SLOT = re.compile(r"slot\s+print_timing:\s+id\s+(\d+)\s+\|\s+task\s+(-?\d+)\s+\|")
@@ -154,8 +154,8 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         accepted=accepted,
         places=places,
         tokens=request.tokens,
-        busy=None if request.ms is None else round(1e6 * request.ms),
-        drafting=None if not ms or None in ms else round(1e6 * sum(filter(None, ms))),
+        busy=None if request.ms is None else nanoseconds(request.ms / 1e3),
+        drafting=None if not ms or None in ms else nanoseconds(sum(filter(None, ms)) / 1e3),
         running=None,
     )
     yield whole_one
@@ -170,7 +170,7 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
             drafted=part.drafted,
             accepted=part.accepted,
             places=part.places,
-            drafting=None if part.ms is None else round(1e6 * part.ms),
+            drafting=None if part.ms is None else nanoseconds(part.ms / 1e3),
         )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from specscope.engine.servers.counters import Counters, read_counters
-from specscope.traces.imports.logs.windows import Printed, places_of, whole, window
+from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
 
 _COUNTER = re.compile(r"^(vllm|llamacpp):spec_decode_num_drafts(?:_total)?[ {]")
 _SUMMARY = re.compile(
@@ -17,7 +17,7 @@ _ROW = re.compile(
     r"^\s*(\S+)\s+pred=\s*(\d+)\s+draft=\s*(\d+)\s+acc=\s*(\d+)\s+rate=[\d.]+\s+tok/s=([\d.]+)\s*$"
 )
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
-SINCE = "Counters since the server's start; import a later text of them with --since this file for what is between"
+SINCE = "Counters since the server's start; a file with an earlier text and this one has what is between"
 
 
 def counted(now: Counters, label: str = "") -> Printed:
@@ -77,7 +77,7 @@ def bench(lines: Sequence[str]) -> list[Printed]:
         seconds = tokens / speed if speed else 0.0
         counts = {"drafted": whole(match[3]), "accepted": accepted, "steps": max(0, tokens - accepted - 1)}
         rows.append(
-            window(at, at + seconds, label=match[1][:80], tokens=tokens, busy=round(1e9 * seconds), **counts)
+            window(at, at + seconds, label=match[1][:80], tokens=tokens, busy=nanoseconds(seconds), **counts)
         )
         at += seconds
     return [Printed("llama.cpp", "", rows)] if rows else []

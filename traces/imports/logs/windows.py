@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_WINDOWS = 200_000
+MOST_SECONDS = 1e10
+"""Since 1970, or the first line; a stored window is checked again, since the first window."""
 MOST_LINE = 4096
 """Characters of a line that are read: a search may take the square of them."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -110,7 +112,10 @@ def window(start: float, end: float, **counts: Any) -> Window:
 
 
 def nanoseconds(seconds: float) -> int:
-    return max(0, round(1e9 * seconds))
+    """Return a time; ValueError for one that no trace holds."""
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"a time is {seconds:g} s; expected 0 to {MOST_SECONDS:g}")
+    return round(1e9 * seconds)
 
 
 def places_of(rates: str | Iterable[float], drafts: int | None) -> tuple[int, ...]:
