@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -231,6 +231,15 @@ class Service:
             run.end("done")
             return
         more = {"load": load_of(*request.load)} if request.load else {}
+        with self._listening(run) as listen:
+            same = {name: getattr(request, name) for name in ("config", "sampling", "limits", "group")}
+            prompts, watched = (request.prompt, *request.further), {"listener": listen, "cancel": run.stopped}
+            trace = cluster.run(request.method, *prompts, **same, **watched, **more)
+        run.end("cancelled" if trace.status == "cancelled" else "done")
+
+    @contextmanager
+    def _listening(self, run: LiveRun) -> Generator[Callable[[Event], None]]:
+        """Yield what shows and stores the events of a run."""
         with self.store.listening() if self.store else nullcontext() as record:
 
             def listen(event: Event) -> None:
@@ -238,10 +247,7 @@ class Service:
                 if record is not None:
                     record(event)
 
-            same = {name: getattr(request, name) for name in ("config", "sampling", "limits", "group")}
-            prompts, watched = (request.prompt, *request.further), {"listener": listen, "cancel": run.stopped}
-            trace = cluster.run(request.method, *prompts, **same, **watched, **more)
-        run.end("cancelled" if trace.status == "cancelled" else "done")
+            yield listen
 
     def _ask(self, run: LiveRun) -> None:
         """Send a run's prompts to its server; the models that were open leave it the machine."""
@@ -250,13 +256,7 @@ class Service:
         server = connect(request.server, remote=request.remote)
         if not run.enter("running"):
             return
-        with self.store.listening() if self.store else nullcontext() as record:
-
-            def listen(event: Event) -> None:
-                run.append(event)
-                if record is not None:
-                    record(event)
-
+        with self._listening(run) as listen:
             same = {name: getattr(request, name) for name in ("sampling", "limits", "group")}
             trace = server.run(request.prompt, *request.further, **same, listener=listen, cancel=run.stopped)
         run.settle(trace)

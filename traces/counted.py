@@ -5,10 +5,11 @@ A figure is None where a window lacks a count that it needs: what is unknown is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specscope.traces.places import Level, Slot
+from specscope.traces.places import levels_of, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,17 +38,21 @@ def places(windows: Sequence[Window]) -> tuple[int, ...]:
 
 
 def histogram(windows: Iterable[Window]) -> tuple[int, ...]:
-    """Return how many drafts had 0, 1, ... accepted tokens; empty if unknown.
-
-    It is known if all drafts had as many tokens as there are places.
-    """
+    """Return how many drafts had 0, 1, ... accepted tokens; empty if unknown."""
     rows = whole_windows(windows)
     kept, drafts = places(rows), total(rows, "drafts")
-    if not kept or drafts is None or total(rows, "drafted") != drafts * len(kept):
+    if not kept or not drafts:
         return ()
     reached = [drafts, *kept, 0]
     found = tuple(now - after for now, after in pairwise(reached))
     return found if min(found) >= 0 else ()
+
+
+def of_one_length(windows: Iterable[Window]) -> bool:
+    """Return whether all drafts had as many tokens as there are places."""
+    rows = whole_windows(windows)
+    kept, drafts = places(rows), total(rows, "drafts")
+    return bool(kept) and drafts is not None and total(rows, "drafted") == drafts * len(kept)
 
 
 def seconds(window: Window) -> float | None:
@@ -64,8 +69,10 @@ def figures(windows: Iterable[Window]) -> dict[str, Any]:
     steps, tokens, drafting = (total(rows, name) for name in ("steps", "tokens", "drafting"))
     times = [seconds(one) for one in rows]
     decode = None if None in times or not times else sum(filter(None, times))
-    slots = slots_of(places(rows), drafts)
-    fixed = bool(slots) and drafted == (drafts or 0) * len(slots)
+    kept = histogram(rows)
+    gamma = max(0, len(kept) - 1)
+    slots = slots_of(kept, gamma) if kept else ()
+    fixed = bool(slots) and of_one_length(rows)
     rejected = None if not fixed or drafts is None else drafts - (slots[-1].accepted or 0)
     tested = None if rejected is None or accepted is None else accepted + rejected
     return {
@@ -84,29 +91,10 @@ def figures(windows: Iterable[Window]) -> dict[str, Any]:
         "tokens_per_target_forward": _ratio(_plus(accepted, steps), steps),
         "mean_accepted_length": _ratio(accepted, drafts),
         "acceptance_length": _ratio(_plus(accepted, drafts), drafts),
-        "per_position": slots,
-        "per_level": levels_of(slots),
+        "per_position": slots if fixed else tuple(replace(slot, drafted=None) for slot in slots),
+        "per_level": levels_of(kept, gamma) if kept else (),
         "draft_seconds_per_100_tokens": _ratio(None if drafting is None else drafting / 1e7, tokens),
     }
-
-
-def slots_of(accepted: Sequence[int], drafts: int | None) -> tuple[Slot, ...]:
-    """Return the acceptance by place; a place is tested where the one before was accepted."""
-    if not drafts:
-        return ()
-    tested = [drafts, *accepted[:-1]]
-    return tuple(
-        Slot(i, None, tested[i - 1], kept, _ratio(kept, tested[i - 1]), kept / drafts)
-        for i, kept in enumerate(accepted, 1)
-    )
-
-
-def levels_of(slots: Iterable[Slot]) -> tuple[Level, ...]:
-    return tuple(
-        Level(one.slot, one.tested, one.accepted or 0, one.conditional)
-        for one in slots
-        if one.conditional is not None
-    )
 
 
 def _plus(a: int | None, b: int | None) -> int | None:

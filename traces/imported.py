@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import OTHERS
 from specscope.engine.trace.header import SERVER
+from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.work import DRAFTS
 from specscope.traces.definitions import FACTS, FIGURES
@@ -48,8 +49,6 @@ LOAD = "load by other programs"
 INSIDE = "work inside each step"
 FED = FORWARDS | {"prefill"}
 """Kinds of spans that feed rows to a model; one of 0 rows, a search for n-grams, feeds none."""
-NO_TOKEN = -1
-"""The id of a token that the file does not name."""
 UNKNOWN_TEXT = "▒"
 """Shown for such a token."""
 

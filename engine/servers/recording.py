@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specscope.engine.errors import UsageError
-from specscope.engine.servers.steps import NO_TOKEN, Answered, Step
+from specscope.engine.servers.steps import Answered, Step
 from specscope.engine.trace.appended import Memory
 from specscope.engine.trace.events import Event, Header
 from specscope.engine.trace.jsonl import from_json
+from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.engine.trace.recorder import Recorder
 from specscope.engine.trace.texts import Texts
 from specscope.engine.trace.trace import Trace

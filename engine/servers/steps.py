@@ -20,10 +20,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from specscope.engine.trace.given import MOST_TOKEN
-from specscope.engine.trace.ranges import LONGEST_DRAFT
+from specscope.engine.trace.ranges import LONGEST_DRAFT, NO_TOKEN
 
-NO_TOKEN = -1
-"""The id of a token that the server does not name."""
 REASONS = {"length": "length", "limit": "length", "stop": "stop", "eos": "eos", "word": "stop"}
 
 

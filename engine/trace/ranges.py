@@ -22,6 +22,8 @@ MOST_TOKENS = 2**27
 """The longest context of a model that is opened."""
 LONGEST_DRAFT = 1024
 """Of a file that counts verifications by their accepted tokens."""
+NO_TOKEN = -1
+"""The id of a token that is not named."""
 MOST_PROMPTS = 10_000
 MOST_WHOLE = 2**53 - 1
 """The largest whole number that JavaScript knows exactly."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.files import parse_json
 from specscope.engine.servers.checks import unknown
 from specscope.engine.servers.recording import trace_of
-from specscope.engine.servers.steps import NO_TOKEN, Answered, LlamaReader, Reader, Step, VllmReader
+from specscope.engine.servers.steps import Answered, LlamaReader, Reader, Step, VllmReader
 from specscope.engine.trace.events import Device, Header
+from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.traces.imported import Imported, with_unknown
 from specscope.traces.imports.request_trace import new_header
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specscope.engine.trace.events import Footer, Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
 from specscope.engine.trace.trace import Trace
-from specscope.traces.counted import figures, histogram, total, whole_windows
+from specscope.traces.counted import figures, histogram, of_one_length, total, whole_windows
 from specscope.traces.imported import COUNTED, Counts, Imported
 from specscope.traces.imports.request_trace import new_header
 
@@ -65,7 +65,7 @@ def trace_of(printed: Printed, source: str) -> Trace:
         "times": all(one.busy is None and one.end == one.start for one in rows),
     }
     known = tuple(name for name, value in figures(rows).items() if value not in (None, ()))
-    kept = histogram(rows)
+    kept = histogram(rows) if of_one_length(rows) else ()
     drafted, tokens = (total(whole_windows(rows), name) for name in ("drafted", "tokens"))
     counts = Counts(kept, drafted, len(kept) - 1, tokens) if kept else None
     unknown = (*COUNTED, *(fact for fact, missing in lacking.items() if missing))
