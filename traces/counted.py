@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specscope.traces.places import levels_of, slots_of
+from specscope.traces.places import Slot, levels_of, slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,7 +71,7 @@ def figures(windows: Iterable[Window]) -> dict[str, Any]:
     decode = None if None in times or not times else sum(filter(None, times))
     kept = histogram(rows)
     gamma = max(0, len(kept) - 1)
-    slots = slots_of(kept, gamma) if kept else ()
+    slots: tuple[Slot, ...] = slots_of(kept, gamma) if kept else ()
     fixed = bool(slots) and of_one_length(rows)
     rejected = None if not fixed or drafts is None else drafts - (slots[-1].accepted or 0)
     tested = None if rejected is None or accepted is None else accepted + rejected

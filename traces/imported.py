@@ -113,7 +113,7 @@ class Imported:
     def sentence(self) -> str:
         unknown = ", ".join(self.unknown)
         if self.recorded:
-            what = "Not told by the server" if self.server else "Not recorded"
+            what = "Not reported by the server" if self.server else "Not recorded"
             return " ".join((*self.notes, *([f"{what}: {unknown}."] if unknown else [])))
         if self.known:
             return f"Imported from {self.source}, which tells counts and no single tokens."

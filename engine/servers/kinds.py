@@ -25,7 +25,7 @@ class Kind:
 
     name: str
     shows: str
-    """What it tells, and which flag would tell more."""
+    """The facts that it reports, and the flag for further facts."""
     rule: str
     """Its rule of acceptance above temperature 0; empty if unknown."""
     request: Callable[[Found, Prompt, Sampling, Limits], tuple[str, Body]]
@@ -42,7 +42,7 @@ class Found:
     version: str
     model: str
     longest: int | None
-    """The most tokens of its drafts; None if it does not tell."""
+    """The most tokens of its drafts; None if unknown."""
     counted: bool
     """Whether it counts drafts at `/metrics`."""
 
@@ -165,25 +165,25 @@ def _text(value: Any) -> str:
 
 LLAMA = Kind(
     "llama.cpp",
-    "It tells drafted and accepted tokens with every token, so rounds, origins and their times are exact; "
-    "not the rejected tokens, q, or how a step is divided between drafter and target. "
-    "Started with --metrics, its totals are checked, too.",
+    "Every token comes with the counts of drafted and accepted tokens: rounds, origins and times are exact. "
+    "Rejected tokens, q, and the parts of drafter and target in a step are not reported. "
+    "With --metrics, the totals are checked, too.",
     "match",
     _llama,
     lambda _: LlamaReader(),
 )
 VLLM = Kind(
     "vLLM",
-    "Each step arrives as one event, so rounds and their times are shown at once; started with "
-    "--per-request-spec-decode-metrics detailed, it tells the draft length of each step at the end. "
-    "It does not tell rejected tokens, q, or how a step is divided between drafter and target.",
+    "Each step arrives as one event: rounds and their times are shown at once. "
+    "With --per-request-spec-decode-metrics detailed, draft lengths follow at the end. "
+    "Rejected tokens, q, and the parts of drafter and target in a step are not reported.",
     "ratio",
     _vllm,
     lambda found: VllmReader(found.longest),
 )
 PLAIN = Kind(
     "another server",
-    "It tells texts and their times, and nothing of drafts; with llama-server or vLLM their rounds are shown.",
+    "It reports texts and their times, and no drafts. Rounds are shown of llama-server and vLLM.",
     "",
     _openai,
     lambda _: PlainReader(),

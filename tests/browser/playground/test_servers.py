@@ -20,7 +20,7 @@ def test_a_chat_with_two_servers_is_drawn_stored_and_compared(page: Page) -> Non
         fill(page.get_by_role("textbox", name="Addresses"), f"{drafts.url}\n{plain.url}")
         page.get_by_role("button", name="What will it show?").click()
         expect(page.locator("#server-answer p")).to_have_count(2)
-        expect(page.locator("#server-answer")).to_contain_text("It tells drafted and accepted tokens")
+        expect(page.locator("#server-answer")).to_contain_text("counts of drafted and accepted tokens")
         type_prompt(page, "Count to twelve.")
         press_run(page, page.locator(".app-prompt", has_text="Count to twelve."))
         wait_for(page, "done")
