@@ -73,7 +73,7 @@ def figures(windows: Iterable[Window]) -> dict[str, Any]:
     gamma = max(0, len(kept) - 1)
     slots: tuple[Slot, ...] = slots_of(kept, gamma) if kept else ()
     fixed = bool(slots) and of_one_length(rows)
-    rejected = None if not fixed or drafts is None else drafts - (slots[-1].accepted or 0)
+    rejected = drafts - kept[-1] if fixed and drafts is not None else None
     tested = None if rejected is None or accepted is None else accepted + rejected
     return {
         "tokens": tokens,
