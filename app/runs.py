@@ -55,6 +55,10 @@ class RunRequest:
     """Address of a running server, which decodes with models of its own."""
     remote: bool = False
     """Whether it may be on another machine."""
+    key: str | None = field(default=None, repr=False)
+    """The server's key; None for that of the environment."""
+    probabilities: bool = False
+    """Whether the server is asked for p of the tokens."""
     load: tuple[tuple[float, ...], int, int, str] | None = None
     """Arguments of `specscope.Load`; None if all prompts begin at once."""
 

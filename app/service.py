@@ -253,11 +253,11 @@ class Service:
         """Send a run's prompts to its server; the models that were open leave it the machine."""
         request = run.request
         self._drop()
-        server = connect(request.server, remote=request.remote)
+        server = connect(request.server, key=request.key, remote=request.remote)
         if not run.enter("running"):
             return
         with self._listening(run) as listen:
-            same = {name: getattr(request, name) for name in ("sampling", "limits", "group")}
+            same = {name: getattr(request, name) for name in ("sampling", "limits", "probabilities", "group")}
             trace = server.run(request.prompt, *request.further, **same, listener=listen, cancel=run.stopped)
         run.settle(trace)
         if self.store is not None:

@@ -59,6 +59,11 @@ SERVER: Options = {
     "--remote": (False, "", "with --server: it may be on another machine, to which the prompts are sent"),
     "--at-once": (1, "N", "with --server: requests at once (1)"),
     "--chat": (False, "", "with --server: send each prompt as a chat message, in the model's template"),
+    "--probabilities": (
+        False,
+        "",
+        "with --server: ask llama.cpp for p of tokens that it did not verify; takes time",
+    ),
 }
 """Of a run on a server; its address is an option in place of a method."""
 PROMPT: Options = {

@@ -100,6 +100,7 @@ def _traces(
     for first in range(0, len(prompts), args.at_once):
         part = list(prompts[first : first + args.at_once])
         given = {"limits": options.limits_of(args), "sampling": seeded(sampling, first), "group": group}
+        given |= {"probabilities": args.probabilities}
         which = f"({next(numbers)} of {parts})" if parts > 1 else ""
         trace = common.recorded(store, _Named(server), server.found.title, part, given, which, stream=stream)
         store.replace(trace)

@@ -153,13 +153,18 @@ class Form:
     def inputs(self) -> list[gr.components.Component]:
         return list(self.controls.values())
 
+    @property
+    def remembered(self) -> dict[str, gr.components.Component]:
+        """The controls that a page notes: all without a secret."""
+        return {name: one for name, one in self.controls.items() if getattr(one, "type", "") != "password"}
+
     def values(self, given: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(self.controls, given, strict=True))
 
     def noted(self, given: Sequence[Any]) -> dict[str, Any]:
         """Return the values that a page has noted, by control; without those it cannot have."""
-        given = given if len(given) == len(self.controls) else ()
-        rows = zip(self.controls.items(), given, strict=False)
+        given = given if len(given) == len(self.remembered) else ()
+        rows = zip(self.remembered.items(), given, strict=False)
         return {name: value for (name, control), value in rows if _fits(name, control, value)}
 
     def shown(self, values: Mapping[str, Any]) -> Update:

@@ -80,7 +80,7 @@ class Playground:
         composer.clear.click(streams.handler(self.forget), self.chat, changed, **streams.in_order, **QUIET)
         composer.stop.click(self.stop_runs, self.chat, None, concurrency_limit=None, **QUIET)
         self.changed = changed
-        self.given = [*form.inputs, composer.prompt, composer.system, composer.follow]
+        self.given = [*form.remembered.values(), composer.prompt, composer.system, composer.follow]
         """What the page notes, to be as it was after a reload and at an earlier address."""
         changes = [one.change for one in self.given]
         gr.on(changes, None, self.given, None, js=_noting("note"), **QUIET)

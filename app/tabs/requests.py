@@ -165,7 +165,8 @@ def make_requests(
     Values by control: methods (see `read_choices`), temperature, top_k, top_p, seed,
     max_new_tokens, stop, runtime, profile, profile_pair, models (a pair's name, or `own`), target,
     drafting (a form of the target's weights, `usual` or `other`), drafter, head; with `server`
-    servers, remote and together in place of the methods, one request per server.
+    servers, server_key, remote, probabilities and together in place of the methods, one request
+    per server.
     """
     if values.get("models") == SERVER:
         return _of_servers(values, messages, group)
@@ -199,8 +200,9 @@ def _generation(values: Mapping[str, Any]) -> dict[str, Any]:
 def _of_servers(
     values: Mapping[str, Any], messages: Sequence[Mapping[str, str]], group: str
 ) -> list[RunRequest]:
-    with at("servers"):
-        addresses = [Address.of(line).url for line in lines_of(values["servers"])]
+    with at("servers", {"key": "server-key"}):
+        key = str(values["server_key"] or "").strip() or None
+        addresses = [Address.of(line, key or "").url for line in lines_of(values["servers"])]
         if not addresses:
             raise UsageError("no server is named; type the address of one, such as http://127.0.0.1:8080")
         if len(addresses) > MOST_SERVERS:
@@ -222,6 +224,8 @@ def _of_servers(
             runtime=SERVER,
             server=address,
             remote=bool(values["remote"]),
+            key=key,
+            probabilities=bool(values["probabilities"]),
             group=group,
             **more,
         )

@@ -15,13 +15,13 @@ from specscope.engine.servers.session import connect
 
 ABOUT = (
     "A running llama.cpp, vLLM or other server with OpenAI's routes, one address per line: each gets a "
-    "pane of its own, such as one with drafts and one without. A key is read from SPECSCOPE_SERVER_KEY."
+    "pane of its own, such as one with drafts and one without."
 )
 HINT = "http://127.0.0.1:8080"
 
 
 def build_server(add: Callable[[str, Any], Any]) -> None:
-    """Add the controls `servers`, `remote` and `together`; a button asks what the servers are."""
+    """Add the controls of servers; a button asks what they are."""
     servers = gr.Textbox(
         "",
         label="Addresses",
@@ -32,9 +32,23 @@ def build_server(add: Callable[[str, Any], Any]) -> None:
         max_lines=MOST_SERVERS,
     )
     add("servers", servers)
+    key = gr.Textbox(
+        "",
+        label="Key",
+        info="Only for servers that ask for one: sent to each of these servers, and stored nowhere. Empty: SPECSCOPE_SERVER_KEY.",
+        type="password",
+        html_attributes=gr.InputHTMLAttributes(autocomplete="off"),
+        elem_id="server-key",
+    )
+    add("server_key", key)
     sent = "Off: only servers of this machine are asked."
     remote = gr.Checkbox(False, label="Send my prompts to other machines, too", info=sent, elem_id="remote")
     add("remote", remote)
+    chances = "llama.cpp: of tokens that it did not verify. It takes time, so leave it out of a race."
+    add(
+        "probabilities",
+        gr.Checkbox(False, label="Ask for p of the tokens", info=chances, elem_id="probabilities"),
+    )
     at_once = "Sent at the same time, blank lines separate them: how the server decodes several requests."
     add(
         "together",
@@ -42,20 +56,22 @@ def build_server(add: Callable[[str, Any], Any]) -> None:
     )
     ask = gr.Button("What will it show?", elem_id="ask-server", **SMALL)
     answer = gr.HTML("", elem_id="server-answer")
-    gr.on([ask.click, servers.submit], asked, [servers, remote], answer, **QUIET)
+    gr.on([ask.click, servers.submit], asked, [servers, key, remote], answer, **QUIET)
 
 
-def asked(servers: str, remote: bool) -> str:
+def asked(servers: str, key: str, remote: bool) -> str:
     """Return a line for each server: what it is and shows, or why it cannot be asked."""
     addresses = lines_of(servers)
     if not addresses:
         return _line("Type the address of a server first.", "ss-bad")
-    return "".join(_about(address, remote=remote) for address in addresses[:MOST_SERVERS])
+    return "".join(
+        _about(address, key.strip() or None, remote=remote) for address in addresses[:MOST_SERVERS]
+    )
 
 
-def _about(address: str, *, remote: bool) -> str:
+def _about(address: str, key: str | None, *, remote: bool) -> str:
     try:
-        return _line(connect(address, remote=remote).found.line)
+        return _line(connect(address, key=key, remote=remote).found.line)
     except SpecScopeError as error:
         return _line(str(error), "ss-bad")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.servers.address import Address, ServerError
@@ -31,6 +31,8 @@ class Kind:
     request: Callable[[Found, Prompt, Sampling, Limits], tuple[str, Body]]
     """Returns the path and the body of a request."""
     reader: Callable[[Found], Reader]
+    chances: Callable[[Sampling], Body] = lambda _: {}
+    """Returns what a request adds to get p of the tokens; nothing if no flag is needed or known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def find(address: Address) -> Found:
         version = _text(row.get("version")) if isinstance(row, dict) else ""
         longest = len(known.places) if known else None
         return Found(address, VLLM, version, model, longest or None, known is not None)
-    return Found(address, PLAIN, "", model, None, False)
+    return Found(address, SGLANG if owner == "sglang" else PLAIN, "", model, None, False)
 
 
 def _llama(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> tuple[str, Body]:
@@ -143,6 +145,11 @@ def _vllm(found: Found, prompt: Prompt, sampling: Sampling, limits: Limits) -> t
     return path, body | chances | {"return_token_ids": True, "top_k": sampling.top_k or -1}
 
 
+def _llama_chances(sampling: Sampling) -> Body:
+    """Ask for p after the sampler; at temperature 0, where it leaves one token, before it."""
+    return {"n_probs": 1, "post_sampling_probs": not sampling.greedy}
+
+
 def _shared(sampling: Sampling, limits: Limits) -> Body:
     stop = {"stop": list(limits.stop)} if limits.stop else {}
     return {
@@ -171,6 +178,7 @@ LLAMA = Kind(
     "match",
     _llama,
     lambda _: LlamaReader(),
+    _llama_chances,
 )
 VLLM = Kind(
     "vLLM",
@@ -187,4 +195,10 @@ PLAIN = Kind(
     "",
     _openai,
     lambda _: PlainReader(),
+)
+SGLANG = replace(
+    PLAIN,
+    name="SGLang",
+    shows="Its stream has texts and their times, and no drafts. Its log has acceptance over time: import the log, "
+    "or follow it.",
 )

@@ -52,9 +52,11 @@ class Rows:
         self._devices = [device.name for device in header.devices]
         self._size = 0
         self._answers, self._last, self._first = answers, begun, set(range(len(answers)))
-        exact = header.sampling.get("temperature") in (0, 1) and header.sampling.get("top_p") == 1
-        self._chances = exact and not header.sampling.get("top_k")
-        """Whether log-probabilities are of p: servers give those of the unscaled logits."""
+        temperature, exact = header.sampling.get("temperature"), header.sampling.get("top_p") == 1
+        self._unscaled = temperature in (0, 1) and exact and not header.sampling.get("top_k")
+        """Whether probabilities before temperature, top-k and top-p are p."""
+        self._scaled = bool(temperature)
+        """Whether those after them are: at temperature 0 they are 1."""
 
     def add(self, number: int, step: Step, reason: str = "") -> None:
         """Add a step of an answer; while its draft length is unknown, the longest one is shown."""
@@ -78,13 +80,14 @@ class Rows:
         longest = self._answers[number].told.longest or 0
         drafted = max(accepted, longest) if step.drafted is None else step.drafted
         guess = [*ids[:accepted], *[NO_TOKEN] * (drafted - min(accepted, len(ids)))]
+        known = self._scaled if self._answers[number].told.drawn else self._unscaled
         p = [*[token.p for token in step.tokens], *[None] * (drafted + 1)][: drafted + 1]
         self._recorder.round(
             guess,
             accepted,
             ids,
             sequence=number,
-            p=p if self._chances else None,
+            p=p if known else None,
             texts=[token.text for token in step.tokens],
             verify=None if first else work,
             time=end,

@@ -89,15 +89,18 @@ class Server:
         *prompts: Prompt,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
+        probabilities: bool = False,
         group: str = "",
         listener: Listener | None = None,
         cancel: Flag | None = None,
     ) -> Trace:
         """Send prompts at once, each as a request of its own, and return the trace.
 
-        Prompt i has seed + i. The listener gets rows as they arrive; what the server tells only at
-        the end is in the returned trace, which replaces them. Its status is `failed` if the server
-        ended with an error, and `cancelled` after `cancel`.
+        Prompt i has seed + i. With `probabilities`, llama.cpp is asked for p of the tokens that it
+        did not verify, which takes it some time: leave that out of a race. The listener gets rows
+        as they arrive; what the server tells only at the end is in the returned trace, which
+        replaces them. Its status is `failed` if the server ended with an error, and `cancelled`
+        after `cancel`.
         """
         drawn, ends, stop = sampling or Sampling(), limits or Limits(), cancel or Flag()
         check_prompts(prompts)
@@ -108,6 +111,8 @@ class Server:
             kind.request(self.found, prompt, replace(drawn, seed=drawn.seed + i), ends)
             for i, prompt in enumerate(prompts)
         ]
+        if probabilities:
+            requests = [(path, body | kind.chances(drawn)) for path, body in requests]
         readers = [kind.reader(self.found) for _ in prompts]
         header = self._header(prompts, drawn, ends, group)
         rule = "match" if drawn.greedy else kind.rule

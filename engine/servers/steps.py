@@ -31,7 +31,7 @@ class Token(NamedTuple):
     id: int
     text: str
     p: float | None = None
-    """The target's probability of it, by its log-probability."""
+    """The target's probability of it."""
 
 
 class Step(NamedTuple):
@@ -57,6 +57,8 @@ class Told:
     accepted: int | None = None
     longest: int | None = None
     """The most tokens of a draft, as the server is set up."""
+    drawn: bool = False
+    """Whether p is that after temperature, top-k and top-p; else it is that before them."""
     disordered: bool = False
     """Whether the draft length of a step is one of several that fit."""
     why: str = ""
@@ -138,7 +140,12 @@ class LlamaReader:
         ids = [*map(_id, _list(event.get("tokens")))]
         text = event.get("content")
         texts = [""] * (len(ids) - 1) + [text if isinstance(text, str) else ""]
-        return [Token(i, text) for i, text in zip(ids, texts, strict=False)]
+        rows = [*map(_object, _list(event.get("completion_probabilities")))]
+        if len(rows) != len(ids):  # verified tokens have none
+            return [Token(i, text) for i, text in zip(ids, texts, strict=False)]
+        self.told.drawn = self.told.drawn or any("prob" in row for row in rows)
+        chances = [_share(row["prob"]) if "prob" in row else _chance(row.get("logprob")) for row in rows]
+        return [*map(Token, ids, texts, chances)]
 
     def _choice(self, event: dict[str, Any]) -> list[Token]:
         """Return the token of an event of the chat route: each event is one token."""
@@ -285,6 +292,11 @@ def _chances(logprobs: dict[str, Any]) -> list[tuple[str, float | None]]:
 def _chance(value: Any) -> float | None:
     known = isinstance(value, int | float) and not isinstance(value, bool) and value <= 1e-3
     return min(1.0, math.exp(max(-700.0, value))) if known else None
+
+
+def _share(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1 + 1e-3
+    return min(1.0, value) if known else None
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -12,6 +12,12 @@ def given(page: Any, **changed: object) -> list:
     return [changed.get(name, control.value) for name, control in page.form.controls.items()]
 
 
+def noted(page: Any, **changed: object) -> list:
+    """Return the values of those controls that a page notes: not the key of a server."""
+    names = [name for name in page.form.controls if name != "server_key"]
+    return [changed.get(name, page.form.controls[name].value) for name in names]
+
+
 def play_all(updates: AsyncIterator[dict], act: Callable[[list[dict]], object] | None = None) -> list[dict]:
     """Return all updates of a handler; `act` sees those until each of them."""
 

@@ -233,7 +233,13 @@ def test_bash_completes_commands_and_options(capsys, tmp_path):
     shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=30)
     commands, options = shell.stdout.splitlines()
     assert set(COMMANDS) <= set(commands.split())
-    assert set(options.split()) == {"--prompt", "--prompt-file", "--profile", "--profile-pair"}
+    assert set(options.split()) == {
+        "--probabilities",
+        "--prompt",
+        "--prompt-file",
+        "--profile",
+        "--profile-pair",
+    }
     assert printed(capsys, "completion", "zsh").startswith("#compdef specscope\n")
 
 

@@ -20,7 +20,7 @@ from specscope.engine.errors import ModelError, UsageError
 from specscope.engine.methods import METHODS
 from specscope.engine.simulate.profile import Profile, profiles
 from tests.app.fakes import WORDS, FakeCluster
-from tests.app.forms import given, merged, play_all, shown
+from tests.app.forms import given, merged, noted, play_all, shown
 
 USUAL = ["autoregressive", "speculative", "pearl"]
 
@@ -288,8 +288,8 @@ def test_opening_the_page_changes_the_models_only_if_one_came_or_went(page, monk
     assert models not in shown(page.opened(None, None)), "a choice made before the answer arrives stays"
     monkeypatch.setattr(playground, "opening", lambda: "smollm2")
     assert shown(page.opened(None, None))[models] == "smollm2"
-    noted = [*given(page, models="bundled", max_new_tokens=-5), "A prompt", "", None]
-    assert shown(page.opened(None, {"values": noted}))[models] == "bundled", "what was chosen stays"
+    values = [*noted(page, models="bundled", max_new_tokens=-5), "A prompt", "", None]
+    assert shown(page.opened(None, {"values": values}))[models] == "bundled", "what was chosen stays"
 
 
 def test_what_a_page_has_noted_is_shown_again_without_what_it_cannot_have(page) -> None:
@@ -297,8 +297,8 @@ def test_what_a_page_has_noted_is_shown_again_without_what_it_cannot_have(page) 
     pair = list(Profile.load(name).pairs)[-1]
     chosen = value_of("bundled", [("pearl", {"gamma": -3})])
     wanted = {"runtime": "virtual", "profile": name, "profile_pair": pair, "max_new_tokens": 0, "stop": "x"}
-    noted = {"values": [*given(page, methods=chosen, **wanted), "A prompt", "Be brief.", 2]}
-    state = shown(page.restore(None, noted))
+    kept = {"values": [*noted(page, methods=chosen, **wanted), "A prompt", "Be brief.", 2]}
+    state = shown(page.restore(None, kept))
     assert state[form["methods"]] == chosen, "as it was, also if Run refuses it"
     assert (state[form["max_new_tokens"]], state[form["stop"]]) == (0, "x")
     assert state[form["profile_pair"]]["value"] == pair
@@ -306,8 +306,8 @@ def test_what_a_page_has_noted_is_shown_again_without_what_it_cannot_have(page) 
     assert (state[page.composer.prompt], state[page.composer.system]) == ("A prompt", "Be brief.")
     strange = {"runtime": "moon", "profile": 3, "max_new_tokens": {}, "stop": [1], "models": "gone"}
     for methods in ('{"chosen": [{"method": "gone", "config": {}}]}', '{"chosen": [3]}', [], None):
-        noted = {"values": [*given(page, methods=methods, **strange), [], 3, "x"]}
-        state = shown(page.restore(None, noted))
+        kept = {"values": [*noted(page, methods=methods, **strange), [], 3, "x"]}
+        state = shown(page.restore(None, kept))
         assert not {form[name] for name in (*strange, "methods")} & set(state)
         assert page.composer.prompt not in state
     for broken in (None, [], {"values": 3}, {"values": [1]}, {"values": [None] * 99}):

@@ -17,6 +17,8 @@ MESSAGE = [{"role": "user", "content": "hi"}]
 FORM: dict[str, Any] = {
     "models": SERVER,
     "servers": "127.0.0.1:1",
+    "server_key": "",
+    "probabilities": False,
     "remote": False,
     "together": "",
     "temperature": 0.0,
@@ -122,6 +124,7 @@ BLAMED = {
     "servers  ": {"servers": "nonsense://x"},
     "together": {"together": "\n\n".join("abc" for _ in range(64))},
     "max-new-tokens": {"max_new_tokens": 0},
+    "server-key": {"server_key": "a\nb"},
 }
 
 
@@ -134,13 +137,25 @@ def test_a_wrong_value_leads_to_its_control(where):
 
 def test_the_page_says_what_a_server_will_show():
     with llama() as first, vllm() as second:
-        shown = asked(f"{first.url}\n{second.url}\n127.0.0.1:9\nhttp://10.1.1.1:1", False)
+        shown = asked(f"{first.url}\n{second.url}\n127.0.0.1:9\nhttp://10.1.1.1:1", "", False)
     assert [word in shown for word in ("llama.cpp", "vLLM 0.32.0", "does not answer", "another machine")] == [
         True
     ] * 4
     with serving({"/v1/models": {"data": [{"id": "<b>x</b>"}]}}, []) as server:
-        assert "&lt;b&gt;" in asked(server.url, False)
-    assert "Type the address" in asked(" ", False)
+        assert "&lt;b&gt;" in asked(server.url, "", False)
+    assert "Type the address" in asked(" ", "", False)
+
+
+def test_a_key_of_the_form_is_sent_and_stored_nowhere(service):
+    with llama() as server:
+        assert "llama.cpp" in asked(server.url, "typed-secret", False)
+        values = {**FORM, "servers": server.url, "server_key": "typed-secret", "probabilities": True}
+        run = service.start(*make_requests(values, MESSAGE, "g"))
+        assert run.wait(20)
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer typed-secret"}
+    assert server.requests[-1][1]["n_probs"] == 1
+    stored = service.store.load(run.run_id)
+    assert "typed-secret" not in repr(stored) + repr(run.request)
 
 
 def test_the_service_shows_rows_live_and_stores_the_whole(service):

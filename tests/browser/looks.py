@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import Error, Page, expect
 
 HEIGHT = 950
 LOOKS = {
@@ -56,6 +56,13 @@ def assert_looks(page: Page, within: str = "body") -> None:
 
 def serious_findings(page: Page, within: str) -> list[tuple[str, str, str]]:
     """Return axe's serious and critical findings: the rule, the element and the reason."""
-    found = Axe().run(page, within, {"resultTypes": ["violations"]}).response["violations"]
+    for again in (True, True, False):  # a live page replaces its parts: one may be absent for a moment
+        expect(page.locator(within).first).to_be_attached()
+        try:
+            found = Axe().run(page, within, {"resultTypes": ["violations"]}).response["violations"]
+            break
+        except Error as error:
+            if not again or "No elements found for include" not in error.message:
+                raise
     grave = [rule for rule in found if rule["impact"] in ("serious", "critical")]
     return [(rule["id"], node["target"], node["failureSummary"]) for rule in grave for node in rule["nodes"]]

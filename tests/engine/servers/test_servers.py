@@ -125,6 +125,32 @@ def test_a_run_on_vllm_takes_draft_lengths_from_the_last_event():
     assert first.p == pytest.approx(0.6463, abs=1e-3)  # by its log-probability
 
 
+CHANCES: dict[str, tuple[float, float, dict[str, Any], float | None]] = {
+    "scaled, sampled": (0.8, 1.0, {"prob": 0.07}, 0.07),
+    "scaled, top-p": (0.8, 0.5, {"prob": 0.07}, 0.07),
+    "scaled, greedy": (0.0, 1.0, {"prob": 1.0}, None),
+    "unscaled, greedy": (0.0, 1.0, {"logprob": -1.0}, 0.36788),
+    "unscaled, sampled": (0.8, 1.0, {"logprob": -1.0}, None),
+    "nonsense": (0.8, 1.0, {"prob": "1"}, None),
+    "too large": (0.8, 1.0, {"prob": 2}, None),
+}
+
+
+@pytest.mark.parametrize("name", CHANCES)
+def test_p_of_llama_cpp_is_that_of_the_distribution_in_use(name):
+    temperature, top_p, row, p = CHANCES[name]
+    events = [json.loads(line.removeprefix(b"data: ")) for line in stream("llama-ngram-completion-t0")]
+    lines = [f"data: {json.dumps(e | {'completion_probabilities': [row]})}".encode() for e in events[:6]]
+    with llama("ngram-completion-t0") as server:
+        server.events = lines
+        drawn = Sampling(temperature, top_p=top_p)
+        trace = specscope.connect(server.url).run(PROMPT, sampling=drawn, probabilities=True)
+    check(trace)
+    body = server.requests[-1][1]
+    assert (body["n_probs"], body["post_sampling_probs"]) == (1, temperature > 0)
+    assert trace.decisions[0].p == (None if p is None else pytest.approx(p, abs=1e-5))
+
+
 def test_draft_lengths_that_vllm_does_not_tell_are_unknown():
     bare = [line for line in stream("vllm-pair-chat-t0") if b'"metrics"' not in line]
     with vllm() as server:
