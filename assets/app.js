@@ -202,7 +202,13 @@ window.SpecScopeApp = (() => {
 
   /** Fold the settings while the component has a value: the settings of the last turn. */
   function fold(element, watch) {
-    const refresh = () => document.body.classList.toggle("app-ran", Boolean(element.querySelector(".app-folded")));
+    let turn = null;
+    const refresh = () => {
+      const line = element.querySelector(".app-folded"), now = line && (line.dataset.turn ?? "");
+      if (now === turn) return; // the same value comes again: settings that were unfolded since stay
+      turn = now;
+      document.body.classList.toggle("app-ran", line !== null);
+    };
     element.addEventListener("click", (event) => {
       if (event.target.closest("button")) document.body.classList.remove("app-ran");
     });
