@@ -1,4 +1,4 @@
-"""The acceptance audit: faults that it finds, sound runs that it leaves alone, and what it may not conclude."""
+"""The acceptance audit: faults that it finds, sound runs, and what it may not conclude."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RECORDED = {"recorded": {"start_ns": 0}}
 VLLM = """.734/.431- .000/.001- .365/.900- .003/.126- .416/.290+ .012/.079- .015/.166- .005/.014- .001/.090- .042/.043- .008/.042-
 .180/.566- .804/.360- .003/.011- .569/.565+ .001/.134- .006/.018- .755/.444- .909/.945- .399/.641- .280/.317- .001/.001- .112/.292-
 .000/.001- .968/.337+ .001/.005- .358/.520- .101/.017- .001/.003-"""
-"""p / q of a recording of vLLM 0.32 on CPUs at temperature 0.8, and whether the draft was kept: the first real fault found."""
+"""p / q, and whether the draft was kept: vLLM 0.32 on CPUs at 0.8, the first real fault found."""
 
 
 def run_of(*tests, temperature=0.8, size=4, **facts) -> Trace:
-    """Return a run of chains; a test is (p, q, accepted), with the rule as a fourth value if not `ratio`.
+    """Return a run of chains; a test is (p, q, accepted), then the rule if it is not `ratio`.
 
     A draft ends with a rejection, or with `size` tokens.
     """
@@ -119,7 +119,7 @@ def test_the_evidence_is_the_mean_likelihood_ratio_of_tilted_chances():
 
 @pytest.mark.parametrize("rule", ["ratio", "match"])
 def test_of_10000_sound_runs_none_is_told(rule):
-    """By Ville's inequality at most 1e-4 of them are; the mixture and the moved bounds make it fewer."""
+    """The bound is 1e-4 by Ville's inequality; mixture and moved bounds make it far smaller."""
     lengths = (1, 20, 60, 120)
     told = [seed for seed in range(5000) if sentence(run_of(*drawn(lengths[seed % 4], seed, rule)))]
     assert told == []
@@ -187,7 +187,7 @@ def test_nothing_is_known_without_the_temperature(temperature):
 
 
 def test_siblings_that_match_are_one_test():
-    """Of two siblings with p 0.4 each the target draws one in 80 %; to be drawn excludes the other."""
+    """Of two siblings with p 0.4 each the target draws one in 80 %."""
     kept, other, none = (
         [(0.4, 0.3, "accepted"), (0.4, 0.3, "discarded")],
         [(0.4, 0.3, "rejected"), (0.4, 0.3, "accepted")],
