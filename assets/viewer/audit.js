@@ -31,7 +31,7 @@ function auditCard(run) {
 
 function auditTable(name, rows) {
   const names = ["", "tested", "expected", "accepted", "z", ""];
-  const line = (row) => el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, number(row.tested, 0)), el("td", {}, expectedOf(row)),
+  const line = (row) => el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, number(row.tested, 0)), el("td", {}, auditExpected(row)),
     el("td", {}, number(row.kept, 0)), el("td", {}, row.z === null ? "–" : number(row.z, 1)), el("td", {}, auditStrip(row)));
   return el("table", {},
     el("caption", { class: "ss-sr" }, `Acceptance audit ${name}`),
@@ -39,7 +39,7 @@ function auditTable(name, rows) {
     el("tbody", {}, rows.map(line)));
 }
 
-const expectedOf = ({ low, high }) => (high - low < 0.05 ? number(low, 1) : `${number(low, 1)} to ${number(high, 1)}`);
+const auditExpected = ({ low, high }) => (high - low < 0.05 ? number(low, 1) : `${number(low, 1)} to ${number(high, 1)}`);
 
 /** The places of a row's marks, in pixels from the left: the expected range with its deviations, and the accepted share. */
 function auditMarks({ tested, low, high, deviation, kept }) {
