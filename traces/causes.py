@@ -23,7 +23,7 @@ FASTER = 0.8
 _OTHERS = {
     "communicate": "moving data",
     "sample": "deciding on tokens after the forward",
-    "prefill": "the prefill of other prompts",
+    "prefill": "prefill during decoding",
 }
 """The work beside forwards, by kind of span."""
 
@@ -62,6 +62,7 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: flo
     parts = {part: time * share for part, share in waiting.time_by_part(trace).items()}
     target, draft, rest = (parts.pop(part, 0.0) for part in ("target", "drafter", "none"))
     rows, few = _rows(_target_forwards(trace)), _rows(_target_forwards(plain))
+    wider = rows is not None and few is not None and rows > few + 0.05
     named = [f"{target:.2f} for {f'its {rows:.1f} rows' if rows else 'itself'}"]
     if metrics.draft_forwards:
         named.append(f"{draft:.2f} waiting for drafts")
@@ -70,9 +71,9 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: flo
     named.append(f"{rest:.2f} in which no model works")
     c = metrics.c
     ratio = f", whose forward takes 1/{c:.1f} of a target forward (c = {c:.1f})" if c else ""
-    wide = f", {rows:.1f} rows instead of {few:.1f}" if rows and few else ""
+    width = f"the width of the target's forwards, {rows:.1f} rows instead of {few:.1f}"
     causes = {
-        f"the width of the target's forwards{wide}": target - 1,
+        width if wider else "the target's forwards": target - 1,
         f"waiting for the drafter{ratio}": draft,
         "the time between forwards": rest,
         **others,

@@ -152,13 +152,14 @@ def _parted(tests: Sequence[LevelTest], size: int) -> tuple[Stretch | None, Chan
     """Return the stretch and the change of a sequence, without the one that the other explains.
 
     A change that the other tests show without the stretch makes stretches likely on one of its
-    sides: the stretch must be improbable there.
+    sides: the stretch must be improbable there. Acceptances that are a side of it are the change.
     """
     found, shift = stretch(tests, size), change(tests, size)
     if found is None or shift is None:
         return found, shift
     if change([*tests[: found.start], *tests[found.end :]], size) is None:
-        return found, None
+        side = found.accepted and (found.start < PART or len(tests) - found.end < PART)
+        return (None, shift) if side else (found, None)
     sides = ((0, tests[: shift.at]), (shift.at, tests[shift.at :]))
     inside = [
         one._replace(start=one.start + begin, end=one.end + begin)
