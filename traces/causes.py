@@ -62,7 +62,6 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: flo
     parts = {part: time * share for part, share in waiting.time_by_part(trace).items()}
     target, draft, rest = (parts.pop(part, 0.0) for part in ("target", "drafter", "none"))
     rows, few = _rows(_target_forwards(trace)), _rows(_target_forwards(plain))
-    wider = rows is not None and few is not None and rows > few + 0.05
     named = [f"{target:.2f} for {f'its {rows:.1f} rows' if rows else 'itself'}"]
     if metrics.draft_forwards:
         named.append(f"{draft:.2f} waiting for drafts")
@@ -71,9 +70,10 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: flo
     named.append(f"{rest:.2f} in which no model works")
     c = metrics.c
     ratio = f", whose forward takes 1/{c:.1f} of a target forward (c = {c:.1f})" if c else ""
-    width = f"the width of the target's forwards, {rows:.1f} rows instead of {few:.1f}"
+    wide = rows is not None and few is not None and rows > few + 0.05
+    width = f"the width of the target's forwards, {rows:.1f} rows instead of {few:.1f}" if wide else ""
     causes = {
-        width if wider else "the target's forwards": target - 1,
+        width or "the target's forwards": target - 1,
         f"waiting for the drafter{ratio}": draft,
         "the time between forwards": rest,
         **others,

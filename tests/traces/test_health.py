@@ -80,6 +80,14 @@ NOTES = {
     # 90 % of 200 tests, then 20 % of 200: stretches of either side are no news
     "a fall": ((FALLING + LOW,), rf"{FELL} from 9((?!in a row).)*$"),
     "a rise": ((LOW + FALLING,), rf"{ROSE}((?!in a row).)*$"),
+    "a fall from acceptances only": (
+        ("a" * 200 + mixed(200, 0.4, 1),),
+        rf"{FELL} from 100 %((?!in a row).)*$",
+    ),
+    "a rise to acceptances only": (
+        (mixed(200, 0.4, 1) + "a" * 200,),
+        rf"{ROSE} from .* to 100 %((?!in a row).)*$",
+    ),
     "a change at its sharpest split": (("aaaaaaaaar" * 8 + "raarr" * 16,), f"{FELL} from 9"),
     "a small change": (("aaaaaaaaar" * 8 + "aaaar" * 16,), "$"),
     "a change of few tests": (("aaaaaaaaar" * 3 + "raarr" * 6,), "$"),

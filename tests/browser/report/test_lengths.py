@@ -144,6 +144,8 @@ def test_the_audit_has_a_row_for_all_each_place_and_each_stretch_and_marks_a_con
         for number, part in enumerate(parts):
             cells = card.locator("tbody tr").nth(number).locator("td").all_inner_texts()
             assert cells[:3] == [f"{part['tested']}", f"{part['low']:.1f}", f"{part['kept']}"]
-        expect(card.locator(".ss-detail")).to_have_text(view["sentence"] or "No contradiction to min(1, p/q).")
+        expect(card.locator(".ss-detail")).to_have_text(
+            view["sentence"] or "No contradiction to min(1, p/q)."
+        )
     expect(page.locator(".ss-audit-away")).not_to_have_count(0)
     expect(page.locator(".ss-audit-sentence")).to_have_count(1)
