@@ -10,7 +10,8 @@ class Audits {
   }
 
   update(model) {
-    const runs = model.runs.filter((run) => run.audit);
+    const chances = ({ audit }) => audit && (audit.sentence || audit.whole.deviation); // else all is certain and as it must be
+    const runs = model.runs.filter(chances);
     const shown = JSON.stringify(runs.map((run) => [run.id, run.audit]));
     if (shown === this.shown) return;
     this.shown = shown;

@@ -246,7 +246,7 @@ def test_the_view_has_the_audit_without_prompts():
     assert view == audit_view(run)
     assert sum(part["tested"] for part in view["places"]) == view["whole"]["tested"] == 100
     assert sum(part["kept"] for part in view["stretches"]) == view["whole"]["kept"]
-    assert audit_view(run_of(*[(0.9, None, True, "match")] * 30, temperature=0)) is None
+    assert audit_view(run_of(*[(None, None, True, "match")] * 30)) is None
 
 
 def test_the_bound_is_shared_by_the_whole_and_its_parts():

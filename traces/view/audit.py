@@ -37,10 +37,10 @@ class AuditView(TypedDict):
     """Empty for a run of few tests."""
 
 
-def audit_view(trace: Trace) -> AuditView | None:
-    """Return the audit; None where nothing is known, or all is certain and as it must be."""
-    found = audit(trace)
-    if found is None or not (found.sentence or found.whole.deviation):
+def audit_view(*traces: Trace) -> AuditView | None:
+    """Return the audit of runs, pooled; None where no chance is known."""
+    found = audit(*traces)
+    if found is None:
         return None
     return {
         "sentence": found.sentence,
