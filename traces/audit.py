@@ -51,6 +51,7 @@ class Test(NamedTuple):
     place: int
     """1 is right after the prefix; of a tree the level."""
     rule: str
+    """Of `RULES`; empty if the temperature is unknown."""
     low: float
     """Bounds of the chance to be accepted."""
     high: float
@@ -95,7 +96,7 @@ class Part:
     @property
     def rules(self) -> list[str]:
         """What decided, in words."""
-        return sorted({RULES[t.rule] for t in self.tests})
+        return sorted({RULES[t.rule] for t in self.tests if t.rule})
 
     @property
     def z(self) -> float | None:
@@ -189,17 +190,17 @@ def _windows(tests: Sequence[Test]) -> Iterator[Part]:
 
 def tests_of(trace: Trace) -> Iterator[Test]:
     """Yield the tests of a run in order; none of those whose rule is not recorded."""
-    header = trace.header
+    header, temperature = trace.header, _temperature(trace.header)
     for judged in rounds_of(trace.decisions):
         siblings: dict[int, list[tuple[int, Decision]]] = {}
         for place, d in judged:
             if d.node >= 0:
                 siblings.setdefault(d.parent, []).append((place, d))
         for rows in siblings.values():
-            yield from _tests(header, rows)
+            yield from _tests(header, temperature, rows)
 
 
-def _tests(header: Header, rows: Sequence[tuple[int, Decision]]) -> Iterator[Test]:
+def _tests(header: Header, temperature: float | None, rows: Sequence[tuple[int, Decision]]) -> Iterator[Test]:
     """Yield the tests of the children of one token, or of the prefix.
 
     Rule `match` accepts the child that the target draws: so they are one test, which a child that
@@ -209,7 +210,7 @@ def _tests(header: Header, rows: Sequence[tuple[int, Decision]]) -> Iterator[Tes
     if not tested:
         return
     place, first = tested[0]
-    rule = "greedy" if _temperature(header) == 0 else first.rule
+    rule = "greedy" if temperature == 0 else first.rule if temperature is not None else ""
     if first.rule == "match":
         bounds = [_bounds(header, d, rule) for _, d in rows]
         low, high = (min(1.0, sum(ends)) for ends in zip(*bounds, strict=True))
@@ -228,7 +229,7 @@ def _bounds(header: Header, d: Decision, rule: str) -> tuple[float, float]:
 
     A draft of the rule `ratio` whose q is unknown may be sampled, or be a point with q = 1.
     """
-    if d.p is None or not isfinite(d.p) or _temperature(header) is None:
+    if d.p is None or not isfinite(d.p) or not rule:
         return _NOTHING
     if rule == "greedy":
         return _of_best(d.p, [p for token, p in d.top_p if token != d.token])
@@ -236,11 +237,10 @@ def _bounds(header: Header, d: Decision, rule: str) -> tuple[float, float]:
         epsilon = header.config.get("epsilon")
         sure = isinstance(epsilon, int | float) and d.p > epsilon * (1 + TIE)
         return (1.0, 1.0) if sure else _NOTHING
-    if rule == "match":
-        return (min(1.0, d.p),) * 2
-    if d.q is None or not 0 < d.q < inf:
+    if rule == "ratio" and (d.q is None or not 0 < d.q < inf):
         return min(1.0, d.p), 1.0
-    return (min(1.0, d.p / d.q),) * 2
+    chance = min(1.0, d.p / d.q if rule == "ratio" and d.q else d.p)
+    return chance, chance
 
 
 def _of_best(p: float, others: Iterable[float]) -> tuple[float, float]:

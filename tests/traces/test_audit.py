@@ -183,7 +183,9 @@ def test_a_fault_among_drafts_without_p_is_told_and_they_count_against_it():
 
 @pytest.mark.parametrize("temperature", [None, "unknown"])
 def test_nothing_is_known_without_the_temperature(temperature):
-    assert audit(run_of(*[(0.5, 0.5, False)] * 90, temperature=temperature)) is None
+    run = run_of(*[(0.5, 0.5, False)] * 90, temperature=temperature)
+    assert audit(run) is None
+    assert audit(run, run_of(*drawn(9, 1))).whole.unknown == 90
 
 
 def test_siblings_that_match_are_one_test():
