@@ -60,7 +60,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return callable(value)
     if hint is None or kind is type(None):
         return value is None
-    if not isinstance(kind, type) or kind is inspect.Parameter.empty:
+    if not isinstance(kind, type) or kind in (Any, inspect.Parameter.empty):  # Any is a class from 3.11 on
         return True
     if kind in (tuple, list):  # a list serves as well
         kind = Iterable

@@ -54,6 +54,10 @@ THOROUGH = (
         f"tests/docs/test_parallel.py::test_{name}"
         for name in ("the_published_clusters_table", "ssds_cliff", "the_page_says[papers-the_cliffs")
     ),
+    *(
+        f"tests/traces/test_audit.py::test_{name}"
+        for name in ("of_10000_sound", "a_sound_run_of_every_method")
+    ),
     # real models, published tables, recorded outputs, what bench and notebooks measure and show
     *("tests/engine/real/", "tests/engine/simulate/test_published.py", "tests/app/test_examples.py"),
     *("tests/bench/", "tests/app/test_bench.py", "tests/app/test_notebook.py"),

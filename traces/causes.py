@@ -23,7 +23,7 @@ FASTER = 0.8
 _OTHERS = {
     "communicate": "moving data",
     "sample": "deciding on tokens after the forward",
-    "prefill": "the prefill of other prompts",
+    "prefill": "prefill during decoding",
 }
 """The work beside forwards, by kind of span."""
 
@@ -70,9 +70,10 @@ def slow(trace: Trace, metrics: Metrics, plain: Trace, speedup: float, most: flo
     named.append(f"{rest:.2f} in which no model works")
     c = metrics.c
     ratio = f", whose forward takes 1/{c:.1f} of a target forward (c = {c:.1f})" if c else ""
-    wide = f", {rows:.1f} rows instead of {few:.1f}" if rows and few else ""
+    wide = rows is not None and few is not None and rows > few + 0.05
+    width = f"the width of the target's forwards, {rows:.1f} rows instead of {few:.1f}" if wide else ""
     causes = {
-        f"the width of the target's forwards{wide}": target - 1,
+        width or "the target's forwards": target - 1,
         f"waiting for the drafter{ratio}": draft,
         "the time between forwards": rest,
         **others,

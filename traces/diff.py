@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TIE, NEAR = 0.01, 0.25
 """Difference of two logits up to which rounding decides, and up to which bfloat16 may."""
+TINY = 1e-6
+"""Least probability that is told from 0."""
 MOMENTS = 10
 """Moments of the longer run at which both runs are compared."""
 
@@ -105,6 +107,13 @@ class Side:
         mine, theirs = chances.get(self.token), chances.get(other)
         return log(mine / theirs) if mine and theirs else None
 
+    @property
+    def least_lead(self) -> float:
+        """How far it is at least above that of a token of unknown p, which is not in the list."""
+        chances = [candidate.p for candidate in self.p]
+        mine = next((c.p for c in self.p if c.token == self.token), 0.0)
+        return log(mine / max(min(*chances, 1 - sum(chances)), TINY)) if mine else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
@@ -118,17 +127,20 @@ class FirstDifference:
 
     @property
     def sentence(self) -> str:
-        """Whether it is a tie of the target's two best tokens; empty where nothing shows it."""
+        """Whether it is a tie of the target's two best tokens; empty above temperature 0."""
         first, second = self.sides
         leads = [lead for lead in (first.lead(second.token), second.lead(first.token)) if lead is not None]
-        if not self.greedy or not leads:
+        if not self.greedy or None in (first.token, second.token):
             return ""
+        least = sum(max(0.0, side.least_lead) for side in self.sides)
+        if not leads and least <= NEAR:
+            return "Whether it is a tie is unknown: neither run has the target's p of both tokens."
         for name, side in zip(("first", "second"), self.sides, strict=True):
             best = max(side.p, key=lambda one: one.p, default=None)
             if best and -(side.lead(best.token) or 0.0) > TIE:
                 return f"Not a tie: by its own p, the target of the {name} run prefers {best.name}."
-        gap = sum(leads)
-        apart = f"the target's logits of the two tokens would have to move by {abs(gap):.2g}"
+        gap, bound = (sum(leads), "") if leads else (least, "at least ")
+        apart = f"the target's logits of the two tokens would have to move by {bound}{abs(gap):.2g}"
         if gap <= TIE:
             return f"A tie: {apart}, so rounding alone decides."
         if gap <= NEAR:

@@ -1,4 +1,4 @@
-"""The health of a run: loops in its text, long stretches of rejections or acceptances, and drift.
+"""The health of a run: loops in its text, stretches of one outcome, drift, contradicted rules.
 
 Users of serving engines find garbled output and loops by these signs. Each has a bound that a sound
 run passes with a probability below `ALPHA`, if its drafts are tested independently with one
@@ -14,7 +14,7 @@ from math import lgamma, log
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
-from specscope.traces.calibration import trials
+from specscope.traces.audit import ALPHA, audit
 from specscope.traces.comparable import drafts
 from specscope.traces.counted import total, whole_windows
 from specscope.traces.imported import NO_TOKEN
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Window
     from specscope.engine.trace.trace import Trace
 
-ALPHA = 1e-4
-"""Probability of a note about a sound run, per kind of note."""
 DIFFERENCE = 0.2
 """Least difference of two acceptance rates."""
 LONG = 16
@@ -108,7 +106,9 @@ def health(trace: Trace) -> str:
     acceptances = {i: _of_stretch(one, tests[i]) for i, one in stretches.items() if one.accepted}
     changes = {i: _of_change(found, tests[i]) for i, (_, found) in parts.items() if found}
     notes = (loops, rejections) if loops else (rejections, changes, acceptances)
-    return " ".join([note for note in (disobeyed(trace), *(_worst(trace, n) for n in notes)) if note][:2])
+    audited = audit(trace)
+    sentences = (audited.sentence if audited else "", *(_worst(trace, n) for n in notes))
+    return " ".join([one for one in sentences if one][:2])
 
 
 def _of_windows(windows: Sequence[Window]) -> str:
@@ -148,34 +148,18 @@ def _of_nothing(part: Sequence[Window], others: Sequence[Window]) -> tuple[float
     return float(drafts), f"{where}, 0 {what} were accepted{rest}."
 
 
-def disobeyed(trace: Trace) -> str:
-    """Return that drafts were not accepted as often as p and q say; empty if they were.
-
-    The bound is Bernstein's inequality for a sum of draws with these chances.
-    """
-    drawn = [(t.chance, t.accepted) for t in trials(trace) if t.chance is not None]
-    expected, kept = sum(chance for chance, _ in drawn), sum(accepted for _, accepted in drawn)
-    variance, away = sum(chance * (1 - chance) for chance, _ in drawn), abs(kept - expected)
-    if away * away <= -2 * log(ALPHA / 2) * (variance + away / 3):
-        return ""
-    z = f" (z = {(kept - expected) / variance**0.5:.1f})" if variance >= 1 else ""
-    return (
-        f"Of {len(drawn)} tested drafts, {expected:.0f} are expected to be accepted by the recorded p and q, and {kept} "
-        f"were{z}: the verification does not follow the rule, or p and q are not those it used."
-    )
-
-
 def _parted(tests: Sequence[LevelTest], size: int) -> tuple[Stretch | None, Change | None]:
     """Return the stretch and the change of a sequence, without the one that the other explains.
 
     A change that the other tests show without the stretch makes stretches likely on one of its
-    sides: the stretch must be improbable there.
+    sides: the stretch must be improbable there. Acceptances that are a side of it are the change.
     """
     found, shift = stretch(tests, size), change(tests, size)
     if found is None or shift is None:
         return found, shift
     if change([*tests[: found.start], *tests[found.end :]], size) is None:
-        return found, None
+        side = found.accepted and (found.start < PART or len(tests) - found.end < PART)
+        return (None, shift) if side else (found, None)
     sides = ((0, tests[: shift.at]), (shift.at, tests[shift.at :]))
     inside = [
         one._replace(start=one.start + begin, end=one.end + begin)

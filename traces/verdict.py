@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from specscope.engine.checkpoints.forms import form_of
 from specscope.traces.advice import GAIN, Advice, advise, longest_drafter
 from specscope.traces.causes import slow
-from specscope.traces.comparable import drafts
+from specscope.traces.comparable import batch_size, drafts
 from specscope.traces.health import health
 from specscope.traces.imported import origin
+from specscope.traces.metrics import measure
 from specscope.traces.places import level_rate
 from specscope.traces.race import Racer, Speed, speedup_of
 from specscope.traces.rates import OVERLAP, rates_of
@@ -86,7 +87,7 @@ def verdict(i: int, racers: Sequence[Racer], metrics: Metrics) -> Verdict:
     baseline, title = racers[racer.baseline], trace.header.title
     if racer.loaded or baseline.loaded:
         return {**found, "summary": f"{title} about {faster.value:.1f}× {LOADED}"}
-    facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value)}"
+    facts = "" if not drafts(trace) else f": {_facts(trace, metrics, faster.value, baseline.trace)}"
     lacking = " The load by other programs was not recorded." if racer.unknown or baseline.unknown else ""
     text, advice = ("", None) if racer.doubt else _advice(i, racers, metrics, baseline.trace)
     why = racer.doubt or _why(trace, metrics, baseline.trace, faster)
@@ -129,7 +130,7 @@ def _compared(faster: Speed) -> str:
     return faster.text
 
 
-def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
+def _facts(trace: Trace, metrics: Metrics, faster: float, baseline: Trace) -> str:
     both, brings = metrics.waiting.get("both") or 0.0, metrics.tokens_per_target_forward
     if both >= OVERLAP:
         right = level_rate(metrics.per_level)
@@ -140,7 +141,9 @@ def _facts(trace: Trace, metrics: Metrics, faster: float) -> str:
         work = "no forward of the target was recorded"
     else:
         what = "target forward" if divided(trace) else "step"
-        work = f"a {what} brought {brings:.2f} tokens in the time of {brings / faster:.2f} plain ones"
+        unit = (measure(baseline).tokens_per_target_forward or 1.0) if batch_size(baseline) > 1 else 1.0
+        each = "" if unit == 1 else f", which bring {unit:.2f} each"
+        work = f"a {what} brought {brings:.2f} tokens in the time of {brings / unit / faster:.2f} plain ones{each}"
     return "; ".join(filter(None, (work, _lost(trace, metrics))))
 
 

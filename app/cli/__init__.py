@@ -4,7 +4,19 @@ from importlib import import_module
 
 NAMES = (
     *("play", "run", "compare", "sweep", "map", "load", "methods", "models", "plan", "runs", "follow"),
-    *("report", "whatif", "diff", "export", "import", "train", "calibrate", "bench", "papers", "completion"),
+    *(
+        "report",
+        "whatif",
+        "diff",
+        "audit",
+        "export",
+        "import",
+        "train",
+        "calibrate",
+        "bench",
+        "papers",
+        "completion",
+    ),
 )
 FILES = {"import": "imports"}
 """Files of commands whose name is a keyword of Python."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from specscope.engine.errors import ModelError, UsageError, one_line, plain_name, shown
 from specscope.engine.files import parse_json, read_bytes
@@ -90,8 +91,9 @@ def is_complete(raw: Mapping[str, Any]) -> bool:
     return complete and plain and rope["rope_type"] == "default" and type(rope["rope_theta"]) is float
 
 
-DRAFTING = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
-"""Fields of a config with the number of its own drafting layers (MTP), by families of models."""
+_DRAFTING = re.compile(r"(?=.*(mtp|next_?n))(?=.*(num|layers|modules))", re.IGNORECASE)
+"""Fields of a config with the number of its own drafting layers (MTP), as families name them:
+mtp_num_hidden_layers, num_nextn_predict_layers, num_mtp_modules."""
 
 
 def unused_layers(directory: Path) -> str:
@@ -100,8 +102,10 @@ def unused_layers(directory: Path) -> str:
     Their tensors would be unknown ones, with which no model opens.
     """
     raw = read_object(directory / "config.json")
-    for name in DRAFTING:
-        if type(count := raw.get(name)) is int and count > 0:
+    text = raw.get("text_config")  # of a model with pictures
+    fields = raw | (cast("dict[str, Any]", text) if isinstance(text, dict) else {})
+    for name, count in fields.items():
+        if _DRAFTING.match(name) and isinstance(count, int | float) and count >= 1:
             return (
                 f"{plain_name(directory.name)}: config.json declares {name} = {shown(count)}, but the weights hold no "
                 "such layers; nothing drafts with them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import index
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from specscope.engine.errors import UsageError, shown
@@ -58,3 +59,10 @@ def flag(what: str, value: Any) -> bool:
         return bool(value)
     except (TypeError, ValueError):
         raise UsageError(f"{what} is {shown(value)}; give True or False") from None
+
+
+def file_path(value: Any) -> Path:
+    try:
+        return Path(value)
+    except TypeError:
+        raise UsageError(f"path is {shown(value)}; give the name of a file, or None") from None

@@ -27,7 +27,7 @@ from specscope.engine.environment import processor
 from specscope.engine.errors import UsageError, named_arguments, shown
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Device, Header
-from specscope.engine.trace.given import LAST, choice, flag, text, whole
+from specscope.engine.trace.given import LAST, choice, file_path, flag, text, whole
 from specscope.engine.trace.recorder import RECORDED, Recorder, check_readable
 from specscope.engine.trace.stream import Stream
 from specscope.engine.trace.texts import Texts
@@ -88,7 +88,7 @@ def record(
     """
     if path is None or not flag("enabled", enabled):
         return cast("Recorder", Off())
-    file = path if isinstance(path, Lines | Memory) else _path(path)
+    file = path if isinstance(path, Lines | Memory) else file_path(path)
     if flag("join", join) and isinstance(file, Path):
         lines = Lines(file, replace=False)
         try:
@@ -127,15 +127,6 @@ def record(
         rule = rule or "match"
     lines = Lines(file, replace=True) if isinstance(file, Path) else file
     return Recorder(lines, header, Texts(decode), rule, streams)
-
-
-def _path(path: Any) -> Path:
-    try:
-        return Path(path)
-    except TypeError:
-        raise UsageError(
-            f"path is {shown(path)}; give the name of a file, or None to record nothing"
-        ) from None
 
 
 def _settings(name: str, settings: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from specscope.engine.errors import UsageError, named_arguments, one_line, shown
 from specscope.engine.files import read_bytes
 from specscope.engine.trace.appended import Lines, Memory
 from specscope.engine.trace.events import Header
+from specscope.engine.trace.given import file_path
 from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, read_jsonl
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.trace import Trace
@@ -66,7 +67,7 @@ def watch(
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise UsageError(f"tokenizer is {shown(tokenizer)}; give one with decode, or leave it out")
     decode: Any = getattr(tokenizer, "decode", None)
-    return _watching(model, assistant, decode, None if path is None else Path(path))
+    return _watching(model, assistant, decode, None if path is None else file_path(path))
 
 
 @contextmanager

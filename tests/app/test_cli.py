@@ -181,15 +181,20 @@ def test_no_text_of_a_model_steers_the_terminal(capsys):
     assert not any(unicodedata.category(c) == "Cc" for c in out.replace("\n", ""))
 
 
-@pytest.mark.parametrize("field", ["mtp_num_hidden_layers", "num_nextn_predict_layers"])
+MTP = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", "nextn_predict_layers")
+
+
+@pytest.mark.parametrize("field", [*MTP, "text_config"])
 def test_a_model_that_declares_layers_for_drafting_without_having_them_is_named(tmp_path, field):
     pair, _ = make_pair(tmp_path, "llama", "other")
-    said = f"{pair.target_path.name}: config.json declares {field} = 1, but the weights hold no such layers"
+    declared = {field: 1} if field in MTP else {field: {MTP[0]: 1}}
+    name = field if field in MTP else MTP[0]
+    said = f"{pair.target_path.name}: config.json declares {name} = 1, but the weights hold no such layers"
     place = {"target": pair.target_path, "runtime": "local-thread", "device": "cpu"}
     with specscope.open(**place | {"target": str(pair.target_path)}) as cluster:
         assert "declares" not in cluster.note
     file = pair.target_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {field: 1}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | declared))
     with specscope.open(**place) as cluster:
         assert cluster.note.startswith(said)
         trace = cluster.run("autoregressive", [5, 6], max_new_tokens=2)

@@ -365,4 +365,28 @@ def test_a_recording_is_imported_listed_reported_exported_and_compared(capsys, d
     assert "a run with this id is already stored" in refused(capsys, "import", str(recorded), *db, code=1)
     out = printed(capsys, "diff", run, run, *db)
     assert out.startswith(f"{run}: my own loop · org/big · measured · own code · 4 tokens in ")
+    assert printed(capsys, "audit", run, *db).startswith("no test has a known chance: ")
     assert "name a cluster for the what-if with --profile" in refused(capsys, "whatif", run, *db)
+
+
+def test_runs_whose_acceptance_is_not_that_of_the_rule_are_audited_alone_and_together(capsys, db, tmp_path):
+    runs = []
+    for name in ("a", "b"):
+        facts = {"sampling": {"temperature": 0.7}, "rule": "ratio"}
+        with specscope.record(tmp_path / name, **facts) as rec:
+            for i in range(12):
+                rec.round([2, 3], i % 6 == 0, [2, 4] if i % 6 == 0 else [4], q=[0.5, 0.5], p=[0.4, 0.3])
+        runs.append(printed(capsys, "import", str(tmp_path / name), *db).split()[1].rstrip(":"))
+    lines = printed(capsys, "audit", runs[0], *db).splitlines()
+    assert [line.split() for line in lines[:4]] == [
+        ["tested", "expected", "accepted", "z"],
+        ["all", "14", "10.8", "2", "-5.7"],
+        ["place", "1", "12", "9.6", "2", "-5.5"],
+        ["place", "2", "2", "1.2", "0", "-1.7"],
+    ]
+    found = json.loads(printed(capsys, "audit", *runs, *db, "--json"))["audit"]
+    assert (found["whole"]["tested"], found["whole"]["low"]) == (28, 21.6)
+    assert [part["name"] for part in found["stretches"]] == [f"run {run}" for run in runs]
+    assert found["sentence"].startswith(
+        "Of 28 tested drafts, 21.6 were expected to be kept and 4 were (z = -8.0): "
+    )

@@ -4,14 +4,14 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { createContext, runInContext } from "node:vm";
 
-const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "gantt", "calibration"];
-const viewer = createContext({ INSETS: [] }); // batch.js and calibration.js register their views there
+const scripts = ["packed", "columns", "model", "dom", "batch", "geometry", "gantt", "calibration", "audit"];
+const viewer = createContext({ INSETS: [] }); // batch.js and others register their views there
 for (const name of scripts) {
   runInContext(readFileSync(new URL(`../../assets/viewer/${name}.js`, import.meta.url), "utf8"), viewer);
 }
 const names = `unpack stepAt copiesAt moments neighbour findSpan sourceOf copiedPlaces sourceTexts rowsOfSpan linked
   upperBound lineOf visible intervalAt sharesOf sharesBySums busyOf busyBefore movingShares
-  calibrationBins calibrationSentence CALIBRATION
+  calibrationBins calibrationSentence CALIBRATION auditMarks AUDIT
   geometry fitWindow roundTicks loadSteps tokenMarks SIZE Gantt`.split(/\s+/);
 const own = runInContext(`({ ${names.join(", ")} })`, viewer);
 
@@ -164,6 +164,16 @@ test("a bin of the calibration is at its mean q and its share, and says both", (
   assert.deepEqual([high.x, high.y, high.expected, high.count, low.count], [size * 0.95, 0, null, counts, counts / 4]);
   assert.equal(low.text.replace(/\u2009/g, " "), "q from 0.2 to 0.3, 0.25 on average: 1 of 2 tested tokens accepted, 50 % (95 % interval 10 to 90 %), 75 % expected by the rule. 20 % of the tests.");
   assert.ok(!high.text.includes("expected"), "no rule draws at temperature 0");
+});
+
+test("a row of the audit has its expected share with three deviations, and its accepted share", () => {
+  const row = { tested: 100, low: 40, high: 50, deviation: 5, kept: 66 };
+  const { width } = own.AUDIT;
+  const { from, wide, dot, away } = own.auditMarks(row);
+  [[from, 0.25], [wide, 0.4], [dot, 0.66]].forEach(([at, share]) => assert.ok(Math.abs(at - width * share) < 1e-9));
+  equal([away, own.auditMarks({ ...row, kept: 65 }).away, own.auditMarks({ ...row, kept: 24 }).away], [true, false, true]);
+  const sure = own.auditMarks({ tested: 10, low: 10, high: 10, deviation: 0, kept: 9 });
+  equal([sure.from, sure.wide, sure.away], [width, 2, true]);
 });
 
 test("the sentence of a place names its tests, its error, and what does not count", () => {

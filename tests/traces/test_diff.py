@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.trace import Trace
-from specscope.traces.diff import diff
+from specscope.traces.diff import Candidate, FirstDifference, Side, diff
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.waiting import decode_window, waits, work
 from tests.traces.samples import KINDS, sample_trace, with_header
@@ -128,6 +128,29 @@ def test_two_greedy_texts_part_at_a_tie_or_not(first, second, temperature, word)
     assert shown["sentence"] == found.sentence
     known = [{"token": token, "text": "", "p": p} for token, p in zip((91, 92), first, strict=True)]
     assert shown["sides"][0]["p"] == known
+
+
+@pytest.mark.parametrize(
+    ("p", "word"),
+    [
+        # another token has at most 1 - 0.9: the logits are log 9 apart at least
+        ([(91, 0.9)], "Not a tie: the target's logits of the two tokens would have to move by at least 4.4"),
+        (
+            [(91, 0.5), (93, 0.4)],
+            "Not a tie: the target's logits of the two tokens would have to move by at least 3.2",
+        ),
+        ([(91, 0.5)], "Whether it is a tie is unknown: neither run has"),
+        ([], "Whether it is a tie is unknown: neither run has"),
+    ],
+)
+def test_where_a_token_has_no_p_the_rest_bounds_it(p, word):
+    other = [(92 if token == 91 else token, share) for token, share in p]
+    sides = [
+        Side(token, "", "plain", [Candidate(i, "", x) for i, x in rows], ())
+        for token, rows in ((91, p), (92, other))
+    ]
+    assert FirstDifference(0, 1, tuple(sides), greedy=True).sentence.startswith(word)
+    assert FirstDifference(0, 1, (sides[0], Side(None, "", "", (), ())), greedy=True).sentence == ""
 
 
 def test_conditions_that_differ_are_named_and_runs_without_times_or_an_end_refused():

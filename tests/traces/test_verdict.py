@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any
 
 import pytest
 
+import specscope
 from specscope.engine.drafting.pace import Probe
 from specscope.engine.layout import Layout, Separate
 from specscope.engine.types import Limits
 from specscope.traces.advice import kind_of, predicted
+from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
 from specscope.traces.places import first_rate, level_rate
 from specscope.traces.rates import Rates, rates_of
@@ -245,3 +249,94 @@ def test_no_other_drafter_is_named_where_it_would_not_help_or_is_unknown(trace):
 )
 def test_a_pane_names_a_form_of_the_target_and_only_where_it_drafts(kind, path, name):
     assert shown(drafted(0.9, kind, drafter_path=f"/cache/models/{path}"))["drafter"] == name
+
+
+# Recorded loops: where the time goes.
+
+
+def recorded(path, *, forward, rows=1, batch=1, gamma=2, extra=""):
+    """Record 12 rounds, of which every third accepts nothing; times in milliseconds.
+
+    Without rows it is plain decoding. `extra` is work of 40 ms after each rejection.
+    """
+    path.unlink(missing_ok=True)
+    now = [perf_counter_ns() - 10**10]
+
+    def worked(kind: str, time: float, rec: Any, **facts: Any) -> None:
+        now.append(now[-1] + round(1e6 * time))
+        rec.add(kind, now[-2], now[-1], sequence=-1 if batch > 1 else 0, **facts)
+
+    drafted = gamma if rows > 1 else 0
+    with specscope.record(path, target="t", sampling={"temperature": 0}, rule="match") as rec:
+        for _ in range(batch):
+            rec.prompt("Hi", ids=[1, 2])
+        worked("prefill", 4, rec, rows=2 * batch, context=0)
+        for step in range(12):
+            kept = drafted if step % 3 else 0
+            worked("verify", forward, rec, rows=rows * batch, context=2 + step)
+            for sequence in range(batch):
+                tokens = [9] * drafted
+                rec.round(tokens, kept, [*tokens[:kept], 5], sequence=sequence, time=now[-1])
+            if extra and not kept:
+                worked(
+                    extra,
+                    40,
+                    rec,
+                    rows=30 if extra == "prefill" else 0,
+                    context=0 if extra == "prefill" else -1,
+                )
+    return read_traces(path).traces[0]
+
+
+def of_recorded(path, plain, mine):
+    """Return the verdict on a recorded loop beside a plain one."""
+    traces = [recorded(path, **plain), recorded(path, **mine)]
+    return view_model(traces)["runs"][1]
+
+
+EXTRA = {
+    "other": "work of the kind other",
+    "prefill": "prefill during decoding",
+    "sample": "deciding on tokens after the forward",
+    "communicate": "moving data",
+}
+
+
+@pytest.mark.parametrize(("extra", "words"), EXTRA.items())
+def test_work_that_is_no_forward_is_not_the_width_of_forwards(tmp_path, extra, words):
+    """A verification takes 7 / 6 plain tokens, and 40 ms of 12 / 3 rejections in 12 rounds 2.2."""
+    run = of_recorded(tmp_path / "r.jsonl", {"forward": 6}, {"forward": 7, "rows": 3, "extra": extra})
+    reason = run["verdict"]["reason"]
+    assert "1.17 for its 3.0 rows" in reason
+    assert f"2.22 for {words}, 0.00 in which no model works. Most of the loss is {words}." in reason
+    assert "rows cached" not in run["note"], "no forward is without its context"
+
+
+def test_a_batch_is_compared_with_a_plain_forward_of_its_batch(tmp_path):
+    plain, mine = {"forward": 8, "batch": 4}, {"forward": 22, "rows": 3, "batch": 4}
+    found = of_recorded(tmp_path / "r.jsonl", plain, mine)["verdict"]
+    assert (
+        "a target forward brought 9.33 tokens in the time of 2.75 plain ones, which bring 4.00 each"
+        in found["summary"]
+    )
+    assert "A target forward takes the time of 2.75 plain forwards: 2.75 for its 12.0 rows" in found["reason"]
+    assert "the width of the target's forwards, 12.0 rows instead of 4.0." in found["reason"]
+
+
+def test_forwards_that_are_slow_without_more_rows_are_not_called_wide(tmp_path):
+    traces = [recorded(tmp_path / "r.jsonl", forward=6), recorded(tmp_path / "r.jsonl", forward=30, rows=3)]
+    for rows in (1, -1):
+        slow = replace(traces[1], spans=[replace(s, rows=rows) for s in traces[1].spans])
+        reason = view_model([traces[0], slow])["runs"][1]["verdict"]["reason"]
+        assert "Most of the loss is the target's forwards." in reason
+        assert "width" not in reason
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_more_rows_in_less_time_than_plain_forwards_are_other_conditions(tmp_path, batch):
+    plain, mine = {"forward": 8, "batch": batch}, {"forward": 3, "rows": 3, "batch": batch}
+    reason = of_recorded(tmp_path / "r.jsonl", plain, mine)["verdict"]["reason"]
+    forwards = f"a target forward of {3 * batch}.0 rows took 3.00 ms, a plain one of {batch}.0 rows 8.00 ms"
+    assert reason.startswith(
+        f"This cannot be an effect of the method: {forwards}. Check that both runs have the same"
+    )

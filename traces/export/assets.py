@@ -39,6 +39,7 @@ SCRIPTS = (
     "lengths.js",
     "counts.js",
     "calibration.js",
+    "audit.js",
     "kv.js",
     "ngrams.js",
     "fan.js",

@@ -14,6 +14,7 @@ from specscope.traces.metrics import Metrics, measure, speedup
 from specscope.traces.race import Racer, Spread, race_line, racers_of, spread, winners
 from specscope.traces.verdict import Verdict, verdict
 from specscope.traces.view.aligned import AlignedView, aligned, equal_tokens
+from specscope.traces.view.audit import AuditView, audit_view
 from specscope.traces.view.caches import CacheView, PackingView, caches, packings
 from specscope.traces.view.calibration import CalibrationView, calibration_views
 from specscope.traces.view.counts import CountView, counts
@@ -119,6 +120,8 @@ class Sections(Extent):
     """Windows of an engine's log or counters."""
     calibration: list[CalibrationView]
     """Empty for a part of a run."""
+    audit: AuditView | None
+    """None for a part of a run."""
     packings: list[PackingView]
     pool: ServersView | None
     trees: list[TreeView]
@@ -292,6 +295,7 @@ def sections(
         "lengths": views.of("draft lengths", lambda: lengths(trace), []),
         "counts": views.of("windows of counts", lambda: counts(trace), []),
         "calibration": views.of("calibration", lambda: calibration_views(trace), []),
+        "audit": views.of("acceptance audit", lambda: audit_view(trace), None),
         "packings": views.of("batches", lambda: packings(trace, around), []),
         "pool": views.of("target servers", lambda: server_pool(trace, around), None),
         "trees": views.of("trees", lambda: with_forks(trace, trees(trace)), []),

@@ -87,7 +87,7 @@ def part_sections(part: Window, size: Extent) -> dict[str, Any]:
     rows = cast("dict[str, Any]", found)
     _count(rows["tokens"], part, clock)
     inside = {name: [row for row in rows[name] if low <= row["t"] <= high] for name in PIECEMEAL}
-    whole = {"headline": [], "hits": [], "forecast_sums": [], "calibration": []}
+    whole = {"headline": [], "hits": [], "forecast_sums": [], "calibration": [], "audit": None}
     return {**rows, **inside, **whole, "part": {"from": low, "to": high}}
 
 

@@ -1,14 +1,17 @@
 """Draft lengths and calibration in a report: columns, reasons, replay, pointing and keys."""
 
+from dataclasses import replace
+
 import pytest
 from playwright.sync_api import expect
 
 import specscope
 from specscope.engine.types import Limits
+from specscope.traces.view.audit import audit_view
 from specscope.traces.view.calibration import calibration_views
 from specscope.traces.view.lengths import lengths
 from tests.browser.report.opened import update
-from tests.traces.samples import sample_trace
+from tests.traces.samples import sample_trace, with_header
 
 pytestmark = pytest.mark.browser
 VIEW = ".ss-lengths"
@@ -127,3 +130,22 @@ def test_calibration_has_a_table_of_places_and_a_diagram_by_pointing_and_keys(op
     expect(page.locator(BIN).first).to_be_attached()
     expect(page.locator(f"{BIN} .ss-calibration-expected")).to_have_count(0)  # at temperature 0
     assert "expected" not in page.locator(f"{view} thead").inner_text()
+
+
+def test_the_audit_has_a_row_for_all_each_place_and_each_stretch_and_marks_a_contradiction(opened, runs):
+    trace = runs["calibration"]
+    turned = [replace(d, outcome="rejected") if d.outcome == "accepted" else d for d in trace.decisions]
+    wrong = with_header(replace(trace, decisions=turned), run_id="wrong")
+    page = opened.runs([trace, wrong])
+    for i, run in enumerate((trace, wrong)):
+        view, card = audit_view(run), page.locator(".ss-audit").nth(i)
+        parts = [view["whole"], *view["places"], *view["stretches"]]
+        expect(card.locator("tbody tr")).to_have_count(len(parts))
+        for number, part in enumerate(parts):
+            cells = card.locator("tbody tr").nth(number).locator("td").all_inner_texts()
+            assert cells[:3] == [f"{part['tested']}", f"{part['low']:.1f}", f"{part['kept']}"]
+        expect(card.locator(".ss-detail")).to_have_text(
+            view["sentence"] or "No contradiction to min(1, p/q)."
+        )
+    expect(page.locator(".ss-audit-away")).not_to_have_count(0)
+    expect(page.locator(".ss-audit-sentence")).to_have_count(1)

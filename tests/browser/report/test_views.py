@@ -34,7 +34,7 @@ COLOURS = """() => {
         servers, getComputedStyle(document.querySelector(".ss-pane")).backgroundColor];
 }"""
 """Return the lines and colours of marks, the colours of servers, and that of the ground."""
-OF_ALL = ("aligned", "calibration", "kv", "lengths", "packing", "tree-fork")
+OF_ALL = ("aligned", "audit", "calibration", "kv", "lengths", "packing", "tree-fork")
 
 
 def detail(page, view):

@@ -208,6 +208,10 @@ def test_a_call_that_cannot_be_recorded_is_refused():
         ({}, lambda: generated(drafter), "nothing was recorded"),
         ({"model": torch.nn.Linear(1, 1)}, int, "Linear has no _prefill"),
         ({"model": None}, int, "NoneType has no _prefill"),
+        *(
+            ({"path": path}, int, "path is .*; give the name of a file, or None")
+            for path in (5, True, b"x", [])
+        ),
         ({"path": "/dev/full"}, lambda: generated(target), "is not a regular file; give a file"),
         ({"path": "/dev/zero"}, lambda: generated(target), "is not a regular file; give a file"),
         ({"tokenizer": Signs(ZeroDivisionError("by zero"))}, lambda: generated(target), "by zero"),

@@ -1,0 +1,72 @@
+// Acceptance audit: the drafts that the recorded rule keeps on average beside those that were kept, by place and over time.
+
+const AUDIT = { width: 96, height: 16, dot: 4, deviations: 3 };
+INSETS.push(() => new Audits());
+
+class Audits {
+  constructor() {
+    this.node = el("div", {});
+    this.shown = "";
+  }
+
+  update(model) {
+    const chances = ({ audit }) => audit && (audit.sentence || audit.whole.deviation); // else all is certain and as it must be
+    const runs = model.runs.filter(chances);
+    const shown = JSON.stringify(runs.map((run) => [run.id, run.audit]));
+    if (shown === this.shown) return;
+    this.shown = shown;
+    this.node.replaceChildren(...runs.map(auditCard));
+  }
+}
+
+function auditCard(run) {
+  const { sentence, rules, whole, places, stretches } = run.audit;
+  const groups = [["by place in the draft", [{ ...whole, name: "all" }, ...places]], ["over time", stretches]].filter(([, rows]) => rows.length);
+  const left = whole.unknown ? ` Of ${number(whole.unknown, 0)} tests nothing is known: each counts as 0 to 1 expected.` : "";
+  return el("section", { class: "ss-card ss-pool ss-audit", "aria-label": `Acceptance audit, ${runName(run)}` },
+    el("div", { class: "ss-gantt-title" }, el("h3", {}, `Acceptance audit · ${runName(run)}`), el("span", { class: "ss-badge" }, run.badge)),
+    auditLegend(),
+    el("div", { class: "ss-audit-body" }, groups.map(([name, rows]) => el("div", scrolls(`Acceptance audit ${name}`), auditTable(name, rows)))),
+    el("p", { class: `ss-detail${sentence ? " ss-audit-sentence" : ""}` }, sentence || `No contradiction to ${rules.join(" or ")}.`, left));
+}
+
+function auditTable(name, rows) {
+  const names = ["", "tested", "expected", "accepted", "z", ""];
+  const line = (row) => el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, number(row.tested, 0)), el("td", {}, auditExpected(row)),
+    el("td", {}, number(row.kept, 0)), el("td", {}, row.z === null ? "–" : number(row.z, 1)), el("td", {}, auditStrip(row)));
+  return el("table", {},
+    el("caption", { class: "ss-sr" }, `Acceptance audit ${name}`),
+    el("thead", {}, el("tr", {}, names.map((head) => (head ? el("th", { scope: "col", title: AUDIT_WORDS[head] }, head) : el("td", {}))))),
+    el("tbody", {}, rows.map(line)));
+}
+
+const auditExpected = ({ low, high }) => (high - low < 0.05 ? number(low, 1) : `${number(low, 1)} to ${number(high, 1)}`);
+
+/** The places of a row's marks, in pixels from the left: the expected range with its deviations, and the accepted share. */
+function auditMarks({ tested, low, high, deviation, kept }) {
+  const at = (count) => (AUDIT.width * Math.min(tested, Math.max(0, count))) / tested;
+  const [from, to] = [at(low - AUDIT.deviations * deviation), at(high + AUDIT.deviations * deviation)];
+  return { from, wide: Math.max(2, to - from), dot: at(kept), away: kept < low - AUDIT.deviations * deviation || kept > high + AUDIT.deviations * deviation };
+}
+
+function auditStrip(row) {
+  const { width, height, dot } = AUDIT;
+  const marks = auditMarks(row);
+  return drawn("svg", { class: `ss-audit-strip${marks.away ? " ss-audit-away" : ""}`, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" },
+    drawn("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2 }),
+    drawn("rect", { x: marks.from, y: 2, width: marks.wide, height: height - 4 }),
+    drawn("circle", { cx: marks.dot, cy: height / 2, r: dot }));
+}
+
+const AUDIT_WORDS = {
+  tested: "Tested drafts; tokens behind the first rejection were never tested.",
+  expected: "The sum of the chances that the recorded rule gives these drafts.",
+  accepted: "Those that were accepted.",
+  z: "How far the accepted ones are from the expected ones, in standard deviations.",
+};
+
+function auditLegend() {
+  const key = (look, words) => el("li", {}, el("i", { class: `ss-swatch ${look}`, "aria-hidden": "true" }), words);
+  return el("ul", { class: "ss-legend", "aria-label": "Legend of the acceptance audit" },
+    key("ss-calibration-key-accepted", "accepted share of the tests"), key("ss-audit-key-expected", "expected by the recorded rule, ± 3 standard deviations"));
+}
