@@ -94,10 +94,12 @@ def test_requests_of_a_llama_log_are_windows_with_times():
 def test_several_drafters_of_a_request_have_windows_of_their_own():
     lines = (PRINTED / "01b-llama-server-old.log").read_text().splitlines()
     other = lines[-1].replace("draft-simple", "ngram-mod").replace("= 320", "= 100").replace("= 60", "= 10")
-    (trace,) = read_traces(_file("\n".join([*lines, other]))).traces
+    text = "\n".join([*lines, other]).replace("60 accepted / 320", "70 accepted / 420")
+    text = text.replace("60 accepted /   320", "70 accepted / 420")
+    (trace,) = read_traces(_file(text)).traces
     found = {row.drafter: (row.drafted, row.accepted) for row in trace.windows}
-    assert found == {"": (320, 60), "draft-simple": (320, 60), "ngram-mod": (100, 10)}
-    assert figures(trace.windows)["drafted"] == 320
+    assert found == {"": (420, 70), "draft-simple": (320, 60), "ngram-mod": (100, 10)}
+    assert figures(trace.windows)["drafted"] == 420
 
 
 def test_windows_of_a_vllm_log_tell_when_nothing_was_accepted():

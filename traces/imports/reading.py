@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zlib
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +23,7 @@ from specscope.traces.imports.logs import printed as prints
 from specscope.traces.imports.logs.answers import ROWS, printed
 from specscope.traces.imports.logs.windows import Text, lines_of, trace_of
 from specscope.traces.imports.modelopt import MODELOPT
+from specscope.traces.imports.naming import named
 from specscope.traces.imports.profiler import PROFILER
 from specscope.traces.imports.servers import AIPERF, SGLANG, VLLM
 from specscope.traces.imports.vcr import VCR
@@ -32,16 +35,18 @@ if TYPE_CHECKING:
     from specscope.traces.imports.logs.answers import Rows
     from specscope.traces.imports.request_trace import Form
 
+COUNTERS = Text("counters of /metrics", prints.counters)
 TEXTS = (
     Text("a log of llama.cpp's server", llama.read),
     Text("a log of vLLM", vllm.read),
     Text("a log of SGLang", sglang.read),
-    Text("counters of /metrics", prints.counters),
+    COUNTERS,
     Text("the output of vLLM's example", prints.example),
     Text("the output of a bench", prints.bench),
 )
-MOST_WRAPPED = 6
-"""Entries of a wrapper around a row."""
+_AFTER_HEADERS = re.compile(rb"\r?\n\r?\n")
+MOST_WRAPPED = 12
+"""Entries of a wrapper around a row, or around a list of rows."""
 FORMS = (VLLM, AIPERF, SGLANG, VCR, MODELOPT, PROFILER)
 MAX_BYTES = 128 * 2**20
 """Size of the largest file of another engine: parsed, it needs several times as much memory."""
@@ -61,44 +66,67 @@ class Imports:
     """Requests that say nothing of speculative decoding."""
 
 
-def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
+def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES, since: Path | None = None) -> Imports:
     """Read a file; each request of another engine becomes a trace of its own.
 
-    UsageError if it cannot be read, is too large, or is of no known form or version.
+    Args:
+        path: The file.
+        max_bytes: The size of the largest file that is read.
+        since: An earlier text of the counters in `path`: what was counted between the two is read.
+
+    UsageError if it cannot be read, is too large, or is of no known form or version; it says what
+    the file is instead.
     """
-    content = read_bytes(Path(path), max_bytes)
+    content = _content(path, max_bytes)
     try:
-        content = _unpacked(content, min(max_bytes, MAX_BYTES))
+        if since is not None:
+            texts = (lines_of(part.decode("utf-8", "replace")) for part in (_content(since, max_bytes), content))
+            return Imports(tuple(checked(trace_of(one, COUNTERS.name)) for one in prints.between(*texts)))
         rows = _rows(content)
         form = _form_of(rows)
         parts = [rows] if form and form.whole else [[row] for row in rows]
         if len(parts) > MOST_RUNS:
             raise ValueError(f"it has {len(parts)} requests; at most {MOST_RUNS} are read")
+        if form is None:
+            return Imports(tuple(_printed(rows, content)) or (_own(rows, content, path),))
+        traces = _of_form(form, parts)
+        if not traces:
+            nothing = f"it says nothing of speculative decoding; expected {form.name}"
+            raise ValueError(named(content, rows) or nothing)
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
-    try:
-        if form is None and (found := _printed(rows, content)):
-            return Imports(tuple(found))
-    except ValueError as error:
-        raise UsageError(f"cannot import {path}: {error}") from None
-    if form is None:
-        return Imports((_own(content, path),))
+    return Imports(tuple(traces), len(parts) - len(traces))
+
+
+def _of_form(form: Form, parts: Sequence[list[Any]]) -> list[Trace]:
     traces: list[Trace] = []
     size = 0
+    for number, part in enumerate(parts, 1):
+        if trace := _read(form, part, number if len(parts) > 1 else 0):
+            traces.append(trace)
+            size += len(trace.decisions) + len(trace.commits)
+        if size > MOST_ROWS:
+            raise ValueError(f"its requests have more than {MOST_ROWS} tokens and drafts; split the file")
+    return traces
+
+
+def _content(path: str | Path, max_bytes: int) -> bytes:
+    """Return the content of a file, unpacked and as UTF-8, without the headers of `curl -i`."""
+    file = Path(path)
+    if file.is_dir():
+        what = "a model's folder" if (file / "config.json").exists() else "a folder"
+        raise UsageError(f"cannot import {path}: it is {what}; give a file")
+    content = read_bytes(file, max_bytes)
     try:
-        for number, part in enumerate(parts, 1):
-            if trace := _read(form, part, number if len(parts) > 1 else 0):
-                traces.append(trace)
-                size += len(trace.decisions) + len(trace.commits)
-            if size > MOST_ROWS:
-                raise ValueError(f"its requests have more than {MOST_ROWS} tokens and drafts; split the file")
+        content = _unpacked(content, min(max_bytes, MAX_BYTES))
+        if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            content = content.decode("utf-16").encode("utf-8", "replace")
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot import {path}: it begins as UTF-16, but is none; is it cut?") from None
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
-    if not traces:
-        raise UsageError(
-            f"cannot import {path}: it says nothing of speculative decoding; expected {form.name}"
-        )
-    return Imports(tuple(traces), len(parts) - len(traces))
+    content = content.removeprefix(BOM_UTF8)
+    return _AFTER_HEADERS.split(content, 1)[-1] if content.startswith(b"HTTP/") else content
 
 
 def _unpacked(content: bytes, most: int) -> bytes:
@@ -119,9 +147,8 @@ def _unpacked(content: bytes, most: int) -> bytes:
 
 def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
     """Return the traces of what an engine printed: JSON rows or lines of text; else none."""
-    if rows:
-        form = _rows_of(rows)
-        return [checked(trace_of(printed(form, rows), form.name))] if form else []
+    if form := _rows_of(rows):
+        return [checked(trace_of(printed(form, rows), form.name))]
     if ROW in content[:4096] or len(content) > MAX_BYTES:
         return []
     whole = content.decode("utf-8", "replace")
@@ -151,11 +178,13 @@ def _form_of(rows: list[Any]) -> Form | None:
     return next((form for form in FORMS if rows and form.recognises(rows[0])), None)
 
 
-def _own(content: bytes, path: str | Path) -> Trace:
+def _own(rows: list[Any], content: bytes, path: str | Path) -> Trace:
     """Return the trace of SpecScope's own file, which `specscope.record` writes, too.
 
-    Without a footer its status is `incomplete`.
+    Without a footer its status is `incomplete`. ValueError if the file is known to be another one.
     """
+    if ROW not in content[:4096] and (what := named(content, rows or _first(content))):
+        raise ValueError(what)
     try:
         check_values(content, MOST_TRACE_VALUES)
         whole = _without_cut_line(content)
@@ -225,18 +254,36 @@ def _rows(content: bytes) -> list[Any]:
     try:
         whole = parse_json(content)
     except json.JSONDecodeError:
-        rows = _lines(content)
+        return _lines(content)
     except ValueError:
         return []
-    else:
-        rows = whole if isinstance(whole, list) else [whole]
-    return [_unwrapped(row) for row in rows]
+    rows = whole if isinstance(whole, list) else [whole]
+    return [inner for row in rows for inner in _unwrapped(row)]
 
 
-def _unwrapped(row: Any) -> Any:
-    """Return what is in a wrapper `{"data": {...}}`, as proxies keep the events of a stream."""
-    inner = row.get("data") if isinstance(row, dict) and len(row) <= MOST_WRAPPED else None
-    return inner if isinstance(inner, dict) and (_form_of([inner]) or _rows_of([inner])) else row
+def _unwrapped(row: Any) -> list[Any]:
+    """Return the rows in a wrapper, as proxies and programs keep them; else the row itself.
+
+    For example `{"data": {...}}`, `{"responses": [...]}`, or a request beside its response.
+    """
+    if isinstance(row, dict) and len(row) <= MOST_WRAPPED and not _known([row]):
+        for value in row.values():
+            rows = value if isinstance(value, list) else [value]
+            if _known(rows):
+                return rows
+    return [row]
+
+
+def _known(rows: list[Any]) -> bool:
+    return _form_of(rows) is not None or _rows_of(rows) is not None
+
+
+def _first(content: bytes) -> list[Any]:
+    """Return the JSON value of the first line; none if it is no JSON."""
+    try:
+        return [parse_json(content.lstrip()[:1_000_000].partition(b"\n")[0])]
+    except ValueError:
+        return []
 
 
 def _lines(content: bytes) -> list[Any]:
@@ -245,12 +292,12 @@ def _lines(content: bytes) -> list[Any]:
     for number, line in enumerate(content.split(b"\n"), 1):
         if line.strip():
             try:
-                rows.append(parse_json(line))
+                rows += _unwrapped(parse_json(line))
             except ValueError as error:
-                if _form_of(rows) is None and _rows_of(rows) is None:
+                if not _known(rows):
                     return []
                 raise ValueError(f"line {number} is no JSON ({error}); is the file cut?") from None
-            if _form_of(rows) is None and _rows_of(rows) is None:
+            if not _known(rows):
                 return []
     return rows
 

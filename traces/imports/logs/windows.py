@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specscope.engine.files import parse_json
 from specscope.engine.trace.events import Footer, Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
 from specscope.engine.trace.trace import Trace
@@ -22,6 +23,12 @@ MOST_SECONDS = 1e10
 """Since 1970, or the first line; a stored window is checked again, since the first window."""
 MOST_LINE = 4096
 """Characters of a line that are read: a search may take the square of them."""
+_TIMES = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?|"
+    r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\b\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\b|"
+    r"\[ *\d{1,9}\.\d{3,9}\]|\b\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z]\b|\bstd(?:out|err) [FP]\b"
+)
+_MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -47,7 +54,27 @@ class Printed(NamedTuple):
 
 def lines_of(text: str) -> list[str]:
     """Return the lines of a text, without colours, control characters and what is too long."""
-    return [_COLOURS.sub("", line[:MOST_LINE]) for line in text.replace("\r", "\n").split("\n")]
+    return [_COLOURS.sub("", _message(line[:MOST_LINE])) for line in text.replace("\r", "\n").split("\n")]
+
+
+def _message(line: str) -> str:
+    """Return the text in a row of a log of Docker, journald or the like; another line as it is."""
+    if not line.startswith('{"'):
+        return line
+    try:
+        row: Any = parse_json(line)
+    except ValueError:
+        return line
+    return next((row[name] for name in _MESSAGES if isinstance(row.get(name), str)), line)[:MOST_LINE]
+
+
+def source_of(before: str) -> str:
+    """Return who wrote a line, from what is before the engine's own words; times are no name.
+
+    As docker compose, kubectl, journald or `grep` put it there: a container's, a pod's or a file's
+    name.
+    """
+    return _TIMES.sub("", before).strip(" :|[]\t")
 
 
 def trace_of(printed: Printed, source: str) -> Trace:
