@@ -11,6 +11,10 @@ from specscope.traces.imports.request_trace import is_object
 _VLLM = "start vLLM with --per-request-spec-decode-metrics detailed"
 _LLAMA = 'ask llama.cpp with "timings_per_token": true'
 _SOURCES = f"{_VLLM}, or {_LLAMA}"
+_SCOPES = (
+    "set VLLM_CUSTOM_SCOPES_FOR_PROFILING=1 and VLLM_USE_V2_MODEL_RUNNER=0 for vLLM; SGLang has them since its "
+    "pull request 38630"
+)
 _DIFFERENCE = "the server's /metrics before and after it count drafts: specscope import AFTER --since BEFORE"
 
 
@@ -94,6 +98,7 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
         ),
     ),
     (_is_event, _Kind("an event of a stream without counts", f"give all its events; {_SOURCES}")),
+    (_has("traceEvents"), _Kind("a profile without scopes of drafts", _SCOPES)),
     (_has("choices"), _Kind("an answer without counts of drafts", _SOURCES)),
     (_has("tokens_predicted"), _Kind("an answer of llama.cpp without timings", _LLAMA)),
     (
@@ -121,7 +126,9 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
     ),
     (
         _has("accept_length"),
-        _Kind("a result of SGLang's bench: averages only", "give the server's log, or answers with meta_info"),
+        _Kind(
+            "a result of SGLang's bench: averages only", "give the server's log, or answers with meta_info"
+        ),
     ),
     (
         _is_plain_bench,
@@ -158,9 +165,10 @@ _BYTES: tuple[tuple[bytes, _Kind], ...] = (
 _SAFETENSORS = re.compile(rb"^.{6}\x00\x00\{", re.DOTALL)
 _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
     (
-        re.compile(r"^\s*<(?:!doctype html|html|\?xml)", re.I),
+        re.compile(r"^\s*<(?:!doctype html|html|\?xml)", re.IGNORECASE),
         _Kind(
-            "a page (HTML)", "give its data; a run of SpecScope is exported by specscope export --format jsonl"
+            "a page (HTML)",
+            "give its data; a run of SpecScope is exported by specscope export --format jsonl",
         ),
     ),
     (
@@ -176,29 +184,33 @@ _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
     ),
     (
         re.compile(r"SpecDecoding metrics"),
-        _Kind("a log of vLLM whose lines about drafts are cut", "give whole lines, with Accepted and Drafted"),
+        _Kind(
+            "a log of vLLM whose lines about drafts are cut", "give whole lines, with Accepted and Drafted"
+        ),
     ),
     (
-        re.compile(r"^(?:# (?:HELP|TYPE) )?vllm:\w+", re.M),
+        re.compile(r"^(?:# (?:HELP|TYPE) )?vllm:\w+", re.MULTILINE),
         _Kind(
             "/metrics of vLLM without counters of drafts (spec_decode_num_drafts, …_draft_tokens, …_accepted_tokens)",
             "start it with --speculative-config",
         ),
     ),
     (
-        re.compile(r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+", re.M),
+        re.compile(r"^(?:# (?:HELP|TYPE) )?llamacpp:\w+", re.MULTILINE),
         _Kind("/metrics of llama.cpp without counters of drafts", "start it with a drafter (-md FILE)"),
     ),
     (
-        re.compile(r"^(?:# (?:HELP|TYPE) )?sglang:\w+", re.M),
-        _Kind("/metrics of SGLang: averages of drafts, no counts", "give its log (Decode batch … accept len)"),
+        re.compile(r"^(?:# (?:HELP|TYPE) )?sglang:\w+", re.MULTILINE),
+        _Kind(
+            "/metrics of SGLang: averages of drafts, no counts", "give its log (Decode batch … accept len)"
+        ),
     ),
     (
-        re.compile(r"^# (?:HELP|TYPE) \w", re.M),
+        re.compile(r"^# (?:HELP|TYPE) \w", re.MULTILINE),
         _Kind("/metrics without counters of drafts", "give those of vLLM or llama.cpp"),
     ),
     (
-        re.compile(r"Decode batch[.,]|\bsglang\b.*server_args=|server_args=ServerArgs\("),
+        re.compile(r"Decode batch[.,]|server_args=ServerArgs\("),
         _Kind("a log of SGLang without accept len", "start it with --speculative-algorithm"),
     ),
     (
@@ -211,20 +223,22 @@ _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
     (
         re.compile(
             r"print_timing|eval time =|llama_model_loader|load_model: loading model|^(?:\S+ [A-Z] )?(?:srv|slot) +\w",
-            re.M,
+            re.MULTILINE,
         ),
         _Kind("a log of llama.cpp without drafts", "start it with a drafter (-md FILE)"),
     ),
     (
-        re.compile(r"^data: ?[{\[]", re.M),
+        re.compile(r"^data: ?[{\[]", re.MULTILINE),
         _Kind("a recorded stream without counts", _SOURCES),
     ),
     (
-        re.compile(r"\A\s*(?:#.*\n|\s*\n)*\s*(?:import |from \S+ import |def |class |\"\"\"|'''|#!.*python)"),
+        re.compile(
+            r"\A(?:[ \t]*(?:#[^\n]*)?\n)*(?:import |from \S+ import |def |class |@\w|\"\"\"|\'\'\'|#![^\n]*python)"
+        ),
         _Kind("a Python program", "specscope.record in it writes a file that is read"),
     ),
     (
-        re.compile(r"\A(?:\s*(?:#.*)?\n)*(?:\[\[?[\w.\"-]+\]\]?|[\w-]+ = )", re.M),
+        re.compile(r"\A(?:[ \t]*(?:#[^\n]*)?\n)*(?:\[\[?[\w.\"-]+\]\]?[ \t]*\n|[\w-]+ = )"),
         _Kind("a file of settings (TOML)", "a latency profile is given as --profile FILE"),
     ),
 )

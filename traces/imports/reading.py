@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import re
-import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
-from specscope.engine.files import check_values, parse_json, read_bytes
+from specscope.engine.files import check_values, parse_json
 from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, RECORDING, ROW, read_jsonl, whole_part
 from specscope.traces.checks import check
 from specscope.traces.imported import with_unknown
 from specscope.traces.imports import streams
+from specscope.traces.imports.content import MAX_BYTES, content_of
 from specscope.traces.imports.logs import llama, sglang, vllm
 from specscope.traces.imports.logs import printed as prints
 from specscope.traces.imports.logs.answers import ROWS, printed
@@ -44,12 +42,9 @@ TEXTS = (
     Text("the output of vLLM's example", prints.example),
     Text("the output of a bench", prints.bench),
 )
-_AFTER_HEADERS = re.compile(rb"\r?\n\r?\n")
 MOST_WRAPPED = 12
 """Entries of a wrapper around a row, or around a list of rows."""
 FORMS = (VLLM, AIPERF, SGLANG, VCR, MODELOPT, PROFILER)
-MAX_BYTES = 128 * 2**20
-"""Size of the largest file of another engine: parsed, it needs several times as much memory."""
 MOST_RUNS = 10_000
 MOST_ROWS = 2_000_000
 """The most decisions and tokens of all requests of one file."""
@@ -77,10 +72,12 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES, since: Path
     UsageError if it cannot be read, is too large, or is of no known form or version; it says what
     the file is instead.
     """
-    content = _content(path, max_bytes)
+    content = content_of(path, max_bytes)
     try:
         if since is not None:
-            texts = (lines_of(part.decode("utf-8", "replace")) for part in (_content(since, max_bytes), content))
+            texts = (
+                lines_of(part.decode("utf-8", "replace")) for part in (content_of(since, max_bytes), content)
+            )
             return Imports(tuple(checked(trace_of(one, COUNTERS.name)) for one in prints.between(*texts)))
         rows = _rows(content)
         form = _form_of(rows)
@@ -110,45 +107,11 @@ def _of_form(form: Form, parts: Sequence[list[Any]]) -> list[Trace]:
     return traces
 
 
-def _content(path: str | Path, max_bytes: int) -> bytes:
-    """Return the content of a file, unpacked and as UTF-8, without the headers of `curl -i`."""
-    file = Path(path)
-    if file.is_dir():
-        what = "a model's folder" if (file / "config.json").exists() else "a folder"
-        raise UsageError(f"cannot import {path}: it is {what}; give a file")
-    content = read_bytes(file, max_bytes)
-    try:
-        content = _unpacked(content, min(max_bytes, MAX_BYTES))
-        if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-            content = content.decode("utf-16").encode("utf-8", "replace")
-    except UnicodeDecodeError:
-        raise UsageError(f"cannot import {path}: it begins as UTF-16, but is none; is it cut?") from None
-    except ValueError as error:
-        raise UsageError(f"cannot import {path}: {error}") from None
-    content = content.removeprefix(BOM_UTF8)
-    return _AFTER_HEADERS.split(content, 1)[-1] if content.startswith(b"HTTP/") else content
-
-
-def _unpacked(content: bytes, most: int) -> bytes:
-    """Return the content of a file, unpacked if it is gzip, as profilers write traces."""
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    packed = zlib.decompressobj(wbits=31)
-    try:
-        unpacked = packed.decompress(content, most + 1)
-    except zlib.error as error:
-        raise ValueError(f"it is no gzip file: {error}") from None
-    if len(unpacked) > most:
-        raise ValueError(f"unpacked it has more than {most} bytes, the most that are read")
-    if not packed.eof:
-        raise ValueError("the gzip file is cut")
-    return unpacked
-
-
 def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
     """Return the traces of what an engine printed: JSON rows or lines of text; else none."""
     if form := _rows_of(rows):
-        return [checked(trace_of(printed(form, rows), form.name))]
+        found = printed(form, rows)
+        return [checked(trace_of(found, form.name))] if found.windows else []
     if ROW in content[:4096] or len(content) > MAX_BYTES:
         return []
     whole = content.decode("utf-8", "replace")

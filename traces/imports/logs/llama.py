@@ -15,7 +15,9 @@ from typing import NamedTuple
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, source_of, whole, window
 
-_OWN = re.compile(r"slot +print_timing|(?:prompt )?eval time =|draft acceptance|statistics |srv +load_model|load_model:")
+_OWN = re.compile(
+    r"slot +print_timing|(?:prompt )?eval time =|draft acceptance|statistics |srv +load_model|load_model:"
+)
 _TIME = re.compile(r"^(.*?)(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
 _SLOT = re.compile(r"slot\s+print_timing:\s+id\s+(\d+)\s+\|\s+task\s+(-?\d+)\s+\|")
 _EVAL = re.compile(r"(prompt )?eval time =\s*(\d+(?:\.\d+)?) ms /\s*(\d+) (?:tokens|runs)")
@@ -74,7 +76,6 @@ class _Request:
     @property
     def told(self) -> bool:
         return self.drafted is not None or any(one.drafts for one in self.drafters.values())
-
 
     @property
     def is_whole(self) -> bool:

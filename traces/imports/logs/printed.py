@@ -18,7 +18,9 @@ _ROW = re.compile(
     r"^\s*(\S+)\s+pred=\s*(\d+)\s+draft=\s*(\d+)\s+acc=\s*(\d+)\s+rate=[\d.]+\s+tok/s=([\d.]+)\s*$"
 )
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
-SINCE = "Counters since the server's start; specscope import AFTER --since BEFORE tells what is between two texts"
+SINCE = (
+    "Counters since the server's start; specscope import AFTER --since BEFORE tells what is between two texts"
+)
 
 
 def counted(now: Counters, label: str = "") -> Printed:
@@ -36,7 +38,7 @@ def counted(now: Counters, label: str = "") -> Printed:
 
 
 def counters(lines: Sequence[str]) -> list[Printed]:
-    """Return the counters of a text of Prometheus; of several such texts what is between each two."""
+    """Return the counters of a text of Prometheus; of several what is between each two of them."""
     found = [(engine, _texts(lines, prefix)) for prefix, engine in ENGINES.items()]
     return [_counted(engine, texts) for engine, texts in found if texts]
 

@@ -83,7 +83,10 @@ def _drafted(averages: Sequence[tuple[float, float | None]]) -> int | None:
         drafted
         for drafted in range(1, _LONGEST)
         for own in (0, 1)
-        if all(abs((length - 1 + own) / (drafted + own) - rate) < 0.0051 + 0.005 / drafted for length, rate in told)
+        if all(
+            abs((length - 1 + own) / (drafted + own) - rate) < 0.0051 + 0.005 / drafted
+            for length, rate in told
+        )
     }
     return fitting.pop() if len(fitting) == 1 else None
 

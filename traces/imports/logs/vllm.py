@@ -22,7 +22,9 @@ _COUNTS = re.compile(r"Accepted: (\d+) tokens, Drafted: (\d+) tokens")
 _LENGTH = re.compile(r"Mean acceptance length: (\d[\d.]*)")
 _SPEED = re.compile(r"(Accepted|Drafted) throughput: (\d[\d.]*) tokens/s")
 _PLACES = re.compile(r"Per-position acceptance rate: ((?:\d\.\d{3}, )+)Avg")
-_LAST_PLACES = re.compile(r"metrics: Draft acceptance.*Per-position acceptance rate: (\d\.\d{3}(?:, \d\.\d{3})*)\s*$")
+_LAST_PLACES = re.compile(
+    r"metrics: Draft acceptance.*Per-position acceptance rate: (\d\.\d{3}(?:, \d\.\d{3})*)\s*$"
+)
 """Of versions whose lines end with it, so that a cut one is known by its digits."""
 _ENGINE = re.compile(
     r"Engine (\d+): Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: (\d[\d.]*) tokens/s, Running: (\d+) reqs"
@@ -65,7 +67,9 @@ def read(lines: Sequence[str]) -> list[Printed]:
             near = beside.pop(key, None)
             rows = found.setdefault(key._replace(engine=near.engine if near else 0), [])
             rows.append(_window(line, match, time, rows[-1].end / 1e9 if rows else 0.0, near))
-    return [Printed("vLLM", _name(key, found), _of_one_length(rows), note=NOTE) for key, rows in found.items()]
+    return [
+        Printed("vLLM", _name(key, found), _of_one_length(rows), note=NOTE) for key, rows in found.items()
+    ]
 
 
 def _key(line: str) -> _Key:
@@ -78,7 +82,11 @@ def _key(line: str) -> _Key:
 def _name(key: _Key, keys: Iterable[_Key]) -> str:
     same = [one for one in keys if one.source == key.source]
     several = len({one.process for one in same}) > 1
-    parts = (key.source, f"pid {key.process}" if several else "", f"engine {key.engine}" if key.engine else "")
+    parts = (
+        key.source,
+        f"pid {key.process}" if several else "",
+        f"engine {key.engine}" if key.engine else "",
+    )
     return " ".join(filter(None, parts))
 
 
@@ -123,8 +131,9 @@ def _window(
 
 
 def _of_one_length(rows: Sequence[Window]) -> list[Window]:
-    """Return windows in which the number of drafts is unknown where it rests on one draft length,
-    and other windows show that there are several.
+    """Return windows without numbers of drafts that rest on one draft length, if there are several.
+
+    Other windows show that, whose mean acceptance length tells the number.
     """
     varied = any(row.drafts and row.places and row.drafts * len(row.places) != row.drafted for row in rows)
     guessed = [varied and not row.accepted and row.drafted for row in rows]
