@@ -270,7 +270,11 @@ def step(**fields):
         (MODELOPT, {"measured": False}, "not measured"),
         (MODELOPT, {"verification_method": "block"}, "expected 'longest_prefix'"),
         ((SCOPES, ("traceEvents", 4)), {"name": "step[TARGET_VERIFY bs=1]"}, "another version of SGLang"),
-        (("vllm-profile.json", ()), {"traceEvents": []}, "no scopes of speculative decoding on a GPU"),
+        (
+            ("vllm-profile.json", ()),
+            {"traceEvents": []},
+            "no scopes of speculative decoding; vLLM writes them",
+        ),
     ],
 )
 def test_contradictions_and_other_versions_are_named(refused, place, fields, message):

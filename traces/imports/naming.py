@@ -11,10 +11,6 @@ from specscope.traces.imports.request_trace import is_object
 _VLLM = "start vLLM with --per-request-spec-decode-metrics detailed"
 _LLAMA = 'ask llama.cpp with "timings_per_token": true'
 _SOURCES = f"{_VLLM}, or {_LLAMA}"
-_SCOPES = (
-    "set VLLM_CUSTOM_SCOPES_FOR_PROFILING=1 and VLLM_USE_V2_MODEL_RUNNER=0 for vLLM; SGLang has them since its "
-    "pull request 38630"
-)
 _DIFFERENCE = "the server's /metrics before and after it count drafts: specscope import AFTER --since BEFORE"
 
 
@@ -98,7 +94,6 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
         ),
     ),
     (_is_event, _Kind("an event of a stream without counts", f"give all its events; {_SOURCES}")),
-    (_has("traceEvents"), _Kind("a profile without scopes of drafts", _SCOPES)),
     (_has("choices"), _Kind("an answer without counts of drafts", _SOURCES)),
     (_has("tokens_predicted"), _Kind("an answer of llama.cpp without timings", _LLAMA)),
     (

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import SpanKind
 
 _NAME = "a trace of the torch profiler with SGLang's step[...] or vLLM's gpu_model_runner scopes"
+_HOW = (
+    "vLLM writes them with VLLM_CUSTOM_SCOPES_FOR_PROFILING=1 and VLLM_USE_V2_MODEL_RUNNER=0, SGLang since its pull "
+    "request 38630"
+)
 MOST_SCOPES = 500_000
 DEVICE = "gpu0"
 _UNKNOWN_COUNT = -1
@@ -92,7 +96,7 @@ def _read(row: dict[str, Any]) -> Trace | None:
     engine = "vLLM" if vllm else "SGLang"
     if not work:
         where = "" if host else " on a GPU"
-        raise ValueError(f"the file has no scopes of speculative decoding{where}; expected {_NAME}")
+        raise ValueError(f"the file has no scopes of speculative decoding{where}; {_HOW}")
     imported = Imported(f"a profile of {engine} by torch", _UNKNOWN)
     name, kind = ("cpu0", "cpu") if host else (DEVICE, "cuda")
     device = Device(name, "drafter+target", f"{'CPU' if host else 'GPU'} · drafter and target", kind)

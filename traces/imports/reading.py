@@ -115,13 +115,25 @@ def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
     if ROW in content[:4096] or len(content) > MAX_BYTES:
         return []
     whole = content.decode("utf-8", "replace")
-    if (stream := streams.read(whole)) is not None:
-        return [checked(stream)]
+    if events := streams.events_of(whole):
+        return [checked(one) for answer in streams.answers_of(events) if (one := _streamed(answer))]
     lines = lines_of(whole)
     for text in TEXTS:
         if found := text.read(lines):
             return [checked(trace_of(one, text.name)) for one in found]
     return []
+
+
+def _streamed(answer: Sequence[streams.Event]) -> Trace | None:
+    """Return the trace of a stream: its steps, else the totals of its last event, else None."""
+    if (found := streams.read(answer)) is not None:
+        return found
+    for last in ([event.value] for event in reversed(answer)):
+        if form := _rows_of(last):
+            return trace_of(printed(form, last), form.name)
+        if (form := _form_of(last)) and (found := form.read(last[0])):
+            return found
+    return None
 
 
 def _rows_of(rows: Sequence[Any]) -> Rows | None:
