@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,11 @@ WHOLE: dict[str, dict[str, Any]] = {
     "11-spec-bench-vanilla.jsonl": {"tokens": 30, "target_forwards": 30, "drafted": 0, "tokens_per_second": 33.33},
     "12-eagle-answers.jsonl": {"tokens": 20, "target_forwards": 7, "tokens_per_target_forward": 2.857},
     "18-vllm-offline.txt": {"tokens": 15500, "drafted": 20000, "accepted": 10500, "acceptance_length": 3.1},
+    "aiperf-summary.json": {"tokens": 31, "drafted": 44, "accepted": 20, "acceptance_length": 2.818, "target_forwards": None},
+    "mlx-timings.json": {"tokens": 112, "target_forwards": 30, "drafted": 90, "accepted": 81, "acceptance_length": 3.7, "tpot_ms": 10.0},
+    "sglang-generate.json": {"tokens": 12, "target_forwards": 5, "drafted": 15, "accepted": 6, "acceptance_length": 2.2},
+    "tensorrt-iterations.json": {"target_forwards": 4, "drafted": 9, "accepted": 5, "acceptance_length": 2.667, "tokens": None},
+    "vllm-bench.json": {"tokens": 1000, "drafted": 1200, "accepted": 600, "acceptance_length": 2.5, "tokens_per_second": 200.0},
     "39-mtp-bench.txt": {"tokens": 384, "drafted": 309, "accepted": 226, "target_forwards": 156, "tokens_per_second": 12.45},
 }  # fmt: skip
 """File -> figures over all its windows; None is unknown."""
@@ -42,6 +47,9 @@ PLACES = {
     "01-llama-server.log": ([0.657, 0.379, 0.179], [0.657, 0.576, 0.472]),
     "05-vllm-metrics-after.prom": ([0.844, 0.6, 0.386, 0.27], [0.844, 0.711, 0.643, 0.699]),
     "18-vllm-offline.txt": ([0.84, 0.6, 0.39, 0.27], [0.84, 0.714, 0.65, 0.692]),
+    "vllm-bench.json": ([0.75, 0.5, 0.25], [0.75, 0.667, 0.5]),
+    "sglang-generate.json": ([0.8, 0.4, 0.0], [0.8, 0.5, 0.0]),
+    "aiperf-summary.json": ([0.818, 0.545, 0.364, 0.091], [0.818, 0.667, 0.667, 0.25]),
     "11-spec-bench-sps.jsonl": ([1.0, 0.778, 0.333, 0.222], [1.0, 0.778, 0.429, 0.667]),
 }
 """File -> acceptance by place, of all drafts and of those that reach it."""
@@ -126,12 +134,138 @@ def test_lines_of_several_servers_are_runs_of_their_own():
     ]
 
 
+def test_a_log_that_begins_or_ends_anywhere_has_no_other_counts():
+    for name in ("01-llama-server.log", "01b-llama-server-old.log", "04-vllm.log", "07-sglang.log"):
+        content = (PRINTED / name).read_text()
+        all_of_it = [_counts(row) for row in windows(name)]
+        for place in range(0, len(content), 37):
+            for part in (content[:place], content[place:]):
+                try:
+                    found = read_traces(_file(part)).traces
+                except UsageError:
+                    continue
+                for row in (row for trace in found for row in trace.windows):
+                    if row.label != "since the server's start":
+                        assert any(_fits(_counts(row), whole) for whole in all_of_it), (name, place, row)
+
+
+def _counts(row: Window) -> tuple[Any, ...]:
+    return row.drafts, row.drafted, row.accepted, row.places, row.tokens
+
+
+def _fits(part: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
+    return all(a in (None, ()) or a == b for a, b in zip(part, whole, strict=True))
+
+
+def test_logs_of_several_engines_and_processes_in_one_file_are_runs_of_their_own():
+    vllm = (PRINTED / "04-vllm.log").read_text()
+    other = vllm.replace("pid=1)", "pid=2)").replace("Accepted: 353", "Accepted: 153")
+    mixed = "\n".join("\n".join(pair) for pair in zip(vllm.split("\n"), other.split("\n"), strict=True))
+    texts = [
+        mixed,
+        *((PRINTED / name).read_text() for name in ("01-llama-server.log", "01b-llama-server-old.log")),
+    ]
+    found = [
+        (t.header.title, measure(t).drafted, measure(t).accepted)
+        for t in read_traces(_file("".join(texts))).traces
+    ]
+    assert found == [("llama.cpp", 740, 230), ("vLLM · pid 1", 2312, 730), ("vLLM · pid 2", 2312, 530)]
+
+
+def test_engines_of_one_vllm_are_told_apart_by_the_line_above():
+    first = (PRINTED / "04-vllm.log").read_text()
+    second = first.replace("Engine 000", "Engine 001")
+    found = read_traces(_file(first + second)).traces
+    assert [(t.header.title, measure(t).drafted) for t in found] == [
+        ("vLLM", 2312),
+        ("vLLM · engine 1", 2312),
+    ]
+
+
+VLLM_LINES = {
+    "of version 0.8": ("Draft acceptance rate: 57.1%, Accepted: 40 tokens, Drafted: 70 tokens", None, ()),
+    "of version 0.10": ("Draft acceptance rate: 50.0%, Mean acceptance length: 2.50, Accepted: 60 tokens, Drafted: 120 tokens, Per-position acceptance rate: 0.750, 0.500, 0.250", 40, (30, 20, 10)),
+    "cut after the rates": ("Mean acceptance length: 2.50, Accepted throughput: 6.00 tokens/s, Drafted throughput: 12.00 tokens/s, Accepted: 60 tokens, Drafted: 120 tokens, Per-position acceptance rate: 0.750, 0.500, 0.250, Avg Dra", 40, (30, 20, 10)),
+    "cut within the rates": ("Mean acceptance length: 2.50, Accepted throughput: 6.00 tokens/s, Drafted throughput: 12.00 tokens/s, Accepted: 60 tokens, Drafted: 120 tokens, Per-position acceptance rate: 0.750, 0.50", 40, ()),
+    "of few accepted": ("Mean acceptance length: 1.01, Accepted throughput: 0.10 tokens/s, Drafted throughput: 30.10 tokens/s, Accepted: 1 tokens, Drafted: 301 tokens, Per-position acceptance rate: 0.010, 0.000, Avg Draft acceptance rate: 0.3%", None, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VLLM_LINES)
+def test_lines_of_vllm_in_all_forms(name):
+    line, drafts, places = VLLM_LINES[name]
+    (trace,) = read_traces(_file(f"INFO 08-06 09:03:44 [metrics.py:1] SpecDecoding metrics: {line}\n")).traces
+    (row,) = trace.windows
+    assert (row.drafts, row.places) == (drafts, places)
+
+
+def test_a_log_of_vllm_goes_on_after_the_end_of_a_month_and_a_year():
+    line = "SpecDecoding metrics: Accepted throughput: 6.00 tokens/s, Drafted throughput: 12.00 tokens/s, Accepted: 60 tokens, Drafted: 120 tokens"
+    for first, second in (("09-30 23:59:55", "10-01 00:00:05"), ("12-31 23:59:55", "01-01 00:00:05")):
+        (trace,) = read_traces(_file(f"INFO {first} [m] {line}\nINFO {second} [m] {line}\n")).traces
+        assert [row.end / 1e9 for row in trace.windows] == [10, 20]
+
+
+SGLANG_RATES = {
+    "with the own token, until spring 2026": ([(2.4, 0.6), (2.0, 0.5)], 3),
+    "without it": ([(2.5, 0.5), (1.75, 0.25)], 3),
+    "that fit both": ([(2.5, 0.5)], None),
+    "that fit none": ([(2.5, 0.9)], None),
+}
+
+
+@pytest.mark.parametrize("name", SGLANG_RATES)
+def test_drafted_tokens_of_sglang_follow_from_its_rate_by_either_definition(name):
+    averages, drafted = SGLANG_RATES[name]
+    lines = [
+        f"[2026-06-10 15:25:{i}0] Decode batch, #running-req: 1, accept len: {length:.2f}, accept rate: {rate:.2f}, gen throughput (token/s): 40.0, #queue-req: 0"
+        for i, (length, rate) in enumerate(averages)
+    ]
+    (trace,) = read_traces(_file("\n".join(lines))).traces
+    assert [row.drafted for row in trace.windows] == [drafted and 40 * drafted] * len(averages)
+    told = "server_args=ServerArgs(decode_log_interval=10, speculative_num_draft_tokens=5)"
+    (trace,) = read_traces(_file("\n".join([told, *(line.partition("] ")[2] for line in lines)]))).traces
+    assert [(row.steps, row.drafted) for row in trace.windows] == [(10, 40)] * len(averages)
+
+
+def test_totals_of_llama_that_are_not_of_the_request_are_left_out():
+    """The first totals of a log have all requests before it."""
+    totals = "statistics draft-mtp: #calls(b,g,a) = 9 99 9, #gen drafts = {}, #acc drafts = 9, #gen tokens = {}, #acc tokens = {}, dur(b,g,a) = 0.1, 5.0, 0.1 ms"
+    line = "slot print_timing: id 0 | task 7 | draft acceptance = 0.5 ( {} accepted / {} generated)\n"
+    found = {}
+    for name, printed, counted in (
+        ("before", (50, 100), (900, 1800, 700)),
+        ("whole", (50, 100), (40, 100, 50)),
+        ("cut", (50, 50), (40, 100, 50)),
+    ):
+        (trace,) = read_traces(_file(line.format(*printed) + totals.format(*counted))).traces
+        (row,) = trace.windows
+        found[name] = row.drafts, row.drafted, row.accepted, row.drafting
+    assert found == {
+        "before": (None, 100, 50, None),
+        "whole": (40, 100, 50, 5_200_000),
+        "cut": (40, 100, 50, 5_200_000),
+    }
+
+
 def test_two_texts_of_counters_in_a_file_are_what_is_between():
     after = (PRINTED / "05-vllm-metrics-after.prom").read_text()
     before = after.replace("5000.0", "4000.0").replace("20000.0", "16000.0").replace("10500.0", "9000.0")
     (trace,) = read_traces(_file(before + after)).traces
     found = measure(trace)
     assert (found.drafted, found.accepted, found.acceptance_length) == (4000, 1500, 2.5)
+    earlier = PRINTED.with_name("printed") / "05-vllm-metrics-after.prom"
+    (same,) = read_traces(_file(after.replace("20000.0", "20400.0")), since=earlier).traces
+    assert (measure(same).drafted, measure(same).accepted) == (400, 0)
+    with pytest.raises(UsageError, match=r"lower in text 2 than in text 1.*give the earlier one"):
+        read_traces(_file(before), since=earlier)
+    with pytest.raises(UsageError, match="not two texts of /metrics"):
+        read_traces(PRINTED / "03-llama-metrics.prom", since=earlier)
+    both = after + (PRINTED / "03-llama-metrics.prom").read_text()
+    assert [measure(t).drafted for t in read_traces(_file(both)).traces] == [20000, 420]
+    lines = [line for line in after.splitlines() if "num_draft_tokens" not in line]
+    with pytest.raises(UsageError, match="without counters of drafts"):
+        read_traces(_file("\n".join(lines)))
 
 
 NOISE = {
@@ -143,14 +277,30 @@ NOISE = {
     ),
     "a cut last line": lambda text: text + text.split("\n")[-2][:60],
     "bytes that are no text": lambda text: text + "\udcff",
+    "times of docker": lambda text: _before(text, lambda i: f"2026-08-06T09:03:{i % 60:02}.{i:09}Z "),
+    "times of compose": lambda text: _before(text, lambda i: f"vllm-1  | 2026-08-06T09:03:{i % 60:02}.1Z "),
+    "journald": lambda text: _before(text, lambda i: f"Aug 06 09:03:{i % 60:02} host vllm[123]: "),
+    "kubectl": lambda text: _before(text, lambda i: f"[pod/a-1/main] 2026-08-06T09:03:{i % 60:02}.1Z "),
+    "containerd": lambda text: _before(text, lambda i: f"2026-08-06T09:03:{i % 60:02}.1Z stderr F "),
+    "grep": lambda text: _before(text, lambda i: f"engine.log:{i}:"),
+    "rows of docker": lambda text: "\n".join(json.dumps({"log": f"\x1b[32m{x}\n"}) for x in text.split("\n")),
+    "UTF-16": lambda text: ("\ufeff" + text).encode("utf-16-le").decode("latin-1"),
+    "a line of a megabyte": lambda text: "x" * 2**20 + "\n" + text,
 }
+
+
+def _before(text: str, prefix: Callable[[int], str]) -> str:
+    return "\n".join(prefix(i) + line for i, line in enumerate(text.split("\n")))
 
 
 @pytest.mark.parametrize("noise", NOISE)
 @pytest.mark.parametrize("name", ["01-llama-server.log", "04-vllm.log", "07-sglang.log"])
 def test_noise_around_the_lines_changes_no_count(name, noise):
     changed = NOISE[noise]((PRINTED / name).read_text())
-    (trace,) = read_traces(_file(changed)).traces
+    file = _file(changed)
+    if noise == "UTF-16":
+        file.write_bytes(changed.encode("latin-1"))
+    (trace,) = read_traces(file).traces
     counts = [(row.drafted, row.accepted, row.tokens) for row in trace.windows]
     assert counts == [(row.drafted, row.accepted, row.tokens) for row in windows(name)]
 
@@ -239,7 +389,8 @@ FORMS: dict[str, Any] = {
     "timings": {"timings": {"predicted_n": 9, "predicted_ms": 1.0, "draft_n": 4, "draft_n_accepted": 2, "draft_rounds": 2}},
     "answer": {"choices": [{"new_tokens": [9], "wall_time": [0.1], "accept_lengths": [3, 1]}], "category": "a"},
     "steps": {"choices": [{"new_tokens": [9], "wall_time": [0.1], "idxs": [3]}]},
-    "meta": {"meta_info": {"spec_verify_ct": 3, "completion_tokens": 9, "e2e_latency": 1.0, "spec_accept_histogram": [1, 1, 1]}},
+    "summary": {"pooled_spec_decode_acceptance_histogram": {"0": 1, "2": 3}, "total_draft_tokens": {"avg": 12.0}},
+    "meta": {"meta_info": {"spec_verify_ct": 3, "completion_tokens": 7, "e2e_latency": 1.0, "spec_accept_histogram": [1, 1, 1]}},
     "bench": {
         "duration": 1.0, "spec_decode_acceptance_rate": 50.0, "spec_decode_num_drafts": 5, "spec_decode_draft_tokens": 10,
         "spec_decode_accepted_tokens": 9, "spec_decode_per_position_acceptance_rates": [1.0, 0.8], "total_output_tokens": 14,
@@ -292,7 +443,7 @@ def test_huge_numbers_are_refused_or_left_out(name):
     try:
         (trace,) = read_traces(_file(f"{HUGE[name]}\n")).traces
     except UsageError as error:
-        assert "expected at most" in str(error) or "is not a SpecScope trace" in str(error)  # noqa: PT017
+        assert "expected at most" in str(error) or "are cut" in str(error)  # noqa: PT017
     else:
         assert trace.windows[0].places == ()
 

@@ -11,6 +11,7 @@ from specscope.traces.imports.request_trace import is_object
 _VLLM = "start vLLM with --per-request-spec-decode-metrics detailed"
 _LLAMA = 'ask llama.cpp with "timings_per_token": true'
 _SOURCES = f"{_VLLM}, or {_LLAMA}"
+_FORMS = "docs/traces.md lists the forms"
 _DIFFERENCE = "the server's /metrics before and after it count drafts: specscope import AFTER --since BEFORE"
 
 
@@ -103,11 +104,11 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
     (
         lambda row: _has("iter", "iterLatencyMS")(row),
         _Kind(
-            "iterations of TensorRT-LLM without specDecodingStats",
+            "a list of iterations of TensorRT-LLM without specDecodingStats",
             "set speculative_config and enable_iter_perf_stats",
         ),
     ),
-    (_has("error"), _Kind("a server's error", "give an answer")),
+    (lambda row: is_object(row) and bool(row.get("error")), _Kind("a server's error", "give an answer")),
     (
         lambda row: _has("benchmarks")(row) and isinstance(row["benchmarks"], list),
         _Kind("a report of GuideLLM: times and tokens of requests, nothing of drafts", _DIFFERENCE),
@@ -117,6 +118,13 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
         _Kind(
             "AIPerf's summary of a run whose answers counted no drafts",
             f"{_VLLM}; AIPerf 0.12 and later then have the counts",
+        ),
+    ),
+    (
+        _has("question_id"),
+        _Kind(
+            "a benchmark's questions, or answers without times",
+            "give answers with wall_time, as Spec-Bench writes them",
         ),
     ),
     (
@@ -178,6 +186,10 @@ _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
         ),
     ),
     (
+        re.compile(r"draft acceptance(?: rate)? =|statistics [\w-]+: #calls"),
+        _Kind("a log of llama.cpp whose lines about drafts are cut", "give whole lines"),
+    ),
+    (
         re.compile(r"SpecDecoding metrics"),
         _Kind(
             "a log of vLLM whose lines about drafts are cut", "give whole lines, with Accepted and Drafted"
@@ -209,7 +221,9 @@ _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
         _Kind("a log of SGLang without accept len", "start it with --speculative-algorithm"),
     ),
     (
-        re.compile(r"\b(?:INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d |Avg generation throughput"),
+        re.compile(
+            r"\b(?:INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d |Avg generation throughput|\(APIServer(?:_\d+)? pid="
+        ),
         _Kind(
             "a log of vLLM without SpecDecoding metrics",
             "start it with --speculative-config and without --disable-log-stats; the line comes every 10 s while it drafts",
@@ -239,25 +253,31 @@ _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
 )
 
 
-def named(content: bytes, rows: list[Any]) -> str:
-    """Return what a file of no known form is, and what to give in its place; empty if unknown.
+def named(content: bytes, rows: list[Any], otherwise: str = "") -> str:
+    """Return what a file without counts is, and what to give in its place.
 
     Args:
         content: The file.
         rows: Its JSON values, or the first of them.
+        otherwise: What to say of a file of no kind that has a name here.
     """
     kind = _of_bytes(content) or next((_of_value(row) for row in rows[:1]), None)
-    if kind is None and not rows:
+    if kind is None:
         text = content[:1_000_000].decode("utf-8", "replace")
         kind = next((kind for pattern, kind in _TEXTS if pattern.search(text)), None)
-    return f"it is {kind.what}; {kind.instead}" if kind else ""
+    if kind is None and otherwise:
+        return otherwise
+    if kind is None:
+        what = "JSON" if rows else "no text" if b"\0" in content[:4096] else "text"
+        kind = _Kind(f"{what} of no form that is read" if rows or what == "text" else what, _FORMS)
+    return f"it is {kind.what}; {kind.instead}"
 
 
 def _of_bytes(content: bytes) -> _Kind | None:
     if not content.strip():
         return _Kind("empty", "give a file with a run, a log or an answer")
     if _SAFETENSORS.match(content[:9]):
-        return _Kind("weights of a model (safetensors)", "specscope run --target FOLDER runs the model")
+        return _Kind("a model's weights (safetensors)", "specscope run --target FOLDER runs the model")
     return next((kind for start, kind in _BYTES if content.startswith(start)), None)
 
 

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from specscope.traces.imports.request_trace import Form
 
 COUNTERS = Text("counters of /metrics", prints.counters)
-TEXTS = (
+LOGS = (
     Text("a log of llama.cpp's server", llama.read),
     Text("a log of vLLM", vllm.read),
     Text("a log of SGLang", sglang.read),
+)
+TEXTS = (
     COUNTERS,
     Text("the output of vLLM's example", prints.example),
     Text("the output of a bench", prints.bench),
@@ -89,7 +91,9 @@ def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES, since: Path
         traces = _of_form(form, parts)
         if not traces:
             nothing = f"it says nothing of speculative decoding; expected {form.name}"
-            raise ValueError(named(content, rows) or nothing)
+            raise ValueError(named(content, rows, nothing))
+    except UsageError:
+        raise
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
     return Imports(tuple(traces), len(parts) - len(traces))
@@ -118,10 +122,10 @@ def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
     if events := streams.events_of(whole):
         return [checked(one) for answer in streams.answers_of(events) if (one := _streamed(answer))]
     lines = lines_of(whole)
-    for text in TEXTS:
-        if found := text.read(lines):
-            return [checked(trace_of(one, text.name)) for one in found]
-    return []
+    found = [(one, text.name) for text in LOGS for one in text.read(lines)]  # a file may have several
+    for text in TEXTS if not found else ():
+        found = found or [(one, text.name) for one in text.read(lines)]
+    return [checked(trace_of(one, name)) for one, name in found]
 
 
 def _streamed(answer: Sequence[streams.Event]) -> Trace | None:
@@ -158,8 +162,8 @@ def _own(rows: list[Any], content: bytes, path: str | Path) -> Trace:
 
     Without a footer its status is `incomplete`. ValueError if the file is known to be another one.
     """
-    if ROW not in content[:4096] and (what := named(content, rows or _first(content))):
-        raise ValueError(what)
+    if ROW not in content[:4096]:
+        raise ValueError(named(content, rows or _first(content)))
     try:
         check_values(content, MOST_TRACE_VALUES)
         whole = _without_cut_line(content)
@@ -236,14 +240,15 @@ def _rows(content: bytes) -> list[Any]:
     return [inner for row in rows for inner in _unwrapped(row)]
 
 
-def _unwrapped(row: Any) -> list[Any]:
+def _unwrapped(row: Any, depth: int = 2) -> list[Any]:
     """Return the rows in a wrapper, as proxies and programs keep them; else the row itself.
 
-    For example `{"data": {...}}`, `{"responses": [...]}`, or a request beside its response.
+    For example `{"data": {...}}`, `{"responses": [...]}`, or `{"response": {"body": {...}}}` beside
+    its request.
     """
     if isinstance(row, dict) and len(row) <= MOST_WRAPPED and not _known([row]):
         for value in row.values():
-            rows = value if isinstance(value, list) else [value]
+            rows = value if isinstance(value, list) else _unwrapped(value, depth - 1) if depth else [value]
             if _known(rows):
                 return rows
     return [row]

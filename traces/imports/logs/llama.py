@@ -29,6 +29,8 @@ _TOTALS = re.compile(
 )
 _RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
 _DURATION = re.compile(r"dur\(b,g,a\) = (\d+(?:\.\d+)?), (\d+(?:\.\d+)?), (\d+(?:\.\d+)?) ms")
+_PAUSE = 60.0
+"""Seconds by which the time of a line may be before that of the one above."""
 NOTE = "Steps are tokens - accepted - 1: one too few for an answer whose end cut its last step"
 _MODEL = re.compile(r"load_model: loading model '([^']+)'")
 
@@ -107,21 +109,26 @@ class _Server:
         self._open: dict[str, _Request] = {}
         self._last: dict[str, _Totals] = {}
         self._now = _Request("")
+        self._latest = self._begun = 0.0
 
     def line(self, text: str, at: float | None) -> None:
         if match := _MODEL.search(text):
             self.model = match[1].replace("\\", "/").rpartition("/")[2]
+        if at is not None:
+            if at < self._latest - _PAUSE:  # started anew
+                self._begun += self._latest
+            self._latest, at = at, at + self._begun
         slot = _SLOT.search(text)
         if slot:
             self._begin(f"task {slot[2]}")
         if match := _EVAL.search(text):
-            if match[1] and not slot:  # an old log names no task: its first line begins a request
-                self._begin(f"request {len(self.requests) + 1}", again=True)
+            if match[1] and (not slot or self._now.tokens is not None):  # the first line of a request
+                self._begin(f"task {slot[2]}" if slot else f"request {len(self.requests) + 1}", again=True)
             elif not match[1]:
                 self._now.ms, self._now.tokens, self._now.at = float(match[2]), whole(match[3]), at
         if match := _DRAFT.search(text):
-            if not self.requests:
-                self._begin("request 1")
+            if not self.requests or self._now.drafted is not None:
+                self._begin(self._now.label if slot else f"request {len(self.requests) + 1}", again=True)
             places = _PLACES.search(match[3])
             self._now.accepted, self._now.drafted = whole(match[1]), whole(match[2])
             self._now.rates, self._now.at = (
@@ -133,7 +140,10 @@ class _Server:
 
     def _begin(self, label: str, *, again: bool = False) -> None:
         known = None if again else self._open.get(label)
-        if known is None and self._now.label.startswith("request") and not again and not self._now.drafters:
+        unnamed = (
+            self._now.label.startswith("request") and self._now.drafted is None and not self._now.drafters
+        )
+        if unnamed and not again:
             known, self._now.label = self._now, label  # the same request, whose later lines have a task
         if known is None:
             known = _Request(label)
@@ -174,7 +184,7 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
     whole_one = window(
         max(0.0, start),
         end,
-        label=request.label,
+        label="since the server's start" if request.first and request.drafted is None else request.label,
         steps=steps,
         drafts=drafts,
         drafted=drafted,

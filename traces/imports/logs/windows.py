@@ -28,6 +28,8 @@ _TIMES = re.compile(
     r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\b\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\b|"
     r"\[ *\d{1,9}\.\d{3,9}\]|\b\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z]\b|\bstd(?:out|err) [FP]\b"
 )
+_NUMBER = re.compile(r":\d{1,9}: *$")
+"""Of the line, as `grep -n` puts it after the file's name."""
 _MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -74,7 +76,7 @@ def source_of(before: str) -> str:
     As docker compose, kubectl, journald or `grep` put it there: a container's, a pod's or a file's
     name.
     """
-    return _TIMES.sub("", before).strip(" :|[]\t")
+    return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>")
 
 
 def trace_of(printed: Printed, source: str) -> Trace:
@@ -84,7 +86,9 @@ def trace_of(printed: Printed, source: str) -> Trace:
     """
     windows = sorted(printed.windows, key=lambda one: (one.start, one.end))
     if len(windows) > MOST_WINDOWS:
-        raise ValueError(f"it has {len(windows)} windows of counts; at most {MOST_WINDOWS} are read")
+        raise ValueError(
+            f"it has {len(windows)} windows of counts; at most {MOST_WINDOWS} are read; split the file"
+        )
     begin = min((one.start for one in windows), default=0)
     rows = [shifted(one, -begin) for one in windows]
     lacking = {
@@ -154,7 +158,7 @@ def places_of(rates: str | Iterable[float], drafts: int | None) -> tuple[int, ..
 
 
 def drafts_of(drafted: int, accepted: int, longest: int, mean: float | None) -> int | None:
-    """Return the number of drafts; None if the averages allow none.
+    """Return the number of drafts; None if the averages do not tell it within a tenth.
 
     All of them have the longest length if that fits the printed mean acceptance length.
     """
@@ -162,7 +166,7 @@ def drafts_of(drafted: int, accepted: int, longest: int, mean: float | None) -> 
         number = drafted // longest
         if not number or mean is None or abs(1 + accepted / number - mean) < 0.0051:
             return number
-    if mean is None or mean <= 1 or not accepted:
+    if mean is None or mean < 1.05 or not accepted:
         return None
     return round(accepted / (mean - 1))
 
