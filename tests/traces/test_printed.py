@@ -334,6 +334,56 @@ def test_a_recorded_stream_has_its_steps(name, form):
     view_model([trace])
 
 
+def test_streams_tell_no_more_than_their_events():
+    """Several answers, ids or counters that are missing, several choices."""
+    vllm, llama = (
+        [json.loads(row)["raw"] for row in (FOLDER / "servers" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("vllm-pair-chat-t0", "llama-draft-completion-t0")
+    )
+
+    def told(lines: list[str], change: Callable[[dict[str, Any]], Any] | None = None) -> list[Any]:
+        rows = [json.loads(line[6:]) if line.startswith("data: {") else {} for line in lines]
+        for row in filter(None, rows):
+            change and change(row)
+        text = "\n\n".join(f"data: {json.dumps(row)}" for row in rows if row)
+        found = map(measure, read_traces(_file(text)).traces)
+        return [(one.tokens, one.drafted, one.accepted) for one in found]
+
+    def without(name: str, *, last: bool = True) -> Callable[[dict[str, Any]], Any]:
+        def change(row: dict[str, Any]) -> None:
+            for part in (row, *row.get("choices", ())):
+                if last or not row.get("stop"):
+                    part.pop(name, None)
+
+        return change
+
+    assert told(vllm + llama) == [(40, 36, 30), (20, 16, 16)]
+    assert told(vllm, without("token_ids")) == [(40, 36, 30)]
+    assert told(vllm, without("metrics")) == [(40, None, None)]
+    assert told(llama, without("timings", last=False)) == [(20, 16, 16)]
+    with pytest.raises(UsageError, match="a recorded stream without counts"):
+        told(llama, without("timings"))
+    with pytest.raises(UsageError, match="several choices; ask with n = 1"):
+        told(vllm, lambda row: [choice.update(index=1) for choice in row.get("choices", ())])
+    (trace,) = read_traces(_file("HTTP/1.1 200 OK\r\ndate: x\r\n\r\n" + "\n\n".join(vllm))).traces
+    assert measure(trace).drafted == 36
+
+
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "in data": lambda row: {"data": row},
+    "beside its request": lambda row: {"request": {"messages": []}, "response": row, "seconds": 1},
+    "in a batch": lambda row: {"id": "b", "response": {"status_code": 200, "body": row}, "error": None},
+    "in a list": lambda row: {"responses": [row]},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_a_wrapped_answer_is_the_answer(wrapper):
+    row = json.loads((PRINTED / "mlx-timings.json").read_text())
+    (trace,) = read_traces(_file(json.dumps(WRAPPED[wrapper](row)))).traces
+    assert measure(trace).drafted == 90
+
+
 def test_windows_are_stored_shown_and_exported(tmp_path):
     (trace,) = read_traces(PRINTED / "01-llama-server.log").traces
     with Store(tmp_path / "traces.db") as store:
