@@ -175,8 +175,12 @@ _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
         ),
     ),
     (
-        re.compile(r"^(?:step,sequence,|sequence,step,|run_id,|id,device,kind,)"),
+        re.compile(r"\A(?:step,sequence,|id,device,kind,|tokens,seconds,)"),
         _Kind("a table (CSV) of specscope export", "give the run as JSONL: specscope export --format jsonl"),
+    ),
+    (
+        re.compile(r"\A[^,\n{\[]{1,80}(?:,[^,\n]{0,80}){3,400}\r?\n[^,\n]{0,80},"),
+        _Kind("a table (CSV)", "give the log or the answers that it was made of"),
     ),
     (
         re.compile(r"Speculative metrics: Draft acceptance rate"),

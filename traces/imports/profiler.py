@@ -88,6 +88,10 @@ def _recognises(row: Any) -> bool:
 
 
 def _read(row: dict[str, Any]) -> Trace | None:
+    if is_object(row.get("otherData")) and "lossless" in row["otherData"]:
+        raise ValueError(
+            "it is SpecScope's export for Perfetto; give the run as JSONL: specscope export --format jsonl"
+        )
     events: list[Any] = row["traceEvents"]
     host = not any(is_object(event) and event.get("cat") in _ON_GPU for event in events)
     scopes = _scopes(events, _HOST if host else _GPU)
