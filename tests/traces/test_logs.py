@@ -28,6 +28,8 @@ NOISE = {
     "journald": lambda text: _before(text, lambda i: f"Aug 06 09:03:{i % 60:02} host vllm[123]: "),
     "kubectl": lambda text: _before(text, lambda i: f"[pod/a-1/main] 2026-08-06T09:03:{i % 60:02}.1Z "),
     "containerd": lambda text: _before(text, lambda i: f"2026-08-06T09:03:{i % 60:02}.1Z stderr F "),
+    "dates": lambda text: _before(text, lambda i: f"26/08/06 09:03:{i % 60:02} "),
+    "seconds since 1970": lambda text: _before(text, lambda i: f"1786000{i:03}.25 "),
     "grep": lambda text: _before(text, lambda i: f"engine.log:{i}:"),
     "rows of docker": lambda text: "\n".join(json.dumps({"log": f"\x1b[32m{x}\n"}) for x in text.split("\n")),
     "UTF-16": lambda text: ("\ufeff" + text).encode("utf-16-le").decode("latin-1"),
@@ -101,6 +103,13 @@ def test_logs_of_several_engines_and_processes_in_one_file_are_runs_of_their_own
         for t in read_traces(written("".join(texts))).traces
     ]
     assert found == [("llama.cpp", 740, 230), ("vLLM · pid 1", 2312, 730), ("vLLM · pid 2", 2312, 530)]
+
+
+def test_what_differs_in_each_line_is_no_name_of_a_server():
+    for name in ("04-vllm.log", "07-sglang.log"):
+        text = _before((PRINTED / name).read_text() * 20, lambda i: f"[req-{i:x}] ")
+        (trace,) = read_traces(written(text)).traces
+        assert len(trace.windows) == 60
 
 
 def test_engines_of_one_vllm_are_told_apart_by_the_line_above():

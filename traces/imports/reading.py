@@ -19,7 +19,7 @@ from specscope.traces.imports.content import MAX_BYTES, content_of
 from specscope.traces.imports.logs import llama, sglang, vllm
 from specscope.traces.imports.logs import printed as prints
 from specscope.traces.imports.logs.answers import ROWS, printed
-from specscope.traces.imports.logs.windows import Text, lines_of, trace_of
+from specscope.traces.imports.logs.windows import Text, lines_of, servers, trace_of
 from specscope.traces.imports.modelopt import MODELOPT
 from specscope.traces.imports.naming import named
 from specscope.traces.imports.profiler import PROFILER
@@ -122,7 +122,7 @@ def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
     if events := streams.events_of(whole):
         return [checked(one) for answer in streams.answers_of(events) if (one := _streamed(answer))]
     lines = lines_of(whole)
-    found = [(one, text.name) for text in LOGS for one in text.read(lines)]  # a file may have several
+    found = [(one, text.name) for text in LOGS for one in servers(text, lines)]  # a file may have several
     for text in TEXTS if not found else ():
         found = found or [(one, text.name) for one in text.read(lines)]
     return [checked(trace_of(one, name)) for one, name in found]

@@ -8,7 +8,7 @@ begin, generate, accept. Source: `server-context.cpp` and `common/speculative.cp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -211,7 +211,7 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         )
 
 
-def read(lines: Sequence[str]) -> list[Printed]:
+def read(lines: Sequence[str], source: Callable[[str], str] = source_of) -> list[Printed]:
     """Return the servers whose lines are in a log, told apart by what is before their own words."""
     servers = dict[str, _Server]()
     for line in lines:
@@ -220,7 +220,7 @@ def read(lines: Sequence[str]) -> list[Printed]:
         match, at = _TIME.match(line), None
         if match is not None:
             at = 60 * int(match[2]) + int(match[3]) + int(match[4]) / 1e3 + int(match[5]) / 1e6
-        name = source_of(match[1] if match else line[: own.start()])
+        name = source(match[1] if match else line[: own.start()])
         servers.setdefault(name, _Server()).line(line, at)
     found = [(name, one, [*one.windows()]) for name, one in servers.items()]
     return [Printed("llama.cpp", name, rows, one.model, NOTE) for name, one, rows in found if rows]

@@ -11,7 +11,7 @@ tokens were drafted is known where only one whole number of them fits all lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -41,7 +41,7 @@ class _Server:
     """(accept len, accept rate) of each row."""
 
 
-def read(lines: Sequence[str]) -> list[Printed]:
+def read(lines: Sequence[str], source: Callable[[str], str] = source_of) -> list[Printed]:
     """Return the servers whose lines are in a log, told apart by what is before or in the time."""
     found = dict[str, _Server]()
     steps, width = dict[str, int](), dict[str, int]()
@@ -49,16 +49,17 @@ def read(lines: Sequence[str]) -> list[Printed]:
         if "Decode batch" not in line and "server_args" not in line:
             continue
         time = _TIME.match(line)
-        source = source_of(time[1]) if time else ""
+        name = source(time[1]) if time else ""
         for setting, values in ((_INTERVAL, steps), (_DRAFTS, width)):
             if match := setting.search(line):
-                values[source] = int(match[1])
+                values[name] = int(match[1])
         told = {key: match[1] for key, form in _FIELDS.items() if (match := form.search(line))}
         if "Decode batch" not in line or not told.keys() >= {"running", "length", "speed"}:
             continue
-        server = found.setdefault(source_of(f"{time[1]}{time[3] or ''}") if time else "", _Server())
+        rank = source_of(f"{name}{time[3] or ''}") if time else ""
+        server = found.setdefault(rank, _Server())
         before = server.rows[-1].end / 1e9 if server.rows else 0.0
-        server.rows.append(_window(told, time[2] if time else "", before, steps.get(source, STEPS)))
+        server.rows.append(_window(told, time[2] if time else "", before, steps.get(name, STEPS)))
         server.averages.append((float(told["length"]), float(told["rate"]) if "rate" in told else None))
     return [_printed(name, one, steps, width) for name, one in found.items()]
 

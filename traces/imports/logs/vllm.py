@@ -10,7 +10,7 @@ length has the target's own token; a rate by place is accepted tokens at it / dr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
@@ -53,14 +53,14 @@ class _Beside(NamedTuple):
     running: float
 
 
-def read(lines: Sequence[str]) -> list[Printed]:
+def read(lines: Sequence[str], source: Callable[[str], str] = source_of) -> list[Printed]:
     """Return the servers whose lines are in a log, told apart by a name, a process or an engine."""
     found, beside = dict[_Key, list[Window]](), dict[_Key, _Beside]()
     year = 2000 if any(" 02-29 " in line for line in lines) else 2001
     for line in lines:
         if "SpecDecoding metrics" not in line and "generation throughput" not in line:
             continue
-        key, time = _key(line), _time(line, year)
+        key, time = _key(line, source), _time(line, year)
         if match := _ENGINE.search(line):
             beside[key] = _Beside(int(match[1][:4]), float(match[2]), float(match[3]))
         elif match := _COUNTS.search(line):
@@ -72,11 +72,11 @@ def read(lines: Sequence[str]) -> list[Printed]:
     ]
 
 
-def _key(line: str) -> _Key:
+def _key(line: str, source: Callable[[str], str]) -> _Key:
     match = _TIME.match(line)
     before = match[1] if match else line.partition("SpecDecoding metrics")[0].partition("Engine 0")[0]
     process = _PID.search(before)
-    return _Key(source_of(_PID.sub("", before)), process[1] if process else "")
+    return _Key(source(_PID.sub("", before)), process[1] if process else "")
 
 
 def _name(key: _Key, keys: Iterable[_Key]) -> str:

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 MOST_WINDOWS = 200_000
 MOST_SECONDS = 1e10
 """Since 1970, or the first line; a stored window is checked again, since the first window."""
+MOST_NAME = 80
+"""Characters of a server's name, the last of what is before its lines."""
+MOST_SERVERS = 16
+"""Of a log: more are no servers, but something else before each line, such as a request's id."""
 MOST_LINE = 4096
 """Characters of a line that are read: a search may take the square of them."""
 _TIMES = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?|"
     r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\b\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\b|"
+    r"\b\d{1,4}[/.]\d{1,2}[/.]\d{1,4}\b|\b1\d{9}(?:\.\d{1,9})?\b|"
     r"\[ *\d{1,9}\.\d{3,9}\]|\b\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z]\b|\bstd(?:out|err) [FP]\b"
 )
 _NUMBER = re.compile(r":\d{1,9}: *$")
@@ -38,7 +43,7 @@ class Text(NamedTuple):
     """A form of text that an engine prints."""
 
     name: str
-    read: Callable[[Sequence[str]], list[Printed]]
+    read: Callable[..., list[Printed]]
     """Lines without colours -> what they tell; empty if they are of no such form."""
 
 
@@ -76,7 +81,13 @@ def source_of(before: str) -> str:
     As docker compose, kubectl, journald or `grep` put it there: a container's, a pod's or a file's
     name.
     """
-    return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>")
+    return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>")[-MOST_NAME:]
+
+
+def servers(text: Text, lines: Sequence[str]) -> list[Printed]:
+    """Return what a log tells of each server; of all as one if too many seem to write it."""
+    found = text.read(lines)
+    return found if len(found) <= MOST_SERVERS else text.read(lines, source=lambda _: "")
 
 
 def trace_of(printed: Printed, source: str) -> Trace:
