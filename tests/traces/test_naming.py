@@ -36,6 +36,7 @@ VALUES: dict[str, tuple[Any, str]] = {
     "AIPerf": ({"input_config": {}, "request_latency": {"avg": 1.0}}, "AIPerf's summary of a run whose answers counted no drafts"),
     "a bench": ({"duration": 1.0, "total_output_tokens": 4}, "a bench without spec_decode_ fields"),
     "SGLang's bench": ({"duration": 1.0, "accept_length": 2.0}, "averages only; give the server's log"),
+    "Ollama": ({"model": "m", "response": "x", "eval_count": 3}, "an answer of Ollama, which counts no drafts"),
     "questions": ({"question_id": 1, "turns": ["x"]}, "questions.*give answers with wall_time"),
     "a config": ({"architectures": ["A"], "model_type": "a"}, "a model's config.json"),
     "nothing": ([], "empty JSON"),
@@ -58,6 +59,7 @@ TEXTS: dict[str, tuple[bytes, str]] = {
     "counters": (b"# HELP vllm:x y\nvllm:num_requests_running 1.0\n", "/metrics of vLLM without counters of drafts"),
     "averages": (b"sglang:spec_accept_length 2.3\n", "/metrics of SGLang: averages of drafts, no counts"),
     "other counters": (b"# HELP go_threads x\ngo_threads 1\n", "/metrics without counters of drafts"),
+    "cut JSON": (b'[{"timings": {"predicted_n": 3,', "JSON that is cut or broken; give the whole file"),
     "other text": (b"hello\n", r"text of no form that is read; docs/traces\.md"),
     "no text": (b"\0\1\2", "no text; docs"),
 }  # fmt: skip

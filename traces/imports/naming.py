@@ -121,6 +121,10 @@ _VALUES: tuple[tuple[Callable[[Any], bool], _Kind], ...] = (
         ),
     ),
     (
+        _has("eval_count"),
+        _Kind("an answer of Ollama, which counts no drafts", "serve the model with llama-server"),
+    ),
+    (
         _has("question_id"),
         _Kind(
             "a benchmark's questions, or answers without times",
@@ -165,6 +169,7 @@ _BYTES: tuple[tuple[bytes, _Kind], ...] = (
     (b"\x89PNG", _Kind("a picture", "give the log or the answers as text")),
     (b"\xff\xd8\xff", _Kind("a picture", "give the log or the answers as text")),
 )
+_JSON = re.compile(rb'\s*(?:\{\s*"|\[\s*[{\["])')
 _SAFETENSORS = re.compile(rb"^.{6}\x00\x00\{", re.DOTALL)
 _TEXTS: tuple[tuple[re.Pattern[str], _Kind], ...] = (
     (
@@ -271,6 +276,8 @@ def named(content: bytes, rows: list[Any], otherwise: str = "") -> str:
         kind = next((kind for pattern, kind in _TEXTS if pattern.search(text)), None)
     if kind is None and otherwise:
         return otherwise
+    if kind is None and not rows and _JSON.match(content):
+        kind = _Kind("JSON that is cut or broken", "give the whole file")
     if kind is None:
         what = "JSON" if rows else "no text" if b"\0" in content[:4096] else "text"
         kind = _Kind(f"{what} of no form that is read" if rows or what == "text" else what, _FORMS)
