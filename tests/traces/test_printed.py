@@ -201,6 +201,8 @@ def test_streams_tell_no_more_than_their_events():
     assert told(vllm + llama) == [(40, 36, 30), (20, 16, 16)]
     assert told(vllm, without("token_ids")) == [(40, 36, 30)]
     assert told(vllm, without("metrics")) == [(40, None, None)]
+    (trace,) = read_traces(written("\n\n".join(vllm[:9]))).traces
+    assert "no counts: vLLM sends them with --per-request" in view_model([trace])["runs"][0]["note"]
     assert told(llama, without("timings", last=False)) == [(20, 16, 16)]
     with pytest.raises(UsageError, match="a recorded stream without counts"):
         told(llama, without("timings"))

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.trace import Trace
 
-NAME = "a recorded stream of a server"
+UNCOUNTED = (
+    "The stream has no counts: vLLM sends them with --per-request-spec-decode-metrics, but not after a stop string, "
+    "for n > 1 and where the stream is cut"
+)
 
 
 class Event(NamedTuple):
@@ -144,6 +147,8 @@ def _trace(engine: str, answer: Answered, content: Any, *, timed: bool) -> Trace
         model=answer.told.model.replace("\\", "/").rpartition("/")[2],
         devices=(device,) if timed else (),
     )
+    if answer.told.drafted is None:
+        found.header = replace(found.header, environment={**found.header.environment, "note": UNCOUNTED})
     if found.footer is not None and not timed:
         found.footer = replace(found.footer, time=0)
     return found
