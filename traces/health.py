@@ -138,6 +138,8 @@ def _of_nothing(part: Sequence[Window], others: Sequence[Window]) -> tuple[float
     drafted, drafts = total(part, "drafted"), total(part, "drafts")
     kept, all_drafted = total(others, "accepted"), total(others, "drafted")
     rate = kept / all_drafted if kept is not None and all_drafted else DIFFERENCE
+    if kept is not None and all_drafted is None and (known := total(others, "drafts")):
+        rate = min(rate, kept / known)
     if drafts is None or drafts < LONG or rate >= 1 or drafts * log(1 - rate) > log(ALPHA):
         return None
     what = f"of {drafted} drafted tokens" if drafted is not None else f"token of {drafts} drafts"

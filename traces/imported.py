@@ -8,11 +8,11 @@ SpecScope's own.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.trace.events import OTHERS
-from specscope.engine.trace.header import SERVER
+from specscope.engine.trace.header import SERVER, STATED
 from specscope.engine.trace.ranges import NO_TOKEN
 from specscope.engine.trace.recorder import RECORDED
 from specscope.engine.trace.work import DRAFTS
@@ -82,6 +82,8 @@ class Imported:
     """Of a run without rounds."""
     known: tuple[str, ...] = ()
     """The figures that its windows of counts determine; empty without windows."""
+    stated: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Figures that the file states itself, whose rows do not determine them."""
     recorded: bool = False
     """Whether a program recorded it by `specscope.record`."""
     notes: tuple[str, ...] = ()
@@ -94,6 +96,8 @@ class Imported:
             entry["known"] = list(self.known)
         if self.counts is not None:
             entry["counts"] = {**asdict(self.counts), "histogram": list(self.counts.histogram)}
+        if self.stated:
+            entry["stated"] = dict(self.stated)
         return entry
 
     @property
@@ -107,7 +111,7 @@ class Imported:
         if self.known:
             return frozenset(FIGURES) - {*self.known}
         lacking = (key for key, figure in FIGURES.items() if {*figure.needs} & {*self.unknown})
-        return frozenset((*lacking, *never))
+        return frozenset((*lacking, *never)) - self.stated.keys()
 
     @property
     def sentence(self) -> str:
@@ -132,7 +136,9 @@ def origin(header: Header) -> Imported | None:
     server: Any = header.environment.get(SERVER)
     notes = tuple(server.get("notes", ())) if server else ()
     known = tuple(entry.get("known", ()))
-    return Imported(source, facts, _counts(counts) if counts else None, known, recorded, notes, bool(server))
+    stated = {name: float(value) for name, value in entry.get("stated", {}).items() if name in STATED}
+    found = _counts(counts) if counts else None
+    return Imported(source, facts, found, known, stated, recorded, notes, bool(server))
 
 
 def _counts(entry: Mapping[str, Any]) -> Counts:

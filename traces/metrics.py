@@ -95,7 +95,8 @@ def measure(trace: Trace, band: Sequence[waiting.Band] | None = None) -> Metrics
     }
     names = imported.figures & {f.name for f in fields(Metrics)}
     known = {name: empty.get(name) for name in names}
-    return replace(metrics, **known | (counted.figures(trace.windows) if trace.windows else {}))
+    told = counted.figures(trace.windows) if trace.windows else imported.stated
+    return replace(metrics, **known | dict(told))
 
 
 def _of_counts(counts: Counts) -> dict[str, Any]:

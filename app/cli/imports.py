@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from specscope.traces.imports.reading import Imports
 
 SOURCES = (
-    "a trace of `specscope export` or `specscope.record`, or a file of vLLM, SGLang, AIPerf, vllm-vcr, Model "
-    "Optimizer or torch's profiler"
+    "a trace of `specscope export` or `specscope.record`, or what an engine or a bench gives: log, /metrics, answers, "
+    "streams, profiles"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="F", help=SOURCES)
+    since = "an earlier text of the same /metrics: import what was counted between the two"
+    parser.add_argument("--since", type=Path, metavar="F", help=since)
     options.add_options(parser, options.DATABASE, options.JSON)
 
 
@@ -28,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from specscope.traces.imports.reading import read_traces
 
     with common.Status(f"reading {args.file}"):
-        found = read_traces(args.file)
+        found = read_traces(args.file, since=args.since)
     with common.open_store(args) as store, common.Status("storing the runs"):
         store.insert(*found.traces)
     rows = [{"run_id": t.header.run_id, "method": t.header.method, "status": t.status} for t in found.traces]

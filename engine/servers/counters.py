@@ -42,7 +42,7 @@ class Counters:
 
 
 def read_counters(text: str) -> Counters | None:
-    """Return the counters in a text; None if it has none."""
+    """Return the counters in a text; None if it lacks one of the three."""
     totals, places = dict[str, int](), dict[int, int]()
     for line in text.splitlines():
         if (match := _LINE.match(line)) is None:
@@ -54,10 +54,10 @@ def read_counters(text: str) -> Counters | None:
             places[int(place[1])] = places.get(int(place[1]), 0) + int(value)
         elif name in _NAMES:
             totals[_NAMES[name]] = totals.get(_NAMES[name], 0) + int(value)
-    if not totals:
+    if len(totals) < len(_NAMES):
         return None
-    drafts, drafted, accepted = (totals.get(name, 0) for name in _NAMES.values())
-    kept = tuple(places.get(i, 0) for i in range(max(places, default=-1) + 1))
+    drafts, drafted, accepted = (totals[name] for name in _NAMES.values())
+    kept = tuple(places[i] for i in sorted(places)) if max(places, default=-1) < len(places) else ()
     return Counters(drafts, drafted, accepted, kept)
 
 

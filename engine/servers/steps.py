@@ -199,7 +199,7 @@ class VllmReader:
     def _tokens(self, choice: dict[str, Any]) -> tuple[Token, ...]:
         ids = [*map(_id, _list(choice.get("token_ids")))]
         words = _object(choice.get("delta")).get("content") or choice.get("text") or ""
-        chances = _chances(_object(choice.get("logprobs")))
+        chances = chances_of(_object(choice.get("logprobs")))
         if not ids:
             return (Token(NO_TOKEN, words),) if words else ()
         known = len(chances) == len(ids)
@@ -278,7 +278,7 @@ def _aligned(steps: Sequence[Step], counts: Sequence[tuple[int, int]]) -> tuple[
     return (found, disordered) if number == len(counts) else ([*steps], False)
 
 
-def _chances(logprobs: dict[str, Any]) -> list[tuple[str, float | None]]:
+def chances_of(logprobs: dict[str, Any]) -> list[tuple[str, float | None]]:
     """Return text and probability of each token, from the form of chats or of completions."""
     if content := _list(logprobs.get("content")):
         rows = [(_text(_object(one), "token"), _object(one).get("logprob")) for one in content]

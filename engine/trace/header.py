@@ -31,6 +31,8 @@ _ID = re.compile(r"\w[\w.-]{0,99}")
 """An id is a part of addresses, file names and command lines; `,`, `~` and `;` join ids."""
 SERVER = "server"
 """The entry of the environment about the server of a run, see `specscope.engine.servers`."""
+STATED = ("seconds", "decode_seconds", "tokens_per_second", "ttft_ms", "tpot_ms")
+"""Figures that the file of another engine may state itself, by the names of `Metrics`."""
 _ANY = "*"
 """In a form of an object: all names that are not listed."""
 _Moment = Annotated[int, Range(-MOST_TIME, MOST_TIME)]
@@ -56,6 +58,7 @@ _FORMS: dict[str, Any] = {
                 "gamma": (Annotated[int, Range(0, LONGEST_DRAFT)],),
                 "tokens": (Count,),
             },
+            "stated": dict.fromkeys(STATED, Amount),
         },
         "load": {
             "arrivals": tuple[Time, ...],

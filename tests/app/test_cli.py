@@ -142,6 +142,8 @@ def test_every_request_of_an_engines_file_is_a_run_and_an_exported_profile_is_re
     first, second = (
         row["run_id"] for row in answer(capsys, "import", str(IMPORTED / "vllm.jsonl"), *db, "--json")
     )
+    counters = IMPORTED / "printed" / "05-vllm-metrics-after.prom"
+    assert "vLLM" in printed(capsys, "import", str(counters), "--since", str(counters), *db)
     out = printed(capsys, "import", str(IMPORTED / "aiperf.jsonl"), *db)
     assert "vllm · request-1, 6 tokens, done" in out
     assert "1 request was left out" in out

@@ -87,6 +87,12 @@ def furnish(place: Path) -> None:
     for name in ("mine.jsonl", "assisted.jsonl"):
         with (place / name).open("w", encoding="utf-8") as file:
             write_jsonl(sample_trace("speculative"), file)
+    for name, count in (("before.prom", 5), ("after.prom", 9)):
+        counts = (
+            f"vllm:spec_decode_num_{one}_total {count}\n"
+            for one in ("drafts", "draft_tokens", "accepted_tokens")
+        )
+        (place / name).write_text("".join(counts), encoding="utf-8")
     profile = (FOLDER / "pearl-3xA100.toml").read_text(encoding="utf-8")
     (place / "mine.toml").write_text(profile.replace('"pearl-3xA100"', '"mine"'), encoding="utf-8")
 

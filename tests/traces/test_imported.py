@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import math
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,17 @@ def rows_of(name):
 
 
 @pytest.fixture
+def written(tmp_path):
+    """Return a function that writes a text to a file."""
+
+    def write(text):
+        (tmp_path / "file").write_text(text)
+        return tmp_path / "file"
+
+    return write
+
+
+@pytest.fixture
 def read(tmp_path):
     """Return a function that reads rows as a file, as one run."""
 
@@ -67,6 +80,76 @@ def test_accepted_tokens_after_the_end_of_the_text_are_counted_but_have_no_id(re
     last = [(d.token, d.outcome) for d in trace.decisions if d.step == 3]
     assert last == [(16, "accepted"), (NO_TOKEN, "accepted"), (NO_TOKEN, "accepted")]
     assert measure(trace).accepted == 5
+
+
+def with_chances(row):
+    """Return a response with log-probabilities of its tokens, as `logprobs` gives them."""
+    words = ["The", " cat", " sat", " on", " the", " mat", ", and", " purred."]
+    content = [{"token": word, "logprob": -i / 4, "top_logprobs": []} for i, word in enumerate(words)]
+    row["choices"][0]["logprobs"] = {"content": content}
+    return row
+
+
+def test_log_probabilities_of_a_response_are_p_and_texts_of_its_tokens(read):
+    trace = read(with_chances(rows_of("vllm.jsonl")[0]))
+    assert "".join(commit.text for commit in trace.commits) == trace.footer.texts[0]
+    told = {d.position: d.p for d in trace.decisions if d.p is not None}
+    first = trace.commits[0].position
+    assert told == {first + i: pytest.approx(math.exp(-i / 4)) for i in range(1, 8)}
+    assert all(d.p is None for d in trace.decisions if d.token == NO_TOKEN)
+    found = origin(trace.header)
+    assert "texts of the tokens" not in found.unknown
+    assert "probabilities" in found.unknown  # q, and p of rejected tokens
+    assert "before temperature" in view_model([trace])["runs"][0]["note"]
+    other = with_chances(rows_of("vllm.jsonl")[0])
+    del other["choices"][0]["logprobs"]["content"][3]
+    assert all(d.p is None for d in read(other).decisions)
+
+
+def test_times_of_a_response_are_figures_without_a_timeline(read):
+    row = rows_of("vllm.jsonl")[0]
+    times = {
+        "time_to_first_token_ms": 100.0,
+        "generation_time_ms": 350.0,
+        "mean_itl_ms": 50.0,
+        "queue_time_ms": 9.0,
+    }
+    row["metrics"].update(times, tokens_per_second=17.8)
+    trace = read(row)
+    found = measure(trace)
+    assert (found.ttft_ms, found.tpot_ms, found.seconds, found.decode_seconds) == (100.0, 50.0, 0.45, 0.35)
+    assert found.tokens_per_second == pytest.approx(20.0)  # without the prefill and its token
+    assert found.target_forwards is None
+    assert not view_model([trace])["runs"][0]["timed"]
+    assert read_jsonl([to_json(event) for event in trace.events()]) == trace
+    for wrong in (-1.0, "soon", 1e300):
+        row["metrics"]["generation_time_ms"] = wrong
+        with pytest.raises(UsageError, match=r"metrics|generation_time_ms"):
+            read(row)
+
+
+def test_a_profile_of_a_cpu_has_the_scopes_of_its_host(written):
+    """The file of a real vLLM on two cores, and with the long names of its batches."""
+    text = (FILES / "vllm-profile-cpu.json").read_text()
+    detailed = re.sub(
+        r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)",
+        r"execute_9_context_\1(sq\2sk7sqsq49sqsk56)_generation_\3(sq\4sk21sqsq25sqsk105)",
+        text,
+    )
+    assert detailed != text
+    for content in (text, detailed):
+        (trace,) = read_traces(written(content)).traces
+        assert Counter((span.kind, span.rows) for span in trace.spans) == {
+            ("prefill", 8): 1,
+            ("verify", 5): 3,
+            ("draft", -1): 4,
+            ("sample", -1): 4,
+        }
+        assert trace.header.devices[0].kind == "cpu"
+    rows = json.loads(text)
+    rows["traceEvents"].append({"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 1})
+    with pytest.raises(UsageError, match="no scopes of speculative decoding on a GPU; vLLM writes them with"):
+        read_traces(written(json.dumps(rows)))
 
 
 def test_steps_without_a_draft_leave_the_origins_open(read):
@@ -270,7 +353,11 @@ def step(**fields):
         (MODELOPT, {"measured": False}, "not measured"),
         (MODELOPT, {"verification_method": "block"}, "expected 'longest_prefix'"),
         ((SCOPES, ("traceEvents", 4)), {"name": "step[TARGET_VERIFY bs=1]"}, "another version of SGLang"),
-        (("vllm-profile.json", ()), {"traceEvents": []}, "no scopes of speculative decoding on a GPU"),
+        (
+            ("vllm-profile.json", ()),
+            {"traceEvents": []},
+            "no scopes of speculative decoding; vLLM writes them",
+        ),
     ],
 )
 def test_contradictions_and_other_versions_are_named(refused, place, fields, message):

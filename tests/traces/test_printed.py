@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import Window
 from specscope.traces.counted import figures, whole_windows
 from specscope.traces.health import health
 from specscope.traces.imported import Counts, origin
@@ -20,9 +18,8 @@ from specscope.traces.metrics import measure
 from specscope.traces.store import Store
 from specscope.traces.view.document import view_model
 from specscope.traces.whatif.replay import Change, what_if
+from tests.traces.printed import FOLDER, PRINTED, windows, written
 
-FOLDER = Path(__file__).parent / "imported"
-PRINTED = FOLDER / "printed"
 WHOLE: dict[str, dict[str, Any]] = {
     "01-llama-server.log": {"tokens": 312, "target_forwards": 140, "drafted": 420, "accepted": 170, "acceptance_length": 2.214},
     "01b-llama-server-old.log": {"tokens": 200, "target_forwards": 139, "drafted": 320, "accepted": 60, "acceptance_length": 4.0},
@@ -35,6 +32,11 @@ WHOLE: dict[str, dict[str, Any]] = {
     "11-spec-bench-vanilla.jsonl": {"tokens": 30, "target_forwards": 30, "drafted": 0, "tokens_per_second": 33.33},
     "12-eagle-answers.jsonl": {"tokens": 20, "target_forwards": 7, "tokens_per_target_forward": 2.857},
     "18-vllm-offline.txt": {"tokens": 15500, "drafted": 20000, "accepted": 10500, "acceptance_length": 3.1},
+    "aiperf-summary.json": {"tokens": 31, "drafted": 44, "accepted": 20, "acceptance_length": 2.818, "target_forwards": None},
+    "mlx-timings.json": {"tokens": 112, "target_forwards": 30, "drafted": 90, "accepted": 81, "acceptance_length": 3.7, "tpot_ms": 10.0},
+    "sglang-generate.json": {"tokens": 12, "target_forwards": 5, "drafted": 15, "accepted": 6, "acceptance_length": 2.2},
+    "tensorrt-iterations.json": {"target_forwards": 4, "drafted": 9, "accepted": 5, "acceptance_length": 2.667, "tokens": None},
+    "vllm-bench.json": {"tokens": 1000, "drafted": 1200, "accepted": 600, "acceptance_length": 2.5, "tokens_per_second": 200.0},
     "39-mtp-bench.txt": {"tokens": 384, "drafted": 309, "accepted": 226, "target_forwards": 156, "tokens_per_second": 12.45},
 }  # fmt: skip
 """File -> figures over all its windows; None is unknown."""
@@ -42,14 +44,12 @@ PLACES = {
     "01-llama-server.log": ([0.657, 0.379, 0.179], [0.657, 0.576, 0.472]),
     "05-vllm-metrics-after.prom": ([0.844, 0.6, 0.386, 0.27], [0.844, 0.711, 0.643, 0.699]),
     "18-vllm-offline.txt": ([0.84, 0.6, 0.39, 0.27], [0.84, 0.714, 0.65, 0.692]),
+    "vllm-bench.json": ([0.75, 0.5, 0.25], [0.75, 0.667, 0.5]),
+    "sglang-generate.json": ([0.8, 0.4, 0.0], [0.8, 0.5, 0.0]),
+    "aiperf-summary.json": ([0.818, 0.545, 0.364, 0.091], [0.818, 0.667, 0.667, 0.25]),
     "11-spec-bench-sps.jsonl": ([1.0, 0.778, 0.333, 0.222], [1.0, 0.778, 0.429, 0.667]),
 }
 """File -> acceptance by place, of all drafts and of those that reach it."""
-
-
-def windows(name: str) -> list[Window]:
-    (trace,) = read_traces(PRINTED / name).traces
-    return trace.windows
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -94,10 +94,12 @@ def test_requests_of_a_llama_log_are_windows_with_times():
 def test_several_drafters_of_a_request_have_windows_of_their_own():
     lines = (PRINTED / "01b-llama-server-old.log").read_text().splitlines()
     other = lines[-1].replace("draft-simple", "ngram-mod").replace("= 320", "= 100").replace("= 60", "= 10")
-    (trace,) = read_traces(_file("\n".join([*lines, other]))).traces
+    text = "\n".join([*lines, other]).replace("60 accepted / 320", "70 accepted / 420")
+    text = text.replace("60 accepted /   320", "70 accepted / 420")
+    (trace,) = read_traces(written(text)).traces
     found = {row.drafter: (row.drafted, row.accepted) for row in trace.windows}
-    assert found == {"": (320, 60), "draft-simple": (320, 60), "ngram-mod": (100, 10)}
-    assert figures(trace.windows)["drafted"] == 320
+    assert found == {"": (420, 70), "draft-simple": (320, 60), "ngram-mod": (100, 10)}
+    assert figures(trace.windows)["drafted"] == 420
 
 
 def test_windows_of_a_vllm_log_tell_when_nothing_was_accepted():
@@ -127,30 +129,21 @@ def test_lines_of_several_servers_are_runs_of_their_own():
 def test_two_texts_of_counters_in_a_file_are_what_is_between():
     after = (PRINTED / "05-vllm-metrics-after.prom").read_text()
     before = after.replace("5000.0", "4000.0").replace("20000.0", "16000.0").replace("10500.0", "9000.0")
-    (trace,) = read_traces(_file(before + after)).traces
+    (trace,) = read_traces(written(before + after)).traces
     found = measure(trace)
     assert (found.drafted, found.accepted, found.acceptance_length) == (4000, 1500, 2.5)
-
-
-NOISE = {
-    "colours": lambda text: "\n".join(f"\x1b[32m{line}\x1b[0m" for line in text.split("\n")),
-    "a container's name": lambda text: "\n".join(f"vllm-1  | {line}" for line in text.split("\n")),
-    "line ends of Windows": lambda text: text.replace("\n", "\r\n"),
-    "other lines between": lambda text: text.replace(
-        "\n", "\nINFO: 127.0.0.1 - POST /v1/completions 200 OK\n"
-    ),
-    "a cut last line": lambda text: text + text.split("\n")[-2][:60],
-    "bytes that are no text": lambda text: text + "\udcff",
-}
-
-
-@pytest.mark.parametrize("noise", NOISE)
-@pytest.mark.parametrize("name", ["01-llama-server.log", "04-vllm.log", "07-sglang.log"])
-def test_noise_around_the_lines_changes_no_count(name, noise):
-    changed = NOISE[noise]((PRINTED / name).read_text())
-    (trace,) = read_traces(_file(changed)).traces
-    counts = [(row.drafted, row.accepted, row.tokens) for row in trace.windows]
-    assert counts == [(row.drafted, row.accepted, row.tokens) for row in windows(name)]
+    earlier = PRINTED.with_name("printed") / "05-vllm-metrics-after.prom"
+    (same,) = read_traces(written(after.replace("20000.0", "20400.0")), since=earlier).traces
+    assert (measure(same).drafted, measure(same).accepted) == (400, 0)
+    with pytest.raises(UsageError, match=r"lower in text 2 than in text 1.*give the earlier one"):
+        read_traces(written(before), since=earlier)
+    with pytest.raises(UsageError, match="not two texts of /metrics"):
+        read_traces(PRINTED / "03-llama-metrics.prom", since=earlier)
+    both = after + (PRINTED / "03-llama-metrics.prom").read_text()
+    assert [measure(t).drafted for t in read_traces(written(both)).traces] == [20000, 420]
+    lines = [line for line in after.splitlines() if "num_draft_tokens" not in line]
+    with pytest.raises(UsageError, match="without counters of drafts"):
+        read_traces(written("\n".join(lines)))
 
 
 STREAMS = {
@@ -174,12 +167,64 @@ def test_a_recorded_stream_has_its_steps(name, form):
             line.replace("data: {", 'data: {"data": {', 1) + "}" if line.startswith("data: {") else line
             for line in lines
         )
-    (trace,) = read_traces(_file(text)).traces
+    (trace,) = read_traces(written(text)).traces
     found, (tokens, drafted, accepted, _) = measure(trace), STREAMS[name]
     assert (found.tokens, found.drafted, found.accepted) == (tokens, drafted, accepted)
     timed = form == "with times" or name.startswith("llama")  # its events have times of their own
     assert (found.tokens_per_second is not None) == timed
     view_model([trace])
+
+
+def test_streams_tell_no_more_than_their_events():
+    """Several answers, ids or counters that are missing, several choices."""
+    vllm, llama = (
+        [json.loads(row)["raw"] for row in (FOLDER / "servers" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("vllm-pair-chat-t0", "llama-draft-completion-t0")
+    )
+
+    def told(lines: list[str], change: Callable[[dict[str, Any]], Any] | None = None) -> list[Any]:
+        rows = [json.loads(line[6:]) if line.startswith("data: {") else {} for line in lines]
+        for row in filter(None, rows):
+            change and change(row)
+        text = "\n\n".join(f"data: {json.dumps(row)}" for row in rows if row)
+        found = map(measure, read_traces(written(text)).traces)
+        return [(one.tokens, one.drafted, one.accepted) for one in found]
+
+    def without(name: str, *, last: bool = True) -> Callable[[dict[str, Any]], Any]:
+        def change(row: dict[str, Any]) -> None:
+            for part in (row, *row.get("choices", ())):
+                if last or not row.get("stop"):
+                    part.pop(name, None)
+
+        return change
+
+    assert told(vllm + llama) == [(40, 36, 30), (20, 16, 16)]
+    assert told(vllm, without("token_ids")) == [(40, 36, 30)]
+    assert told(vllm, without("metrics")) == [(40, None, None)]
+    (trace,) = read_traces(written("\n\n".join(vllm[:9]))).traces
+    assert "no counts: vLLM sends them with --per-request" in view_model([trace])["runs"][0]["note"]
+    assert told(llama, without("timings", last=False)) == [(20, 16, 16)]
+    with pytest.raises(UsageError, match="a recorded stream without counts"):
+        told(llama, without("timings"))
+    with pytest.raises(UsageError, match="several choices; ask with n = 1"):
+        told(vllm, lambda row: [choice.update(index=1) for choice in row.get("choices", ())])
+    (trace,) = read_traces(written("HTTP/1.1 200 OK\r\ndate: x\r\n\r\n" + "\n\n".join(vllm))).traces
+    assert measure(trace).drafted == 36
+
+
+WRAPPED: dict[str, Callable[[Any], Any]] = {
+    "in data": lambda row: {"data": row},
+    "beside its request": lambda row: {"request": {"messages": []}, "response": row, "seconds": 1},
+    "in a batch": lambda row: {"id": "b", "response": {"status_code": 200, "body": row}, "error": None},
+    "in a list": lambda row: {"responses": [row]},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_a_wrapped_answer_is_the_answer(wrapper):
+    row = json.loads((PRINTED / "mlx-timings.json").read_text())
+    (trace,) = read_traces(written(json.dumps(WRAPPED[wrapper](row)))).traces
+    assert measure(trace).drafted == 90
 
 
 def test_windows_are_stored_shown_and_exported(tmp_path):
@@ -237,7 +282,8 @@ FORMS: dict[str, Any] = {
     "timings": {"timings": {"predicted_n": 9, "predicted_ms": 1.0, "draft_n": 4, "draft_n_accepted": 2, "draft_rounds": 2}},
     "answer": {"choices": [{"new_tokens": [9], "wall_time": [0.1], "accept_lengths": [3, 1]}], "category": "a"},
     "steps": {"choices": [{"new_tokens": [9], "wall_time": [0.1], "idxs": [3]}]},
-    "meta": {"meta_info": {"spec_verify_ct": 3, "completion_tokens": 9, "e2e_latency": 1.0, "spec_accept_histogram": [1, 1, 1]}},
+    "summary": {"pooled_spec_decode_acceptance_histogram": {"0": 1, "2": 3}, "total_draft_tokens": {"avg": 12.0}},
+    "meta": {"meta_info": {"spec_verify_ct": 3, "completion_tokens": 7, "e2e_latency": 1.0, "spec_accept_histogram": [1, 1, 1]}},
     "bench": {
         "duration": 1.0, "spec_decode_acceptance_rate": 50.0, "spec_decode_num_drafts": 5, "spec_decode_draft_tokens": 10,
         "spec_decode_accepted_tokens": 9, "spec_decode_per_position_acceptance_rates": [1.0, 0.8], "total_output_tokens": 14,
@@ -250,10 +296,10 @@ ODD: list[Any] = [None, True, -1, 2**64, 1e300, "x", [], {}, [None], [-1], [2**6
 
 @pytest.mark.parametrize("name", FORMS)
 def test_any_value_in_a_row_is_read_or_refused_in_words(name):
-    read_traces(_file(json.dumps(FORMS[name])))
+    read_traces(written(json.dumps(FORMS[name])))
     for changed in _changed(FORMS[name]):
         try:
-            for trace in read_traces(_file(json.dumps(changed))).traces:
+            for trace in read_traces(written(json.dumps(changed))).traces:
                 measure(trace)
                 health(trace)
         except UsageError:
@@ -270,10 +316,10 @@ def _changed(value: Any) -> Iterator[Any]:
 
 
 def test_documented_rows_have_their_counts():
-    (bench,) = read_traces(_file(json.dumps(FORMS["bench"]))).traces
+    (bench,) = read_traces(written(json.dumps(FORMS["bench"]))).traces
     found = measure(bench)
     assert (found.drafted, found.accepted, found.acceptance_length, found.tokens) == (10, 9, 2.8, 14)
-    (meta,) = read_traces(_file(json.dumps(FORMS["meta"]))).traces
+    (meta,) = read_traces(written(json.dumps(FORMS["meta"]))).traces
     assert meta.windows[0].places == (2, 1)
 
 
@@ -288,38 +334,8 @@ HUGE = {
 @pytest.mark.parametrize("name", HUGE)
 def test_huge_numbers_are_refused_or_left_out(name):
     try:
-        (trace,) = read_traces(_file(f"{HUGE[name]}\n")).traces
+        (trace,) = read_traces(written(f"{HUGE[name]}\n")).traces
     except UsageError as error:
-        assert "expected at most" in str(error) or "is not a SpecScope trace" in str(error)  # noqa: PT017
+        assert "expected at most" in str(error) or "are cut" in str(error)  # noqa: PT017
     else:
         assert trace.windows[0].places == ()
-
-
-SLOW = {
-    "digits before a time": "1" * 4000 + " statistics draft-mtp: #calls",
-    "the beginning of a line again and again": "Decode batch #running-req: 1, accept len: 1, " * 80,
-    "rates without an end": "#acc rate/pos = (0.1, " * 180 + "statistics",
-    "SpecDecoding": "SpecDecoding metrics: Mean acceptance length: 1.0, Accepted throughput: 1.0 tokens/s, "
-    * 40,
-}
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_lines_made_for_searches_that_take_long_are_read_like_others(name):
-    good = (PRINTED / "01-llama-server.log").read_text()
-    (trace,) = read_traces(_file(f"{SLOW[name]}\n" * 500 + good)).traces
-    assert measure(trace).drafted == 420
-
-
-_files: list[Path] = []
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path):
-    _files[:] = [tmp_path]
-
-
-def _file(text: str) -> Path:
-    path = _files[0] / "printed"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    return path

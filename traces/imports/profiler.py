@@ -3,8 +3,10 @@
 Read: SGLang with pull request 38630 (merged in September 2026): `step[DRAFT ...]` is a step of the
 drafter, `step[VERIFY ...]` one of the target. vLLM 0.32 with its V1 runner, started with
 `VLLM_CUSTOM_SCOPES_FOR_PROFILING=1`: `gpu_model_runner: forward`, `sample` and `draft`, inside
-`execute_context_a(b)_generation_c(d)`. Only the scopes' times on the GPU are read: on the host, a
-scope ends before its kernels do. `ts` and `dur` are microseconds.
+`execute_context_a(b)_generation_c(d)`, or with `detailed_trace_annotation`
+`execute_t_context_a(sqb...)_generation_c(sqd...)`: requests, and in brackets their tokens. Of a
+file with scopes on a GPU only their times there are read: on the host, a scope ends before its
+kernels do. Without a GPU, the host does the work itself. `ts` and `dur` are microseconds.
 """
 
 from __future__ import annotations
@@ -24,12 +26,23 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import SpanKind
 
 _NAME = "a trace of the torch profiler with SGLang's step[...] or vLLM's gpu_model_runner scopes"
+_HOW = (
+    "vLLM writes them with VLLM_CUSTOM_SCOPES_FOR_PROFILING=1 and VLLM_USE_V2_MODEL_RUNNER=0, SGLang since its pull "
+    "request 38630"
+)
 MOST_SCOPES = 500_000
 DEVICE = "gpu0"
 _UNKNOWN_COUNT = -1
 _SGLANG = re.compile(r"step\[([A-Za-z_0-9]{1,40})(?: [^\]]{0,400})?\]")
 _VLLM = re.compile(r"gpu_model_runner: (forward|sample|draft)")
-_BATCH = re.compile(r"execute_context_\d{1,9}\((\d{1,9})\)_generation_(\d{1,9})\((\d{1,9})\)")
+_DETAILS = r"(?:sk\d{1,20}sqsq\d{1,30}sqsk\d{1,30})?"
+_BATCH = re.compile(
+    rf"execute_(?:\d{{1,9}}_)?context_\d{{1,9}}\((?:sq)?(\d{{1,9}}){_DETAILS}\)"
+    rf"_generation_(\d{{1,9}})\((?:sq)?(\d{{1,9}}){_DETAILS}\)"
+)
+_GPU, _HOST = "gpu_user_annotation", "user_annotation"
+_ON_GPU = {_GPU, "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime"}
+"""Categories that only a profile of a GPU has."""
 _MODES: dict[str, SpanKind] = {
     "VERIFY": "verify",
     "DECODE": "verify",
@@ -75,26 +88,34 @@ def _recognises(row: Any) -> bool:
 
 
 def _read(row: dict[str, Any]) -> Trace | None:
-    scopes = _scopes(row["traceEvents"])
+    if is_object(row.get("otherData")) and "lossless" in row["otherData"]:
+        raise ValueError(
+            "it is SpecScope's export for Perfetto; give the run as JSONL: specscope export --format jsonl"
+        )
+    events: list[Any] = row["traceEvents"]
+    host = not any(is_object(event) and event.get("cat") in _ON_GPU for event in events)
+    scopes = _scopes(events, _HOST if host else _GPU)
     vllm = any(_VLLM.fullmatch(scope.name) for scope in scopes)
     work = _vllm(scopes) if vllm else _sglang(scopes)
     engine = "vLLM" if vllm else "SGLang"
     if not work:
-        raise ValueError(f"the file has no scopes of speculative decoding on a GPU; expected {_NAME}")
+        where = "" if host else " on a GPU"
+        raise ValueError(f"the file has no scopes of speculative decoding{where}; {_HOW}")
     imported = Imported(f"a profile of {engine} by torch", _UNKNOWN)
-    device = Device(DEVICE, "drafter+target", "GPU · drafter and target", "cuda")
+    name, kind = ("cpu0", "cpu") if host else (DEVICE, "cuda")
+    device = Device(name, "drafter+target", f"{'CPU' if host else 'GPU'} · drafter and target", kind)
     header = new_header(imported, engine=engine, key="profile", content=work, prompts=0, devices=(device,))
     trace = Trace(header)
-    trace.spans.extend(_spans(work))
+    trace.spans.extend(_spans(work, name))
     trace.footer = Footer("done", (), (), max(span.end for span in trace.spans))
     return trace
 
 
-def _scopes(events: list[Any]) -> list[_Scope]:
-    """Return the named scopes, by start, of the GPU's stream with the most of them."""
+def _scopes(events: list[Any], category: str) -> list[_Scope]:
+    """Return the named scopes, by start, of the stream or the thread with the most of them."""
     scopes: list[_Scope] = []
     for event in events:
-        if not is_object(event) or event.get("ph") != "X" or event.get("cat") != "gpu_user_annotation":
+        if not is_object(event) or event.get("ph") != "X" or event.get("cat") != category:
             continue
         name = event.get("name")
         if not isinstance(name, str) or not any(form.fullmatch(name) for form in (_SGLANG, _VLLM, _BATCH)):
@@ -108,7 +129,9 @@ def _scopes(events: list[Any]) -> list[_Scope]:
     work = Counter(scope.place for scope in scopes if not _BATCH.fullmatch(scope.name))
     gpus = {gpu for gpu, _ in work}
     if len(gpus) > 1:
-        raise ValueError(f"the file has scopes of {len(gpus)} GPUs; give the file of one rank")
+        raise ValueError(
+            f"the file has scopes of {len(gpus)} {'GPUs' if category == _GPU else 'processes'}; give the file of one rank"
+        )
     ((place, _),) = work.most_common(1) or [((0, 0), 0)]
     return sorted(scope for scope in scopes if scope.place == place)
 
@@ -164,7 +187,7 @@ def _vllm(scopes: list[_Scope]) -> list[_Work]:
     return work
 
 
-def _spans(work: list[_Work]) -> list[Span]:
+def _spans(work: list[_Work], device: str) -> list[Span]:
     """Return the work as spans. A draft belongs to the step of the verification after it."""
     first, step, spans = work[0].start, 1, list[Span]()
     for index, item in enumerate(work):
@@ -172,7 +195,7 @@ def _spans(work: list[_Work]) -> list[Span]:
         spans.append(
             Span(
                 id=index,
-                device=DEVICE,
+                device=device,
                 kind=item.kind,
                 start=round((item.start - first) * 1000),
                 end=round((item.end - first) * 1000),

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import io
 import json
-import zlib
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
-from specscope.engine.files import check_values, parse_json, read_bytes
+from specscope.engine.files import check_values, parse_json
 from specscope.engine.trace.jsonl import MOST_TRACE_BYTES, RECORDING, ROW, read_jsonl, whole_part
 from specscope.traces.checks import check
 from specscope.traces.imported import with_unknown
 from specscope.traces.imports import streams
+from specscope.traces.imports.content import MAX_BYTES, content_of
 from specscope.traces.imports.logs import llama, sglang, vllm
 from specscope.traces.imports.logs import printed as prints
 from specscope.traces.imports.logs.answers import ROWS, printed
-from specscope.traces.imports.logs.windows import Text, lines_of, trace_of
+from specscope.traces.imports.logs.windows import Text, lines_of, servers, trace_of
 from specscope.traces.imports.modelopt import MODELOPT
+from specscope.traces.imports.naming import named
 from specscope.traces.imports.profiler import PROFILER
 from specscope.traces.imports.servers import AIPERF, SGLANG, VLLM
 from specscope.traces.imports.vcr import VCR
@@ -32,19 +33,20 @@ if TYPE_CHECKING:
     from specscope.traces.imports.logs.answers import Rows
     from specscope.traces.imports.request_trace import Form
 
-TEXTS = (
+COUNTERS = Text("counters of /metrics", prints.counters)
+LOGS = (
     Text("a log of llama.cpp's server", llama.read),
     Text("a log of vLLM", vllm.read),
     Text("a log of SGLang", sglang.read),
-    Text("counters of /metrics", prints.counters),
+)
+TEXTS = (
+    COUNTERS,
     Text("the output of vLLM's example", prints.example),
     Text("the output of a bench", prints.bench),
 )
-MOST_WRAPPED = 6
-"""Entries of a wrapper around a row."""
+MOST_WRAPPED = 12
+"""Entries of a wrapper around a row, or around a list of rows."""
 FORMS = (VLLM, AIPERF, SGLANG, VCR, MODELOPT, PROFILER)
-MAX_BYTES = 128 * 2**20
-"""Size of the largest file of another engine: parsed, it needs several times as much memory."""
 MOST_RUNS = 10_000
 MOST_ROWS = 2_000_000
 """The most decisions and tokens of all requests of one file."""
@@ -61,77 +63,81 @@ class Imports:
     """Requests that say nothing of speculative decoding."""
 
 
-def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES) -> Imports:
+def read_traces(path: str | Path, max_bytes: int = MOST_TRACE_BYTES, since: Path | None = None) -> Imports:
     """Read a file; each request of another engine becomes a trace of its own.
 
-    UsageError if it cannot be read, is too large, or is of no known form or version.
+    Args:
+        path: The file.
+        max_bytes: The size of the largest file that is read.
+        since: An earlier text of the counters in `path`: what was counted between the two is read.
+
+    UsageError if it cannot be read, is too large, or is of no known form or version; it says what
+    the file is instead.
     """
-    content = read_bytes(Path(path), max_bytes)
+    content = content_of(path, max_bytes)
     try:
-        content = _unpacked(content, min(max_bytes, MAX_BYTES))
+        if since is not None:
+            texts = (
+                lines_of(part.decode("utf-8", "replace")) for part in (content_of(since, max_bytes), content)
+            )
+            return Imports(tuple(checked(trace_of(one, COUNTERS.name)) for one in prints.between(*texts)))
         rows = _rows(content)
         form = _form_of(rows)
         parts = [rows] if form and form.whole else [[row] for row in rows]
         if len(parts) > MOST_RUNS:
             raise ValueError(f"it has {len(parts)} requests; at most {MOST_RUNS} are read")
+        if form is None:
+            return Imports(tuple(_printed(rows, content)) or (_own(rows, content, path),))
+        traces = _of_form(form, parts)
+        if not traces:
+            nothing = f"it says nothing of speculative decoding; expected {form.name}"
+            raise ValueError(named(content, rows, nothing))
+    except UsageError:
+        raise
     except ValueError as error:
         raise UsageError(f"cannot import {path}: {error}") from None
-    try:
-        if form is None and (found := _printed(rows, content)):
-            return Imports(tuple(found))
-    except ValueError as error:
-        raise UsageError(f"cannot import {path}: {error}") from None
-    if form is None:
-        return Imports((_own(content, path),))
-    traces: list[Trace] = []
-    size = 0
-    try:
-        for number, part in enumerate(parts, 1):
-            if trace := _read(form, part, number if len(parts) > 1 else 0):
-                traces.append(trace)
-                size += len(trace.decisions) + len(trace.commits)
-            if size > MOST_ROWS:
-                raise ValueError(f"its requests have more than {MOST_ROWS} tokens and drafts; split the file")
-    except ValueError as error:
-        raise UsageError(f"cannot import {path}: {error}") from None
-    if not traces:
-        raise UsageError(
-            f"cannot import {path}: it says nothing of speculative decoding; expected {form.name}"
-        )
     return Imports(tuple(traces), len(parts) - len(traces))
 
 
-def _unpacked(content: bytes, most: int) -> bytes:
-    """Return the content of a file, unpacked if it is gzip, as profilers write traces."""
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    packed = zlib.decompressobj(wbits=31)
-    try:
-        unpacked = packed.decompress(content, most + 1)
-    except zlib.error as error:
-        raise ValueError(f"it is no gzip file: {error}") from None
-    if len(unpacked) > most:
-        raise ValueError(f"unpacked it has more than {most} bytes, the most that are read")
-    if not packed.eof:
-        raise ValueError("the gzip file is cut")
-    return unpacked
+def _of_form(form: Form, parts: Sequence[list[Any]]) -> list[Trace]:
+    traces: list[Trace] = []
+    size = 0
+    for number, part in enumerate(parts, 1):
+        if trace := _read(form, part, number if len(parts) > 1 else 0):
+            traces.append(trace)
+            size += len(trace.decisions) + len(trace.commits)
+        if size > MOST_ROWS:
+            raise ValueError(f"its requests have more than {MOST_ROWS} tokens and drafts; split the file")
+    return traces
 
 
 def _printed(rows: Sequence[Any], content: bytes) -> list[Trace]:
     """Return the traces of what an engine printed: JSON rows or lines of text; else none."""
-    if rows:
-        form = _rows_of(rows)
-        return [checked(trace_of(printed(form, rows), form.name))] if form else []
+    if form := _rows_of(rows):
+        found = printed(form, rows)
+        return [checked(trace_of(found, form.name))] if found.windows else []
     if ROW in content[:4096] or len(content) > MAX_BYTES:
         return []
     whole = content.decode("utf-8", "replace")
-    if (stream := streams.read(whole)) is not None:
-        return [checked(stream)]
+    if events := streams.events_of(whole):
+        return [checked(one) for answer in streams.answers_of(events) if (one := _streamed(answer))]
     lines = lines_of(whole)
-    for text in TEXTS:
-        if found := text.read(lines):
-            return [checked(trace_of(one, text.name)) for one in found]
-    return []
+    found = [(one, text.name) for text in LOGS for one in servers(text, lines)]  # a file may have several
+    for text in TEXTS if not found else ():
+        found = found or [(one, text.name) for one in text.read(lines)]
+    return [checked(trace_of(one, name)) for one, name in found]
+
+
+def _streamed(answer: Sequence[streams.Event]) -> Trace | None:
+    """Return the trace of a stream: its steps, else the totals of its last event, else None."""
+    if (found := streams.read(answer)) is not None:
+        return found
+    for last in ([event.value] for event in reversed(answer)):
+        if form := _rows_of(last):
+            return trace_of(printed(form, last), form.name)
+        if (form := _form_of(last)) and (found := form.read(last[0])):
+            return found
+    return None
 
 
 def _rows_of(rows: Sequence[Any]) -> Rows | None:
@@ -151,11 +157,13 @@ def _form_of(rows: list[Any]) -> Form | None:
     return next((form for form in FORMS if rows and form.recognises(rows[0])), None)
 
 
-def _own(content: bytes, path: str | Path) -> Trace:
+def _own(rows: list[Any], content: bytes, path: str | Path) -> Trace:
     """Return the trace of SpecScope's own file, which `specscope.record` writes, too.
 
-    Without a footer its status is `incomplete`.
+    Without a footer its status is `incomplete`. ValueError if the file is known to be another one.
     """
+    if ROW not in content[:4096]:
+        raise ValueError(named(content, rows or _first(content)))
     try:
         check_values(content, MOST_TRACE_VALUES)
         whole = _without_cut_line(content)
@@ -225,18 +233,37 @@ def _rows(content: bytes) -> list[Any]:
     try:
         whole = parse_json(content)
     except json.JSONDecodeError:
-        rows = _lines(content)
+        return _lines(content)
     except ValueError:
         return []
-    else:
-        rows = whole if isinstance(whole, list) else [whole]
-    return [_unwrapped(row) for row in rows]
+    rows = whole if isinstance(whole, list) else [whole]
+    return [inner for row in rows for inner in _unwrapped(row)]
 
 
-def _unwrapped(row: Any) -> Any:
-    """Return what is in a wrapper `{"data": {...}}`, as proxies keep the events of a stream."""
-    inner = row.get("data") if isinstance(row, dict) and len(row) <= MOST_WRAPPED else None
-    return inner if isinstance(inner, dict) and (_form_of([inner]) or _rows_of([inner])) else row
+def _unwrapped(row: Any, depth: int = 2) -> list[Any]:
+    """Return the rows in a wrapper, as proxies and programs keep them; else the row itself.
+
+    For example `{"data": {...}}`, `{"responses": [...]}`, or `{"response": {"body": {...}}}` beside
+    its request.
+    """
+    if isinstance(row, dict) and len(row) <= MOST_WRAPPED and not _known([row]):
+        for value in row.values():
+            rows = value if isinstance(value, list) else _unwrapped(value, depth - 1) if depth else [value]
+            if _known(rows):
+                return rows
+    return [row]
+
+
+def _known(rows: list[Any]) -> bool:
+    return _form_of(rows) is not None or _rows_of(rows) is not None
+
+
+def _first(content: bytes) -> list[Any]:
+    """Return the JSON value of the first line; none if it is no JSON."""
+    try:
+        return [parse_json(content.lstrip()[:1_000_000].partition(b"\n")[0])]
+    except ValueError:
+        return []
 
 
 def _lines(content: bytes) -> list[Any]:
@@ -245,12 +272,12 @@ def _lines(content: bytes) -> list[Any]:
     for number, line in enumerate(content.split(b"\n"), 1):
         if line.strip():
             try:
-                rows.append(parse_json(line))
+                rows += _unwrapped(parse_json(line))
             except ValueError as error:
-                if _form_of(rows) is None and _rows_of(rows) is None:
+                if not _known(rows):
                     return []
                 raise ValueError(f"line {number} is no JSON ({error}); is the file cut?") from None
-            if _form_of(rows) is None and _rows_of(rows) is None:
+            if not _known(rows):
                 return []
     return rows
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -14,15 +14,16 @@ from specscope.engine.errors import shown
 from specscope.engine.trace.events import Commit, Decision, Footer, Header, Round
 from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
 from specscope.engine.trace.trace import Trace
-from specscope.traces.imported import NO_TOKEN, Counts, Imported
+from specscope.traces.imported import NO_TOKEN, TEXTS, Counts, Imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from specscope.engine.trace.events import Device, Row
 
-ALWAYS = ("times", "texts of the tokens", "ids of rejected tokens", "probabilities")
+ALWAYS = ("times", TEXTS, "ids of rejected tokens", "probabilities")
 """What no file of counts holds."""
+CHANCES = "p is that of the logits before temperature, top-k and top-p, as the server reports it"
 MOST_STEPS = 200_000
 MOST_TOKENS = 1_000_000
 """The most tokens, drafted or put out, of one request."""
@@ -55,6 +56,9 @@ class Request:
     tokens: tuple[int, ...] | None = None
     prompt: tuple[int, ...] | None = None
     text: str = ""
+    pieces: tuple[tuple[str, float | None], ...] = ()
+    """Text of each token and the target's probability of it; empty if the file does not say."""
+    stated: Mapping[str, float] = field(default_factory=dict[str, float])
     model: str = ""
     created: float | None = None
     """Seconds since 1970."""
@@ -105,19 +109,22 @@ def trace_of(request: Request) -> Trace:
         unknown.append("ids of the tokens")
     if request.prompt is None:
         unknown.append("prompt")
-    imported = Imported(request.source, (*ALWAYS, *unknown), None if rows else request.counts)
-    trace = Trace(
-        new_header(
-            imported,
-            engine=request.engine,
-            key=request.key,
-            content=request.content,
-            prompts=1,
-            prompt=request.prompt or (),
-            model=request.model,
-            created=request.created,
-        )
+    pieces = request.pieces if rows else ()
+    always = [fact for fact in ALWAYS if fact != TEXTS or not any(piece for piece, _ in pieces)]
+    counts = None if rows else request.counts
+    header = new_header(
+        Imported(request.source, (*always, *unknown), counts, stated=request.stated),
+        engine=request.engine,
+        key=request.key,
+        content=request.content,
+        prompts=1,
+        prompt=request.prompt or (),
+        model=request.model,
+        created=request.created,
     )
+    if any(p is not None for _, p in pieces):
+        header = replace(header, environment={**header.environment, "note": CHANCES})
+    trace = Trace(header)
     for row in rows:
         trace.add(row)
     trace.footer = Footer("done", (request.reason,), (request.text,), 0)
@@ -151,8 +158,9 @@ def _of_counts(counts: Counts) -> list[str]:
 
 def _decoded(request: Request, steps: tuple[tuple[int, int], ...], length: int) -> list[Row]:
     ids = request.tokens or (NO_TOKEN,) * length
+    pieces = request.pieces if len(request.pieces) == length else (("", None),) * length
     start = len(request.prompt or ())
-    rows: list[Row] = [Commit(0, 0, start, ids[0], "plain", "", 0)]
+    rows: list[Row] = [Commit(0, 0, start, ids[0], "plain", pieces[0][0], 0)]
     at = 1
     for step, (drafted, accepted) in enumerate(steps, 1):
         own = "corrected" if accepted < drafted else "bonus" if drafted else "plain"
@@ -160,20 +168,24 @@ def _decoded(request: Request, steps: tuple[tuple[int, int], ...], length: int) 
         emitted = min(len(origins), length - at)
         for node in range(drafted):
             outcome = "accepted" if node < accepted else "rejected" if node == accepted else "discarded"
-            token = ids[at + node] if node < min(accepted, emitted) else NO_TOKEN
-            rows.append(_decision(step, node, node - 1, start + at + node, token, outcome))
+            told = node < min(accepted, emitted)
+            token, p = (ids[at + node], pieces[at + node][1]) if told else (NO_TOKEN, None)
+            rows.append(_decision(step, node, node - 1, start + at + node, token, outcome, p))
         if emitted > accepted:
-            rows.append(_decision(step, -1, accepted - 1, start + at + accepted, ids[at + accepted], own))
+            place = at + accepted
+            rows.append(_decision(step, -1, accepted - 1, start + place, ids[place], own, pieces[place][1]))
         for offset in range(emitted):
             place = at + offset
-            rows.append(Commit(step, 0, start + place, ids[place], origins[offset], "", 0))
+            rows.append(Commit(step, 0, start + place, ids[place], origins[offset], pieces[place][0], 0))
         rows.append(Round(step, 0, "verify" if drafted else "plain", drafted, accepted, emitted, 0, -1))
         at += emitted
     return rows
 
 
-def _decision(step: int, node: int, parent: int, position: int, token: int, outcome: str) -> Decision:
-    return Decision(step, 0, node, parent, position, token, None, None, None, "", outcome, -1, -1)
+def _decision(
+    step: int, node: int, parent: int, position: int, token: int, outcome: str, p: float | None
+) -> Decision:
+    return Decision(step, 0, node, parent, position, token, p, None, None, "", outcome, -1, -1)
 
 
 def new_header(

@@ -3,8 +3,10 @@
 vLLM 0.32, started with `--per-request-spec-decode-metrics summary` or `detailed`: the entry
 `metrics.speculative_decoding` of a response holds totals, a histogram, and if detailed
 `per_step_accepted` and `per_step_drafted`: one number per verification of a draft. Token ids come
-with requests that set `return_token_ids`. Source: vLLM's documentation, "Per-Request Acceptance
-Metrics".
+with requests that set `return_token_ids`, p of the output tokens with `logprobs`, times of the
+request with the server's `--enable-per-request-metrics`. `metrics` is null for n > 1 and after a
+stop string. Source: vLLM's documentation, "Per-Request Acceptance Metrics", and
+`build_per_request_timing_metrics`.
 
 AIPerf 0.12 and 0.13, with `--export-level records`: lines of `profile_export.jsonl`. The entry
 `spec_decode_acceptance` of a record holds totals, a sparse histogram, and the two lists if the
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specscope.engine.servers.steps import chances_of
 from specscope.traces.imported import Counts
 from specscope.traces.imports.request_trace import (
     LONGEST_DRAFT,
@@ -69,11 +72,14 @@ _REASONS = {"length": "length", "stop": "stop"}
 
 
 def _is_vllm(row: Any) -> bool:
-    return is_object(row) and is_object(row.get("metrics")) and "speculative_decoding" in row["metrics"]
+    if not is_object(row) or "metrics" not in row:
+        return False
+    metrics = row["metrics"]
+    return "choices" in row if metrics is None else is_object(metrics) and "speculative_decoding" in metrics
 
 
 def _read_vllm(row: dict[str, Any]) -> Trace | None:
-    metrics = row["metrics"]["speculative_decoding"]
+    metrics = (row["metrics"] or {}).get("speculative_decoding")
     if metrics is None:
         return None
     if not is_object(metrics):
@@ -105,6 +111,8 @@ def _read_vllm(row: dict[str, Any]) -> Trace | None:
             tokens=ids,
             prompt=_ids(row, "prompt_token_ids") or _ids(choice, "prompt_token_ids"),
             text=_text(choice),
+            pieces=_pieces(choice, counts.tokens),
+            stated=_stated(row["metrics"], counts.tokens),
             model=text(row, "model"),
             created=number(row, "created") if "created" in row else None,
             reason=_REASONS.get(text(choice, "finish_reason"), ""),
@@ -216,6 +224,39 @@ def _ids(row: dict[str, Any], name: str) -> tuple[int, ...] | None:
 def _text(choice: dict[str, Any]) -> str:
     message = choice.get("message")
     return text(message, "content", 2**20) if is_object(message) else text(choice, "text", 2**20)
+
+
+def _pieces(choice: dict[str, Any], tokens: int | None) -> tuple[tuple[str, float | None], ...]:
+    """Return text and p of each token of the output; none if they are of another number of them."""
+    logprobs = choice.get("logprobs")
+    found = chances_of(logprobs) if is_object(logprobs) else []
+    if not found or len(found) != tokens:
+        return ()
+    whole_text = "".join(piece for piece, _ in found)
+    clean = [
+        piece.encode("utf-8", "replace").decode() if whole_text == _text(choice) else "" for piece, _ in found
+    ]
+    return tuple((piece, p) for piece, (_, p) in zip(clean, found, strict=True))
+
+
+def _stated(metrics: dict[str, Any], tokens: int | None) -> dict[str, float]:
+    """Return the figures of `--enable-per-request-metrics`: without the time in the queue.
+
+    `generation_time_ms` is from the first output token to the last, `mean_itl_ms` a token's part of
+    it. vLLM's `tokens_per_second` counts the prefill, so it is left out.
+    """
+    first, decode, mean = (
+        number(metrics, name) if metrics.get(name) is not None else None
+        for name in ("time_to_first_token_ms", "generation_time_ms", "mean_itl_ms")
+    )
+    if any(value is not None and not 0 <= value <= 1e12 for value in (first, decode, mean)):
+        raise ValueError("a time in metrics is no time in milliseconds; expected 0 to 1e12")
+    found = {"ttft_ms": first, "tpot_ms": mean}
+    if decode is not None:
+        found["decode_seconds"] = decode / 1e3
+        found["seconds"] = None if first is None else (first + decode) / 1e3
+        found["tokens_per_second"] = 1e3 * (tokens - 1) / decode if tokens and decode else None
+    return {name: value for name, value in found.items() if value is not None}
 
 
 VLLM = Form("responses of vLLM with metrics.speculative_decoding", _is_vllm, _read_vllm)

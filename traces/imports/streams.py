@@ -20,9 +20,14 @@ from specscope.traces.imported import Imported, with_unknown
 from specscope.traces.imports.request_trace import new_header
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from specscope.engine.trace.trace import Trace
 
-NAME = "a recorded stream of a server"
+UNCOUNTED = (
+    "The stream has no counts: vLLM sends them with --per-request-spec-decode-metrics, but not after a stop string, "
+    "for n > 1 and where the stream is cut"
+)
 
 
 class Event(NamedTuple):
@@ -58,15 +63,29 @@ def _nanoseconds(ms: Any) -> int | None:
     return round(1e6 * ms) if isinstance(ms, int | float) and 0 <= ms < 1e12 else None
 
 
-def read(text: str) -> Trace | None:
-    """Return the trace of a stream; None if the text is none.
+def answers_of(events: Iterable[Event]) -> list[list[Event]]:
+    """Return the events of each answer: those of an id, or until the one that says `stop`."""
+    found, number = dict[str, list[Event]](), 0
+    for event in events:
+        name = event.value.get("id")
+        found.setdefault(name if isinstance(name, str) else str(number), []).append(event)
+        number += event.value.get("stop") is True
+    return [*found.values()]
 
-    ValueError if it tells neither tokens nor counts.
+
+def read(events: Sequence[Event]) -> Trace | None:
+    """Return the trace of an answer whose events tell its steps; else None.
+
+    llama.cpp's tell them with `timings_per_token`, vLLM's with `return_token_ids`. ValueError for
+    events of several choices.
     """
-    events = events_of(text)
-    if not events:
+    values = [event.value for event in events]
+    if any(_choice(value).get("index") not in (None, 0) for value in values):
+        raise ValueError("the stream has several choices; ask with n = 1")
+    llama = any("timings" in value or "tokens_predicted" in value for value in values)
+    told = "timings" if llama else "token_ids"
+    if not all(told in value or told in _choice(value) for value in values if _has_text(value)):
         return None
-    llama = any("timings" in event.value or "tokens_predicted" in event.value for event in events)
     reader: Reader = LlamaReader() if llama else VllmReader()
     steps, timed = list[Step](), True
     for event in events:
@@ -76,9 +95,23 @@ def read(text: str) -> Trace | None:
         steps += found
     steps = reader.final([*steps, *reader.end()])
     if not steps:
-        raise ValueError("the stream has no tokens")
+        return None
     answer = Answered(0, steps, reader.told)
-    return _trace("llama.cpp" if llama else "vLLM", answer, text, timed=timed and bool(steps[-1].time))
+    engine = "llama.cpp" if llama else "vLLM"
+    return _trace(engine, answer, values, timed=timed and bool(steps[-1].time))
+
+
+def _choice(event: dict[str, Any]) -> dict[str, Any]:
+    choices = event.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first if isinstance(first, dict) else {}
+
+
+def _has_text(event: dict[str, Any]) -> bool:
+    choice = _choice(event)
+    delta = choice.get("delta")
+    words = delta.get("content") if isinstance(delta, dict) else choice.get("text") or event.get("content")
+    return bool(words)
 
 
 def _own_time(event: dict[str, Any]) -> int | None:
@@ -90,7 +123,7 @@ def _own_time(event: dict[str, Any]) -> int | None:
     return None if None in parts else sum(filter(None, parts))
 
 
-def _trace(engine: str, answer: Answered, text: str, *, timed: bool) -> Trace:
+def _trace(engine: str, answer: Answered, content: Any, *, timed: bool) -> Trace:
     device = Device("server:0", "drafter+target", engine, "server")
     plain = Header("stream", "", "", "", {}, ("",), ((),), {}, {}, engine, "", (device,), "", "")
     found = trace_of(plain, [answer], "")
@@ -108,12 +141,14 @@ def _trace(engine: str, answer: Answered, text: str, *, timed: bool) -> Trace:
         Imported(f"a stream of {engine}", tuple(dict.fromkeys(lacking))),
         engine=engine,
         key="stream",
-        content=text,
+        content=content,
         prompts=1,
         prompt=answer.told.prompt,
         model=answer.told.model.replace("\\", "/").rpartition("/")[2],
         devices=(device,) if timed else (),
     )
+    if answer.told.drafted is None:
+        found.header = replace(found.header, environment={**found.header.environment, "note": UNCOUNTED})
     if found.footer is not None and not timed:
         found.footer = replace(found.footer, time=0)
     return found

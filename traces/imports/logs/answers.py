@@ -1,12 +1,19 @@
 """Answers of engines and benches as windows: one for each request, with its own times.
 
 - llama.cpp and MLX: `timings` of a response or of a stream's last event. The first token comes from
-  the prompt, so `predicted_n - draft_n_accepted - 1` steps made the others.
+  the prompt, so `predicted_n - draft_n_accepted - 1` steps made the others. llama.cpp leaves
+  `draft_n` out if nothing was drafted. Source: `result_timings` in `server-task.cpp`.
 - Spec-Bench and EAGLE: rows of answers with `wall_time`; `accept_lengths` have the target's own
   token, EAGLE's `idxs` are the number of the last step, from 0.
-- SGLang: `meta_info` with `spec_*` of a native `/generate`.
-- `vllm bench serve --save-result`: totals and shares by place.
-- TensorRT-LLM: iterations of `/metrics` with `specDecodingStats`.
+- SGLang: `meta_info` with `spec_*` of a native `/generate`, or of a choice. Accepted and proposed
+  drafts do not count the own token, `spec_accept_length` (not read) does. The names changed twice.
+  Source: `tokenizer_manager.py`, later `fill_spec_decoding_meta`.
+- `vllm bench serve --save-result`: differences of `/metrics`; a share by place is accepted tokens
+  at it / drafts. Source: `vllm/benchmarks/serve.py`.
+- TensorRT-LLM: iterations of `/metrics` with `specDecodingStats`. `numAcceptedTokens` does not
+  count the own token, `acceptanceLength` (not read) does. Source: `executor/types.h`.
+- AIPerf's summary `profile_export_aiperf.json`: totals and a histogram of all requests. Source: its
+  metrics reference, "Speculative Decoding Metrics".
 """
 
 from __future__ import annotations
@@ -19,8 +26,17 @@ from typing import Any, NamedTuple
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
+from specscope.traces.imports.logs.llama import NOTE
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
-from specscope.traces.imports.request_trace import is_object, number, optional_whole, text, whole, wholes
+from specscope.traces.imports.request_trace import (
+    histogram,
+    is_object,
+    number,
+    optional_whole,
+    text,
+    whole,
+    wholes,
+)
 
 
 class Rows(NamedTuple):
@@ -29,8 +45,10 @@ class Rows(NamedTuple):
     name: str
     recognises: Callable[[Any], bool]
     engine: Callable[[dict[str, Any]], str]
-    read: Callable[[dict[str, Any], float], Window]
-    """(row, seconds of those before) -> its window."""
+    read: Callable[[dict[str, Any], float], Window | None]
+    """(row, seconds of those before) -> its window; None for one that drafted nothing."""
+    note: str = ""
+    """How counts and times follow from what is printed."""
 
 
 def printed(form: Rows, rows: Sequence[Any]) -> Printed:
@@ -39,11 +57,12 @@ def printed(form: Rows, rows: Sequence[Any]) -> Printed:
     for place, row in enumerate(rows, 1):
         if not form.recognises(row):
             raise ValueError(f"row {place} has another form; expected {form.name}")
-        found.append(form.read(row, at))
-        at = found[-1].end / 1e9
+        if (one := form.read(row, at)) is not None:
+            found.append(one)
+            at = one.end / 1e9
     first = rows[0]
     model = text(first, "model") or text(first, "model_id")
-    return Printed(form.engine(first), "", found, model.rpartition("/")[2])
+    return Printed(form.engine(first), "", found, model.rpartition("/")[2], form.note)
 
 
 def _is_timings(row: Any) -> bool:
@@ -54,17 +73,18 @@ def _timings(row: dict[str, Any], at: float) -> Window:
     timings = row["timings"]
     tokens, seconds = whole(timings, "predicted_n"), number(timings, "predicted_ms") / 1e3
     drafted = optional_whole(timings, "draft_n") or 0
-    accepted = optional_whole(timings, "draft_n_accepted") or 0
-    if accepted > drafted:
+    accepted = optional_whole(timings, "draft_n_accepted") if drafted else 0
+    if accepted is not None and accepted > drafted:
         raise ValueError(f"draft_n_accepted is {accepted}; expected at most draft_n, {drafted}")
     rounds = optional_whole(timings, "draft_rounds")
+    least = rounds or min(drafted, 1)
     prompt = number(timings, "prompt_ms") / 1e3 if timings.get("prompt_ms") is not None else 0.0
     return window(
         at + prompt,
         at + prompt + seconds,
         label=text(row, "id", 60),
-        steps=max(0, tokens - accepted - 1),
-        drafts=rounds,
+        steps=None if accepted is None else max(least, tokens - accepted - 1),
+        drafts=rounds if drafted else 0,
         drafted=drafted,
         accepted=accepted,
         tokens=tokens,
@@ -122,41 +142,71 @@ def _numbers(row: dict[str, Any], name: str) -> list[float]:
     return [number({name: value}, name) for value in values]
 
 
-def _places(histogram: Sequence[int]) -> tuple[int, ...]:
+def _places(times: Sequence[int]) -> tuple[int, ...]:
     """Return the accepted tokens by place of the drafts that had 0, 1, ... accepted tokens."""
-    return tuple(accumulate(reversed(histogram[1:])))[::-1]
+    return tuple(accumulate(reversed(times[1:])))[::-1]
+
+
+def _meta_of(row: Any) -> dict[str, Any] | None:
+    """Return the entry `meta_info` with counts of a row, or of its choice."""
+    choices = row.get("choices") if is_object(row) else None
+    places = [row, *choices[:1]] if isinstance(choices, list) else [row]
+    found = [one["meta_info"] for one in places if is_object(one) and is_object(one.get("meta_info"))]
+    return next((meta for meta in found if "spec_verify_ct" in meta), None)
 
 
 def _is_meta(row: Any) -> bool:
-    return is_object(row) and is_object(row.get("meta_info")) and "spec_verify_ct" in row["meta_info"]
+    return _meta_of(row) is not None
 
 
 def _meta(row: dict[str, Any], at: float) -> Window:
-    meta = row["meta_info"]
+    meta = _meta_of(row) or {}
     steps, tokens = whole(meta, "spec_verify_ct"), optional_whole(meta, "completion_tokens")
-    accepted = optional_whole(meta, "spec_accept_token_num")
-    drafted = optional_whole(meta, "spec_draft_token_num")
-    if accepted is None and tokens is not None:
-        accepted = max(0, tokens - steps)
+    accepted, drafted = (_first_of(meta, names) for names in (_ACCEPTED, _PROPOSED))
+    name = next((one for one in _HISTOGRAMS if meta.get(one) is not None), "")
+    times = wholes(meta, name, LONGEST_DRAFT + 1) if name else ()
+    if times:
+        accepted = _agreed(times, steps, accepted, name)
+    elif accepted is None and tokens is not None:
+        accepted = max(0, tokens - steps - 1)
     seconds = number(meta, "e2e_latency") if meta.get("e2e_latency") is not None else 0.0
-    name = "spec_accept_histogram"
-    places = _places(wholes(meta, name, LONGEST_DRAFT + 1)) if meta.get(name) is not None else ()
     return window(
         at,
         at + seconds,
-        label=text(meta, "id", 60),
+        label=text(meta, "id", 60) or text(row, "id", 60),
         steps=steps,
         drafts=steps,
         drafted=drafted,
         accepted=accepted,
-        places=places,
+        places=_places(times) if times else (),
         tokens=tokens,
         busy=nanoseconds(seconds) or None,
     )
 
 
+_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+_PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
+_HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+"""Names of SGLang's fields, the newest first."""
+
+
+def _first_of(row: dict[str, Any], names: Sequence[str]) -> int | None:
+    return next((whole(row, name) for name in names if row.get(name) is not None), None)
+
+
+def _agreed(times: Sequence[int], steps: int, accepted: int | None, name: str) -> int:
+    """Return the accepted tokens of a histogram. ValueError unless it agrees with the totals."""
+    found = sum(count * n for count, n in enumerate(times))
+    if sum(times) != steps:
+        raise ValueError(f"{name} counts {sum(times)} steps, but the number of steps is {steps}")
+    if accepted not in (None, found):
+        raise ValueError(f"{name} counts {found} accepted tokens, but the total is {accepted}")
+    return found
+
+
 def _is_bench(row: Any) -> bool:
-    return is_object(row) and "spec_decode_acceptance_rate" in row and "duration" in row
+    counted = "spec_decode_acceptance_rate", "spec_decode_num_drafts"
+    return is_object(row) and "duration" in row and any(row.get(name) is not None for name in counted)
 
 
 def _bench(row: dict[str, Any], at: float) -> Window:
@@ -176,31 +226,92 @@ def _bench(row: dict[str, Any], at: float) -> Window:
 
 
 def _is_iteration(row: Any) -> bool:
-    return is_object(row) and is_object(row.get("specDecodingStats"))
+    return is_object(row) and ("specDecodingStats" in row or ("iter" in row and "iterLatencyMS" in row))
 
 
-def _iteration(row: dict[str, Any], at: float) -> Window:
-    stats = row["specDecodingStats"]
-    seconds = number(row, "iterLatencyMS") / 1e3 if row.get("iterLatencyMS") is not None else 0.0
+def _iteration(row: dict[str, Any], at: float) -> Window | None:
+    stats = row.get("specDecodingStats")
+    if stats is None:
+        return None
+    if not is_object(stats):
+        raise ValueError(f"specDecodingStats is {shown(stats)}; expected an object")
+    seconds, drafting = (_milliseconds(one, "iterLatencyMS") for one in (row, stats))
     requests = optional_whole(stats, "numRequestsWithDraftTokens")
+    batch = row.get("inflightBatchingStats")
+    decoding = optional_whole(batch, "numGenRequests") if is_object(batch) else None
     return window(
         at,
         at + seconds,
         label=f"iteration {row['iter']}" if type(row.get("iter")) is int else "",
-        steps=requests,
+        steps=requests if decoding is None else decoding,
         drafts=requests,
         drafted=whole(stats, "numDraftTokens"),
         accepted=whole(stats, "numAcceptedTokens"),
         busy=nanoseconds(seconds) or None,
-        running=None if requests is None else float(requests),
+        drafting=nanoseconds(drafting) or None,
+        running=None if requests is None else float(requests if decoding is None else decoding),
     )
 
 
+def _milliseconds(row: dict[str, Any], name: str) -> float:
+    return number(row, name) / 1e3 if row.get(name) is not None else 0.0
+
+
+def _is_summary(row: Any) -> bool:
+    return is_object(row) and is_object(row.get("pooled_spec_decode_acceptance_histogram"))
+
+
+def _summary(row: dict[str, Any], at: float) -> Window:
+    steps, accepted, drafted, tokens, seconds = (
+        _average(row, name)
+        for name in (
+            "total_spec_decode_steps",
+            "total_accepted_draft_tokens",
+            "total_draft_tokens",
+            "total_output_tokens" if "total_output_tokens" in row else "total_osl",
+            "benchmark_duration",
+        )
+    )
+    name = "pooled_spec_decode_acceptance_histogram"
+    times = histogram(row, name)
+    drafts = sum(times) if steps is None else round(steps)
+    return window(
+        at,
+        at + (seconds or 0.0),
+        label=text(row, "start_time", 40),
+        drafts=drafts,
+        drafted=None if drafted is None else round(drafted),
+        accepted=_agreed(times, drafts, None if accepted is None else round(accepted), name),
+        places=_places(times),
+        tokens=None if tokens is None else round(tokens),
+    )
+
+
+def _average(row: dict[str, Any], name: str) -> float | None:
+    """Return a metric of AIPerf: its total stands in `avg`."""
+    entry = row.get(name)
+    return number(entry, "avg") if is_object(entry) and entry.get("avg") is not None else None
+
+
+_OF_ALL = "Times are of the whole {}: queue and prefill count, too"
 ROWS = (
-    Rows("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings),
-    Rows("answers of Spec-Bench or EAGLE", _is_answer, lambda _: "Spec-Bench", _answer),
-    Rows("meta_info of SGLang with spec_verify_ct", _is_meta, lambda _: "SGLang", _meta),
-    Rows("a result of vllm bench serve", _is_bench, lambda _: "vLLM", _bench),
+    Rows("timings of llama.cpp or MLX", _is_timings, _engine_of_timings, _timings, NOTE),
+    Rows(
+        "answers of Spec-Bench or EAGLE",
+        _is_answer,
+        lambda row: "EAGLE" if "idxs" in row["choices"][0] else "Spec-Bench",
+        _answer,
+        _OF_ALL.format("answer"),
+    ),
+    Rows(
+        "meta_info of SGLang with spec_verify_ct",
+        _is_meta,
+        lambda _: "SGLang",
+        _meta,
+        _OF_ALL.format("request"),
+    ),
+    Rows("a result of vllm bench serve", _is_bench, lambda _: "vLLM", _bench, _OF_ALL.format("bench")),
+    Rows("a summary of AIPerf", _is_summary, lambda _: "AIPerf", _summary, _OF_ALL.format("run")),
     Rows(
         "iterations of TensorRT-LLM with specDecodingStats",
         _is_iteration,

@@ -8,16 +8,19 @@ begin, generate, accept. Source: `server-context.cpp` and `common/speculative.cp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from specscope.engine.trace.events import Window
-from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
+from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, source_of, whole, window
 
+_OWN = re.compile(
+    r"slot +print_timing|(?:prompt )?eval time =|draft acceptance|statistics |srv +load_model|load_model:"
+)
 _TIME = re.compile(r"^(.*?)(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3}) [A-Z] ")
 _SLOT = re.compile(r"slot\s+print_timing:\s+id\s+(\d+)\s+\|\s+task\s+(-?\d+)\s+\|")
-_EVAL = re.compile(r"(prompt )?eval time =\s*([\d.]+) ms /\s*(\d+) (?:tokens|runs)")
+_EVAL = re.compile(r"(prompt )?eval time =\s*(\d+(?:\.\d+)?) ms /\s*(\d+) (?:tokens|runs)")
 _DRAFT = re.compile(r"draft acceptance(?: rate)? =\s*[\d.]+ \(\s*(\d+) accepted /\s*(\d+) generated\)(.*)")
 _PLACES = re.compile(r"acceptance rate per position = \(([\d., ]*)\)")
 _TOTALS = re.compile(
@@ -25,7 +28,10 @@ _TOTALS = re.compile(
     r"#gen tokens =\s*(\d+), #acc tokens =\s*(\d+)(.*)"
 )
 _RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
-_DURATION = re.compile(r"dur\(b,g,a\) = ([\d.]+), ([\d.]+), ([\d.]+) ms")
+_DURATION = re.compile(r"dur\(b,g,a\) = (\d+(?:\.\d+)?), (\d+(?:\.\d+)?), (\d+(?:\.\d+)?) ms")
+_PAUSE = 60.0
+"""Seconds by which the time of a line may be before that of the one above."""
+NOTE = "Steps are tokens - accepted - 1: one too few for an answer whose end cut its last step"
 _MODEL = re.compile(r"load_model: loading model '([^']+)'")
 
 
@@ -65,11 +71,33 @@ class _Request:
     drafted: int | None = None
     accepted: int | None = None
     rates: str = ""
+    first: bool = False
+    """Whether a drafter's totals are the first in the log, so that those before are unknown."""
     drafters: dict[str, _Totals] = field(default_factory=dict[str, _Totals])
 
     @property
     def told(self) -> bool:
         return self.drafted is not None or any(one.drafts for one in self.drafters.values())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the drafters counted this request alone, not others at once or before the log."""
+        accepted = sum(one.accepted for one in self.drafters.values())
+        drafted = sum(one.drafted for one in self.drafters.values())
+        alone = accepted > 0 or drafted == self.drafted or not self.first
+        return self.drafted is None or (accepted == self.accepted and alone)
+
+    def counts(self) -> tuple[int, int]:
+        """Return (drafted, accepted).
+
+        A model whose cache cannot be cut counts in `draft acceptance` only drafts that were
+        accepted whole, so its two numbers are equal; its drafters count all.
+        """
+        parts = self.drafters.values() if self.is_whole else ()
+        drafted, accepted = sum(one.drafted for one in parts), sum(one.accepted for one in parts)
+        if self.drafted is None or self.accepted is None:
+            return drafted, accepted
+        return (max(drafted, self.drafted) if self.drafted == self.accepted else self.drafted), self.accepted
 
 
 class _Server:
@@ -81,21 +109,26 @@ class _Server:
         self._open: dict[str, _Request] = {}
         self._last: dict[str, _Totals] = {}
         self._now = _Request("")
+        self._latest = self._begun = 0.0
 
     def line(self, text: str, at: float | None) -> None:
         if match := _MODEL.search(text):
             self.model = match[1].replace("\\", "/").rpartition("/")[2]
+        if at is not None:
+            if at < self._latest - _PAUSE:  # started anew
+                self._begun += self._latest
+            self._latest, at = at, at + self._begun
         slot = _SLOT.search(text)
         if slot:
             self._begin(f"task {slot[2]}")
         if match := _EVAL.search(text):
-            if match[1] and not slot:  # an old log names no task: its first line begins a request
-                self._begin(f"request {len(self.requests) + 1}", again=True)
+            if match[1] and (not slot or self._now.tokens is not None):  # the first line of a request
+                self._begin(f"task {slot[2]}" if slot else f"request {len(self.requests) + 1}", again=True)
             elif not match[1]:
                 self._now.ms, self._now.tokens, self._now.at = float(match[2]), whole(match[3]), at
         if match := _DRAFT.search(text):
-            if not self.requests:
-                self._begin("request 1")
+            if not self.requests or self._now.drafted is not None:
+                self._begin(self._now.label if slot else f"request {len(self.requests) + 1}", again=True)
             places = _PLACES.search(match[3])
             self._now.accepted, self._now.drafted = whole(match[1]), whole(match[2])
             self._now.rates, self._now.at = (
@@ -107,7 +140,10 @@ class _Server:
 
     def _begin(self, label: str, *, again: bool = False) -> None:
         known = None if again else self._open.get(label)
-        if known is None and self._now.label.startswith("request") and not again and not self._now.drafters:
+        unnamed = (
+            self._now.label.startswith("request") and self._now.drafted is None and not self._now.drafters
+        )
+        if unnamed and not again:
             known, self._now.label = self._now, label  # the same request, whose later lines have a task
         if known is None:
             known = _Request(label)
@@ -122,6 +158,7 @@ class _Server:
         places = places_of(rates[1], drafts) if rates else ()
         ms = sum(float(times[i]) for i in (1, 2, 3)) if times else None
         totals = _Totals(drafts, whole(match[7]), whole(match[8]), places, ms)
+        self._now.first |= match[1] not in self._last
         self._now.drafters[match[1]] = totals.since(self._last.get(match[1]))
         self._last[match[1]], self._now.at = totals, at if at is not None else self._now.at
 
@@ -135,11 +172,11 @@ class _Server:
 
 def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
     """Yield the window of a request, and if it has several drafters one for each."""
-    parts = request.drafters
-    drafted = sum(p.drafted for p in parts.values()) if request.drafted is None else request.drafted
-    accepted = sum(p.accepted for p in parts.values()) if request.accepted is None else request.accepted
+    parts = request.drafters if request.is_whole else dict[str, _Totals]()
+    drafted, accepted = request.counts()
     drafts = sum(p.drafts for p in parts.values()) if parts else None
-    steps = None if request.tokens is None else max(0, request.tokens - accepted - 1)
+    least = 1 if drafts is None and drafted else drafts or 0
+    steps = None if request.tokens is None else max(least, request.tokens - accepted - 1)
     ms = [p.ms for p in parts.values()]
     places = places_of(request.rates, drafts)
     if not places and len(parts) == 1:
@@ -147,7 +184,7 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
     whole_one = window(
         max(0.0, start),
         end,
-        label=request.label,
+        label="since the server's start" if request.first and request.drafted is None else request.label,
         steps=steps,
         drafts=drafts,
         drafted=drafted,
@@ -174,21 +211,16 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         )
 
 
-def read(lines: Sequence[str]) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by what is before the time."""
+def read(lines: Sequence[str], source: Callable[[str], str] = source_of) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by what is before their own words."""
     servers = dict[str, _Server]()
-    prefix = ""
     for line in lines:
-        if not any(
-            word in line
-            for word in ("eval time", "draft acceptance", "statistics", "load_model", "print_timing")
-        ):
+        if (own := _OWN.search(line)) is None:
             continue
-        match = _TIME.match(line)
-        at = None
+        match, at = _TIME.match(line), None
         if match is not None:
-            prefix, minutes = match[1].strip(" :|"), int(match[2])
-            at = 60 * minutes + int(match[3]) + int(match[4]) / 1e3 + int(match[5]) / 1e6
-        servers.setdefault(prefix, _Server()).line(line, at)
+            at = 60 * int(match[2]) + int(match[3]) + int(match[4]) / 1e3 + int(match[5]) / 1e6
+        name = source(match[1] if match else line[: own.start()])
+        servers.setdefault(name, _Server()).line(line, at)
     found = [(name, one, [*one.windows()]) for name, one in servers.items()]
-    return [Printed("llama.cpp", name, rows, one.model) for name, one, rows in found if rows]
+    return [Printed("llama.cpp", name, rows, one.model, NOTE) for name, one, rows in found if rows]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from specscope.engine.servers.counters import Counters, read_counters
+from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
 
-_COUNTER = re.compile(r"^(vllm|llamacpp):spec_decode_num_drafts(?:_total)?[ {]")
 _SUMMARY = re.compile(
     r"^(total_num_output_tokens|num_drafts|num_draft_tokens|num_accepted_tokens): (\d+)\s*$"
 )
@@ -17,7 +18,9 @@ _ROW = re.compile(
     r"^\s*(\S+)\s+pred=\s*(\d+)\s+draft=\s*(\d+)\s+acc=\s*(\d+)\s+rate=[\d.]+\s+tok/s=([\d.]+)\s*$"
 )
 ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
-SINCE = "Counters since the server's start; a file with an earlier text and this one has what is between"
+SINCE = (
+    "Counters since the server's start; specscope import AFTER --since BEFORE tells what is between two texts"
+)
 
 
 def counted(now: Counters, label: str = "") -> Printed:
@@ -35,19 +38,43 @@ def counted(now: Counters, label: str = "") -> Printed:
 
 
 def counters(lines: Sequence[str]) -> list[Printed]:
-    """Return the counters of a text of Prometheus; of two such texts what was counted between."""
-    starts = [i for i, line in enumerate(lines) if _COUNTER.match(line)]
-    if not starts:
-        return []
-    first = _COUNTER.match(lines[starts[0]])
-    assert first is not None
-    name = ENGINES[first[1]]
-    again = [i for i in starts if lines[i].partition(" ")[0] == lines[starts[0]].partition(" ")[0]]
-    parts = [lines[low:high] for low, high in zip([0, *again[1:]], [*again[1:], len(lines)], strict=True)]
-    found = [one for part in parts if (one := read_counters("\n".join(part))) is not None]
-    between = found[-1].since(found[0]) if len(found) > 1 else None
-    one = counted(between or found[-1], "" if between else "since the server's start")
-    return [one._replace(engine=name, note="" if between else SINCE)]
+    """Return the counters of a text of Prometheus; of several what is between each two of them."""
+    found = [(engine, _texts(lines, prefix)) for prefix, engine in ENGINES.items()]
+    return [_counted(engine, texts) for engine, texts in found if texts]
+
+
+def between(before: Sequence[str], after: Sequence[str]) -> list[Printed]:
+    """Return what was counted between two texts. ValueError if they count nothing in common."""
+    both = [(engine, _texts(before, prefix), _texts(after, prefix)) for prefix, engine in ENGINES.items()]
+    found = [_counted(engine, [first[-1], last[-1]]) for engine, first, last in both if first and last]
+    if not found:
+        raise ValueError(
+            "these are not two texts of /metrics with counters of drafts, of one vLLM or llama.cpp; give both as the server sent them"
+        )
+    return found
+
+
+def _texts(lines: Sequence[str], prefix: str) -> list[Counters]:
+    """Return the counters of each text of an engine; the first counter begins a text."""
+    own = [line.strip() for line in lines if line.lstrip().startswith(f"{prefix}:spec_decode_num_")]
+    names = [line.partition("}")[0] if "}" in line else line.partition(" ")[0] for line in own]
+    starts = [i for i, name in enumerate(names) if name == names[0]]
+    parts = [own[low:high] for low, high in pairwise([*starts, len(own)])]
+    return [one for part in parts if (one := read_counters("\n".join(part))) is not None]
+
+
+def _counted(engine: str, texts: Sequence[Counters]) -> Printed:
+    if len(texts) == 1:
+        return counted(texts[0], "since the server's start")._replace(engine=engine, note=SINCE)
+    rows = list[Window]()
+    for number, (before, after) in enumerate(pairwise(texts), 1):
+        if (new := after.since(before)) is None:
+            raise ValueError(
+                f"a counter is lower in text {number + 1} than in text {number}: they are in the wrong order, or the server "
+                "was started anew between them; give the earlier one of one start first"
+            )
+        rows += counted(new, f"text {number} to {number + 1}" if len(texts) > 2 else "").windows
+    return Printed(engine, "", rows)
 
 
 def example(lines: Sequence[str]) -> list[Printed]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specscope.engine.files import parse_json
 from specscope.engine.trace.events import Footer, Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT, MOST_WHOLE
 from specscope.engine.trace.trace import Trace
@@ -20,8 +21,21 @@ if TYPE_CHECKING:
 MOST_WINDOWS = 200_000
 MOST_SECONDS = 1e10
 """Since 1970, or the first line; a stored window is checked again, since the first window."""
+MOST_NAME = 80
+"""Characters of a server's name, the last of what is before its lines."""
+MOST_SERVERS = 16
+"""Of a log: more are no servers, but something else before each line, such as a request's id."""
 MOST_LINE = 4096
 """Characters of a line that are read: a search may take the square of them."""
+_TIMES = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?|"
+    r"\b[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\b\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\b|"
+    r"\b\d{1,4}[/.]\d{1,2}[/.]\d{1,4}\b|\b1\d{9}(?:\.\d{1,9})?\b|"
+    r"\[ *\d{1,9}\.\d{3,9}\]|\b\d{1,6}\.\d\d\.\d{3}\.\d{3} [A-Z]\b|\bstd(?:out|err) [FP]\b"
+)
+_NUMBER = re.compile(r":\d{1,9}: *$")
+"""Of the line, as `grep -n` puts it after the file's name."""
+_MESSAGES = ("log", "MESSAGE", "message", "msg", "line")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -29,7 +43,7 @@ class Text(NamedTuple):
     """A form of text that an engine prints."""
 
     name: str
-    read: Callable[[Sequence[str]], list[Printed]]
+    read: Callable[..., list[Printed]]
     """Lines without colours -> what they tell; empty if they are of no such form."""
 
 
@@ -47,7 +61,33 @@ class Printed(NamedTuple):
 
 def lines_of(text: str) -> list[str]:
     """Return the lines of a text, without colours, control characters and what is too long."""
-    return [_COLOURS.sub("", line[:MOST_LINE]) for line in text.replace("\r", "\n").split("\n")]
+    return [_COLOURS.sub("", _message(line[:MOST_LINE])) for line in text.replace("\r", "\n").split("\n")]
+
+
+def _message(line: str) -> str:
+    """Return the text in a row of a log of Docker, journald or the like; another line as it is."""
+    if not line.startswith('{"'):
+        return line
+    try:
+        row: Any = parse_json(line)
+    except ValueError:
+        return line
+    return next((row[name] for name in _MESSAGES if isinstance(row.get(name), str)), line)[:MOST_LINE]
+
+
+def source_of(before: str) -> str:
+    """Return who wrote a line, from what is before the engine's own words; times are no name.
+
+    As docker compose, kubectl, journald or `grep` put it there: a container's, a pod's or a file's
+    name.
+    """
+    return _NUMBER.sub("", _TIMES.sub("", before)).strip(" :|[]\t>")[-MOST_NAME:]
+
+
+def servers(text: Text, lines: Sequence[str]) -> list[Printed]:
+    """Return what a log tells of each server; of all as one if too many seem to write it."""
+    found = text.read(lines)
+    return found if len(found) <= MOST_SERVERS else text.read(lines, source=lambda _: "")
 
 
 def trace_of(printed: Printed, source: str) -> Trace:
@@ -57,7 +97,9 @@ def trace_of(printed: Printed, source: str) -> Trace:
     """
     windows = sorted(printed.windows, key=lambda one: (one.start, one.end))
     if len(windows) > MOST_WINDOWS:
-        raise ValueError(f"it has {len(windows)} windows of counts; at most {MOST_WINDOWS} are read")
+        raise ValueError(
+            f"it has {len(windows)} windows of counts; at most {MOST_WINDOWS} are read; split the file"
+        )
     begin = min((one.start for one in windows), default=0)
     rows = [shifted(one, -begin) for one in windows]
     lacking = {
@@ -127,7 +169,7 @@ def places_of(rates: str | Iterable[float], drafts: int | None) -> tuple[int, ..
 
 
 def drafts_of(drafted: int, accepted: int, longest: int, mean: float | None) -> int | None:
-    """Return the number of drafts; None if the averages allow none.
+    """Return the number of drafts; None if the averages do not tell it within a tenth.
 
     All of them have the longest length if that fits the printed mean acceptance length.
     """
@@ -135,7 +177,7 @@ def drafts_of(drafted: int, accepted: int, longest: int, mean: float | None) -> 
         number = drafted // longest
         if not number or mean is None or abs(1 + accepted / number - mean) < 0.0051:
             return number
-    if mean is None or mean <= 1 or not accepted:
+    if mean is None or mean < 1.05 or not accepted:
         return None
     return round(accepted / (mean - 1))
 
