@@ -91,6 +91,12 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         return self.host.lower() == "localhost"
 
+    def confirmed(self, why: str, *, remote: bool) -> Address:
+        """Return it; UsageError if it is of another machine, which `remote` did not confirm."""
+        if not self.local and not remote:
+            raise UsageError(f"{self.url} is another machine: {why}", "server")
+        return self
+
     def get(self, path: str) -> bytes | None:
         """Return what the server has at a path; None if it has nothing there.
 

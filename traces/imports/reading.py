@@ -32,10 +32,14 @@ if TYPE_CHECKING:
     from specscope.traces.imports.logs.answers import Rows
     from specscope.traces.imports.request_trace import Form
 
-TEXTS = (
+LOGS = (
     Text("a log of llama.cpp's server", llama.read),
     Text("a log of vLLM", vllm.read),
     Text("a log of SGLang", sglang.read),
+)
+"""Their readers take the lines of a log that grows in parts."""
+TEXTS = (
+    *LOGS,
     Text("counters of /metrics", prints.counters),
     Text("the output of vLLM's example", prints.example),
     Text("the output of a bench", prints.bench),

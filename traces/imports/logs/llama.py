@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
@@ -26,6 +26,8 @@ _TOTALS = re.compile(
 )
 _RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
 _DURATION = re.compile(r"dur\(b,g,a\) = ([\d.]+), ([\d.]+), ([\d.]+) ms")
+_RESTART = 1.0
+"""Seconds by which the time of a line falls only if the server was started anew."""
 _MODEL = re.compile(r"load_model: loading model '([^']+)'")
 
 
@@ -81,8 +83,15 @@ class _Server:
         self._open: dict[str, _Request] = {}
         self._last: dict[str, _Totals] = {}
         self._now = _Request("")
+        self._clock = self._begun = 0.0
 
     def line(self, text: str, at: float | None) -> None:
+        if at is not None:
+            if at + self._begun < self._clock - _RESTART:  # its clock began at 0 again
+                self._begun = self._clock
+                self._open.clear()
+                self._last.clear()
+            at = self._clock = at + self._begun
         if match := _MODEL.search(text):
             self.model = match[1].replace("\\", "/").rpartition("/")[2]
         slot = _SLOT.search(text)
@@ -174,10 +183,14 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         )
 
 
-def read(lines: Sequence[str]) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by what is before the time."""
-    servers = dict[str, _Server]()
-    prefix = ""
+def read(lines: Sequence[str], so_far: dict[str, Any] | None = None) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by what is before the time.
+
+    `so_far` keeps what earlier lines told, of a log that grows.
+    """
+    known = {} if so_far is None else so_far
+    servers: dict[str, _Server] = known.setdefault("servers", {})
+    prefix: str = known.get("prefix", "")
     for line in lines:
         if not any(
             word in line
@@ -190,5 +203,6 @@ def read(lines: Sequence[str]) -> list[Printed]:
             prefix, minutes = match[1].strip(" :|"), int(match[2])
             at = 60 * minutes + int(match[3]) + int(match[4]) / 1e3 + int(match[5]) / 1e6
         servers.setdefault(prefix, _Server()).line(line, at)
+    known["prefix"] = prefix
     found = [(name, one, [*one.windows()]) for name, one in servers.items()]
     return [Printed("llama.cpp", name, rows, one.model) for name, one, rows in found if rows]

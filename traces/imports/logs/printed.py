@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from specscope.engine.servers.counters import Counters, read_counters
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
 
-_COUNTER = re.compile(r"^(vllm|llamacpp):spec_decode_num_drafts(?:_total)?[ {]")
+_COUNTER = re.compile(r"^(?:vllm|llamacpp):spec_decode_num_drafts(?:_total)?[ {]")
 _SUMMARY = re.compile(
     r"^(total_num_output_tokens|num_drafts|num_draft_tokens|num_accepted_tokens): (\d+)\s*$"
 )
@@ -16,7 +16,6 @@ _AT = re.compile(r"^acceptance at token (\d+): ([\d.]+)\s*$")
 _ROW = re.compile(
     r"^\s*(\S+)\s+pred=\s*(\d+)\s+draft=\s*(\d+)\s+acc=\s*(\d+)\s+rate=[\d.]+\s+tok/s=([\d.]+)\s*$"
 )
-ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
 SINCE = "Counters since the server's start; a file with an earlier text and this one has what is between"
 
 
@@ -39,15 +38,12 @@ def counters(lines: Sequence[str]) -> list[Printed]:
     starts = [i for i, line in enumerate(lines) if _COUNTER.match(line)]
     if not starts:
         return []
-    first = _COUNTER.match(lines[starts[0]])
-    assert first is not None
-    name = ENGINES[first[1]]
     again = [i for i in starts if lines[i].partition(" ")[0] == lines[starts[0]].partition(" ")[0]]
     parts = [lines[low:high] for low, high in zip([0, *again[1:]], [*again[1:], len(lines)], strict=True)]
     found = [one for part in parts if (one := read_counters("\n".join(part))) is not None]
     between = found[-1].since(found[0]) if len(found) > 1 else None
     one = counted(between or found[-1], "" if between else "since the server's start")
-    return [one._replace(engine=name, note="" if between else SINCE)]
+    return [one._replace(engine=found[-1].engine, note="" if between else SINCE)]
 
 
 def example(lines: Sequence[str]) -> list[Printed]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, window
@@ -25,9 +26,12 @@ _FIELDS = {
 _TIME = re.compile(r"^(.*?)\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)( [^\]]*)?\]")
 
 
-def read(lines: Sequence[str]) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by what is before or in the time."""
-    found = dict[str, list[Window]]()
+def read(lines: Sequence[str], so_far: dict[str, Any] | None = None) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by what is before or in the time.
+
+    `so_far` keeps what earlier lines told, of a log that grows.
+    """
+    found: dict[str, list[Window]] = ({} if so_far is None else so_far).setdefault("found", {})
     for line in lines:
         if "Decode batch" not in line:
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, drafts_of, places_of, whole, window
@@ -28,10 +29,14 @@ NOTE = "Numbers of drafts and accepted tokens by place follow from rounded avera
 _MONTH, _DAY = 31 * 86400, 86400
 
 
-def read(lines: Sequence[str]) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by a name before the line."""
-    found = dict[str, list[Window]]()
-    beside = dict[str, tuple[float, float]]()
+def read(lines: Sequence[str], so_far: dict[str, Any] | None = None) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by a name before the line.
+
+    `so_far` keeps what earlier lines told, of a log that grows.
+    """
+    known = {} if so_far is None else so_far
+    found: dict[str, list[Window]] = known.setdefault("found", {})
+    beside: dict[str, tuple[float, float]] = known.setdefault("beside", {})
     for line in lines:
         if "SpecDecoding metrics" not in line and "generation throughput" not in line:
             continue

@@ -29,7 +29,7 @@ class Text(NamedTuple):
     """A form of text that an engine prints."""
 
     name: str
-    read: Callable[[Sequence[str]], list[Printed]]
+    read: Callable[..., list[Printed]]
     """Lines without colours -> what they tell; empty if they are of no such form."""
 
 
