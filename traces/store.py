@@ -168,6 +168,11 @@ class Store:
         with self._reading() as connection, _undamaged(run_id):
             return _header(_find(connection, run_id, *_HEADER))
 
+    def has(self, run_id: str) -> bool:
+        """Return whether there is a run of this id, which may be damaged."""
+        with self._reading() as connection:
+            return connection.scalar(select(RUN.c.id).where(RUN.c.run_id == run_id)) is not None
+
     def extent(self, run_id: str) -> Extent | None:
         with self._reading() as connection, _undamaged(run_id):
             return windows.extent(connection, run_id, self._extents)
