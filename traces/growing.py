@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from specscope.engine.errors import UsageError
 from specscope.engine.servers.address import Address, ServerError
 from specscope.engine.servers.counters import Counters, read_counters
-from specscope.traces.imports.logs.windows import Printed, lines_of, nanoseconds, trace_of, window
+from specscope.traces.imports.logs.windows import Printed, lines_of, nanoseconds, shifted, trace_of, window
 from specscope.traces.imports.reading import LOGS, checked
 
 if TYPE_CHECKING:
@@ -284,7 +284,8 @@ class Counting:
         if self._store is not None:
             self._store.replace(trace)
         self._counted[printed.key] = [*windows]
-        return Growth(trace, windows[len(known) :])
+        begin = min(one.start for one in windows)
+        return Growth(trace, [shifted(one, -begin) for one in windows[len(known) :]])
 
 
 def _complete(windows: Sequence[Window]) -> list[Window]:

@@ -45,10 +45,11 @@ class Summary(NamedTuple):
     header: Header
     """Of a damaged run it has the id only."""
     status: Status | Literal["damaged"]
-    tokens: int
+    tokens: int | None
+    """None if the file of an imported run does not tell it."""
     seconds: float | None
     tokens_per_second: float | None
-    """Of decoding, as `specscope.traces.metrics` defines it; None without a token."""
+    """Of decoding, as `specscope.traces.metrics` defines it; None without a token, or if unknown."""
     text: str
     """Of the first sequence; empty while the run is in progress."""
     error: str
