@@ -74,6 +74,8 @@ class Recordings:
             if name in self.files:
                 raise UsageError(f"two files have the name {shown(name)}; follow one of them at a time")
             self.files[name] = place
+        for place in self.files.values():
+            _check_folder(place)
 
     def add(self, text: str) -> str:
         """Add what a person typed, a path or an address; return its name.
@@ -89,6 +91,7 @@ class Recordings:
         name, place = self._named(text.strip())
         if self.files.get(name, place) != place:
             name = text.strip()
+        _check_folder(place)
         self.files[name] = place
         return name
 
@@ -110,8 +113,6 @@ class Recordings:
             why = "give --remote to specscope follow to ask it"
             return f"{address.url}/metrics", address.confirmed(why, remote=self._remote)
         path = Path(text).expanduser()
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"{path.absolute().parent} is no folder; make it first")
         return path.name or str(path), path
 
     def listed(self) -> list[Listed]:
@@ -150,6 +151,12 @@ def _status(path: Path, *, links: bool = True) -> os.stat_result | None:
     except OSError:
         return None
     return status if stat.S_ISREG(status.st_mode) else None
+
+
+def _check_folder(place: Path | Address) -> None:
+    """Raise UsageError for a path that can never exist."""
+    if isinstance(place, Path) and not place.absolute().parent.is_dir():
+        raise UsageError(f"{place.absolute().parent} is no folder; make it first")
 
 
 def is_recording(path: Path) -> bool:

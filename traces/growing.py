@@ -222,9 +222,34 @@ class Metrics:
 class Growth(NamedTuple):
     """A run that has grown."""
 
-    trace: Trace
+    run_id: str
+    title: str
     fresh: list[Window]
     """Its new windows, in the order in which they were told."""
+    trace: Trace | None
+    """The whole run, when it was made and stored again."""
+
+
+class _Run:
+    """The run of one server of a source."""
+
+    def __init__(self, source: Source, printed: Printed) -> None:
+        self.title = f"{printed.engine} · {printed.key}" if printed.key else printed.engine
+        told = f"{source.identity}\n{printed.key}\n{printed.windows[0]}"
+        self.id = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        self.told, self.created = 0, ""
+        """Windows that were returned, and the date of the first trace."""
+        self.stored: list[Window] = []
+
+    def trace(self, printed: Printed, form: str) -> Trace:
+        try:
+            trace = checked(trace_of(printed, form))
+        except ValueError as error:
+            raise UsageError(f"{form}: {error}") from None
+        self.created = self.created or trace.header.created
+        trace.header = replace(trace.header, run_id=self.id, created=self.created)
+        self.stored = printed.windows
+        return trace
 
 
 class Counting:
@@ -235,17 +260,17 @@ class Counting:
     def __init__(self, source: Source, store: Store | None) -> None:
         self.source = source
         self._store = store
-        self._counted: dict[str, list[Window]] = {}
-        self._named: dict[str, tuple[str, str]] = {}
-        """Id and date of the run of each server."""
+        self._runs: dict[str, _Run] = {}
         self._due = 0.0
-        self._held: list[Printed] | None = None
+        self._told: list[Printed] = []
+        """All that the source told by now."""
 
     @property
     def note(self) -> str:
-        runs = ", ".join(run for run, _ in self._named.values())
-        grows = f"Run{'s' * (len(self._named) > 1)} {runs}." if runs else ""
-        return " ".join(filter(None, [grows, f"Waiting: {self.source.waiting}." if self.source.waiting else ""]))
+        runs = ", ".join(run.id for run in self._runs.values())
+        grows = f"Run{'s' * (len(self._runs) > 1)} {runs}." if runs else ""
+        waits = f"Waiting: {self.source.waiting}." if self.source.waiting else ""
+        return " ".join(filter(None, [grows, waits]))
 
     def step(self, *, last: bool = False) -> list[Growth] | None:
         """Read on; return the runs with new windows, None if there is nothing new to read.
@@ -253,44 +278,41 @@ class Counting:
         What is not complete waits, unless this is the `last` step.
         """
         found = self.source.read()
-        self._held = self._held if found is None else found
+        self._told = self._told if found is None else found
         begun = time.monotonic()
-        if self._held is None or (begun < self._due and not last):
-            return None if found is None else []
-        grown = [one for printed in self._held if (one := self._grown(printed, last=last))]
-        self._held = None if self.source.calm else self._held
-        end = time.monotonic()
-        self._due = end + SHARE * (end - begun)
-        return grown
+        due = last or begun >= self._due
+        grown = [one for printed in self._told if (one := self._grown(printed, due=due, last=last))]
+        if any(one.trace for one in grown):
+            end = time.monotonic()
+            self._due = end + SHARE * (end - begun)
+        return None if found is None and not grown else grown
 
     def close(self) -> None:
         self.source.close()
 
-    def _grown(self, printed: Printed, *, last: bool) -> Growth | None:
-        windows = printed.windows if last or self.source.calm else _complete(printed.windows)
-        known = self._counted.get(printed.key, [])
-        if windows in ([], known):
+    def _grown(self, printed: Printed, *, due: bool, last: bool) -> Growth | None:
+        run = self._runs.get(printed.key)
+        count = len(printed.windows) if last or self.source.calm else _complete(printed.windows)
+        count = max(count, run.told if run else 0)
+        if not count:
             return None
-        try:
-            trace = checked(trace_of(printed._replace(windows=windows), self.source.title))
-        except ValueError as error:
-            raise UsageError(f"{self.source.title}: {error}") from None
-        if printed.key not in self._named:
-            told = f"{self.source.identity}\n{printed.key}\n{windows[0]}"
-            name = hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-            self._named[printed.key] = name, trace.header.created
-        name, created = self._named[printed.key]
-        trace.header = replace(trace.header, run_id=name, created=created)
-        if self._store is not None:
+        windows = printed.windows[:count]
+        whole = printed._replace(windows=windows)
+        if run is None:
+            run = self._runs[printed.key] = _Run(self.source, whole)
+        trace = run.trace(whole, self.source.title) if due and windows != run.stored else None
+        if trace is not None and self._store is not None:
             self._store.replace(trace)
-        self._counted[printed.key] = [*windows]
+        fresh, run.told = windows[run.told :], count
+        if not fresh and trace is None:
+            return None
         begin = min(one.start for one in windows)
-        return Growth(trace, [shifted(one, -begin) for one in windows[len(known) :]])
+        return Growth(run.id, run.title, [shifted(one, -begin) for one in fresh], trace)
 
 
-def _complete(windows: Sequence[Window]) -> list[Window]:
-    """Return the windows without those of the last request, of which more lines may come."""
-    rows = [*windows]
-    while rows and (rows[-1].label, rows[-1].end) == (windows[-1].label, windows[-1].end):
-        rows.pop()
-    return rows
+def _complete(windows: Sequence[Window]) -> int:
+    """Return the number of windows without those of the last request, which may get more lines."""
+    count = len(windows)
+    while count and windows[count - 1].end == windows[-1].end:
+        count -= 1
+    return count

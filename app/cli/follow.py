@@ -159,10 +159,10 @@ class _Printer:
     def _counts(self, grown: Sequence[Growth] | None) -> bool:
         from specscope.traces.view.counts import line, view_of
 
-        for run, windows in grown or ():
-            for one in windows:
-                row = {"file": self._name, "event": "window", "run_id": run.header.run_id, **view_of(one)}
-                server = run.header.title.partition(" · ")[2]
+        for run in grown or ():
+            server = run.title.partition(" · ")[2]
+            for one in run.fresh:
+                row = {"file": self._name, "event": "window", "run_id": run.run_id, **view_of(one)}
                 self._out(row | {"server": server}, f"{server} · {line(one)}" if server else line(one))
         return grown is not None
 

@@ -28,6 +28,8 @@ _RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
 _DURATION = re.compile(r"dur\(b,g,a\) = ([\d.]+), ([\d.]+), ([\d.]+) ms")
 _RESTART = 1.0
 """Seconds by which the time of a line falls only if the server was started anew."""
+_OPEN = 256
+"""The newest requests of a log, of which more lines may come."""
 _MODEL = re.compile(r"load_model: loading model '([^']+)'")
 
 
@@ -84,6 +86,8 @@ class _Server:
         self._last: dict[str, _Totals] = {}
         self._now = _Request("")
         self._clock = self._begun = 0.0
+        self._old: list[Window] = []
+        self._settled, self._settled_at = 0, 0.0
 
     def line(self, text: str, at: float | None) -> None:
         if at is not None:
@@ -134,12 +138,18 @@ class _Server:
         self._now.drafters[match[1]] = totals.since(self._last.get(match[1]))
         self._last[match[1]], self._now.at = totals, at if at is not None else self._now.at
 
-    def windows(self) -> Iterator[Window]:
-        at = 0.0
-        for request in filter(lambda one: one.told, self.requests):
-            seconds = (request.ms or 0.0) / 1e3
-            at = at + seconds if request.at is None else request.at
-            yield from _windows(request, at - seconds, at)
+    def windows(self) -> list[Window]:
+        """Return the windows of all requests; those of requests long ago are made once."""
+        found, at = list[Window](), self._settled_at
+        for place, request in enumerate(self.requests[self._settled :], self._settled + 1):
+            if request.told:
+                seconds = (request.ms or 0.0) / 1e3
+                at = at + seconds if request.at is None else request.at
+                found += _windows(request, at - seconds, at)
+            if place == len(self.requests) - _OPEN:
+                self._old += found
+                self._settled, self._settled_at, found = place, at, []
+        return [*self._old, *found]
 
 
 def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
@@ -204,5 +214,5 @@ def read(lines: Sequence[str], so_far: dict[str, Any] | None = None) -> list[Pri
             at = 60 * minutes + int(match[3]) + int(match[4]) / 1e3 + int(match[5]) / 1e6
         servers.setdefault(prefix, _Server()).line(line, at)
     known["prefix"] = prefix
-    found = [(name, one, [*one.windows()]) for name, one in servers.items()]
+    found = [(name, one, one.windows()) for name, one in servers.items()]
     return [Printed("llama.cpp", name, rows, one.model) for name, one, rows in found if rows]
