@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from specscope.app.runs import LiveRun, RunRequest
 from specscope.engine.errors import SpecScopeError, UsageError, shown
@@ -24,6 +24,9 @@ from specscope.traces.follow import POLL, Tail, Tally
 from specscope.traces.growing import Counting, Growth, Log, Metrics
 from specscope.traces.store import Store
 from specscope.traces.view.counts import line
+
+if TYPE_CHECKING:
+    from specscope.engine.trace.trace import Trace
 
 
 HEADER = b'{"event":"header"'
@@ -262,27 +265,32 @@ class Follower:
     def _watch(self, run: LiveRun, source: Counting | Folder, tally: Tally) -> None:
         """Show the newest run of what has many, or one that grows; all are stored."""
         try:
-            going = True
+            going, shown = True, None
             while going:
                 going = not run.stopped.is_set()
                 grown = source.step(last=not going)
                 for one in grown or ():
-                    self._show(run, one, tally)
+                    shown = self._show(run, one, tally) or shown
                 run.note = source.note
                 if grown is None:
                     run.stopped.wait(PAUSE)
+            if shown is not None:
+                run.settle(shown)
             run.end("done")
         except Exception as error:  # noqa: BLE001 - the page shows it, and the run ends
             run.end("failed", error)
         finally:
             source.close()
 
-    def _show(self, run: LiveRun, grown: Growth | Ended, tally: Tally) -> None:
+    def _show(self, run: LiveRun, grown: Growth | Ended, tally: Tally) -> Trace | None:
+        """Show what has grown and return its run; one of counts is shown as one that goes on."""
         for row in grown.fresh if isinstance(grown, Growth) else ():
             self.recordings.tell(f"{run.name}: {line(row)}")
-        if grown.trace is not None:
-            tally.take(grown.trace)
-            run.settle(replace(grown.trace, footer=None))
+        trace = grown.trace
+        if trace is not None:
+            tally.take(trace)
+            run.settle(replace(trace, footer=None) if trace.windows else trace)
+        return trace
 
     def _end(self, run: LiveRun, tail: Tail) -> None:
         """End a run as its footer says; without one it is incomplete."""

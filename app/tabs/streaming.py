@@ -191,7 +191,8 @@ async def frames(lanes: Sequence[Lane], *, own: bool = True) -> AsyncIterator[Fr
         started = sum(bool(run.run_id) for run in runs)
         if started > begun and not (own and begun):
             begun, due, drawn = started, now + (FIRST if own else 0), False
-        draw = begun > 0 and (bool(changed) or not drawn) and (ended or now >= due)
+        drawn = drawn and not changed
+        draw = begun > 0 and not drawn and (ended or now >= due)
         if draw:
             # Windows of counts have no deltas, and few rows.
             due, pause, drawn = now + pause, pause if any(run.settled for run in runs) else 2 * pause, True
