@@ -83,7 +83,7 @@ class Log:
         self._cut = self._cut[:MOST_CUT]
         if end:
             self._take(lines_of(whole.decode("utf-8", "replace")))
-        return self._fresh()
+        return self._fresh() or []
 
     def close(self) -> None:
         if self._file >= 0:
