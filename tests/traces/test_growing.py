@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specscope.engine.errors import UsageError
+from specscope.engine.servers import address
 from specscope.engine.servers.address import Address
 from specscope.engine.trace.jsonl import to_json
 from specscope.traces import folder as folders
@@ -255,10 +255,19 @@ def test_a_server_that_is_away_is_asked_on_and_a_redirection_is_not_followed():
         _, (said,) = polled(served, text_of(5, 20, 9))
         assert "answered /metrics with 302" in said
         assert other.headers == []
-        address = served.url
-    metrics = Metrics(Address.of(address), 0.0)
+    metrics = Metrics(Address.of(served.url), 0.0)
     assert metrics.read() is None
     assert "does not answer" in metrics.waiting
+
+
+def test_a_server_that_sends_byte_after_byte_is_left(monkeypatch):
+    monkeypatch.setattr(address, "MOST_ASK_S", 0.5)
+    with serving({}, []) as served:
+        served.drip = 0.01
+        begun = time.monotonic()
+        windows, (said,) = polled(served, text_of(5, 20, 9))
+    assert (windows, time.monotonic() - begun < 10) == ([], True)
+    assert "sent no whole answer within 0.5 s" in said
 
 
 def test_the_run_of_counters_grows_in_the_database(store):

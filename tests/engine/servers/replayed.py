@@ -30,6 +30,8 @@ class Replayed:
         self.headers: list[dict[str, str]] = []
         self.url = self.moved = ""
         """Its address, and the one that it redirects to."""
+        self.drip = 0.0
+        """Seconds before each byte of an answer that is no stream."""
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
         served = self
@@ -67,7 +69,9 @@ class Replayed:
                     self.send_header("Location", served.moved)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
+                for part in [content[i : i + 1] for i in range(len(content))] if served.drip else [content]:
+                    time.sleep(served.drip)
+                    self.wfile.write(part)
 
         return Handler
 
