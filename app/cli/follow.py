@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +70,7 @@ def _open(args: argparse.Namespace, recordings: Recordings) -> int:
     from specscope.app.server import AUTH, serve
 
     query = follow_address([*recordings.files]) if recordings.files else "/?tab=history"
-    auth, recordings.tell = os.environ.get(AUTH), partial(print, flush=True)
+    auth, recordings.tell = os.environ.get(AUTH), lambda words: print(common.printable(words), flush=True)
     return serve(port=args.port, auth=auth, database=args.db, recordings=recordings, query=query)
 
 
@@ -181,7 +180,7 @@ class _Printer:
         return ended is not None
 
     def _out(self, row: Mapping[str, Any], words: str) -> None:
-        print(common.json_text(row) if self._json else words, flush=True)
+        print(common.json_text(row) if self._json else common.printable(words), flush=True)
 
 
 def _line(event: Event, tally: Tally) -> dict[str, Any]:
