@@ -175,7 +175,7 @@ def is_recording(path: Path) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is an address: with a scheme, or a host with a port and no such file."""
+    """Return whether a text is an address: a scheme, or host and port that name no file."""
     return "://" in text or (bool(_HOST.match(text)) and not Path(text).exists())
 
 

@@ -1,4 +1,4 @@
-"""A folder to which programs write recordings, one file for each run: each is stored when complete."""
+"""A folder to which programs write recordings, a file for each run: stored when complete."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Folder:
         return self._store.has(tail.header.run_id)
 
     def _keep(self, name: str, tail: Tail) -> None:
-        """Leave a file open; of too many, the one read longest ago is closed and read anew later."""
+        """Leave a file open; of too many, the one read longest ago is closed, to be read anew."""
         self._open.add(name)
         self._tails[name] = tail
         if len(self._tails) > MOST_OPEN:

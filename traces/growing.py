@@ -200,9 +200,7 @@ class Metrics:
             return None
         found = read_counters(content.decode("utf-8", "replace"))
         if found is None:
-            self.waiting = (
-                f"{self._address.url} counts no drafts (no spec_decode counters): start the server with a drafter"
-            )
+            self.waiting = f"{self._address.url} counts no drafts (no spec_decode counters): start the server with a drafter"
         return found
 
     def _window(self, found: Counters, start: float, end: float) -> Window:

@@ -49,7 +49,7 @@ class Summary(NamedTuple):
     """None if the file of an imported run does not tell it."""
     seconds: float | None
     tokens_per_second: float | None
-    """Of decoding, as `specscope.traces.metrics` defines it; None without a token, or if unknown."""
+    """Of decoding, see `specscope.traces.metrics`; None without a token, or if unknown."""
     text: str
     """Of the first sequence; empty while the run is in progress."""
     error: str

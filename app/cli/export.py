@@ -19,7 +19,9 @@ TABLES = ("tokens", "decisions", "rounds", "copies", "spans", "windows", "figure
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
     parser.add_argument("--format", choices=FORMATS, default="jsonl", help="(jsonl)")
-    parser.add_argument("--table", choices=TABLES, help="table of the CSV (tokens; windows of an engine's log)")
+    parser.add_argument(
+        "--table", choices=TABLES, help="table of the CSV (tokens; windows of an engine's log)"
+    )
     options.add_output(parser, "F", "file to write (standard output)")
     options.add_options(parser, options.DATABASE, options.JSON)
 

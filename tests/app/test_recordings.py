@@ -422,7 +422,10 @@ def test_a_log_has_a_line_per_window_and_ctrl_c_keeps_its_run(tmp_path) -> None:
     _, err = process.communicate(timeout=60)
     with Store(tmp_path / "t.db") as store:
         (run,) = store.runs()[0]
-    assert (process.returncode, err) == (130, f"specscope: server.log: Run {run.header.run_id}.\nspecscope: stopped\n")
+    assert (process.returncode, err) == (
+        130,
+        f"specscope: server.log: Run {run.header.run_id}.\nspecscope: stopped\n",
+    )
     assert (run.tokens, run.tokens_per_second, run.status) == (1306, pytest.approx(43.53, abs=0.01), "done")
 
 

@@ -71,13 +71,17 @@ def test_a_log_that_grows_by_any_bytes_has_the_windows_of_its_import(name, log, 
     whole = read_traces(PRINTED / name).traces
     stored = [store.load(one.header.run_id) for one in store.runs()[0]]
     assert told == sum(len(trace.windows) for trace in whole)
-    assert sorted((t.header.title, t.windows) for t in stored) == sorted((t.header.title, t.windows) for t in whole)
+    assert sorted((t.header.title, t.windows) for t in stored) == sorted(
+        (t.header.title, t.windows) for t in whole
+    )
     assert {t.status for t in stored} == {"done"}
 
 
 def test_a_window_is_told_when_its_lines_are_complete(log):
     lines = (PRINTED / "01-llama-server.log").read_text().splitlines(keepends=True)
-    drafts, totals = (next(i for i, line in enumerate(lines) if part in line) for part in ("draft accept", "statistics"))
+    drafts, totals = (
+        next(i for i, line in enumerate(lines) if part in line) for part in ("draft accept", "statistics")
+    )
     counting = Counting(Log(log), None)
     assert (counting.step(), counting.source.waiting) == (None, "server.log does not exist yet")
     append(log, "".join(lines[: drafts + 1]))
@@ -118,7 +122,9 @@ def test_a_restarted_llama_server_goes_on_after_its_last_window(log, store):
     fresh(counting)
     append(log, content)
     after = fresh(counting)
-    assert [(w.label, w.drafted, w.accepted) for w in after] == [(w.label, w.drafted, w.accepted) for w in before]
+    assert [(w.label, w.drafted, w.accepted) for w in after] == [
+        (w.label, w.drafted, w.accepted) for w in before
+    ]
     assert after[0].end > before[-1].end
     append(log.with_name("both.log"), content + content)
     (whole,) = read_traces(log.with_name("both.log")).traces  # appended to the same file
@@ -201,7 +207,7 @@ def text_of(drafts: int | str, drafted: int | str, accepted: int | str, tokens: 
 
 
 def polled(served, *texts: bytes | None) -> tuple[list, list[str]]:
-    """Return the windows of a server that answers these texts one after another, and what it says."""
+    """Return the windows of a server that answers these texts in turn, and what it says."""
     metrics, said, windows = Metrics(Address.of(served.url), 0.0), [], []
     for text in texts:
         served.answers["/metrics"] = text
@@ -214,7 +220,11 @@ def polled(served, *texts: bytes | None) -> tuple[list, list[str]]:
 def test_differences_with_new_drafts_are_windows():
     with serving({}, []) as served:
         windows, said = polled(
-            served, text_of(5, 20, 9, 90), text_of(5, 20, 9, 91), text_of(8, 32, 19, 110), text_of(9, 36, 20, 115)
+            served,
+            text_of(5, 20, 9, 90),
+            text_of(5, 20, 9, 91),
+            text_of(8, 32, 19, 110),
+            text_of(9, 36, 20, 115),
         )
     assert [(w.drafts, w.drafted, w.accepted, w.tokens) for w in windows] == [(3, 12, 10, 19), (1, 4, 1, 5)]
     assert [w.end > w.start for w in windows] == [True, True]
@@ -223,7 +233,9 @@ def test_differences_with_new_drafts_are_windows():
 
 def test_recorded_counters_of_llama_have_tokens_seconds_and_places():
     text = (RECORDED / "llama-metrics.txt").read_bytes()
-    later = text.replace(b"num_drafts_total 28", b"num_drafts_total 30").replace(b"predicted_total 128", b"predicted_total 138")
+    later = text.replace(b"num_drafts_total 28", b"num_drafts_total 30").replace(
+        b"predicted_total 128", b"predicted_total 138"
+    )
     later = later.replace(b"predicted_seconds_total 33.4306", b"predicted_seconds_total 35.4306")
     with serving({}, []) as served:
         ((window,), _) = polled(served, text, later)

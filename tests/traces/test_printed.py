@@ -15,12 +15,12 @@ import pytest
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import Window
 from specscope.traces.counted import figures, whole_windows
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.tables import usual_table, write_csv
 from specscope.traces.health import health
 from specscope.traces.imported import Counts, origin
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.metrics import measure
-from specscope.traces.export.perfetto import to_perfetto
-from specscope.traces.export.tables import usual_table, write_csv
 from specscope.traces.store import Store
 from specscope.traces.view.document import view_model
 from specscope.traces.whatif.replay import Change, what_if
@@ -201,11 +201,16 @@ def test_windows_are_stored_shown_and_exported(tmp_path):
 
 
 def test_lists_tables_and_counters_of_windows_have_what_is_known(tmp_path):
-    named = {name: read_traces(PRINTED / name).traces[0] for name in ("01-llama-server.log", "two-llama-servers.log", "02-llama-server-response.json")}
+    named = {
+        name: read_traces(PRINTED / name).traces[0]
+        for name in ("01-llama-server.log", "two-llama-servers.log", "02-llama-server-response.json")
+    }
     with Store(tmp_path / "traces.db") as store:
         store.insert(*named.values())
         listed = {one.header.run_id: (one.tokens, one.tokens_per_second) for one in store.runs()[0]}
-        assert [one.header.run_id for one in store.runs("tokens:>300")[0]] == [named["01-llama-server.log"].header.run_id]
+        assert [one.header.run_id for one in store.runs("tokens:>300")[0]] == [
+            named["01-llama-server.log"].header.run_id
+        ]
     for trace in named.values():
         found = measure(trace)
         assert listed[trace.header.run_id] == (found.tokens, pytest.approx(found.tokens_per_second))
@@ -214,7 +219,10 @@ def test_lists_tables_and_counters_of_windows_have_what_is_known(tmp_path):
     text = io.StringIO()
     write_csv(trace, usual_table(trace), text)
     rows = list(csv.DictReader(io.StringIO(text.getvalue())))
-    assert [(row["label"], row["places"], row["running"]) for row in rows] == [("task 0", "64 38 18", ""), ("task 91", "28 15 7", "")]
+    assert [(row["label"], row["places"], row["running"]) for row in rows] == [
+        ("task 0", "64 38 18", ""),
+        ("task 91", "28 15 7", ""),
+    ]
     counters = [event for event in to_perfetto(trace)["traceEvents"] if event["ph"] == "C"]
     shares = [event["args"]["value"] for event in counters if event["name"] == "accepted / drafted"]
     assert shares == [120 / 270, 0, 50 / 150, 0], "0 where there is no window"

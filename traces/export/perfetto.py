@@ -2,7 +2,8 @@
 
 A process is a device, a thread a lane of it: spans of one lane never overlap. Arrows lead from a
 draft to the verification that judged it. Counters show whether a device works, and its measured
-load, memory and power, and the rates of windows of counts. The format counts in microseconds; three decimals keep the nanoseconds.
+load, memory and power, and the rates of windows of counts. The format counts in microseconds; three
+decimals keep the nanoseconds.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
 
 
 def _counts(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Yield the known rates of each window at its start, and 0 where no window is until the next."""
+    """Yield the known rates of each window at its start, and 0 where no window follows at once."""
     rows = sorted(whole_windows(trace.windows), key=lambda one: one.start)
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         view = view_of(row)

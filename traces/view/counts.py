@@ -71,7 +71,9 @@ def line(row: Window) -> str:
         "" if view["drafts"] is None else f"{view['drafts']:,} drafts",
         f"{_known(accepted)}/{_known(drafted)} accepted{share}",
         "" if view["length"] is None else f"{view['length']:.2f} tokens/round",
-        f"by place {' '.join(f'{rate:.0%}' for rate in view['places'][:MOST_PLACES])}" if view["places"] else "",
+        f"by place {' '.join(f'{rate:.0%}' for rate in view['places'][:MOST_PLACES])}"
+        if view["places"]
+        else "",
         "" if view["speed"] is None else f"{view['speed']:.1f} tokens/s",
     ]
     return " · ".join(filter(None, parts))
