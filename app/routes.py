@@ -27,7 +27,7 @@ from specscope.engine.trace.trace import Trace
 from specscope.traces.export.assets import page_asset, plotly_script, viewer_script, viewer_style
 from specscope.traces.export.perfetto import write_perfetto
 from specscope.traces.export.report import render_report
-from specscope.traces.export.tables import write_csv
+from specscope.traces.export.tables import usual_table, write_csv
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.race import median_first
 from specscope.traces.store import Store
@@ -54,7 +54,7 @@ FILES: dict[str, tuple[Callable[[], str], str]] = {
 }
 EXPORTS: dict[str, tuple[Callable[[Trace, IO[str]], None], str]] = {
     "trace.jsonl": (write_jsonl, "application/x-ndjson"),
-    "tokens.csv": (lambda trace, file: write_csv(trace, "tokens", file), "text/csv"),
+    "tokens.csv": (lambda trace, file: write_csv(trace, usual_table(trace), file), "text/csv"),
     "perfetto.json": (write_perfetto, "application/json"),
 }
 

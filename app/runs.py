@@ -108,6 +108,8 @@ class LiveRun:
         self.error = ""
         self.cause: BaseException | None = None
         self.stopped = threading.Event()
+        self.settled = 0
+        """How often its events were replaced by those of a whole trace."""
         self._log = LiveLog()
         self._leave = leave
         self._lock = threading.RLock()
@@ -174,7 +176,8 @@ class LiveRun:
         log = LiveLog()
         for event in trace.events():
             log.append(event)
-        self._log = log
+        self._log, self.run_id = log, trace.header.run_id
+        self.settled += 1
 
     def enter(self, state: State) -> bool:
         """Enter a state that is not final; return False if the run has ended."""

@@ -130,11 +130,14 @@ def serve(
     service = None
     try:
         service = started = Service(database or default_path(), recordings=recordings)
+        service.follower.recordings.anywhere = host in LOOPBACK
         app = build_app(service, host=host, auth=auth, pair=pair, ray=ray)
 
         def ready(line: str) -> None:
             (announce or partial(print, flush=True))(f"{line}{query}")
-            if recordings is None:
+            if recordings is not None:
+                started.follower.begin()
+            else:
                 # Load the models while the user types; the import of torch alone takes seconds.
                 started.start(RunRequest(method="", prompt="", pair=pair or opening()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import MOST_LINE, MOST_TRACE_BYTES, RECORDING, from_json, whole_part
 from specscope.engine.trace.trace import Trace
 from specscope.traces.checks import check_rows
+from specscope.traces.counted import figures, total, whole_windows
 from specscope.traces.imports.reading import read_traces
 from specscope.traces.places import FATES
 
@@ -40,6 +41,8 @@ class Tail:
         self.footer: Footer | None = None
         self.lines = 0
         """Complete lines that were read."""
+        self.behind = False
+        """Whether the last read had bytes, so that more may be there."""
         self._links = links
         self._file = -1
         self._size = 0
@@ -52,6 +55,11 @@ class Tail:
         """Whether several processes may write the file, a recording."""
         self._spans: set[int] = set()
         self._documents: set[int] = set()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is a run that is not stored yet, as its footer is missing."""
+        return self.header is not None and self.footer is None
 
     @property
     def waiting(self) -> str:
@@ -76,6 +84,7 @@ class Tail:
             fresh = os.read(self._file, MOST_READ)
         except OSError as error:
             raise UsageError(f"cannot read {self.path.name}: {error.strerror}") from None
+        self.behind = bool(fresh)
         if not fresh:
             self._check_same()
         self._size += len(fresh)
@@ -207,6 +216,19 @@ class Tally:
             elif isinstance(event, Span) and event.kind == "prefill" and event.step == 0:
                 self.prefills.add(event.id)
                 self.begin = max(self.begin, event.end)
+
+    def take(self, trace: Trace) -> None:
+        """Take the figures of a whole trace in place of those so far; unknown counts as 0."""
+        whole = Tally()
+        whole.add(trace.events())
+        if trace.windows:
+            found = figures(trace.windows)
+            whole.rounds = total(whole_windows(trace.windows), "drafts") or 0
+            whole.drafted, whole.accepted = found["drafted"] or 0, found["accepted"] or 0
+            whole.tokens = whole.decoded = found["tokens"] or 0
+            whole.last = round(1e9 * (found["decode_seconds"] or 0))
+        for one in fields(self):
+            setattr(self, one.name, getattr(whole, one.name))
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -13,11 +13,12 @@ from sqlalchemy import String, case, func, or_, select, tuple_, type_coerce
 from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.checkpoints.forms import model_name
-from specscope.engine.trace.events import NO_DEVICES, Commit, Header, Occupancy, Round, Span
+from specscope.engine.trace.events import NO_DEVICES, Commit, Header, Occupancy, Round, Span, Window
 from specscope.engine.trace.trace import Trace
 from specscope.traces import schema
 from specscope.traces.comparable import comparisons, of_cores, share_of_others
 from specscope.traces.database import is_damage
+from specscope.traces.imported import origin
 from specscope.traces.race import grouped
 from specscope.traces.schema import RUN
 
@@ -59,9 +60,10 @@ class Search(NamedTuple):
 class Facts(NamedTuple):
     """What a run's rows say."""
 
-    tokens: int
+    tokens: int | None
+    """Of all sequences; None if the file of an imported run does not tell it."""
     tokens_per_second: float | None
-    """Of decoding; None without a token."""
+    """Of decoding; None without a token, or if unknown."""
     speedup: float | None = None
     """Over plain decoding, see `_speedups`; None without one, and for a run that is not done."""
     load: str = ""
@@ -125,7 +127,7 @@ def _has_model(connection: Connection, part: str) -> ColumnElement[bool]:
 
 
 def fits(search: Search, found: Facts) -> bool:
-    known = {"tokens": float(found.tokens), "speedup": found.speedup}
+    known = {"tokens": found.tokens, "speedup": found.speedup}
     for name, sign, number in search.numbers:
         if name in known:
             value = known[name]
@@ -164,6 +166,7 @@ def _facts(
     races, alone = _races(connection, {*names.values()} - {""}), [k for k in keys if not names[k]]
     fields = [*races, *_beside(connection, alone)]
     known = _speeds(connection, [*dict.fromkeys([*keys, *(k for field in fields for k in field)])])
+    known |= _counted(connection, [key for key in keys if not known[key].tokens], headers)
     faster = dict[int, float]()
     for i, field in enumerate(fields):
         found = {key: header for key in field if (header := headers(key)) is not None}
@@ -226,6 +229,28 @@ def _speeds(connection: Connection, keys: Sequence[int]) -> dict[int, Facts]:
         whole = all(isinstance(value, int) for value in (last, first, after))  # SQLite does not check types
         speed = after / (last - first) * 1e9 if whole and after and last > first else None
         found[key] = Facts(count, speed)
+    return found
+
+
+def _counted(
+    connection: Connection, keys: Sequence[int], headers: Callable[[int], Header | None]
+) -> dict[int, Facts]:
+    """Return the facts of runs without tokens of their own: windows of counts, and totals."""
+    table = schema.ROWS[Window]
+    time = func.coalesce(table.c.busy, table.c.end - table.c.start)
+    count = func.count
+    sums = count(), count(table.c.tokens), func.sum(table.c.tokens), func.sum(time), func.min(time)
+    found = dict[int, Facts]()
+    for key, (rows, known, tokens, nanoseconds, least) in _by_run(
+        connection, table, keys, *sums, where=(table.c.drafter == "",)
+    ).items():
+        whole = rows == known and all(isinstance(value, int) for value in (tokens, nanoseconds, least))
+        speed = tokens / nanoseconds * 1e9 if whole and least > 0 else None
+        found[key] = Facts(tokens if whole else None, speed)
+    for key in keys:
+        imported = origin(header) if key not in found and (header := headers(key)) is not None else None
+        if imported is not None and ("number of tokens" in imported.unknown or imported.counts):
+            found[key] = Facts(imported.counts.tokens if imported.counts else None, None)
     return found
 
 

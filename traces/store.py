@@ -45,10 +45,11 @@ class Summary(NamedTuple):
     header: Header
     """Of a damaged run it has the id only."""
     status: Status | Literal["damaged"]
-    tokens: int
+    tokens: int | None
+    """None if the file of an imported run does not tell it."""
     seconds: float | None
     tokens_per_second: float | None
-    """Of decoding, as `specscope.traces.metrics` defines it; None without a token."""
+    """Of decoding, see `specscope.traces.metrics`; None without a token, or if unknown."""
     text: str
     """Of the first sequence; empty while the run is in progress."""
     error: str
@@ -167,6 +168,11 @@ class Store:
     def header(self, run_id: str) -> Header:
         with self._reading() as connection, _undamaged(run_id):
             return _header(_find(connection, run_id, *_HEADER))
+
+    def has(self, run_id: str) -> bool:
+        """Return whether there is a run of this id, which may be damaged."""
+        with self._reading() as connection:
+            return connection.scalar(select(RUN.c.id).where(RUN.c.run_id == run_id)) is not None
 
     def extent(self, run_id: str) -> Extent | None:
         with self._reading() as connection, _undamaged(run_id):

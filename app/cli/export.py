@@ -13,13 +13,15 @@ from specscope.engine.trace.jsonl import write_jsonl
 from specscope.engine.trace.trace import Trace
 
 FORMATS = ("jsonl", "csv", "perfetto", "modelopt")
-TABLES = ("tokens", "decisions", "rounds", "copies", "spans", "figures")
+TABLES = ("tokens", "decisions", "rounds", "copies", "spans", "windows", "figures")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_id", metavar="RUN", help="id of a stored run")
     parser.add_argument("--format", choices=FORMATS, default="jsonl", help="(jsonl)")
-    parser.add_argument("--table", choices=TABLES, default="tokens", help="table of the CSV (tokens)")
+    parser.add_argument(
+        "--table", choices=TABLES, help="table of the CSV (tokens; windows of an engine's log)"
+    )
     options.add_output(parser, "F", "file to write (standard output)")
     options.add_options(parser, options.DATABASE, options.JSON)
 
@@ -39,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
 def write(trace: Trace, form: str, table: Any, file: IO[str]) -> None:
     from specscope.traces.export.perfetto import write_perfetto
-    from specscope.traces.export.tables import write_csv
+    from specscope.traces.export.tables import usual_table, write_csv
     from specscope.traces.imports.modelopt import profile_of
 
     match form:
         case "csv":
-            write_csv(trace, table, file)
+            write_csv(trace, table or usual_table(trace), file)
         case "perfetto":
             write_perfetto(trace, file)
         case "modelopt":

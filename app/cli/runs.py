@@ -40,10 +40,11 @@ def _lines(rows: Sequence[dict[str, Any]], total: int) -> Iterator[str]:
     for row in rows:
         speed = f"{row['tokens_per_second']:.1f}" if row["tokens_per_second"] else "-"
         ratio = f"{row['speedup']:.2f}×" if row["speedup"] else "-"
+        tokens = "-" if row["tokens"] is None else row["tokens"]
         where = " · ".join(filter(None, [row["models"], row["clock"], row["status"].replace("done", "")]))
         when = row["created"][:16].replace("T", " ")
         name = row["method"] if row["method"] in METHODS else row["title"][:NAME]
-        yield f"{row['run_id']:{wide}}{when:18}{name:{NAME + 1}}{row['tokens']:>7}{speed:>10}{ratio:>10}  {where}"
+        yield f"{row['run_id']:{wide}}{when:18}{name:{NAME + 1}}{tokens:>7}{speed:>10}{ratio:>10}  {where}"
     yield f"{len(rows)} of {total} runs"
 
 

@@ -33,10 +33,10 @@ def following(followed: Sequence[Followed]) -> str:
 def _line(one: Followed) -> str:
     run = one.run
     name, note = text(run.name), run.note or ("Following." if not run.ended else "")
-    if run.state == "failed" and one.tail.footer is None:
+    if run.state == "failed" and getattr(one.source, "footer", None) is None:
         note = f"No longer followed: {run.error}."
     buttons = [_button("stop", "Stop", name)] if not run.ended else [_button("again", "Follow again", name)]
-    if run.state == "cancelled" and run.run_id and one.tail.footer is None:
+    if run.state == "cancelled" and run.run_id and one.source.unfinished:
         buttons.insert(0, _button("keep", "Import what is there", name))
     return (
         f'<div class="app-turn" data-state="{run.state}"><span class="app-lamp"></span><b>{name}</b>'
@@ -55,7 +55,7 @@ def figures(tally: Tally) -> str:
         return ""
     rate, speed = tally.acceptance_rate, tally.tokens_per_second
     counts = (tally.rounds, "round"), (tally.tokens, "token")
-    parts = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts]
+    parts = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counts if count]
     if rate is not None:
         parts.append(f"{100 * rate:.0f}% of drafts accepted")
     if speed is not None:

@@ -9,7 +9,6 @@ from specscope.app.render.html import badge, drafter, lossy, run_address, text
 from specscope.app.routes import EXPORTS, export_address, report_address
 from specscope.engine.checkpoints.forms import model_name
 from specscope.engine.trace.events import Header
-from specscope.traces.imported import origin
 from specscope.traces.store import Summary
 from specscope.traces.view.settings import config_text
 
@@ -63,6 +62,7 @@ def _row(row: Summary, selected: bool) -> str:
     header = row.header
     run_id, prompt = text(header.run_id), header.prompts[0] if header.prompts else ""
     speed = f"{row.tokens_per_second:.1f}" if row.tokens_per_second else "–"
+    tokens = "–" if row.tokens is None else str(row.tokens)  # an imported run may not tell it
     faster = f"{row.speedup:.2f}×" if row.speedup else "–"
     heat = header.sampling.get("temperature")
     status = badge(row.status, KINDS.get(row.status, ""), row.error)
@@ -74,7 +74,7 @@ def _row(row: Summary, selected: bool) -> str:
         f"<td>{text(name_of(header))} {drafter(header)}{lossy(header)}<small>{text(models_of(header))}</small></td>"
         f'<td class="app-cut" title="{text(prompt[:2000])}">{text(prompt[:200])}</td>'
         f'<td class="app-n">{text(f"{heat:g}" if isinstance(heat, int | float) else "–")}</td>'
-        f'<td>{badge(header.clock)}</td><td class="app-n">{_tokens(row)}</td><td class="app-n">{speed}</td>'
+        f'<td>{badge(header.clock)}</td><td class="app-n">{tokens}</td><td class="app-n">{speed}</td>'
         f'<td class="app-n">{faster}</td><td>{_race(header)}</td><td>{status}{load}</td><td class="app-acts">'
         f'<button type="button" class="ss-button" data-open="{run_id}" aria-label="Open run {run_id}">open</button></td></tr>'
     )
@@ -97,15 +97,6 @@ def models_of(header: Header) -> str:
     if len(pairs) == len(names) and len(set(pairs)) == 1:
         return pairs[0]
     return " + ".join(names)
-
-
-def _tokens(row: Summary) -> str:
-    """Return the number of tokens of a run; a dash if its file does not hold it."""
-    imported = origin(row.header)
-    if imported is None or not ("number of tokens" in imported.unknown or imported.counts):
-        return str(row.tokens)
-    counted = imported.counts.tokens if imported.counts else None
-    return "–" if counted is None else str(counted)
 
 
 def _pager(shown: int, total: int, offset: int, size: int) -> str:

@@ -76,6 +76,14 @@ class History:
             pasted: dict[str, Any] = {"label": "Text", "info": what, "elem_id": "history-pasted"}
             gr.Textbox("", lines=4, max_lines=12, **pasted)
             gr.Button("Import the text", elem_id="history-paste", **SMALL)
+        with gr.Accordion("Follow what is being written", open=False, elem_classes="app-fold"):
+            source = (
+                "Path of a recording, of the log of llama.cpp's server, vLLM or SGLang, or of a folder of "
+                "recordings; or the address of a server's /metrics, as http://127.0.0.1:8080/metrics. Its run grows live."
+            )
+            named: dict[str, Any] = {"label": "Path or address", "info": source, "elem_id": "follow-source"}
+            self.source = gr.Textbox("", max_lines=1, **named)
+            self.begin = gr.Button("Follow", elem_id="follow-begin", **SMALL)
         with gr.Row(visible=False, elem_id="history-confirm", elem_classes="app-confirm") as self.confirm:
             self.question = gr.HTML()
             self.really = gr.Button("Delete for good", variant="stop", elem_id="delete-yes", **SMALL)
@@ -109,6 +117,9 @@ class History:
         runs: dict[str, Any] = {**QUIET, **self.streams.in_order, "trigger_mode": "multiple"}
         for part in (self.picker, self.wanted, self.following.line):
             followed = part.followed(self.streams.pointed(self.follow), None, shown, **runs)
+            followed.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
+        for part in (self.begin.click, self.source.submit):
+            followed = part(self.streams.handler(self.follow_typed), self.source, shown, **runs)
             followed.then(self.analyse, self.viewer, self.analysis.shown, **QUIET)
 
     # -- the list
@@ -223,6 +234,21 @@ class History:
         }
 
     async def follow(self, event: gr.EventData) -> AsyncIterator[Update]:
+        """Follow what the page names."""
+        async for update in self._follow([str(name) for name in event.files]):
+            yield update
+
+    async def follow_typed(self, text: str) -> AsyncIterator[Update]:
+        """Follow a path or an address."""
+        try:
+            name = self.service.follower.recordings.add(text)
+        except SpecScopeError as error:
+            yield {self.message: alert(str(error))}
+            return
+        async for update in self._follow([name]):
+            yield update
+
+    async def _follow(self, names: Sequence[str]) -> AsyncIterator[Update]:
         """Follow files to their footers, or until they are stopped; then open their runs."""
         empty = {
             self.listing: gr.update(visible=False),
@@ -232,7 +258,7 @@ class History:
             self.viewer: viewed((), live=True),
         }
         try:
-            followed = self.following.start(event.files)
+            followed = self.following.start(names)
         except SpecScopeError as error:  # not above the list, which may be read again just now
             yield {**empty, **self.following.left(), self.following.line: alert(str(error))}
             return

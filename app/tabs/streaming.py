@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from specscope.app.render.html import badge, clock, drafter, lossy, text
 from specscope.app.runs import Lane, LiveRun
-from specscope.engine.trace.events import Commit, Event, Header
+from specscope.engine.trace.events import Commit, Event, Header, Window
 from specscope.traces.imported import origin, shown_id
+from specscope.traces.view.counts import line
 from specscope.traces.view.settings import config_text, planned_text
 
 WORDS = {"loading": "loading models", "cancelled": "stopped"}
@@ -26,7 +27,7 @@ class LivePane:
         self.lane, self.run = lane, lane.current
         run = self.run
         self.html = ""
-        self._cursor = 0
+        self._cursor = self._settled = 0
         self._name, request = run.name, run.request
         self._badge = clock(request.runtime, request.profile, request.profile_pair) if request.decodes else ""
         self._marks = self._planned = ""
@@ -39,6 +40,8 @@ class LivePane:
         """Read the run's new events and state; return whether the HTML changed."""
         if self.run is not self.lane.current:  # the next pass; the text begins again
             self.run, self._cursor, self._text = self.lane.current, 0, {0: []}
+        if self._settled != self.run.settled:
+            self._settled, self._cursor, self._text = self.run.settled, 0, {0: []}
         # State before events: an event in between is shown early rather than lost.
         state, position = self.run.state, self.run.position
         events, self._cursor = self.run.since(self._cursor)
@@ -52,6 +55,8 @@ class LivePane:
                 named = event.text or not self._foreign
                 shown = event if named else replace(event, text=shown_id(event))
                 self._text.setdefault(event.sequence, []).append(token(shown))
+            elif isinstance(event, Window):
+                self._text[0] = [window(event)]
             elif isinstance(event, Header):
                 self._text = {i: [] for i in range(len(event.prompts))}
                 config = config_text(event.method, event.config)
@@ -112,6 +117,11 @@ def token(commit: Commit) -> str:
         f'<span class="ss-token ss-{text(commit.origin)}">{text(space)}'
         f'<span class="ss-ink">{text(ink)}</span></span>'
     )
+
+
+def window(row: Window) -> str:
+    """Return the newest window of counts as a line."""
+    return f'<p class="ss-note">{text(line(row))}</p>'
 
 
 def ordinal(n: int) -> str:
@@ -181,9 +191,11 @@ async def frames(lanes: Sequence[Lane], *, own: bool = True) -> AsyncIterator[Fr
         started = sum(bool(run.run_id) for run in runs)
         if started > begun and not (own and begun):
             begun, due, drawn = started, now + (FIRST if own else 0), False
-        draw = begun > 0 and (bool(changed) or not drawn) and (ended or now >= due)
+        drawn = drawn and not changed
+        draw = begun > 0 and not drawn and (ended or now >= due)
         if draw:
-            due, pause, drawn = now + pause, 2 * pause, True
+            # Windows of counts have no deltas, and few rows.
+            due, pause, drawn = now + pause, pause if any(run.settled for run in runs) else 2 * pause, True
         if ended or changed or draw or state != before:
             yield Frame(changed, state, draw or (ended and begun > 0), ended)
         if ended:

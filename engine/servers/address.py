@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from threading import Lock
+from threading import Lock, Timer
 from time import perf_counter_ns
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +23,8 @@ from specscope.engine.files import parse_json
 
 ASK_S = 10
 """Longest wait for the answer to a question about the server."""
+MOST_ASK_S = 20.0
+"""Longest time until the whole answer is here."""
 ANSWER_S = 600
 """Longest wait for the next token; a long prompt, or a queue, takes minutes."""
 MOST_LINE = 2**20
@@ -91,6 +93,12 @@ class Address:
             return ipaddress.ip_address(self.host).is_loopback
         return self.host.lower() == "localhost"
 
+    def confirmed(self, why: str, *, remote: bool) -> Address:
+        """Return it; UsageError if it is of another machine, which `remote` did not confirm."""
+        if not self.local and not remote:
+            raise UsageError(f"{self.url} is another machine: {why}", "server")
+        return self
+
     def get(self, path: str) -> bytes | None:
         """Return what the server has at a path; None if it has nothing there.
 
@@ -98,10 +106,17 @@ class Address:
             ServerError: It does not answer, asks for a key, or has an error of its own.
         """
         with _Call(self, ASK_S) as call:
-            response = call.send("GET", path)
-            if response.status != 200:
-                return None
-            return call.body(response)
+            limit = Timer(MOST_ASK_S, call.stop)  # one that sends a byte now and then has no end
+            limit.daemon = True
+            limit.start()
+            try:
+                response = call.send("GET", path)
+                content = call.body(response)
+            finally:
+                limit.cancel()
+            if call.stopped:
+                raise call.error(f"sent no whole answer within {MOST_ASK_S:g} s")
+            return content if response.status == 200 else None
 
     def json(self, path: str) -> Any:
         """Return the JSON value at a path; None if there is none."""
@@ -147,7 +162,7 @@ class _Call:
     """A connection for one request; its errors name the address."""
 
     def __init__(self, address: Address, patience: float) -> None:
-        self._address, self._lock, self._stopped = address, Lock(), False
+        self._address, self._lock, self.stopped = address, Lock(), False
         kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
         self._connection = kind(address.host, address.port, timeout=patience)
         self._socket: socket.socket | None = None
@@ -161,7 +176,7 @@ class _Call:
     def stop(self) -> None:
         """End a call that waits in another thread."""
         with self._lock:
-            self._stopped = True
+            self.stopped = True
             if self._socket is not None:
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
@@ -175,7 +190,7 @@ class _Call:
             self._connection.connect()
             with self._lock:
                 self._socket = self._connection.sock  # the answer may take it from the connection
-                if self._stopped:
+                if self.stopped:
                     raise ConnectionAbortedError("it was stopped")
             more = {} if content is None else {"Content-Type": "application/json"}
             self._connection.request(verb, self._address.path + path, content, headers | more)

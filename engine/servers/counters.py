@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from specscope.engine.errors import shown
 from specscope.engine.servers.address import Address, ServerError
 
-_LINE = re.compile(r"(?:vllm|llamacpp):spec_decode_num_(\w+?)(?:_total)?(\{[^}]*\})?\s+([0-9.eE+]+)(?:\s|$)")
+_LINE = re.compile(r"(vllm|llamacpp):(\w+?)(?:_total)?(\{[^}]*\})?\s+(\S+)")
 _PLACE = re.compile(r'position="(\d{1,4})"')
-_NAMES = {"drafts": "drafts", "draft_tokens": "drafted", "accepted_tokens": "accepted"}
+_NUMBER = re.compile(r"\d{1,40}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,3})?")
+_DRAFTS = "spec_decode_num_"
+_PLACES = "spec_decode_num_accepted_tokens_per_pos"
+_NAMES = {
+    "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "drafted",
+    "spec_decode_num_accepted_tokens": "accepted",
+    "generation_tokens": "tokens",
+    "tokens_predicted": "tokens",
+    "tokens_predicted_seconds": "busy",
+}
+ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,42 +41,62 @@ class Counters:
     accepted: int
     places: tuple[int, ...]
     """Accepted tokens at each place of the draft."""
+    tokens: int | None = None
+    """Of all outputs; None if it is not counted."""
+    busy: float | None = None
+    """Seconds that generated them, each request counted."""
+    engine: str = ""
 
     def since(self, before: Counters) -> Counters | None:
         """Return what was counted since `before`; None if the server was started anew."""
         places = zip(self.places, before.places or (0,) * len(self.places), strict=False)
-        found = Counters(
-            self.drafts - before.drafts,
-            self.drafted - before.drafted,
-            self.accepted - before.accepted,
-            tuple(now - then for now, then in places),
+        found = replace(
+            self,
+            drafts=self.drafts - before.drafts,
+            drafted=self.drafted - before.drafted,
+            accepted=self.accepted - before.accepted,
+            places=tuple(now - then for now, then in places),
+            tokens=_less(self.tokens, before.tokens),
+            busy=_less(self.busy, before.busy),
         )
-        return found if min(found.drafts, found.drafted, found.accepted, *found.places) >= 0 else None
+        counts = (found.drafts, found.drafted, found.accepted, *found.places, found.tokens or 0)
+        return found if min(*counts, found.busy or 0) >= 0 else None
+
+
+def _less(now: float | None, then: float | None) -> Any:
+    return None if now is None or then is None else now - then
 
 
 def read_counters(text: str) -> Counters | None:
-    """Return the counters in a text; None if it lacks one of the three."""
-    totals, places = dict[str, int](), dict[int, int]()
+    """Return the counters in a text; None if it lacks one of the three of drafts.
+
+    ValueError for a count that is none.
+    """
+    totals, places, engine = dict[str, float](), dict[int, int](), ""
     for line in text.splitlines():
-        if (match := _LINE.match(line)) is None:
+        match = _LINE.match(line)
+        if match is None or (match[2] not in _NAMES and match[2] != _PLACES):
             continue
-        name, labels, value = match[1], match[2] or "", float(match[3])
+        value = float(match[4]) if _NUMBER.fullmatch(match[4]) else -1.0
         if not 0 <= value < 2**53:
-            continue
-        if name == "accepted_tokens_per_pos" and (place := _PLACE.search(labels)):
+            if match[2].startswith(_DRAFTS):
+                raise ValueError(f"the counter {match[2]} is {shown(match[4])}; expected 0 to 2^53")
+        elif match[2] in _NAMES:
+            totals[_NAMES[match[2]]] = totals.get(_NAMES[match[2]], 0) + value
+            engine = ENGINES[match[1]]
+        elif place := _PLACE.search(match[3] or ""):
             places[int(place[1])] = places.get(int(place[1]), 0) + int(value)
-        elif name in _NAMES:
-            totals[_NAMES[name]] = totals.get(_NAMES[name], 0) + int(value)
-    if len(totals) < len(_NAMES):
+    if not totals.keys() >= {"drafts", "drafted", "accepted"}:
         return None
-    drafts, drafted, accepted = (totals[name] for name in _NAMES.values())
+    drafts, drafted, accepted = (int(totals[name]) for name in ("drafts", "drafted", "accepted"))
     kept = tuple(places[i] for i in sorted(places)) if max(places, default=-1) < len(places) else ()
-    return Counters(drafts, drafted, accepted, kept)
+    tokens = int(totals["tokens"]) if "tokens" in totals else None
+    return Counters(drafts, drafted, accepted, kept, tokens, totals.get("busy"), engine)
 
 
 def counters(address: Address) -> Counters | None:
     """Return the counters of a server; None if it has no `/metrics`, or counts no drafts."""
-    with suppress(ServerError):  # it may also refuse them
+    with suppress(ServerError, ValueError):  # it may also refuse them
         content = address.get("/metrics")
         return read_counters(content.decode("utf-8", "replace")) if content else None
     return None

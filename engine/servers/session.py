@@ -56,13 +56,8 @@ def connect(server: str, *, key: str | None = None, remote: bool = False) -> Ser
         ServerError: It does not answer, or is of no known kind.
     """
     address = Address.of(server, os.environ.get(KEY, "") if key is None else key)
-    if not address.local and not remote:
-        raise UsageError(
-            f"{address.url} is another machine: your prompts would be sent there. Confirm that with --remote, "
-            "in Python with remote=True",
-            "server",
-        )
-    return Server(find(address))
+    why = "your prompts would be sent there. Confirm that with --remote, in Python with remote=True"
+    return Server(find(address.confirmed(why, remote=remote)))
 
 
 _Message = tuple[int, Step | None, str]

@@ -29,8 +29,9 @@ from specscope.engine.trace.jsonl import to_json
 from specscope.traces.follow import Tail
 from specscope.traces.metrics import measure
 from specscope.traces.store import Store
-from tests.app.commands import call, printed, refused
+from tests.app.commands import IMPORTED, call, printed, refused
 from tests.app.fakes import FakeOpen, until
+from tests.engine.servers.replayed import serving
 from tests.traces.samples import sample_events, sample_trace
 
 LINES = [to_json(event) + "\n" for event in sample_events("pearl")]
@@ -332,6 +333,144 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_store_what_is_there(tmp_path) -> No
     assert process.returncode == 130
     note = f"run.jsonl has no footer yet, so it is not stored; `specscope import {file}` stores what is there"
     assert err == f"specscope: {note}\nspecscope: stopped\n"
+
+
+# Logs, folders and counters: in the service, the page's field and the command.
+
+PRINTED = IMPORTED / "printed"
+
+
+def test_a_log_is_shown_while_it_grows_and_is_done_when_it_is_stopped(service, tmp_path) -> None:
+    file, told = tmp_path / "server.log", list[str]()
+    recordings = service.follower.recordings
+    recordings.anywhere, recordings.tell = True, told.append
+    file.write_bytes((PRINTED / "04-vllm.log").read_bytes())
+    followed = service.follower.start(recordings.add(str(file)))
+    until(lambda: followed.tally.tokens == 1306)
+    assert (service.trace(followed.run.run_id).status, len(told)) == ("running", 3)
+    pane = LivePane(Lane([followed.run]))
+    assert pane.update()
+    assert "0/840 accepted" in pane.html
+    assert "578 rounds · 1306 tokens · 32% of drafts accepted · 43.5 tokens/s" in following([followed])
+    with file.open("ab") as opened:
+        opened.write((PRINTED / "04-vllm.log").read_bytes().replace(b"09:0", b"10:0"))
+    until(lambda: followed.tally.tokens == 2612)
+    service.follower.stop("server.log")
+    assert followed.run.wait(20)
+    assert (followed.run.state, service.trace(followed.run.run_id).status) == ("done", "done")
+    assert len(service.store.load(followed.run.run_id).windows) == len(told) == 6
+    assert "data-keep" not in following([followed]), "it is stored"
+
+
+def test_a_folder_shows_its_newest_run_and_goes_on_after_bad_files(service, tmp_path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    service.follower.recordings.anywhere = True
+    followed = service.follower.start(service.follower.recordings.add(str(place)))
+    write(place / "bad.jsonl", "nonsense\n")
+    write(place / "a.jsonl", *LINES)
+    until(lambda: followed.run.run_id == "sample-pearl")
+    assert followed.run.trace().status == "done"
+    until(lambda: "1 stored, 1 not read" in followed.run.note)
+    write(place / "b.jsonl", LINES[0].replace("sample-pearl", "next"), *LINES[1:])
+    until(lambda: followed.run.run_id == "next")
+    assert {one.header.run_id for one in service.store.runs()[0]} == {"sample-pearl", "next"}
+
+
+def test_counters_are_followed_and_an_error_is_shown(service) -> None:
+    recordings = service.follower.recordings
+    recordings.anywhere = True
+    with serving({"/metrics": b"vllm:x 1\n"}, []) as served:
+        name = recordings.add(f"{served.url}/metrics")
+        followed = service.follower.start(name)
+        until(lambda: "counts no drafts" in followed.run.note)
+    assert name == f"{served.url}/metrics"
+    for text in ("http://192.0.2.1:8000/metrics", "192.0.2.1:8000", "http://example.org/metrics"):
+        with pytest.raises(UsageError, match=r"is another machine: give --remote to specscope follow"):
+            recordings.add(text)
+
+
+def test_a_page_that_others_reach_takes_no_paths(service, tmp_path) -> None:
+    file = tmp_path / "server.log"
+    file.write_bytes((PRINTED / "04-vllm.log").read_bytes())
+    with pytest.raises(UsageError, match="other machines reach this page, so it opens no path"):
+        service.follower.recordings.add(str(file))
+    with pytest.raises(UsageError, match="there is no file"):
+        service.follower.start(str(file))
+    service.follower.recordings.anywhere = True
+    with pytest.raises(UsageError, match="there is no file"):
+        service.follower.start(str(file))  # an address of the page names it: nobody typed it
+    for text, said in (("  ", "nothing is named"), (str(tmp_path / "no" / "x.log"), "is no folder")):
+        with pytest.raises(UsageError, match=said):
+            service.follower.recordings.add(text)
+
+
+def following_process(tmp_path, *words: str):
+    command = [sys.executable, "-m", "specscope.app.main", "follow", *words, "--db", str(tmp_path / "t.db")]
+    return subprocess.Popen(command, cwd=ROOT, **PIPES)
+
+
+def test_a_log_has_a_line_per_window_and_ctrl_c_keeps_its_run(tmp_path) -> None:
+    file = tmp_path / "server.log"
+    file.write_bytes((PRINTED / "04-vllm.log").read_bytes())
+    process = following_process(tmp_path, str(file), "--lines")
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert lines[0] == (
+        "09:03:44 · 188 drafts · 353/752 accepted (47%) · 2.88 tokens/round · by place 85% 60% 28% 15% · 54.0 tokens/s\n"
+    )
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    with Store(tmp_path / "t.db") as store:
+        (run,) = store.runs()[0]
+    assert (process.returncode, err) == (
+        130,
+        f"specscope: server.log: Run {run.header.run_id}.\nspecscope: stopped\n",
+    )
+    assert (run.tokens, run.tokens_per_second, run.status) == (1306, pytest.approx(43.53, abs=0.01), "done")
+
+
+def test_counters_have_a_json_line_per_window(tmp_path) -> None:
+    text = (PRINTED / "05-vllm-metrics-after.prom").read_bytes()
+    with serving({"/metrics": text}, []) as served:
+        process = following_process(tmp_path, f"{served.url}/metrics", "--json", "--every", "0.2")
+        assert process.stderr.readline() == "specscope: waiting: no drafts yet\n"
+        served.answers["/metrics"] = text.replace(b" 5000.0", b" 5010.0").replace(b" 20000.0", b" 20040.0")
+        row = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert (row["event"], row["drafts"], row["drafted"], row["accepted"]) == ("window", 10, 40, 0)
+    with Store(tmp_path / "t.db") as store:
+        assert len(store.load(row["run_id"]).windows) == 1
+
+
+def test_a_folder_has_a_line_per_run(tmp_path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    write(place / "bad.jsonl", "nonsense\n")
+    write(place / "a.jsonl", *LINES)
+    write(place / "open.jsonl", LINES[0].replace("sample-pearl", "open"))
+    process = following_process(tmp_path, str(place), "--json")
+    row = json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (row["file"], row["event"], row["run_id"], row["tokens"]) == ("a.jsonl", "run", "sample-pearl", 24)
+    assert err.splitlines()[0].startswith("specscope: bad.jsonl: line 1: ")
+    assert "in: 1 stored, 1 not read, 1 without an end." in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{pipe}", "--lines"], "pipe is not a regular file; give a file"),
+        (["http://192.0.2.1:9/metrics", "--lines"], "is another machine: give --remote to specscope follow"),
+        (["{log}", "--lines", "--every", "0"], "--every is 0; it must be at least 0.1"),
+        (["ftp://127.0.0.1/metrics", "--lines"], "the server's address is"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_a_line(capsys, db, tmp_path, words, said) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    names = {"pipe": str(tmp_path / "pipe"), "log": str(tmp_path / "server.log")}
+    assert said in refused(capsys, "follow", *(word.format(**names) for word in words), *db)
 
 
 # Recordings of own loops in commands.

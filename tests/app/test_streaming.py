@@ -44,7 +44,7 @@ def pane_of(run) -> LivePane:
 @pytest.mark.parametrize(
     ("name", "events"),
     [
-        ("history", {"leave", "follow", "place"}),
+        ("history", {"leave", "follow", "follow_typed", "place"}),
         ("playground", {"ask", "regenerate", "follow_advice", "forget", "opened", "move"}),
     ],
 )

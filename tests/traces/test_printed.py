@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -11,6 +13,8 @@ import pytest
 
 from specscope.engine.errors import UsageError
 from specscope.traces.counted import figures, whole_windows
+from specscope.traces.export.perfetto import to_perfetto
+from specscope.traces.export.tables import usual_table, write_csv
 from specscope.traces.health import health
 from specscope.traces.imported import Counts, origin
 from specscope.traces.imports.reading import read_traces
@@ -239,6 +243,36 @@ def test_windows_are_stored_shown_and_exported(tmp_path):
         ("task 91", 2.0, pytest.approx(9.0, abs=0.01)),
     ]
     assert not run["timed"]
+
+
+def test_lists_tables_and_counters_of_windows_have_what_is_known(tmp_path):
+    named = {
+        name: read_traces(PRINTED / name).traces[0]
+        for name in ("01-llama-server.log", "two-llama-servers.log", "02-llama-server-response.json")
+    }
+    with Store(tmp_path / "traces.db") as store:
+        store.insert(*named.values())
+        listed = {one.header.run_id: (one.tokens, one.tokens_per_second) for one in store.runs()[0]}
+        assert [one.header.run_id for one in store.runs("tokens:>300")[0]] == [
+            named["01-llama-server.log"].header.run_id
+        ]
+    for trace in named.values():
+        found = measure(trace)
+        assert listed[trace.header.run_id] == (found.tokens, pytest.approx(found.tokens_per_second))
+    assert listed[named["two-llama-servers.log"].header.run_id] == (None, None), "unknown is no zero"
+    trace = named["01-llama-server.log"]
+    text = io.StringIO()
+    write_csv(trace, usual_table(trace), text)
+    rows = list(csv.DictReader(io.StringIO(text.getvalue())))
+    assert [(row["label"], row["places"], row["running"]) for row in rows] == [
+        ("task 0", "64 38 18", ""),
+        ("task 91", "28 15 7", ""),
+    ]
+    counters = [event for event in to_perfetto(trace)["traceEvents"] if event["ph"] == "C"]
+    shares = [event["args"]["value"] for event in counters if event["name"] == "accepted / drafted"]
+    assert shares == [120 / 270, 0, 50 / 150, 0], "0 where there is no window"
+    with pytest.raises(UsageError, match="has no times, so it has no timeline"):
+        to_perfetto(read_traces(PRINTED / "05-vllm-metrics-after.prom").traces[0])
 
 
 def test_a_database_of_the_version_before_gets_what_it_lacks(tmp_path):

@@ -2,7 +2,8 @@
 
 A process is a device, a thread a lane of it: spans of one lane never overlap. Arrows lead from a
 draft to the verification that judged it. Counters show whether a device works, and its measured
-load, memory and power. The format counts in microseconds; three decimals keep the nanoseconds.
+load, memory and power, and the rates of windows of counts. The format counts in microseconds; three
+decimals keep the nanoseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from specscope.engine.errors import UsageError
 from specscope.engine.trace.events import NO_DEVICES
+from specscope.traces.counted import whole_windows
 from specscope.traces.imported import is_timed
+from specscope.traces.view.counts import view_of
 from specscope.traces.waiting import busy, by_device, lanes
 
 if TYPE_CHECKING:
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.events import Span
     from specscope.engine.trace.trace import Trace
+
+
+WINDOWS = 1000
+"""Number of the process whose counters are the windows'; devices count from 1."""
 
 
 def write_perfetto(trace: Trace, file: IO[str]) -> None:
@@ -35,7 +42,7 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
     header = trace.header
     pids = {d.name: i for i, d in enumerate(header.devices, 1)}
     tids = _threads(trace)
-    timed = [*_spans(trace, pids, tids), *_flows(trace, pids, tids), *_counters(trace, pids)]
+    timed = [*_spans(trace, pids, tids), *_flows(trace, pids, tids), *_counters(trace, pids), *_counts(trace)]
     timed.sort(key=lambda e: (e["ts"], e["ph"] != "X"))
     return {
         "traceEvents": [*_names(trace, pids, tids), *timed],
@@ -62,6 +69,8 @@ def _threads(trace: Trace) -> dict[int, int]:
 
 def _names(trace: Trace, pids: dict[str, int], tids: dict[int, int]) -> Iterator[dict[str, Any]]:
     spans = by_device(trace)
+    if trace.windows:
+        yield {"ph": "M", "name": "process_name", "pid": WINDOWS, "args": {"name": "windows of counts"}}
     for device in trace.header.devices:
         pid = pids[device.name]
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": device.label}}
@@ -139,3 +148,23 @@ def _counters(trace: Trace, pids: dict[str, int]) -> Iterator[dict[str, Any]]:
         yield {"ph": "C", "name": "memory", **at, "args": {"bytes": sample.memory}}
         if sample.power is not None:
             yield {"ph": "C", "name": "power", **at, "args": {"watts": sample.power}}
+
+
+def _counts(trace: Trace) -> Iterator[dict[str, Any]]:
+    """Yield the known rates of each window at its start, and 0 where no window follows at once."""
+    rows = sorted(whole_windows(trace.windows), key=lambda one: one.start)
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        view = view_of(row)
+        share = row.accepted / row.drafted if row.drafted and row.accepted is not None else None
+        rates = {
+            "accepted / drafted": share,
+            "tokens / draft": view["length"],
+            "tokens/s": view["speed"],
+            "requests": view["running"],
+        }
+        for name, rate in rates.items():
+            if rate is not None:
+                counter = {"ph": "C", "name": name, "pid": WINDOWS}
+                yield counter | {"ts": _us(row.start), "args": {"value": rate}}
+                if row.end > row.start and (after is None or after.start > row.end):
+                    yield counter | {"ts": _us(row.end), "args": {"value": 0}}

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from specscope.engine.errors import UsageError
-from specscope.engine.trace.events import Commit, Copied, Decision, Round, Span, Top
+from specscope.engine.trace.events import Commit, Copied, Decision, Round, Span, Top, Window
 from specscope.traces.imported import NO_TOKEN, origin
 from specscope.traces.metrics import measure
 
@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
     from specscope.engine.trace.trace import Trace
 
-Table = Literal["tokens", "decisions", "rounds", "copies", "spans", "figures"]
+Table = Literal["tokens", "decisions", "rounds", "copies", "spans", "windows", "figures"]
 _DECISION = ("p", "q", "u", "rule")
 """Fields of the decision that are added to each token."""
+
+
+def usual_table(trace: Trace) -> Table:
+    """Return the table of a run that is exported unless another is named."""
+    return "windows" if trace.windows and not trace.commits else "tokens"
 
 
 def write_csv(trace: Trace, table: Table, file: IO[str]) -> None:
@@ -40,6 +45,7 @@ def rows_of(trace: Trace, table: Table) -> Iterator[list[Any]]:
         "rounds": _rounds,
         "copies": _copies,
         "spans": _spans,
+        "windows": _windows,
         "figures": _figures,
     }
     if table not in makers:
@@ -69,6 +75,13 @@ def _spans(trace: Trace) -> Iterator[list[Any]]:
     yield [*_names(Span), "nanoseconds"]
     for span in trace.spans:
         yield [*_values(span), span.end - span.start]
+
+
+def _windows(trace: Trace) -> Iterator[list[Any]]:
+    yield _names(Window)
+    for row in trace.windows:
+        *values, places, tokens, busy, drafting, running = _values(row)
+        yield [*values, " ".join(map(str, places)), tokens, busy, drafting, running]
 
 
 def _tokens(trace: Trace) -> Iterator[list[Any]]:

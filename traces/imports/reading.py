@@ -39,6 +39,7 @@ LOGS = (
     Text("a log of vLLM", vllm.read),
     Text("a log of SGLang", sglang.read),
 )
+"""Their readers take the lines of a log that grows in parts."""
 TEXTS = (
     COUNTERS,
     Text("the output of vLLM's example", prints.example),

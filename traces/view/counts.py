@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from specscope.engine.trace.events import Window
     from specscope.engine.trace.trace import Trace
 
+MOST_PLACES = 16
+"""Places of a draft in a line of text."""
+
 
 class CountView(TypedDict):
     """The fields of `events.Window` with rates; null is unknown."""
@@ -35,10 +38,10 @@ class CountView(TypedDict):
 
 
 def counts(trace: Trace) -> list[CountView]:
-    return [_view(row) for row in trace.windows]
+    return [view_of(row) for row in trace.windows]
 
 
-def _view(row: Window) -> CountView:
+def view_of(row: Window) -> CountView:
     seconds, drafts = counted.seconds(row), row.drafts or None
     return {
         "label": row.label,
@@ -55,3 +58,26 @@ def _view(row: Window) -> CountView:
         "drafting": row.drafting / drafts / 1e6 if drafts and row.drafting is not None else None,
         "running": row.running,
     }
+
+
+def line(row: Window) -> str:
+    """Return a window as a line of text, with what is known."""
+    view = view_of(row)
+    drafted, accepted = (view[name] for name in ("drafted", "accepted"))
+    share = f" ({accepted / drafted:.0%})" if drafted and accepted is not None else ""
+    parts = [
+        view["label"] or f"{view['t'] / 1e3:.1f} s",
+        view["drafter"],
+        "" if view["drafts"] is None else f"{view['drafts']:,} drafts",
+        f"{_known(accepted)}/{_known(drafted)} accepted{share}",
+        "" if view["length"] is None else f"{view['length']:.2f} tokens/round",
+        f"by place {' '.join(f'{rate:.0%}' for rate in view['places'][:MOST_PLACES])}"
+        if view["places"]
+        else "",
+        "" if view["speed"] is None else f"{view['speed']:.1f} tokens/s",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def _known(count: int | None) -> str:
+    return "unknown" if count is None else f"{count:,}"

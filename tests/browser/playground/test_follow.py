@@ -20,6 +20,7 @@ from tests.browser.playground.steps import viewer
 from tests.traces.samples import sample_events
 
 pytestmark = pytest.mark.browser
+PRINTED = ROOT / "tests" / "traces" / "imported" / "printed"
 WRITER = """
 import sys, time
 from specscope.engine.trace.jsonl import from_json, to_json
@@ -227,3 +228,28 @@ def test_a_late_document_hides_no_rows_that_came_meanwhile(files, followed) -> N
     assert process.wait(60) == 0
     spans = sum('"event":"span"' in one for one in lines)
     page.wait_for_function(f"() => {SPANS} === {spans}", timeout=20_000)
+
+
+def test_a_log_that_is_named_in_the_field_is_drawn_as_it_grows(files, followed) -> None:
+    log, content = files.folder / "server.log", (PRINTED / "04-vllm.log").read_text()
+    log.write_text(content)
+    page = followed("/?tab=history")
+    page.get_by_role("button", name="Follow what is being written").click()
+    for text, said in (
+        (str(files.folder / "no" / "x"), "is no folder"),
+        ("http://192.0.2.1:9", "is another machine"),
+    ):
+        page.get_by_label("Path or address").fill(text)
+        page.locator("#follow-begin").click()
+        expect(page.locator("#history-message")).to_contain_text(said)
+    page.get_by_label("Path or address").fill(str(log))
+    page.get_by_label("Path or address").press("Enter")
+    windows = page.locator("#history-viewer .ss-counts")
+    expect(windows).to_contain_text("3 windows: 730 of 2312 drafted tokens were accepted")
+    with log.open("a") as file:
+        file.write(content.replace("09:0", "10:0"))
+    expect(windows).to_contain_text("6 windows: 1460 of 4624 drafted tokens were accepted")
+    expect(page.locator("#follow-panes")).to_contain_text("10:04:04 · 210 drafts · 0/840 accepted (0%)")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(line(page, "done")).to_contain_text("1156 rounds · 2612 tokens · 32% of drafts accepted")
+    assert_looks(page, "#history-open")

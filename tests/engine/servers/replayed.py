@@ -28,7 +28,10 @@ class Replayed:
         self.answers, self.events, self.pause = answers, events, pause
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
-        self.url = ""
+        self.url = self.moved = ""
+        """Its address, and the one that it redirects to."""
+        self.drip = 0.0
+        """Seconds before each byte of an answer that is no stream."""
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
         served = self
@@ -61,10 +64,14 @@ class Replayed:
 
             def _answer(self, value: Any) -> None:
                 content = value if isinstance(value, bytes) else json.dumps(value).encode()
-                self.send_response(404 if value is None else 200)
+                self.send_response(302 if served.moved else 404 if value is None else 200)
+                if served.moved:
+                    self.send_header("Location", served.moved)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
+                for part in [content[i : i + 1] for i in range(len(content))] if served.drip else [content]:
+                    time.sleep(served.drip)
+                    self.wfile.write(part)
 
         return Handler
 

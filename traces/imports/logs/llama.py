@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, source_of, whole, window
@@ -29,8 +29,10 @@ _TOTALS = re.compile(
 )
 _RATES = re.compile(r"#acc rate/pos = \(([\d., ]*)\)")
 _DURATION = re.compile(r"dur\(b,g,a\) = (\d+(?:\.\d+)?), (\d+(?:\.\d+)?), (\d+(?:\.\d+)?) ms")
-_PAUSE = 60.0
-"""Seconds by which the time of a line may be before that of the one above."""
+_RESTART = 1.0
+"""Seconds by which the time of a line falls only if the server was started anew."""
+_OPEN = 256
+"""The newest requests of a log, of which more lines may come."""
 NOTE = "Steps are tokens - accepted - 1: one too few for an answer whose end cut its last step"
 _MODEL = re.compile(r"load_model: loading model '([^']+)'")
 
@@ -109,15 +111,19 @@ class _Server:
         self._open: dict[str, _Request] = {}
         self._last: dict[str, _Totals] = {}
         self._now = _Request("")
-        self._latest = self._begun = 0.0
+        self._clock = self._begun = 0.0
+        self._old: list[Window] = []
+        self._settled, self._settled_at = 0, 0.0
 
     def line(self, text: str, at: float | None) -> None:
+        if at is not None:
+            if at + self._begun < self._clock - _RESTART:  # its clock began at 0 again
+                self._begun = self._clock
+                self._open.clear()
+                self._last.clear()
+            at = self._clock = at + self._begun
         if match := _MODEL.search(text):
             self.model = match[1].replace("\\", "/").rpartition("/")[2]
-        if at is not None:
-            if at < self._latest - _PAUSE:  # started anew
-                self._begun += self._latest
-            self._latest, at = at, at + self._begun
         slot = _SLOT.search(text)
         if slot:
             self._begin(f"task {slot[2]}")
@@ -162,12 +168,18 @@ class _Server:
         self._now.drafters[match[1]] = totals.since(self._last.get(match[1]))
         self._last[match[1]], self._now.at = totals, at if at is not None else self._now.at
 
-    def windows(self) -> Iterator[Window]:
-        at = 0.0
-        for request in filter(lambda one: one.told, self.requests):
-            seconds = (request.ms or 0.0) / 1e3
-            at = at + seconds if request.at is None else request.at
-            yield from _windows(request, at - seconds, at)
+    def windows(self) -> list[Window]:
+        """Return the windows of all requests; those of requests long ago are made once."""
+        found, at = list[Window](), self._settled_at
+        for place, request in enumerate(self.requests[self._settled :], self._settled + 1):
+            if request.told:
+                seconds = (request.ms or 0.0) / 1e3
+                at = at + seconds if request.at is None else request.at
+                found += _windows(request, at - seconds, at)
+            if place == len(self.requests) - _OPEN:
+                self._old += found
+                self._settled, self._settled_at, found = place, at, []
+        return [*self._old, *found]
 
 
 def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
@@ -211,9 +223,16 @@ def _windows(request: _Request, start: float, end: float) -> Iterator[Window]:
         )
 
 
-def read(lines: Sequence[str], source: Callable[[str], str] = source_of) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by what is before their own words."""
-    servers = dict[str, _Server]()
+def read(
+    lines: Sequence[str],
+    so_far: dict[str, Any] | None = None,
+    source: Callable[[str], str] = source_of,
+) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by what is before their own words.
+
+    `so_far` keeps what earlier lines told, of a log that grows.
+    """
+    servers: dict[str, _Server] = ({} if so_far is None else so_far).setdefault("servers", {})
     for line in lines:
         if (own := _OWN.search(line)) is None:
             continue
@@ -222,5 +241,5 @@ def read(lines: Sequence[str], source: Callable[[str], str] = source_of) -> list
             at = 60 * int(match[2]) + int(match[3]) + int(match[4]) / 1e3 + int(match[5]) / 1e6
         name = source(match[1] if match else line[: own.start()])
         servers.setdefault(name, _Server()).line(line, at)
-    found = [(name, one, [*one.windows()]) for name, one in servers.items()]
+    found = [(name, one, one.windows()) for name, one in servers.items()]
     return [Printed("llama.cpp", name, rows, one.model, NOTE) for name, one, rows in found if rows]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from specscope.engine.servers.counters import Counters, read_counters
+from specscope.engine.servers.counters import ENGINES, Counters, read_counters
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, whole, window
 
@@ -17,7 +17,6 @@ _AT = re.compile(r"^acceptance at token (\d+): ([\d.]+)\s*$")
 _ROW = re.compile(
     r"^\s*(\S+)\s+pred=\s*(\d+)\s+draft=\s*(\d+)\s+acc=\s*(\d+)\s+rate=[\d.]+\s+tok/s=([\d.]+)\s*$"
 )
-ENGINES = {"vllm": "vLLM", "llamacpp": "llama.cpp"}
 SINCE = (
     "Counters since the server's start; specscope import AFTER --since BEFORE tells what is between two texts"
 )

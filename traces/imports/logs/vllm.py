@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specscope.engine.trace.events import Window
 from specscope.traces.imports.logs.windows import Printed, drafts_of, places_of, source_of, whole, window
@@ -53,9 +53,18 @@ class _Beside(NamedTuple):
     running: float
 
 
-def read(lines: Sequence[str], source: Callable[[str], str] = source_of) -> list[Printed]:
-    """Return the servers whose lines are in a log, told apart by a name, a process or an engine."""
-    found, beside = dict[_Key, list[Window]](), dict[_Key, _Beside]()
+def read(
+    lines: Sequence[str],
+    so_far: dict[str, Any] | None = None,
+    source: Callable[[str], str] = source_of,
+) -> list[Printed]:
+    """Return the servers whose lines are in a log, told apart by a name, a process or an engine.
+
+    `so_far` keeps what earlier lines told, of a log that grows.
+    """
+    known = {} if so_far is None else so_far
+    found: dict[_Key, list[Window]] = known.setdefault("found", {})
+    beside: dict[_Key, _Beside] = known.setdefault("beside", {})
     year = 2000 if any(" 02-29 " in line for line in lines) else 2001
     for line in lines:
         if "SpecDecoding metrics" not in line and "generation throughput" not in line:
