@@ -87,11 +87,19 @@ class Imported:
     notes: tuple[str, ...] = ()
     """Of a run on a server, whether its totals agree."""
     server: bool = False
+    prompt_tokens: tuple[int, ...] = ()
+    """Tokens of the prompt of each request, in the order of its windows; -1 is unknown."""
+    dated: bool = False
+    """Whether the date is that of the request, and not that of the import."""
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"source": self.source, "unknown": list(self.unknown)}
         if self.known:
             entry["known"] = list(self.known)
+        if any(length >= 0 for length in self.prompt_tokens):
+            entry["prompt_tokens"] = list(self.prompt_tokens)
+        if self.dated:
+            entry["dated"] = True
         if self.counts is not None:
             entry["counts"] = {**asdict(self.counts), "histogram": list(self.counts.histogram)}
         return entry
@@ -132,7 +140,8 @@ def origin(header: Header) -> Imported | None:
     server: Any = header.environment.get(SERVER)
     notes = tuple(server.get("notes", ())) if server else ()
     known = tuple(entry.get("known", ()))
-    return Imported(source, facts, _counts(counts) if counts else None, known, recorded, notes, bool(server))
+    told, lengths, dated = _counts(counts) if counts else None, entry.get("prompt_tokens", ()), entry.get("dated")
+    return Imported(source, facts, told, known, recorded, notes, bool(server), tuple(lengths), bool(dated))
 
 
 def _counts(entry: Mapping[str, Any]) -> Counts:

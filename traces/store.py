@@ -12,7 +12,8 @@ from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
-from specscope.engine.trace.events import Device, Footer, Header, Status
+from specscope.engine.trace.events import Device, Footer, Header, Round, Status
+from specscope.engine.trace.events import Window as CountedWindow
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
 from specscope.engine.trace.trace import Trace
@@ -23,14 +24,17 @@ from specscope.traces.recorder import Recorder, Writer, insert_rows, insert_run
 from specscope.traces.schema import RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from sqlalchemy import ColumnElement, Connection, Row
 
     from specscope.engine.trace.events import Commit, Event
+    from specscope.engine.trace.events import Row as AnyRow
     from specscope.traces.windows import Bins, Columns, Extent, Line, Window
 
 __all__ = ["Recorder", "Store", "Summary", "default_path"]
+OUTLINED = 500
+"""Runs whose outlines are read at once."""
 KEPT = 8
 """Runs whose columns are kept in memory, each with about 2 MB per 100,000 spans."""
 _HEADER = [RUN.c["version" if f.name == "schema" else f.name].label(f.name) for f in fields(Header)]
@@ -164,6 +168,17 @@ class Store:
             check(trace)
         return trace
 
+    def outlines(self, names: Iterable[str]) -> Generator[Trace]:
+        """Yield runs with their headers, rounds, windows and footers only, some at a time.
+
+        A name is a run's id, or that of a set: the group of the runs of a file.
+        """
+        with self._reading() as connection:
+            ids = list(dict.fromkeys(run_id for name in names for run_id in _named(connection, name)))
+        for first in range(0, len(ids), OUTLINED):
+            with self._reading() as connection:
+                yield from _outlines(connection, ids[first : first + OUTLINED])
+
     def header(self, run_id: str) -> Header:
         with self._reading() as connection, _undamaged(run_id):
             return _header(_find(connection, run_id, *_HEADER))
@@ -290,6 +305,36 @@ def _read(connection: Connection, run_id: str) -> Trace:
     if trace.footer is None and row.id not in _recorded(connection):
         trace.close_incomplete()
     return trace
+
+
+def _named(connection: Connection, name: str) -> list[str]:
+    """Return the ids of the runs of a set, or of one run."""
+    if connection.execute(select(RUN.c.id).where(RUN.c.run_id == name)).first() is None and name:
+        query = select(RUN.c.run_id).where(RUN.c.group == name).order_by(RUN.c.id)
+        if found := list(connection.scalars(query)):
+            return found
+    _find(connection, name)
+    return [name]
+
+
+def _outlines(connection: Connection, ids: Sequence[str]) -> Iterator[Trace]:
+    columns = (RUN.c.id, *_HEADER, *_FOOTER)
+    stored = {row.run_id: row for row in connection.execute(select(*columns).where(RUN.c.run_id.in_(ids)))}
+    rows = dict[int, "list[AnyRow]"]()
+    for kind in (Round, CountedWindow):
+        table = schema.ROWS[kind]
+        query = select(table.c.run, *schema.COLUMNS[kind]).where(table.c.run.in_([row.id for row in stored.values()]))
+        for key, *values in connection.execute(query.order_by(table.c.run, table.c.number)):
+            rows.setdefault(key, []).append(kind(*values))
+    for run_id in ids:
+        if (row := stored.get(run_id)) is not None:
+            with _undamaged(run_id):
+                trace = Trace(_header(row))
+                for one in rows.get(row.id, ()):
+                    trace.add(one)
+                trace.footer = _footer(row)
+                check(trace)
+            yield trace
 
 
 def _part(connection: Connection, run_id: str, size: Extent, low: int, high: int) -> Window:

@@ -21,6 +21,7 @@ from specscope.engine.trace.ranges import (
     Amount,
     Count,
     Id,
+    Place,
     Range,
     Size,
     Time,
@@ -50,6 +51,8 @@ _FORMS: dict[str, Any] = {
             "source": str,
             "unknown": _Texts,
             "known": _Texts,
+            "prompt_tokens": tuple[Place, ...],
+            "dated": bool,
             "counts": {
                 "histogram": tuple[Size, ...],
                 "drafted": (Size,),

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from specscope.engine.errors import shown
 from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
+from specscope.traces.counted import JOINT
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
-from specscope.traces.imports.request_trace import is_object, number, optional_whole, text, whole, wholes
+from specscope.traces.imports.request_trace import is_object, number, optional_whole, prompt_length, text, whole, wholes
 
 
 class Rows(NamedTuple):
@@ -43,7 +44,8 @@ def printed(form: Rows, rows: Sequence[Any]) -> Printed:
         at = found[-1].end / 1e9
     first = rows[0]
     model = text(first, "model") or text(first, "model_id")
-    return Printed(form.engine(first), "", found, model.rpartition("/")[2])
+    lengths = [-1 if (length := prompt_length(row)) is None else length for row in rows]
+    return Printed(form.engine(first), "", found, model.rpartition("/")[2], lengths)
 
 
 def _is_timings(row: Any) -> bool:
@@ -98,7 +100,7 @@ def _answer(row: dict[str, Any], at: float) -> Window:
     accepted = sum(kept) if lengths else max(0, tokens - steps)
     times = Counter(kept)
     places = _places([times[n] for n in range(max(kept, default=0) + 1)]) if lengths else ()
-    label = " · ".join(filter(None, (text(row, "category", 40), str(row.get("question_id", ""))[:40])))
+    label = JOINT.join(filter(None, (text(row, "category", 40), str(row.get("question_id", ""))[:40])))
     drafted = any(kept) if lengths else accepted > 0
     return window(
         at,

@@ -41,6 +41,8 @@ class Printed(NamedTuple):
     """What tells it from others in the same text, such as a container's name; may be empty."""
     windows: list[Window]
     model: str = ""
+    prompts: Sequence[int] = ()
+    """Tokens of the prompt of each window; -1 is unknown."""
     note: str = ""
     """How counts follow from what is printed, where they are not printed themselves."""
 
@@ -74,7 +76,7 @@ def trace_of(printed: Printed, source: str) -> Trace:
         for one in rows
     ]
     header = new_header(
-        Imported(source, unknown, counts, known),
+        Imported(source, unknown, counts, known, prompt_tokens=tuple(printed.prompts)),
         engine=printed.engine,
         key=printed.key,
         content=content,
