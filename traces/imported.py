@@ -140,7 +140,11 @@ def origin(header: Header) -> Imported | None:
     server: Any = header.environment.get(SERVER)
     notes = tuple(server.get("notes", ())) if server else ()
     known = tuple(entry.get("known", ()))
-    told, lengths, dated = _counts(counts) if counts else None, entry.get("prompt_tokens", ()), entry.get("dated")
+    told, lengths, dated = (
+        _counts(counts) if counts else None,
+        entry.get("prompt_tokens", ()),
+        entry.get("dated"),
+    )
     return Imported(source, facts, told, known, recorded, notes, bool(server), tuple(lengths), bool(dated))
 
 

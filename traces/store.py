@@ -323,7 +323,9 @@ def _outlines(connection: Connection, ids: Sequence[str]) -> Iterator[Trace]:
     rows = dict[int, "list[AnyRow]"]()
     for kind in (Round, CountedWindow):
         table = schema.ROWS[kind]
-        query = select(table.c.run, *schema.COLUMNS[kind]).where(table.c.run.in_([row.id for row in stored.values()]))
+        query = select(table.c.run, *schema.COLUMNS[kind]).where(
+            table.c.run.in_([row.id for row in stored.values()])
+        )
         for key, *values in connection.execute(query.order_by(table.c.run, table.c.number)):
             rows.setdefault(key, []).append(kind(*values))
     for run_id in ids:

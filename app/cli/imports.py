@@ -53,9 +53,7 @@ def _lines(found: Imports) -> Iterator[str]:
         yield f"run {trace.header.run_id}: {trace.header.title}, {count}, {trace.status}"
     if len(found.traces) > MOST_LISTED:
         yield f"… and {len(found.traces) - MOST_LISTED:,} more"
-    for number, why in ((found.skipped, "nothing about speculative decoding"), (found.repeated, "the file has them twice")):
-        if number:
-            yield f"{number} {'request was' if number == 1 else 'requests were'} left out: {why}"
+    yield from found.notes
     if found.set:
         yield f"as one set: specscope runs --set {found.set}"
         yield from lines(sets_of([list(members_of(found.traces))]))

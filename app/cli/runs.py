@@ -1,4 +1,4 @@
-"""List stored runs, newest first: id, time, method, models, speed and speed-up; or show sets of them."""
+"""List stored runs: id, time, method, models, speed and speed-up; or show some as one set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets as lines of text and as HTML, which the page and the report share; it needs no JavaScript."""
+"""Sets as lines of text, and as HTML without JavaScript, which page and report share."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _table_lines(title: str, parts: Sequence[Part]) -> Iterator[str]:
     yield f"  {title:{wide}} {'requests':>9} {'rounds':>9}  {'length':22} {'accepted':>9} {'tokens/s':>9}"
     for part in parts:
         yield (
-            f"  {part['name']:{wide}} {part['requests']:>9,} {part['rounds']:>9,}  {_length(part['length']):22} "
+            f"  {part['name']:{wide}} {part['members']:>9,} {part['rounds']:>9,}  {_length(part['length']):22} "
             f"{_percent(part['rate']):>9} {_number(part['speed']):>9}"
         )
 
@@ -88,7 +88,11 @@ def _times(ratio: float | None) -> str:
 def html(sets: SetsView, link: Link = lambda _: "") -> str:
     """Return the sets as HTML; empty without one."""
     note = f'<p class="ss-set-note">{_text(sets["note"])}</p>' if sets["note"] else ""
-    left = f'<p class="ss-note">{plural(sets["left_out"], "further setting")} left out.</p>' if sets["left_out"] else ""
+    left = (
+        f'<p class="ss-note">{plural(sets["left_out"], "further setting")} left out.</p>'
+        if sets["left_out"]
+        else ""
+    )
     cards = [*(_card(one, link) for one in sets["sets"]), *map(_compared, sets["compared"])]
     return f'<div class="specscope ss-sets">{note}{"".join(cards)}{left}</div>' if cards else ""
 
@@ -100,9 +104,9 @@ def _card(one: Told, link: Link) -> str:
         body.append(f'<p class="ss-detail">{_text(_spread(one))}.</p>')
     most = max((_reach(part) for key, _ in TABLES for part in one[key]), default=1.0)
     body += [_parts(title, one[key], most, name) for key, title in TABLES if one[key]]
-    for title, rows in (("Lowest acceptance", one["worst"]), ("Highest acceptance", one["best"])):
-        if rows:
-            body.append(_ranked(title, rows, link))
+    ends = (("lowest acceptance", one["worst"]), ("highest acceptance", one["best"]))
+    ranked = "".join(_ranked(title, rows, link) for title, rows in ends if rows)
+    body.append(f'<div class="ss-set-ranked">{ranked}</div>' if ranked else "")
     return (
         f'<section class="ss-card ss-set" aria-label="Set {name}"><h3>{name}</h3>'
         f'<span class="ss-badge">{_size(one)}</span>{"".join(body)}</section>'
@@ -125,7 +129,7 @@ def _parts(title: str, parts: Sequence[Part], most: float, name: str) -> str:
             _text(part["name"]),
             _picture(part["length"], most),
             _text(_length(part["length"])),
-            f"{part['requests']:,}",
+            f"{part['members']:,}",
             f"{part['rounds']:,}",
             _percent(part["rate"]),
             _number(part["speed"]),
@@ -165,12 +169,14 @@ def _picture(figure: Figure, most: float) -> str:
 
 
 def _ranked(title: str, rows: Sequence[One], link: Link) -> str:
-    cells = []
+    cells: list[list[str]] = []
+    several = any(row["category"] for row in rows)
     for row in rows:
         address = link(row["run"])
         name = f'<a href="{_text(address)}">{_text(row["name"])}</a>' if address else _text(row["name"])
-        cells.append([name, f"{row['length']:.2f}", f"{row['rounds']:,}", _text(row["category"])])
-    return f'<div class="ss-set-ranked">{_table([title, "acceptance length", "rounds", "category"], cells, title)}</div>'
+        category = [_text(row["category"])] if several else []
+        cells.append([name, f"{row['length']:.2f}", f"{row['rounds']:,}", *category])
+    return _table([title, "length", "rounds", *(["category"] if several else [])], cells, title)
 
 
 def _list(sentences: Sequence[str]) -> str:
@@ -181,7 +187,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> st
     """Return a table of HTML cells."""
     top = "".join(f'<th scope="col">{_text(cell)}</th>' if cell else "<td></td>" for cell in head)
     body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>' for first, *rest in rows
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
     )
     return (
         f'<div class="ss-scroll" tabindex="0" role="group" aria-label="{label}"><table class="ss-table">'

@@ -66,6 +66,17 @@ class Imports:
     """Requests whose totals are read, but not their tokens, as there are more than `MOST_ROWS`."""
 
     @property
+    def notes(self) -> list[str]:
+        """What was not read as it is in the file."""
+        many = f"their tokens and drafts are more than {MOST_ROWS:,}"
+        what = {
+            "left out: nothing about speculative decoding": self.skipped,
+            "left out: the file has the same one twice": self.repeated,
+            f"without the order of the steps: {many}": self.totals,
+        }
+        return [f"{n:,} request{'s' * (n != 1)} {text}" for text, n in what.items() if n]
+
+    @property
     def set(self) -> str:
         """The name of the set that the requests of a file are; empty without several."""
         return self.traces[0].header.group if len(self.traces) > 1 else ""

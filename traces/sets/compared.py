@@ -79,25 +79,35 @@ def _once(members: Sequence[Member]) -> list[Member]:
 
 
 def _mixed(names: Sequence[str]) -> str:
-    return (
-        f"{plural(len(names), 'setting')} are mixed; they are not pooled: each is a set of its own."
-    )
+    return f"{plural(len(names), 'setting')} are mixed; they are not pooled: each is a set of its own."
 
 
 def _compared(sets: Sequence[tuple[str, list[Member]]]) -> list[ComparedView]:
     if len(sets) < 2:
         return []
     baseline = next((one for one in sets if all(m.drafted == 0 for m in one[1])), sets[0])
-    return [_against(one, baseline) for one in sets if one is not baseline and one[1][0].noun == baseline[1][0].noun]
+    return [
+        _against(one, baseline)
+        for one in sets
+        if one is not baseline and one[1][0].noun == baseline[1][0].noun
+    ]
 
 
 def _against(one: tuple[str, list[Member]], baseline: tuple[str, list[Member]]) -> ComparedView:
     mine, theirs, note = _common(one[1], baseline[1])
     whole = _ratio("all", mine, theirs)
     names = sorted({m.category for m in mine} & {m.category for m in theirs} - {""})
-    by_name = [(name, *([m for m in some if m.category == name] for some in (mine, theirs))) for name in names]
+    by_name = [
+        (name, *([m for m in some if m.category == name] for some in (mine, theirs))) for name in names
+    ]
     categories = [_ratio(*row) for row in by_name] if len(names) > 1 else []
-    texts = [_faster(whole, categories), _printed(whole), _step(mine, theirs), _accepts(mine, theirs, baseline[0]), note]
+    texts = [
+        _faster(whole, categories),
+        _printed(whole),
+        _step(mine, theirs),
+        _accepts(mine, theirs, baseline[0]),
+        note,
+    ]
     return {
         "name": one[0],
         "baseline": baseline[0],

@@ -1,8 +1,8 @@
 """The figures of a set: pooled over all rounds, and as the mean of its requests.
 
-A set is split where settings differ: what was decoded by another model or method is never pooled. An
-interval has 95 % of the chance to hold the value of many requests of this kind: it is computed from
-the differences between requests, which are larger than those between the rounds of one.
+A set is split where settings differ: what was decoded by another model or method is never pooled.
+An interval holds the value of many more requests of this kind with a probability of 95 %. It
+follows from the differences between requests, which are larger than those between rounds of one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from specscope.traces.sets.members import Member
 Z = 1.96
 _T = (12.71, 4.30, 3.18, 2.78)
 """Student's t of 95 % for 1 to 4 degrees of freedom."""
+FEW = 3
+"""Requests from which on their differences give an interval."""
 LEAST = 8
 """Rounds of a request that is named as the best or the worst, if some have as many."""
 NAMED = 5
@@ -25,7 +27,7 @@ NAMED = 5
 BINS = 12
 """Stretches of time."""
 WIDE = 32
-"""Ratio of the longest to the shortest prompt from which on a bin of lengths spans a factor of 4."""
+"""Ratio of the longest to the shortest prompt from which on bins span a factor of 4, not 2."""
 
 
 class Figure(TypedDict):
@@ -40,6 +42,7 @@ class Part(TypedDict):
     """The figures of some requests of a set."""
 
     name: str
+    members: int
     requests: int
     """Those that drafted."""
     rounds: int
@@ -167,11 +170,14 @@ def part_of(name: str, members: Sequence[Member], *, steps: bool) -> Part:
     speeds = [(m.tokens or 0) / m.seconds for m in timed if m.seconds]
     return {
         "name": name,
+        "members": len(members),
         "requests": len(rows),
         "rounds": sum(row.n for row in rows),
         "length": pooled(rows),
         "mean": _mean([row.length for row in rows]),
-        "rate": sum(m.accepted or 0 for m in drafted) / sum(m.drafted or 0 for m in drafted) if known else None,
+        "rate": sum(m.accepted or 0 for m in drafted) / sum(m.drafted or 0 for m in drafted)
+        if known
+        else None,
         "mean_rate": fmean(rates) if known else None,
         "speed": sum(m.tokens or 0 for m in timed) / sum(m.seconds or 0.0 for m in timed) if timed else None,
         "mean_speed": fmean(speeds) if speeds else None,
@@ -182,14 +188,14 @@ def pooled(rows: Sequence[Counted]) -> Figure:
     """Return the acceptance length of all rounds, with its interval.
 
     Between requests: the deviation of a ratio of sums. It is not smaller than that of as many
-    independent rounds. One request has only the latter.
+    independent rounds; fewer than `FEW` requests have only the latter.
     """
     total = sum(row.n for row in rows)
     if not total:
         return {"value": None, "low": None, "high": None}
     rate = sum(row.accepted for row in rows) / total
     inside = _inside(rows, total)
-    if len(rows) == 1:
+    if len(rows) < FEW:
         half = None if inside is None or total < LEAST else t(total - 1) * inside
     else:
         apart = sum((row.accepted - rate * row.n) ** 2 for row in rows) * len(rows) / (len(rows) - 1)
@@ -216,7 +222,7 @@ def _inside(rows: Sequence[Counted], total: int) -> float | None:
 def _mean(values: Sequence[float]) -> Figure:
     if not values:
         return {"value": None, "low": None, "high": None}
-    half = t(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else None
+    half = t(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) >= FEW else None
     return _around(fmean(values), half)
 
 
@@ -279,7 +285,9 @@ def _moment(members: Sequence[Member], span: float) -> str:
     if first.clock == "utc":
         from datetime import UTC, datetime
 
-        return datetime.fromtimestamp(first.start or 0.0, UTC).strftime("%d %b %H:%M" if span > 86400 else "%H:%M:%S")
+        return datetime.fromtimestamp(first.start or 0.0, UTC).strftime(
+            "%d %b %H:%M" if span > 86400 else "%H:%M:%S"
+        )
     return first.name if first.noun == "window" else f"{first.start:,.0f} s"
 
 
@@ -302,4 +310,11 @@ def _named(rows: Sequence[Counted]) -> tuple[list[One], list[One]]:
 
 def _one(row: Counted) -> One:
     m = row.member
-    return {"run": m.run, "part": m.part, "name": m.name, "category": m.category, "rounds": row.n, "length": row.length}
+    return {
+        "run": m.run,
+        "part": m.part,
+        "name": m.name,
+        "category": m.category,
+        "rounds": row.n,
+        "length": row.length,
+    }

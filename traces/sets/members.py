@@ -1,7 +1,7 @@
 """The members of a set: requests, or windows of a log, each with its counts.
 
-A run is a request, has one in each of its sequences, or holds windows of counts: one for each request
-of a bench, or for each line of a log.
+A run is a request, has one in each of its sequences, or holds windows of counts: one for each
+request of a bench, or for each line of a log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOUNS = {
 }
 """Beginning of a source -> what its windows are; those of others are windows of time."""
 _CLOCKED = ("a log of", "iterations of")
-"""Sources whose windows have the times of one clock; those of the others are set one after another."""
+"""Sources whose windows have the times of a clock; others are put one after another."""
 
 
 class Member(NamedTuple):
@@ -160,7 +160,9 @@ def _sums(rows: list[Round]) -> dict[str, Any]:
 def _of_run(header: Header, found: Imported | None, sequence: int | None, noun: str) -> dict[str, Any]:
     """Return what a run's header says of one of its sequences, or of all of it."""
     foreign = is_foreign(header)
-    ids, text = next(zip(header.prompt_ids[sequence or 0 :], header.prompts[sequence or 0 :], strict=False), ((), ""))
+    ids, text = next(
+        zip(header.prompt_ids[sequence or 0 :], header.prompts[sequence or 0 :], strict=False), ((), "")
+    )
     lengths = found.prompt_tokens if found else ()
     length = len(ids) or next((n for n in lengths[sequence or 0 :][:1] if n >= 0), None)
     dated = found is None or found.recorded or found.dated

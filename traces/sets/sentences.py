@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import sqrt
 from typing import TYPE_CHECKING
 
 from specscope.engine.trace.events import Window
 from specscope.traces.health import of_windows
-from specscope.traces.sets.figures import Z, by_time
+from specscope.traces.sets.figures import FEW, Z, by_time
 
 if TYPE_CHECKING:
     from specscope.traces.sets.figures import Figure, Part, SetView
@@ -31,7 +32,13 @@ AVERAGED = "an average of what was printed is the mean."
 
 def sentences(view: SetView, members: Sequence[Member]) -> list[str]:
     """Return what a set's figures say, the most important first."""
-    found = [_lengths(view), _both(view), _decay(view["prompts"]), _over_time(view, members), *_cautions(view)]
+    found = [
+        _lengths(view),
+        _both(view),
+        _decay(view["prompts"]),
+        _over_time(view, members),
+        *_cautions(view),
+    ]
     return [one for one in found if one]
 
 
@@ -95,11 +102,16 @@ def _value(part: Part) -> float:
 
 def _differ(a: Figure, b: Figure) -> bool:
     """Return whether two figures differ by more than chance and by enough to matter."""
-    errors = [(f["high"] - f["value"]) / Z if f["high"] is not None and f["value"] is not None else None for f in (a, b)]
+    errors = [
+        (f["high"] - f["value"]) / Z if f["high"] is not None and f["value"] is not None else None
+        for f in (a, b)
+    ]
     if errors[0] is None or errors[1] is None or a["value"] is None or b["value"] is None:
         return False
     away = abs(a["value"] - b["value"])
-    return away > SURE * sqrt(errors[0] ** 2 + errors[1] ** 2) and away >= LEAST_CHANGE * max(a["value"], b["value"])
+    return away > SURE * sqrt(errors[0] ** 2 + errors[1] ** 2) and away >= LEAST_CHANGE * max(
+        a["value"], b["value"]
+    )
 
 
 def _over_time(view: SetView, members: Sequence[Member]) -> str:
@@ -108,7 +120,7 @@ def _over_time(view: SetView, members: Sequence[Member]) -> str:
     if note := of_windows([_window(i, name, some) for i, (name, some) in enumerate(rows)]):
         return note
     parts = [one for one in view["times"] if one["requests"]]
-    changes = [(a, b) for a, b in zip(parts, parts[1:], strict=False) if _differ(a["length"], b["length"])]
+    changes = [(a, b) for a, b in pairwise(parts) if _differ(a["length"], b["length"])]
     if not changes:
         return ""
     before, after = max(changes, key=lambda pair: abs(_value(pair[1]) - _value(pair[0])))
@@ -135,16 +147,21 @@ def _cautions(view: SetView) -> list[str]:
         f"{_are(view['plain'], noun)} without a draft, and in no figure of acceptance.": view["plain"]
         if view["whole"]["requests"]
         else 0,
-        f"{plural(view['repeated'], noun)} repeat the prompt or the name of another; each counts.": view["repeated"],
+        f"{plural(view['repeated'], noun)} repeat the prompt or the name of another; each counts.": view[
+            "repeated"
+        ],
         f"{_are(view['unfinished'], noun)} not finished: the counts are those up to now.": view["unfinished"],
         "Rounds are the target's forwards: how many of them verified a draft is not told.": view["by_steps"],
     }
     lengths = (
-        [f"The longest drafts have {least[0]} to {least[1]} tokens: were all {plural(2, noun)[2:]} of one setting?"]
+        [
+            f"The longest drafts have {least[0]} to {least[1]} tokens: were all {plural(2, noun)[2:]} of one setting?"
+        ]
         if least and least[0] != least[1] and "γ" not in view["setting"]["settings"]
         else []
     )
-    few = ["One request says nothing of others."] if view["whole"]["requests"] == 1 < view["members"] else []
+    n = view["whole"]["requests"]
+    few = [f"{plural(n, noun)} say{'s' * (n == 1)} little of others."] if 0 < n < FEW else []
     return [text for text, is_so in found.items() if is_so] + lengths + few
 
 

@@ -21,7 +21,15 @@ from specscope.engine.trace.events import Window
 from specscope.engine.trace.ranges import LONGEST_DRAFT
 from specscope.traces.counted import JOINT
 from specscope.traces.imports.logs.windows import Printed, nanoseconds, places_of, window
-from specscope.traces.imports.request_trace import is_object, number, optional_whole, prompt_length, text, whole, wholes
+from specscope.traces.imports.request_trace import (
+    is_object,
+    number,
+    optional_whole,
+    prompt_length,
+    text,
+    whole,
+    wholes,
+)
 
 
 class Rows(NamedTuple):
