@@ -222,10 +222,14 @@ class Store:
             return windows.commits(connection, size.key, sequence, first, most)
 
     def group(self, run_id: str) -> list[str]:
-        """Return the ids of the runs compared with this one, its own included, oldest first."""
+        """Return the ids of the runs compared with this one, its own included, oldest first.
+
+        The group of an imported run is a set, whose runs are not compared.
+        """
         with self._reading() as connection:
-            name = _find(connection, run_id, RUN.c.group).group
-            same = RUN.c.group == name if name else RUN.c.run_id == run_id
+            found = _find(connection, run_id, RUN.c.group, RUN.c.method)
+            raced = found.group and found.method != "imported"
+            same = RUN.c.group == found.group if raced else RUN.c.run_id == run_id
             return list(connection.scalars(select(RUN.c.run_id).where(same).order_by(RUN.c.id)))
 
     def _writing(self) -> Writer:

@@ -98,7 +98,7 @@ def _set_of(traces: Sequence[Trace]) -> str:
     """Return the sets that runs are; empty if no setting has requests of several prompts."""
     found = sets_of([list(members_of(traces))])
     several = [view for view in found["sets"] if view["members"] - view["repeated"] > 1]
-    return html(found) if several else ""
+    return html({**found, "note": ""}) if several else ""  # a race is of several settings
 
 
 def inline_json(value: Any) -> str:

@@ -16,6 +16,7 @@ Link = Callable[[str], str]
 """Id of a run -> its address; empty for none."""
 TABLES = (("categories", "category"), ("prompts", "prompt tokens"), ("times", "from"))
 """Key of a set's parts, and the heading of their names."""
+PICTURE = '<span class="ss-sr">picture</span>'
 WIDTH, HEIGHT, EDGE = 150, 16, 6
 """Of the picture of an interval."""
 
@@ -24,7 +25,7 @@ def lines(sets: SetsView) -> Iterator[str]:
     if sets["note"]:
         yield sets["note"]
     for one in sets["sets"]:
-        yield f"{one['name']}: {_size(one)}"
+        yield f"{one['name']}: {_size(one)}."
         yield from (f"  {text}" for text in one["sentences"])
         if one["whole"]["requests"] > 1:
             yield f"  {_spread(one)}"
@@ -136,8 +137,9 @@ def _parts(title: str, parts: Sequence[Part], most: float, name: str) -> str:
         ]
         for part in parts
     ]
-    head = [title, "", "acceptance length", "requests", "rounds", "accepted", "tokens/s"]
-    return _table(head, rows, f"{name} by {title}")
+    head = [title, PICTURE, "acceptance length", "requests", "rounds", "accepted", "tokens/s"]
+    known = [i for i in range(len(head)) if any(row[i] not in ("", "-") for row in rows)]
+    return _table([head[i] for i in known], [[row[i] for i in known] for row in rows], f"{name} by {title}")
 
 
 def _reach(part: Part) -> float:
@@ -184,8 +186,8 @@ def _list(sentences: Sequence[str]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:
-    """Return a table of HTML cells."""
-    top = "".join(f'<th scope="col">{_text(cell)}</th>' if cell else "<td></td>" for cell in head)
+    """Return a table; all texts are HTML."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
         for first, *rest in rows

@@ -32,6 +32,8 @@ _NOUNS = {
     "a result of vllm bench": "bench",
 }
 """Beginning of a source -> what its windows are; those of others are windows of time."""
+_ASKED = ("answers of", "the output of a bench")
+"""Sources whose labels are names of prompts."""
 _CLOCKED = ("a log of", "iterations of")
 """Sources whose windows have the times of a clock; others are put one after another."""
 
@@ -104,7 +106,7 @@ def _of_windows(trace: Trace, found: Imported | None) -> Iterator[Member]:
             clock=header.run_id if timed and row.end > row.start else "",
             squares=_squares(kept) if kept else None,
             longest=len(row.places) if counted.of_one_length([row]) else None,
-            same=row.label if category else None,
+            same=row.label or None if source.startswith(_ASKED) else None,
             **_counts_of(row),
         )
 

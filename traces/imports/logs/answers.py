@@ -108,7 +108,8 @@ def _answer(row: dict[str, Any], at: float) -> Window:
     accepted = sum(kept) if lengths else max(0, tokens - steps)
     times = Counter(kept)
     places = _places([times[n] for n in range(max(kept, default=0) + 1)]) if lengths else ()
-    label = JOINT.join(filter(None, (text(row, "category", 40), str(row.get("question_id", ""))[:40])))
+    category, name = text(row, "category", 40), str(row.get("question_id", ""))[:40]
+    label = f"{category}{JOINT}{name}" if category else name
     drafted = any(kept) if lengths else accepted > 0
     return window(
         at,
