@@ -233,7 +233,7 @@ def import_trace(service: Service, file: IO[bytes]) -> tuple[str, str]:
         raise UsageError(str(error).replace(path, "the file")) from None
     store_of(service).insert(*found.traces)
     first, others = found.traces[0].header.run_id, len(found.traces) - 1
-    more = [f"{others:,} more" if others else "", *found.notes]
+    more = [f"and {others:,} more" if others else "", *found.notes]
     return f"{first} ({'; '.join(filter(None, more))})" if any(more) else first, found.set
 
 

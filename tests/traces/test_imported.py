@@ -311,7 +311,7 @@ def test_a_file_with_too_many_requests_tokens_or_drafts_takes_no_memory(refused,
     assert (whole.totals, found.totals) == (0, 1)
     assert (
         found.notes[-1]
-        == "1 request without the order of the steps: their tokens and drafts are more than 10"
+        == "1 request was read without the order of the steps: their tokens and drafts are more than 10"
     )
     first, last = found.traces
     assert first.rounds

@@ -263,7 +263,7 @@ def test_no_member_and_no_round():
 def test_a_request_that_a_file_has_twice_counts_once(write):
     found = read_traces(write(response(1, [2] * 9), response(2, [3] * 9), response(1, [2] * 9)))
     assert (len(found.traces), found.repeated) == (2, 1)
-    assert found.notes == ["1 request left out: the file has the same one twice"]
+    assert found.notes == ["1 request was left out: the file has the same one twice"]
     again = the_set(write(answer(1), answer(1, seconds=2)))
     assert again["repeated"] == 1
     assert any("repeat the prompt or the name" in text for text in again["sentences"])

@@ -72,9 +72,9 @@ class Imports:
         what = {
             "left out: nothing about speculative decoding": self.skipped,
             "left out: the file has the same one twice": self.repeated,
-            f"without the order of the steps: {many}": self.totals,
+            f"read without the order of the steps: {many}": self.totals,
         }
-        return [f"{n:,} request{'s' * (n != 1)} {text}" for text, n in what.items() if n]
+        return [f"{n:,} {'request was' if n == 1 else 'requests were'} {text}" for text, n in what.items() if n]
 
     @property
     def set(self) -> str:
