@@ -87,6 +87,8 @@ def furnish(place: Path) -> None:
     for name in ("mine.jsonl", "assisted.jsonl"):
         with (place / name).open("w", encoding="utf-8") as file:
             write_jsonl(sample_trace("speculative"), file)
+    responses = ROOT / "tests" / "traces" / "imported" / "vllm.jsonl"
+    (place / "responses.jsonl").write_text(responses.read_text(encoding="utf-8"), encoding="utf-8")
     profile = (FOLDER / "pearl-3xA100.toml").read_text(encoding="utf-8")
     (place / "mine.toml").write_text(profile.replace('"pearl-3xA100"', '"mine"'), encoding="utf-8")
 
