@@ -12,7 +12,7 @@ from sqlalchemy import LargeBinary, and_, cast, delete, func, or_, select
 from sqlalchemy.exc import DatabaseError
 
 from specscope.engine.errors import SpecScopeError, StoreError, UsageError, shown
-from specscope.engine.trace.events import Device, Footer, Header, Round, Status
+from specscope.engine.trace.events import Device, Footer, Header, Round, Span, Status
 from specscope.engine.trace.events import Window as CountedWindow
 from specscope.engine.trace.header import check_header
 from specscope.engine.trace.jsonl import check_types
@@ -169,7 +169,7 @@ class Store:
         return trace
 
     def outlines(self, names: Iterable[str]) -> Generator[Trace]:
-        """Yield runs with their headers, rounds, windows and footers only, some at a time.
+        """Yield runs with header, prefill before decoding, rounds, windows and footer only.
 
         A name is a run's id, or that of a set: the group of the runs of a file.
         """
@@ -324,12 +324,11 @@ def _named(connection: Connection, name: str) -> list[str]:
 def _outlines(connection: Connection, ids: Sequence[str]) -> Iterator[Trace]:
     columns = (RUN.c.id, *_HEADER, *_FOOTER)
     stored = {row.run_id: row for row in connection.execute(select(*columns).where(RUN.c.run_id.in_(ids)))}
-    rows = dict[int, "list[AnyRow]"]()
-    for kind in (Round, CountedWindow):
+    rows, span = dict[int, "list[AnyRow]"](), schema.ROWS[Span].c
+    for kind, *where in ((Span, span.kind == "prefill", span.step == 0), (Round,), (CountedWindow,)):
         table = schema.ROWS[kind]
-        query = select(table.c.run, *schema.COLUMNS[kind]).where(
-            table.c.run.in_([row.id for row in stored.values()])
-        )
+        mine = table.c.run.in_([row.id for row in stored.values()])
+        query = select(table.c.run, *schema.COLUMNS[kind]).where(mine, *where)
         for key, *values in connection.execute(query.order_by(table.c.run, table.c.number)):
             rows.setdefault(key, []).append(kind(*values))
     for run_id in ids:

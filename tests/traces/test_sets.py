@@ -13,6 +13,7 @@ from specscope.engine.errors import UsageError
 from specscope.traces.export.report import render_report, render_set
 from specscope.traces.export.sets import html, lines
 from specscope.traces.imports.reading import read_traces
+from specscope.traces.metrics import measure
 from specscope.traces.sets.compared import sets_of
 from specscope.traces.sets.figures import t
 from specscope.traces.sets.members import Member, members_of
@@ -283,6 +284,8 @@ def test_lengths_of_prompts_are_read_where_they_are_written(write):
 def test_sequences_of_a_run_are_a_set():
     trace = sample_trace("speculative")
     members = list(members_of([trace]))
+    speed = members[0].tokens / members[0].seconds
+    assert speed == pytest.approx(measure(trace).tokens_per_second)
     rounds = [row for row in trace.rounds if row.drafted]
     assert sum(m.accepted for m in members) == sum(row.accepted for row in rounds)
     assert sum(m.drafts for m in members) == len(rounds)
@@ -295,6 +298,9 @@ def test_a_stored_set_has_the_figures_of_its_file(write, tmp_path):
         store.insert(*found.traces)
         stored = sets_of([list(members_of(store.outlines([found.set])))])
         assert stored == sets_of([list(members_of(found.traces))])
+        loop = sample_trace("speculative")
+        store.insert(loop)
+        assert list(members_of(store.outlines([loop.header.run_id]))) == list(members_of([loop]))
         first = found.traces[0].header.run_id
         assert len(list(store.outlines([found.set, first, first]))) == 9
         assert store.group(first) == [first]

@@ -74,7 +74,9 @@ class Imports:
             "left out: the file has the same one twice": self.repeated,
             f"read without the order of the steps: {many}": self.totals,
         }
-        return [f"{n:,} {'request was' if n == 1 else 'requests were'} {text}" for text, n in what.items() if n]
+        return [
+            f"{n:,} {'request was' if n == 1 else 'requests were'} {text}" for text, n in what.items() if n
+        ]
 
     @property
     def set(self) -> str:

@@ -14,9 +14,10 @@ from specscope.traces import counted
 from specscope.traces.counted import JOINT
 from specscope.traces.imported import is_foreign, origin
 from specscope.traces.view.settings import config_text
+from specscope.traces.waiting import decode_window, of_prefill
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Collection, Hashable, Iterable, Iterator
 
     from specscope.engine.trace.events import Header, Round, Window
     from specscope.engine.trace.trace import Trace
@@ -75,7 +76,7 @@ class Member(NamedTuple):
 
 
 def members_of(traces: Iterable[Trace]) -> Iterator[Member]:
-    """Yield the members of runs; of each trace the header, rounds, windows and footer are read."""
+    """Yield the members of runs, of which `Store.outlines` has all that is read."""
     for trace in traces:
         found = origin(trace.header)
         if trace.windows:
@@ -137,24 +138,27 @@ def _of_rounds(trace: Trace, found: Imported | None) -> Iterator[Member]:
     for row in trace.rounds:
         rounds.setdefault(row.sequence, []).append(row)
     known = bool(trace.rounds) or found is None or found.recorded
+    timed = decode_window(trace)[0], of_prefill(trace, before=True)
     for i, rows in rounds.items():
         facts = _of_run(header, found, i if len(rounds) > 1 else None, "request")
-        yield Member(**facts, done=trace.status == "done", **(_sums(rows) if known else {}))
+        yield Member(**facts, done=trace.status == "done", **(_sums(rows, *timed) if known else {}))
     if not rounds:
         yield Member(**_of_run(header, found, None, "summary"))
 
 
-def _sums(rows: list[Round]) -> dict[str, Any]:
+def _sums(rows: list[Round], start: int, prefills: Collection[tuple[int, int]]) -> dict[str, Any]:
+    """Return the counts of a sequence; its tokens and seconds are those after the prefill."""
     judged = [row for row in rows if row.drafted]
-    seconds = (rows[-1].time - rows[0].time) / 1e9 if rows else 0.0
+    decoded = [row for row in rows if (row.sequence, row.step) not in prefills]
+    seconds = (decoded[-1].time - start) / 1e9 if decoded else 0.0
     return {
         "drafts": len(judged),
-        "steps": len(rows),
+        "steps": len(decoded),
         "drafted": sum(row.drafted for row in judged),
         "accepted": sum(row.accepted for row in judged),
         "squares": sum(row.accepted * row.accepted for row in judged),
         "longest": max((row.drafted for row in judged), default=None),
-        "tokens": sum(row.emitted for row in rows[1:]) if seconds > 0 else None,
+        "tokens": sum(row.emitted for row in decoded) if seconds > 0 else None,
         "seconds": seconds if seconds > 0 else None,
     }
 
