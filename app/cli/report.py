@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from specscope.app.cli import common, options
+from specscope.engine.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,10 @@ def run(args: argparse.Namespace) -> int:
     from specscope.traces.export.report import render_report, render_set
 
     common.check_output(args.output)
+    if args.set and args.compared:
+        raise UsageError(
+            "--compared adds the runs of comparisons, which are no set; leave out --set or --compared"
+        )
     if args.set:
         with common.open_readonly(args, args.runs) as store, common.Status("writing the report"):
             page = render_set(store, args.runs, redact_prompt=args.redact_prompt)

@@ -106,12 +106,23 @@ def test_a_fall_with_the_length_of_the_prompt_is_named(write):
     (fall,) = [text for text in one["sentences"] if "length of the prompt" in text]
     assert fall.startswith("Acceptance falls with the length of the prompt: 3.")
     assert "256 to 1,023 prompt tokens (1 request)" in fall
+    assert fall.endswith("so few requests may differ for other reasons.")
+    many = [response(n, drawn(n, 0.8 - 0.02 * n, 60), prompt=1000 + 300 * n) for n in range(30)]
+    (fall,) = [text for text in the_set(write(*many))["sentences"] if "length of the prompt" in text]
+    assert "reasons" not in fall
 
 
-def test_no_fall_is_named_among_requests_of_one_rate(write):
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_no_fall_is_named_among_requests_of_one_kind(write, spread):
     named = 0
     for seed in range(40):
-        rows = [response(n, drawn(1000 * seed + n, 0.6, 30), prompt=200 << n % 6) for n in range(30)]
+        rates = random.Random(seed)
+        rows = [
+            response(
+                n, drawn(1000 * seed + n, rates.uniform(0.6 - spread, 0.6 + spread), 30), prompt=200 << n % 6
+            )
+            for n in range(30)
+        ]
         named += any(
             "prompt" in text or "fell" in text or "rose" in text
             for text in the_set(write(*rows))["sentences"]

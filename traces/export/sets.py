@@ -38,6 +38,8 @@ def lines(sets: SetsView) -> Iterator[str]:
         yield f"{compared['name']} against {compared['baseline']}"
         yield from (f"  {text}" for text in compared["sentences"])
         yield from (f"  {one['name']:24} {_times(one['speedup'])}" for one in compared["categories"])
+    if not sets["sets"]:
+        yield "there is no request in it"
     if sets["left_out"]:
         yield f"{plural(sets['left_out'], 'further setting')} left out"
 

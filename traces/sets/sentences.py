@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 APART = 0.02
 """Share of the pooled acceptance length from which on its difference to the mean is named."""
-SURE = 4.0
-"""Deviations from which on a difference of two bins is named: several pairs are looked at."""
+SURE = 5.0
+"""Deviations from which on a difference of two bins is named: many pairs are looked at."""
+ENOUGH = 5
+"""Requests of a bin from which on their differences are known well."""
 LEAST_CHANGE = 0.1
 """Share of the acceptance length that a named change has at least."""
 POOLED = "The log and /metrics of vLLM, vllm bench serve, SpecForge and Spec-Bench print the pooled one"
@@ -87,12 +89,14 @@ def _decay(parts: Sequence[Part]) -> str:
     pairs = [(a, b) for i, a in enumerate(parts) for b in parts[i + 1 :] if _differ(a["length"], b["length"])]
     if not pairs:
         return ""
-    first, last = max(pairs, key=lambda pair: abs(_value(pair[1]) - _value(pair[0])))
+    well = [(a, b) for a, b in pairs if min(a["requests"], b["requests"]) >= ENOUGH]
+    first, last = max(well or pairs, key=lambda pair: abs(_value(pair[1]) - _value(pair[0])))
     verb = "falls" if _value(last) < _value(first) else "rises"
+    few = "" if well else "; so few requests may differ for other reasons"
     return (
         f"Acceptance {verb} with the length of the prompt: {_value(first):.2f} tokens per round with "
         f"{first['name']} prompt tokens ({plural(first['requests'], 'request')}), {_value(last):.2f} with "
-        f"{last['name']} ({last['requests']:,})."
+        f"{last['name']} ({last['requests']:,}){few}."
     )
 
 
@@ -119,7 +123,8 @@ def _over_time(view: SetView, members: Sequence[Member]) -> str:
     rows = by_time(members)
     if note := of_windows([_window(i, name, some) for i, (name, some) in enumerate(rows)]):
         return note
-    parts = [one for one in view["times"] if one["requests"]]
+    least = 1 if view["noun"] == "window" else ENOUGH
+    parts = [one for one in view["times"] if one["requests"] >= least]
     changes = [(a, b) for a, b in pairwise(parts) if _differ(a["length"], b["length"])]
     if not changes:
         return ""
